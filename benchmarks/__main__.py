@@ -126,7 +126,7 @@ def main() -> None:
         only={"nargs": "+", "choices": PARTS, "default": list(PARTS), "help": "these parts"},
         threads={"nargs": "+", "type": int, "default": [1], "help": "of torch"},
     )
-    kernels = native.reason_without() or "C++"
+    kernels = native.unavailable_reason() or "C++"
     print(f"kernels: {kernels}")
     records = []
     for n_threads in args.threads:

@@ -52,10 +52,10 @@ def medians(
 def without(kernels: ModuleType) -> Iterator[None]:
     """Disable these kernels, so that torch alone is used."""
 
-    def takes_nothing(values: Tensor) -> bool:  # a mock would hold references to its arguments
+    def supports_nothing(values: Tensor) -> bool:  # a mock would hold references to its arguments
         return False
 
-    with mock.patch.object(kernels, "takes", takes_nothing):
+    with mock.patch.object(kernels, "supports", supports_nothing):
         yield
 
 

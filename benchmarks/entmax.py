@@ -146,7 +146,7 @@ def measure(quick: bool) -> dict[str, Any]:
 def main() -> None:
     args = arguments(__doc__)
     results = measure(args.quick)
-    print(f"kernels: {native.reason_without() or 'C++'}")
+    print(f"kernels: {native.unavailable_reason() or 'C++'}")
     print("times torch.softmax, forward / forward and backward")
     for row in results["rows"]:
         case = f"{tuple(row['shape'])!s:17}  {row['map']:35}"

@@ -69,7 +69,7 @@ def main(
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return 0
-    if reason := triton_device.device_refusal(torch.device("cuda")):
+    if reason := triton_device.unavailable_reason(torch.device("cuda")):
         print(f"{'the kernels cannot run here' if needs_kernels else 'torch alone'}: {reason}")
         if needs_kernels:
             return 1

@@ -44,7 +44,7 @@ def of_map(scores: Tensor, alpha: Tensor | float | None) -> list[Tensor]:
 
 def of_loss(loss: Loss, logits: Tensor, target: Tensor) -> list[Tensor]:
     """Return the summed loss and its gradient, which may overwrite the logits: of a copy."""
-    sums = loss.of_rows(logits.clone(), target, with_gradient=True)
+    sums = loss.row_sums(logits.clone(), target, with_gradient=True)
     assert sums.grad_RV is not None
     return [sums.loss, sums.grad_RV]
 

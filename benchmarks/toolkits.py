@@ -116,7 +116,7 @@ class Headwise(Toolkit):
         with autocast(CPU, self.precision):
             states_BTD = self.model.states(source, lengths(source), shifted(target))
             states_RD, weight_VD = states_BTD.flatten(0, 1), self.model.output.weight
-            sums = self.cross_entropy.of_states(states_RD, weight_VD, target.flatten())
+            sums = self.cross_entropy.from_states(states_RD, weight_VD, target.flatten())
         return sums.loss / target.numel()
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:

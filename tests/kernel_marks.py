@@ -6,5 +6,5 @@ import pytest
 
 from headwise.kernels import native
 
-_REASON = native.reason_without()
+_REASON = native.unavailable_reason()
 needs_kernels = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))

@@ -28,17 +28,19 @@ def choose_implementation(implementation: str, patch: pytest.MonkeyPatch) -> Non
     from headwise.kernels import native, triton_device, triton_loss, triton_maps, verification
 
     if implementation == "triton":
-        patch.setattr(triton_device, "takes", lambda values: values.dtype in triton_device.TYPES)
+        patch.setattr(
+            triton_device, "supports", lambda values: values.dtype in triton_device.DTYPES
+        )
         patch.setattr(verification, "verify", lambda *case: None)
         patch.setattr(verification, "verdict", lambda case: None)
         if IS_INTERPRETED:  # it is slow for each program
-            patch.setattr(triton_maps, "SHAPES", {triton_maps.LONGEST_BLOCK: (64, 1)})
+            patch.setattr(triton_maps, "SHAPES", {triton_maps.MAX_BLOCK: (64, 1)})
         for block in (
             "READ_BLOCK",
             "WRITE_BLOCK",
         ):  # so that large vocabularies take several blocks
             patch.setattr(triton_loss, block, 1024)
     if implementation != "kernels":
-        patch.setattr(native, "takes", lambda scores: False)
-    elif native.reason_without() is not None:
-        pytest.skip(str(native.reason_without()))
+        patch.setattr(native, "supports", lambda scores: False)
+    elif native.unavailable_reason() is not None:
+        pytest.skip(str(native.unavailable_reason()))

@@ -22,7 +22,7 @@ from triton_marks import DEVICE, needs_triton
 SLOPES = torch.tensor([0.5, 0.0])
 WITHOUT_GRADIENT = ("test_schema", "test_faketensor")  # checks of operators without a derivative
 needs_kernels = pytest.mark.skipif(
-    native.reason_without() is not None, reason=str(native.reason_without())
+    native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
 )
 
 

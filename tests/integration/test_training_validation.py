@@ -56,7 +56,7 @@ def test_loading_verifies_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     verdicts: dict[verification.Case, str | None] = {}
     monkeypatch.setattr(verification, "_VERDICTS", verdicts)
     headwise.load(str(run), device="cpu")
-    assert bool(verdicts) == (native.reason_without() is None)
+    assert bool(verdicts) == (native.unavailable_reason() is None)
     assert not any(verdicts.values())
 
 

@@ -96,7 +96,7 @@ def test_few_queries_use_a_separate_kernel_without_logging(
 def test_without_kernels_the_result_is_equal(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
-    monkeypatch.setattr(native, "takes", lambda scores: False)
+    monkeypatch.setattr(native, "supports", lambda scores: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert_fused_equals_formed(layer(variant), 150, caplog, "no C++ kernels")
 
@@ -108,13 +108,13 @@ class TestTriton:
     def test_layer_uses_the_kernels(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
     ) -> None:
-        monkeypatch.setattr(native, "takes", lambda scores: False)
+        monkeypatch.setattr(native, "supports", lambda scores: False)
         assert_fused_equals_formed(layer(variant), 20, caplog, "Triton kernels")
 
     def test_refusals_are_logged(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(native, "takes", lambda scores: False)
+        monkeypatch.setattr(native, "supports", lambda scores: False)
         attention = layer("alpha_entmax", depends_on="query")
         assert_fused_equals_formed(attention, 20, caplog, "α depends on the query")
 
@@ -134,7 +134,7 @@ def test_decoder_with_all_choices(
     }
     torch.manual_seed(1)
     attention = AttentionFactory(choices)(Place("decoder_self", 1, 2, 16))
-    n = choice.KEYS_WORTH_IT + 12
+    n = choice.MIN_KEYS + 12
     states = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(2))
     calls = []
     real = fused.attention

@@ -155,7 +155,7 @@ def test_fused_alibi_equals_formed(
     attention: str, mask: Mask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forward and backward are equal; torch gets one bias for all sentences."""
-    monkeypatch.setattr(choice, "KEYS_WORTH_IT", 1)
+    monkeypatch.setattr(choice, "MIN_KEYS", 1)
     name, _, of = attention.partition(" of ")
     settings = {"depends_on": "query"} if of else {}
     site = "decoder_self" if mask.causal else "encoder_self"

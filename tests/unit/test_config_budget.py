@@ -53,7 +53,7 @@ def measured(config: Any) -> tuple[int, int]:
             weight_VD = model.output.weight
             states_RD = states_BTD.flatten(0, 1)
             criterion = instantiate(config.loss, "loss")
-            loss = criterion.of_states(states_RD, weight_VD, ids.flatten()).loss
+            loss = criterion.from_states(states_RD, weight_VD, ids.flatten()).loss
         loss.backward()
     return counter.get_total_flops(), n_bytes(saved)
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from headwise.kernels import native
 from headwise.kernels.dropout import Dropout, add_dropout, dropout, relu_dropout
 from headwise.kernels.native_dropout import drop
-from headwise.kernels.problem import DRAWN, Draws
+from headwise.kernels.problem import N_DRAWS, Draws
 from kernel_marks import needs_kernels
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -48,8 +48,8 @@ def test_dropout_rate_holds_per_axis_and_entries_are_independent(rate: float) ->
 
 
 def test_rate_close_to_0_or_1_still_drops_and_keeps() -> None:
-    """A kernel reads 0 or `DRAWN` kept draws as no dropout at all."""
-    assert Draws(0, 1e-12).n_kept == DRAWN - 1
+    """A kernel reads 0 or `N_DRAWS` kept draws as no dropout at all."""
+    assert Draws(0, 1e-12).n_kept == N_DRAWS - 1
     assert Draws(0, 1 - 1e-12).n_kept == 1
 
 
@@ -189,7 +189,7 @@ def test_mask_does_not_depend_on_threads_or_layout(set_threads: Callable[[int], 
 
 
 def test_without_kernels_equals_torch_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "takes", lambda values: False)
+    monkeypatch.setattr(native, "supports", lambda values: False)
     torch.manual_seed(6)
     dropped = dropout(torch.ones(50, 50), 0.3)
     torch.manual_seed(6)

@@ -13,7 +13,7 @@ from headwise.kernels import native
 
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "takes", lambda scores: False)
+    monkeypatch.setattr(native, "supports", lambda scores: False)
 
 
 def mixed_rows(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,7 @@ def reason_without(patch: pytest.MonkeyPatch, **environment: str) -> str:
     for name, value in environment.items():
         patch.setenv(name, value)
     assert entmax15(torch.tensor([1.0, 0.0]))[0] > 0.8
-    return str(native.reason_without())
+    return str(native.unavailable_reason())
 
 
 @pytest.mark.usefixtures("cleared_library_cache")
@@ -107,7 +107,7 @@ def test_broken_library_is_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     broken = tmp_path / "native" / f"{native._digest(compiler)}.so"
     broken.parent.mkdir()
     broken.write_bytes(b"")
-    assert native.reason_without() is None
+    assert native.unavailable_reason() is None
     assert broken.stat().st_size > 0
 
 

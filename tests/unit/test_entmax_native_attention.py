@@ -130,8 +130,8 @@ def test_threads_do_not_change_bits(set_threads: Callable[[int], None]) -> None:
 
 
 def test_takes_only_few_queries_without_gradients() -> None:
-    few, many = (torch.zeros(2, 2, n, 16) for n in (native_attention.FEW_QUERIES, 20))
-    assert not native_attention.takes(few, many, many)
+    few, many = (torch.zeros(2, 2, n, 16) for n in (native_attention.MAX_QUERIES, 20))
+    assert not native_attention.supports(few, many, many)
     others = [
         (many, many, many),
         (few, many, many.transpose(2, 3).contiguous().mT),
@@ -147,8 +147,8 @@ def test_takes_only_few_queries_without_gradients() -> None:
         (few, many, many[..., :8]),
     ]
     with torch.no_grad():
-        assert native_attention.takes(few, many, many)
-        assert not any(native_attention.takes(*tensors) for tensors in (*others, *misfits))
+        assert native_attention.supports(few, many, many)
+        assert not any(native_attention.supports(*tensors) for tensors in (*others, *misfits))
     for tensors in misfits:
         with pytest.raises(ValueError, match="keys and values"):
             attention_of_few(*tensors, None, Power.EXP, Visible(), SCALE)

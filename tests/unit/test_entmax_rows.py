@@ -19,7 +19,7 @@ every_power = pytest.mark.parametrize("power", list(Power))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Choose the implementation; with Triton, rows of usual length take several blocks."""
     choose_implementation(request.param, monkeypatch)
-    monkeypatch.setattr(triton_maps, "LONGEST_BLOCK", 64)
+    monkeypatch.setattr(triton_maps, "MAX_BLOCK", 64)
     return str(request.param)
 
 
@@ -103,13 +103,13 @@ def test_cross_entropy_over_several_blocks(
     target = torch.randint(0, 300, (9,), generator=generator).to(device)
     target[2] = 0
     loss = CrossEntropy(smoothing)
-    expected = loss.of_rows(logits.double(), target, with_gradient=True)
+    expected = loss.row_sums(logits.double(), target, with_gradient=True)
     buffer = logits.clone()
-    actual = loss.of_rows(buffer, target, with_gradient=True)
+    actual = loss.row_sums(buffer, target, with_gradient=True)
     assert actual.grad_RV is buffer or way == "torch"
     for tensor, expected_tensor in zip(vars(actual).values(), vars(expected).values(), strict=True):
         torch.testing.assert_close(tensor.double(), expected_tensor, rtol=2e-6, atol=1e-6)
-    alone = loss.of_rows(logits.clone(), target, with_gradient=False)
+    alone = loss.row_sums(logits.clone(), target, with_gradient=False)
     assert torch.equal(alone.loss, actual.loss)
     assert alone.grad_RV is None
 

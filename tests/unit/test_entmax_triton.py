@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.kernels import triton_operators
 from headwise.kernels.problem import Power
-from headwise.kernels.triton_attention import refusal, triton_entmax_attention
+from headwise.kernels.triton_attention import triton_entmax_attention, unsupported_reason
 from triton_cases import Case, assert_precise, errors, fused, make_case, reference
 from triton_marks import DEVICE, needs_triton
 
@@ -266,17 +266,19 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.kernels.triton_device.HAS_TRITON", True)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     query = torch.zeros(1, 2, 3, 16)
-    assert "on cpu" in str(refusal(query, query, query))
+    assert "on cpu" in str(unsupported_reason(query, query, query))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert refusal(query, query, query) is None
-    assert "pattern" in str(refusal(query, query, query, pattern=True))
-    assert "depends on the query" in str(refusal(query, query, query, alpha_per_query=True))
-    assert "one type" in str(refusal(query, query, query.half()))
-    assert "one type" in str(refusal(*[query.double()] * 3))
-    assert "head width" in str(refusal(*[torch.zeros(1, 2, 3, 256)] * 3))
-    assert "(B, H, K, E)" in str(refusal(query, query[:, :1], query[:, :1]))
-    assert "no keys" in str(refusal(query, query[:, :, :0], query[:, :, :0]))
+    assert unsupported_reason(query, query, query) is None
+    assert "pattern" in str(unsupported_reason(query, query, query, pattern=True))
+    assert "depends on the query" in str(
+        unsupported_reason(query, query, query, alpha_per_query=True)
+    )
+    assert "one dtype" in str(unsupported_reason(query, query, query.half()))
+    assert "one dtype" in str(unsupported_reason(*[query.double()] * 3))
+    assert "head width" in str(unsupported_reason(*[torch.zeros(1, 2, 3, 256)] * 3))
+    assert "(B, H, K, E)" in str(unsupported_reason(query, query[:, :1], query[:, :1]))
+    assert "no keys" in str(unsupported_reason(query, query[:, :, :0], query[:, :, :0]))
     monkeypatch.setattr("headwise.kernels.triton_device.HAS_TRITON", False)
-    assert "not installed" in str(refusal(query, query, query))
+    assert "not installed" in str(unsupported_reason(query, query, query))
     with pytest.raises(ValueError, match="not installed"):
         triton_entmax_attention(query, query, query, 1.5)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headwise.entmax import entmax15
 from headwise.kernels import triton_device
-from headwise.kernels.triton_attention import refusal, triton_entmax_attention
+from headwise.kernels.triton_attention import triton_entmax_attention, unsupported_reason
 from triton_marks import DEVICE, needs_triton
 
 
@@ -65,6 +65,6 @@ class TestTools:
         with FakeTensorMode():
             query = torch.empty(1, 2, 3, 16, device=torch.device("cuda", 0))
         monkeypatch.setattr(triton_device, "MISSING_TOOL", None)
-        assert refusal(query, query, query) is None
+        assert unsupported_reason(query, query, query) is None
         monkeypatch.setattr(triton_device, "MISSING_TOOL", "no C compiler")
-        assert refusal(query, query, query) == "no C compiler"
+        assert unsupported_reason(query, query, query) == "no C compiler"

@@ -86,7 +86,7 @@ def test_broken_cpp_kernel_is_reported(scores: Tensor, caplog: pytest.LogCapture
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
         caplog.messages[-1]  # one warning for several calls
     ]
-    assert "C++ maps (float32, SQUARE): not used, torch computes instead" in caplog.text
+    assert "C++ maps (float32, SQUARE): not used, torch is used instead" in caplog.text
     assert "weights differ from float64" in caplog.text
     assert choice.maps(scores, Power.SQUARE).kernel == choice.TORCH
 
@@ -107,14 +107,14 @@ class TestTriton:
 
         monkeypatch.setattr(triton_rows, "newton", newton)
         monkeypatch.setattr(triton_rows, "N_MOMENT_PASSES", 0)
-        monkeypatch.setattr(native, "takes", lambda values: False)
-        monkeypatch.setattr(triton_device, "takes", lambda v: v.dtype in triton_device.TYPES)
+        monkeypatch.setattr(native, "supports", lambda values: False)
+        monkeypatch.setattr(triton_device, "supports", lambda v: v.dtype in triton_device.DTYPES)
         alpha = torch.tensor([1.2], device=DEVICE)
         weights = alpha_entmax(scores.to(DEVICE), alpha)
         torch.testing.assert_close(
             weights.cpu().double(), alpha_entmax(scores.double(), 1.2), rtol=0, atol=1e-5
         )
-        assert "Triton maps (float32, ANY): not used, torch computes instead" in caplog.text
+        assert "Triton maps (float32, ANY): not used, torch is used instead" in caplog.text
 
     def test_attention_is_verified_with_and_without_dropout(self) -> None:
         for has_dropout in (False, True):
@@ -167,7 +167,7 @@ def test_every_cpp_kernel_passes_without_using_the_generator(scores: Tensor) -> 
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
         for kernel in verification.CHECKS:
             for power in Power if kernel.startswith("C++") else ():
-                for dtype in native.TYPES:
+                for dtype in native.DTYPES:
                     for width in (5, 64) if "attention" in kernel else (0,):
                         case = Case(kernel, "cpu", dtype, power, width, kernel == "C++ attention")
                         verification.verify(case, REFERENCE)
@@ -194,10 +194,10 @@ def test_kernel_without_bias_fails(
 @needs_kernels
 def test_kernel_refused_by_another_rank_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     verification.verify(MAPS, REFERENCE)
-    assert not verification.refused()
-    verification.refuse({MAPS: "rank 1 differs"})
-    verification.refuse({MAPS: "rank 2 differs"})
-    assert verification.refused() == {MAPS: "rank 1 differs"}
+    assert not verification.rejected()
+    verification.reject({MAPS: "rank 1 differs"})
+    verification.reject({MAPS: "rank 2 differs"})
+    assert verification.rejected() == {MAPS: "rank 1 differs"}
     assert len(caplog.records) == 1
 
 

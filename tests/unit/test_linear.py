@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.kernels import linear as module
-from headwise.kernels.linear import Linear, packed, product, product_into, weight_gradient
+from headwise.kernels.linear import Linear, matmul, matmul_out, packed, weight_gradient
 
 Pair = tuple[Linear, nn.Linear]
 
@@ -22,7 +22,7 @@ from headwise.kernels import linear
 linear.MIN_MULTIPLICATIONS = 0
 with torch.autocast("cpu", torch.bfloat16):
     linear.Linear(40, 24)(torch.randn(6, 40)).sum().backward()
-print(linear.TYPES)
+print(linear.DTYPES)
 """
 
 
@@ -53,19 +53,19 @@ def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """Record the types of the matrices multiplied by `product`."""
+    """Record the dtypes of the matrices multiplied by `matmul`."""
     dtypes: list[torch.dtype] = []
 
     def recorded(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
         dtypes.append(left.dtype)
-        return product(left, right, bias)
+        return matmul(left, right, bias)
 
-    monkeypatch.setattr(module, "product", recorded)
+    monkeypatch.setattr(module, "matmul", recorded)
     return dtypes
 
 
 needs_onednn = pytest.mark.skipif(
-    torch.bfloat16 not in module.TYPES, reason="no oneDNN for both types here"
+    torch.bfloat16 not in module.DTYPES, reason="no oneDNN for both dtypes here"
 )
 layouts = pytest.mark.parametrize(
     "values",
@@ -135,7 +135,7 @@ class TestProduct:
         exact = left.double() @ right.double().t()
         bound = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0, "atol": 0.1}
         written = torch.full((9, 24), torch.nan, dtype=dtype)
-        product_into(written, left, right)
+        matmul_out(written, left, right)
         torch.testing.assert_close(written.double(), exact, **bound)
 
 

@@ -56,7 +56,7 @@ def test_cudnn_attention_is_disabled_on_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "entmax"])
 def test_losses_scatter_without_sorting(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
-    monkeypatch.setattr(native, "takes", lambda scores: False)
+    monkeypatch.setattr(native, "supports", lambda scores: False)
     logits_NV = torch.randn(20, 5000)
     logits_NV[:9] *= 0.01  # supports too wide for the fast path
     target_N = torch.arange(4, 24)
@@ -66,7 +66,7 @@ def test_losses_scatter_without_sorting(monkeypatch: pytest.MonkeyPatch, loss: s
             entmax_loss(logits_NV.requires_grad_(), target_N, 1.5).sum().backward()
             expected = {"scatter_", "scatter_add_", "index_put_"}
         else:
-            CrossEntropy(0.1).of_rows(logits_NV, target_N, True)
+            CrossEntropy(0.1).row_sums(logits_NV, target_N, True)
             expected = {"scatter_add_"}
     assert set(recorder.flags) == expected
     assert not any(recorder.flags.values())

@@ -53,7 +53,7 @@ def test_no_kernel_reads_back(make: Any, choice: str, monkeypatch: pytest.Monkey
         of_rows = scores.new_empty(len(scores))
         return of_rows, of_rows, of_rows if with_total else None, scores.new_empty(len(scores), 2)
 
-    monkeypatch.setattr(triton_device, "takes", lambda scores: True)
+    monkeypatch.setattr(triton_device, "supports", lambda scores: True)
     monkeypatch.setattr(verification, "verify", lambda *case: None)
     monkeypatch.setattr(verification, "verdict", lambda case: None)
     monkeypatch.setattr(triton_loss, "read", read)  # nothing can be launched on meta

@@ -51,7 +51,7 @@ def test_sums_and_gradients(loss: Loss, dtype: torch.dtype, is_low: bool, limit:
     for by_chunks in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_low):
             if by_chunks:
-                sums = loss.of_states(states_RD, weight_VD, targets_R)
+                sums = loss.from_states(states_RD, weight_VD, targets_R)
             else:
                 sums = loss(nn.functional.linear(states_RD, weight_VD), targets_R)
         gradients = torch.autograd.grad(2.5 * sums.loss, (states_RD, weight_VD))
@@ -67,10 +67,10 @@ def test_sums_and_gradients(loss: Loss, dtype: torch.dtype, is_low: bool, limit:
 @pytest.mark.parametrize("loss", [*LOSSES, Squares()], ids=repr)
 def test_loss_and_measure_of_each_row(loss: Loss) -> None:
     states_RD, weight_VD, targets_R = example()
-    row_sums = loss.rows_of_states(states_RD, weight_VD, targets_R)
+    row_sums = loss.rows_from_states(states_RD, weight_VD, targets_R)
     for row in range(R):
         one = slice(row, row + 1)
-        sums = loss.of_states(states_RD[one], weight_VD, targets_R[one])
+        sums = loss.from_states(states_RD[one], weight_VD, targets_R[one])
         torch.testing.assert_close((row_sums[0][row], row_sums[1][row]), (sums.loss, sums.measure))
 
 
@@ -79,20 +79,20 @@ def test_chunks_are_limited_and_gradients_computed_if_needed() -> None:
     n_rows: list[int] = []
 
     class RecordingLoss(CrossEntropy):
-        def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool):  # type: ignore[no-untyped-def]
+        def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool):  # type: ignore[no-untyped-def]
             gradient_flags.append(with_gradient)
             n_rows.append(len(logits_RV))
-            return super().of_rows(logits_RV, target_R, with_gradient)
+            return super().row_sums(logits_RV, target_R, with_gradient)
 
     states_RD, weight_VD, targets_R = example()
     loss = RecordingLoss(0.1)
-    both = loss.of_states(states_RD, weight_VD, targets_R).loss
+    both = loss.from_states(states_RD, weight_VD, targets_R).loss
     assert sum(n_rows) == R
     assert max(n_rows) == chunk_rows(V, torch.device("cpu")) == 5
     assert all(gradient_flags)
     gradient_flags.clear()
     with torch.no_grad():
-        evaluated = loss.of_states(states_RD, weight_VD, targets_R)
+        evaluated = loss.from_states(states_RD, weight_VD, targets_R)
     assert not any(gradient_flags)
     assert not evaluated.loss.requires_grad
     torch.testing.assert_close(evaluated.loss, both.detach())
@@ -103,14 +103,14 @@ def test_likelihood_of_large_logits_is_precise() -> None:
     logits_RV = (1e4 + torch.randn(40, V, generator=generator)).float()
     target_R = torch.randint(1, V, (40,), generator=generator)
     exact = nn.functional.cross_entropy(logits_RV.double(), target_R, reduction="sum")
-    sums = CrossEntropy(0.0).of_rows(logits_RV.clone(), target_R, True)
+    sums = CrossEntropy(0.0).row_sums(logits_RV.clone(), target_R, True)
     torch.testing.assert_close(sums.measure.double(), exact, rtol=1e-6, atol=0)
     torch.testing.assert_close(sums.loss.double(), exact, rtol=1e-6, atol=0)
 
 
 def test_no_rows_have_zero_loss_and_gradients() -> None:
     states_RD, weight_VD, targets_R = example()
-    sums = CrossEntropy(0.1).of_states(states_RD[:0], weight_VD, targets_R[:0])
+    sums = CrossEntropy(0.1).from_states(states_RD[:0], weight_VD, targets_R[:0])
     gradients = torch.autograd.grad(sums.loss, (states_RD, weight_VD))
     assert sums.loss.item() == sums.measure.item() == 0
     assert all(gradient.eq(0).all() for gradient in gradients)

@@ -1,12 +1,12 @@
 """The choice of kernel and its reason: one function per operator family.
 
-torch's dispatcher chooses by device. All other criteria are here: types, missing compilers,
+torch's dispatcher chooses by device. All other criteria are here: dtypes, missing compilers,
 verdicts of `verification`, few queries, patterns, an α per query, and speed.
 
-With a float64 `reference`, cases without a verdict are verified. Inside of operators there is none,
-and torch computes cases without a verdict.
+With a float64 `reference`, cases without a verdict are verified. Operators have no reference: there
+torch computes cases without a verdict.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from headwise.kernels.verification import Case, Reference
 
 CPP, TRITON, TORCH = "C++", "Triton", "torch"
 FEW = "C++, few queries"
-WEIGHTS = "weights are formed"  # by the maps, then multiplied by torch
+WEIGHTS = "weights are formed"  # by the maps; torch multiplies them by the values
 SHORT_ROWS = "rows are short"
 PADDED_BIAS = "with a bias and padding, torch would need a mask per head and sentence"
-# Minimum number of keys, padding included, from which attention without weights is faster if there
-# is no dropout. Results differ by rounding.
-KEYS_WORTH_IT = 128
+# Minimum number of keys, padding included, from which attention without weights is faster
+# without dropout. Results differ by rounding.
+MIN_KEYS = 128
 
 
 class Choice(NamedTuple):
@@ -49,19 +49,19 @@ class Choice(NamedTuple):
 
 def maps(scores: Tensor, power: Power, reference: Reference | None = None) -> Choice:
     """Return the kernel of the maps from scores to weights: C++, Triton or torch."""
-    return _of_rows("maps", scores, power, reference)
+    return _row_kernel("maps", scores, power, reference)
 
 
 def losses(scores_NV: Tensor, alpha: float, reference: Reference | None = None) -> Choice:
     """Return the kernel of losses over rows of classes: C++, Triton or torch."""
-    return _of_rows("losses", scores_NV, POWERS.get(alpha, Power.ANY), reference)
+    return _row_kernel("losses", scores_NV, POWERS.get(alpha, Power.ANY), reference)
 
 
 def dropout(values: Tensor) -> Choice:
     """Return the kernel of dropout: C++ or torch. Verifies, so do not call it in operators."""
     if torch.compiler.is_compiling():
         return Choice(TORCH, "torch.compile generates dropout")
-    if not native.takes(values):
+    if not native.supports(values):
         return Choice(TORCH, _without_cpp(values.device.type, values.dtype))
     case = Case("C++ dropout", "cpu", values.dtype)
     verification.verify(case, None)
@@ -82,7 +82,7 @@ def attention(
     """Return the kernel of attention: C++ for few or many queries, Triton, torch, or weights.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: of one type.
+        query_BHQE, key_BHKE, value_BHKE: of one dtype.
         power: the map.
         dropout: rate on the weights.
         has_pattern: whether keys are restricted beyond padding on the right and causality.
@@ -91,59 +91,63 @@ def attention(
         reference: see the module docstring.
     """
     device, dtype, width = query_BHQE.device.type, query_BHQE.dtype, query_BHQE.shape[3]
-    if dropout == 0 and native_attention.takes(query_BHQE, key_BHKE, value_BHKE):
+    if dropout == 0 and native_attention.supports(query_BHQE, key_BHKE, value_BHKE):
         case = Case("C++ attention of few queries", device, dtype, power, width)
-        chosen = _verified(FEW, case, reference)
-        if chosen.kernel == FEW:
-            return chosen
-    instead = TORCH if power is Power.EXP and not padded_bias else WEIGHTS
+        few = _verified(FEW, case, reference)
+        if few.kernel == FEW:
+            return few
+    fallback = TORCH if power is Power.EXP and not padded_bias else WEIGHTS
     reason = _without_cpp(device, dtype)
-    if native.takes(query_BHQE):
+    if native.supports(query_BHQE):
         reason = SHORT_ROWS
         is_half = dtype is torch.bfloat16  # torch's softmax is slow for it, and with dropout
-        if dropout > 0 or is_half or (instead == WEIGHTS and _is_long(key_BHKE)):
+        if dropout > 0 or is_half or (fallback == WEIGHTS and _is_long(key_BHKE)):
             case = Case("C++ attention", device, dtype, power, width, dropout > 0)
-            return _verified(CPP, case, reference, instead)
+            return _verified(CPP, case, reference, fallback)
     if power is Power.EXP or (device == "cpu" and not triton_device.is_interpreted()):
-        is_refused = padded_bias and power is Power.EXP and device != "cpu"
-        return Choice(instead, PADDED_BIAS if is_refused else reason)
+        needs_mask = padded_bias and power is Power.EXP and device != "cpu"
+        return Choice(fallback, PADDED_BIAS if needs_mask else reason)
     heads = (query_BHQE, key_BHKE, value_BHKE)
-    refusal = triton_attention.refusal(*heads, has_pattern, alpha_per_query)
-    if refusal is not None:
-        return Choice(WEIGHTS, refusal)
-    for_streams = "" if triton_attention.holds_rows(key_BHKE) else ", streaming"
-    case = Case(f"Triton attention{for_streams}", device, dtype, power, width, dropout > 0)
+    unsupported = triton_attention.unsupported_reason(*heads, has_pattern, alpha_per_query)
+    if unsupported is not None:
+        return Choice(WEIGHTS, unsupported)
+    suffix = "" if triton_attention.is_resident(key_BHKE) else ", streaming"
+    case = Case(f"Triton attention{suffix}", device, dtype, power, width, dropout > 0)
     return _verified(TRITON, case, reference, WEIGHTS)
 
 
 def _is_long(key_BHKE: Tensor) -> bool:
-    return key_BHKE.shape[2] >= KEYS_WORTH_IT
+    return key_BHKE.shape[2] >= MIN_KEYS
 
 
-def _of_rows(family: str, scores: Tensor, power: Power, reference: Reference | None) -> Choice:
+def _row_kernel(family: str, scores: Tensor, power: Power, reference: Reference | None) -> Choice:
     device, dtype = scores.device.type, scores.dtype
-    if native.takes(scores):
+    if native.supports(scores):
         return _verified(CPP, Case(f"C++ {family}", device, dtype, power), reference)
-    if triton_device.takes(scores) and (family, power) != ("maps", Power.EXP):
+    if triton_device.supports(scores) and (family, power) != ("maps", Power.EXP):
         return _verified(TRITON, Case(f"Triton {family}", device, dtype, power), reference)
     return Choice(TORCH, _without_cpp(device, dtype))
 
 
-def _verified(kernel: str, case: Case, reference: Reference | None, instead: str = TORCH) -> Choice:
+def _verified(
+    kernel: str, case: Case, reference: Reference | None, fallback: str = TORCH
+) -> Choice:
     if torch.compiler.is_compiling():
-        refusal = verification.verdict_in_graph(*case)
+        wrong = verification.verdict_in_graph(*case)
     else:
         if reference is not None:
             verification.verify(case, reference)
-        refusal = verification.verdict(case)
-    return Choice(kernel, "verified") if refusal is None else Choice(instead, refusal)
+        wrong = verification.verdict(case)
+    return Choice(kernel, "verified") if wrong is None else Choice(fallback, wrong)
 
 
 @constant_in_graphs
 def _without_cpp(device: str, dtype: torch.dtype) -> str:
-    """Return why there is no kernel for such rows."""
-    if device == "cpu" and dtype in native.TYPES:
-        return f"no C++ kernels ({native.reason_without()})"
-    if device == "cuda" and dtype in triton_device.TYPES:
-        return triton_device.device_refusal(torch.device(device)) or "torch's own kernel is used"
+    """Return why there is no kernel for rows of this dtype on this device."""
+    if device == "cpu" and dtype in native.DTYPES:
+        return f"no C++ kernels ({native.unavailable_reason()})"
+    if device == "cuda" and dtype in triton_device.DTYPES:
+        return (
+            triton_device.unavailable_reason(torch.device(device)) or "torch's own kernel is used"
+        )
     return f"no kernels for {str(dtype).removeprefix('torch.')} on {device}"

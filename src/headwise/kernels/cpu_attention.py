@@ -1,11 +1,11 @@
-"""Attention with the maps of the family on a CPU, without saving the weights.
+"""α-entmax attention on CPU, without saving the weights.
 
 Scores, weights and their gradients are computed for a few rows at a time: memory grows with the
 number of queries and keys, not with their product. Saved for the backward pass are two numbers per
 row, the maximum and the threshold, from which the weights are recomputed without a search. Dropout
-uses a counter-based generator, so that no mask is saved either.
+uses a counter-based generator, so no mask is saved either.
 
-The operator is `headwise::attention`. Letters: B batch, H heads, Q and K numbers of queries and
+The operator is `headwise::attention`. Axes: B batch, H heads, Q and K numbers of queries and
 keys, E head width, N heads of a chunk.
 """
 
@@ -31,7 +31,7 @@ from headwise.kernels.problem import (
     slopes_of,
 )
 
-CHUNK_SCORES = 1 << 19  # scores at a time: hides the overhead of calls, fits into the caches
+CHUNK_SCORES = 1 << 19  # scores at a time: amortises calls, fits into the caches
 
 
 def attention(
@@ -48,17 +48,17 @@ def attention(
     """Return the context (B, H, Q, E): dropout(map(scale · q kᵀ + bias)) v.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on a CPU, all of one type.
+        query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on CPU, all of one dtype.
         alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
-        visible: which keys; a mask has four axes.
+        visible: which keys a query may attend to; a mask has four axes.
         dropout: rate on the weights.
         scale: of the scores.
         distances: the bias, or None. Its slopes get no gradient.
 
     Raises:
-        ValueError: α is outside of [1, 2].
-        TypeError: a tensor has another type.
+        ValueError: α is outside [1, 2].
+        TypeError: a tensor has another dtype.
     """
     seed = native.draw_seed() if dropout else None
     slopes, n_prefix = slopes_of(distances)
@@ -91,18 +91,18 @@ class _Chunk:
 
 def _part(values: Tensor, *axes: slice) -> Tensor:
     """Slice the first axes, except for those of size 1, which broadcast."""
-    for axis, one in enumerate(axes):
+    for axis, part in enumerate(axes):
         if values.shape[axis] > 1:
-            values = values.narrow(axis, one.start, one.stop - one.start)
+            values = values.narrow(axis, part.start, part.stop - part.start)
     return values
 
 
 def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chunk]:
     n_batch, n_heads, n_queries, n_keys = shape
-    head = max(1, n_queries * n_keys)
+    head_scores = max(1, n_queries * n_keys)
     step_q = _queries_at_once(shape)
-    step_h = 1 if step_q < n_queries else min(n_heads, max(1, CHUNK_SCORES // head))
-    step_b = 1 if step_h < n_heads else max(1, CHUNK_SCORES // (head * n_heads))
+    step_h = 1 if step_q < n_queries else min(n_heads, max(1, CHUNK_SCORES // head_scores))
+    step_b = 1 if step_h < n_heads else max(1, CHUNK_SCORES // (head_scores * n_heads))
     for batch in _steps(n_batch, step_b):
         longest, lengths_B = n_keys, None
         if visible.lengths_B is not None:
@@ -120,9 +120,9 @@ def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chu
                 if mask is not None:
                     mask = _part(mask, batch, heads, queries, slice(0, n_visible))
                 offset = visible.query_offset + queries.start
-                of_chunk = Visible(mask, lengths_B, visible.is_causal, offset)
+                chunk_visible = Visible(mask, lengths_B, visible.is_causal, offset)
                 first_row = flat.start * n_queries + queries.start
-                yield _Chunk(batch, heads, queries, flat, n_visible, of_chunk, first_row)
+                yield _Chunk(batch, heads, queries, flat, n_visible, chunk_visible, first_row)
 
 
 def _queries_at_once(shape: tuple[int, int, int, int]) -> int:
@@ -195,28 +195,30 @@ def _scores(
     slopes: Tensor | None, n_prefix: int,
 ) -> Tensor:  # fmt: skip
     """Write the scores of a chunk to `buffer`, and return them as (B, H, Q, K)."""
-    some_NQE = query_NQE[chunk.flat, chunk.queries]
-    shape = (len(some_NQE), some_NQE.shape[1], chunk.n_keys)
+    chunk_NQE = query_NQE[chunk.flat, chunk.queries]
+    shape = (len(chunk_NQE), chunk_NQE.shape[1], chunk.n_keys)
     scores_NQK = buffer[: shape[0] * shape[1] * shape[2]].view(shape)
     keys_NEK = key_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
     n_batch = chunk.batch.stop - chunk.batch.start
     scores_BHQK = scores_NQK.view(n_batch, shape[0] // n_batch, *shape[1:])
     if slopes is not None:
         distances = Distances(slopes[chunk.heads], n_prefix)
-        nothing = slopes.new_zeros(1, 1, *shape[1:])
-        scores_BHQK.copy_(distances.biased(nothing, chunk.visible.query_offset))
-    _put(scores_NQK, some_NQE, keys_NEK, scale, slopes is not None)
+        zeros = slopes.new_zeros(1, 1, *shape[1:])
+        scores_BHQK.copy_(distances.biased(zeros, chunk.visible.query_offset))
+    _matmul_to(scores_NQK, chunk_NQE, keys_NEK, scale, slopes is not None)
     return scores_BHQK
 
 
-def _put(out: Tensor, left: Tensor, right: Tensor, scale: float, has_content: bool = False) -> None:
-    """Write the scaled product to `out`, or add it to the content of `out`."""
-    torch.baddbmm(out, left, right, beta=int(has_content), alpha=scale, out=out)
+def _matmul_to(
+    out: Tensor, left: Tensor, right: Tensor, scale: float, accumulate: bool = False
+) -> None:
+    """Write the scaled matmul to `out`, or add it to `out`."""
+    torch.baddbmm(out, left, right, beta=int(accumulate), alpha=scale, out=out)
 
 
-def _add(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
-    """Add the scaled product, computed in the type of its factors."""
-    with torch.autocast("cpu", enabled=False):  # the types are already chosen
+def _matmul_add(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+    """Add the scaled matmul, computed in the dtype of its operands."""
+    with torch.autocast("cpu", enabled=False):  # the dtypes are already chosen
         total.add_(left @ right, alpha=scale)
 
 
@@ -239,24 +241,24 @@ def backward(
     buffer, *others = _buffers(shape, query, 3)
     for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
         scores = _scores(query_NQE, key_NKE, chunk, scale, buffer, slopes, n_prefix)
-        some_NQE = grad_NQE[chunk.flat, chunk.queries]
-        grad_w, weights = (one[: scores.numel()].view(scores.shape) for one in others)
+        chunk_NQE = grad_NQE[chunk.flat, chunk.queries]
+        grad_w, weights = (part[: scores.numel()].view(scores.shape) for part in others)
         values_NEK = value_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
-        torch.bmm(some_NQE, values_NEK, out=grad_w.flatten(0, 1))
-        some_beta = None if beta is None else chunk.part(beta)
+        torch.bmm(chunk_NQE, values_NEK, out=grad_w.flatten(0, 1))
+        chunk_beta = None if beta is None else chunk.part(beta)
         rows = native.backward_from_scores(
-            scores, chunk.part(threshold), grad_w, weights, some_beta, Power(power), chunk.visible,
+            scores, chunk.part(threshold), grad_w, weights, chunk_beta, Power(power), chunk.visible,
             chunk.draws(seed, dropout), with_alpha,
         )  # fmt: skip
         if with_alpha:
             chunk.part(grad_alpha).copy_(rows)
         grad_z_NQK, weights_NQK = scores.flatten(0, 1), weights.flatten(0, 1)
         keys = (chunk.flat, slice(0, chunk.n_keys))
-        put = _put if has_one_chunk else _add
-        _put(grad_q_NQE[chunk.flat, chunk.queries], grad_z_NQK, key_NKE[keys], scale)
-        put(grad_v_NKE[keys], weights_NQK.transpose(1, 2), some_NQE, 1.0)
+        write = _matmul_to if has_one_chunk else _matmul_add
+        _matmul_to(grad_q_NQE[chunk.flat, chunk.queries], grad_z_NQK, key_NKE[keys], scale)
+        write(grad_v_NKE[keys], weights_NQK.transpose(1, 2), chunk_NQE, 1.0)
         queries_NQE = query_NQE[chunk.flat, chunk.queries]
-        put(grad_k_NKE[keys], grad_z_NQK.transpose(1, 2), queries_NQE, scale)
+        write(grad_k_NKE[keys], grad_z_NQK.transpose(1, 2), queries_NQE, scale)
     return (
         grad_q_NQE.view(query.shape),
         grad_k_NKE.to(key.dtype).view(key.shape),
@@ -274,19 +276,19 @@ def _fake_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
     contiguous = torch.contiguous_format
-    heads = (torch.empty_like(one, memory_format=contiguous) for one in (query, key, value))
+    heads = (torch.empty_like(x, memory_format=contiguous) for x in (query, key, value))
     shape = alpha.shape if alpha is not None and rest[-1] else 0
     return *heads, query.new_empty(shape, dtype=torch.float32)
 
 
 def attention_flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
-    """Return the FLOPs of the two forward products, for torch's counter: 2 per multiply-add."""
+    """Return the FLOPs of the two forward matmuls, for torch's counter: 2 per multiply-add."""
     n_batch, n_heads, n_queries, width = query
     return int(2 * 2 * n_batch * n_heads * n_queries * key[2] * width)
 
 
 def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> int:
-    """Return the FLOPs of five products: scores again, and two gradients per product."""
+    """Return the FLOPs of five matmuls: scores again, and two gradients per forward matmul."""
     return attention_flops(query, key) * 5 // 2
 
 

@@ -1,7 +1,7 @@
-"""Dropout (Srivastava et al. 2014) that is fast on a CPU.
+"""Dropout (Srivastava et al. 2014) that is fast on CPU.
 
 torch's dropout draws 53 bits per entry on one thread, and saves a mask of the size of the entries.
-Our kernel uses a counter-based generator (see `kernels/problem.py`) on all threads, and saves a
+This kernel uses a counter-based generator (see `kernels/problem.py`) on all threads, and saves a
 seed. On other devices, under torch.compile and without the kernel, torch's dropout is used.
 """
 
@@ -22,7 +22,7 @@ class Dropout(nn.Module):
     """Sets entries to 0 in training, and divides the others by 1 - rate.
 
     The seed is drawn from torch's generator, so that `manual_seed` and `checkpoint` work as with
-    `torch.nn.Dropout`; other entries are dropped than there.
+    `torch.nn.Dropout`, which drops other entries for the same seed.
 
     Args:
         rate: share of entries to drop, in [0, 1).
@@ -33,11 +33,11 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return values of the same shape and type."""
+        """Return values of the same shape and dtype."""
         return dropout(values, self.rate if self.training else 0.0)
 
     def extra_repr(self) -> str:
-        """Return settings for printing a model."""
+        """Return the rate, for printing a model."""
         return f"rate={self.rate}"
 
 
@@ -45,7 +45,7 @@ def dropout(values: Tensor, rate: float) -> Tensor:
     """Apply dropout with `rate`, in training or not; see `Dropout`."""
     if rate == 0:
         return values
-    if not _suits(values):
+    if not _has_kernel(values):
         return nn.functional.dropout(values, rate)
     dropped: Tensor = _Dropout.apply(values, _draws(rate))  # type: ignore[no-untyped-call]
     return dropped
@@ -53,7 +53,7 @@ def dropout(values: Tensor, rate: float) -> Tensor:
 
 def relu_dropout(values: Tensor, rate: float) -> Tensor:
     """Return `dropout(relu(values), rate)`, in one pass if there is a kernel."""
-    if rate == 0 or not _suits(values):
+    if rate == 0 or not _has_kernel(values):
         return dropout(nn.functional.relu(values), rate)
     dropped: Tensor = _ReluDropout.apply(values, _draws(rate))  # type: ignore[no-untyped-call]
     return dropped
@@ -62,16 +62,16 @@ def relu_dropout(values: Tensor, rate: float) -> Tensor:
 def add_dropout(values: Tensor, added: Tensor, rate: float) -> Tensor:
     """Return `added + dropout(values, rate)`, in one pass if there is a kernel.
 
-    That pass rounds once to types other than float32.
+    The kernel rounds once to dtypes other than float32.
     """
-    is_known = values.shape == added.shape and values.dtype in (added.dtype, torch.bfloat16)
-    if rate == 0 or not (is_known and _suits(values) and _suits(added)):
+    is_supported = values.shape == added.shape and values.dtype in (added.dtype, torch.bfloat16)
+    if rate == 0 or not (is_supported and _has_kernel(values) and _has_kernel(added)):
         return added + dropout(values, rate)
     total: Tensor = _AddDropout.apply(values, added, _draws(rate))  # type: ignore[no-untyped-call]
     return total
 
 
-def _suits(values: Tensor) -> bool:
+def _has_kernel(values: Tensor) -> bool:
     return choice.dropout(values).kernel == choice.CPP
 
 

@@ -1,9 +1,9 @@
 """The losses by C++ or Triton kernels, as a torch operator: `headwise::entmax_loss`.
 
-The kernels are in `native_loss` for a CPU and in `triton_loss` for a GPU. Both save two numbers per
+The kernels are in `native_loss` for CPU and in `triton_loss` for GPU. Both save two numbers per
 row, and recompute the probabilities from them in the backward pass.
 
-Letters: N rows, V classes.
+Axes: N rows, V classes.
 """
 
 from __future__ import annotations
@@ -69,44 +69,44 @@ def _sums_(
 ) -> tuple[Tensor, ...]:
     """Return sums over rows: loss without smoothing, loss with smoothing, support."""
     target = target.contiguous()
-    *of_rows, threshold = _losses(scores, target, alpha, smoothing)
+    *row_values, threshold = _losses(scores, target, alpha, smoothing)
     if with_gradient:
         scale = torch.ones_like(threshold[:, 0])
         _write_gradient(scores, threshold, scores, scale, target, alpha, smoothing)
-    return tuple(one.sum() for one in of_rows)
+    return tuple(values.sum() for values in row_values)
 
 
 def _losses(
     scores: Tensor, target: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return per row: loss without and with smoothing, support, (maximum, threshold)."""
-    value, support, total, threshold = _rows_of(scores).read(scores, alpha, smoothing > 0)
+    value, support, total, threshold = _kernels(scores).read(scores, alpha, smoothing > 0)
     plain, loss = losses_of(scores, target, value, threshold[:, 0], total, smoothing)
     return plain, loss, support, threshold
 
 
 def losses_of(
-    scores_NV: Tensor, target_N: Tensor, value_N: Tensor, highest_N: Tensor,
+    scores_NV: Tensor, target_N: Tensor, value_N: Tensor, top_N: Tensor,
     total_N: Tensor | None, smoothing: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the losses of rows without and with smoothing.
 
     Args:
         scores_NV, target_N, smoothing: as in `loss_and_support`.
-        value_N: <p, z> + H(p) for scores z minus `highest_N`.
+        value_N: <p, z> + H(p) for scores z minus `top_N`.
         total_N: sums of the scores; None without smoothing.
     """
     gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(value_N.dtype)
     # rounding may make a loss of 0 slightly negative
-    plain_N = (value_N + (highest_N - gold_N)).clamp_min_(0.0)
+    plain_N = (value_N + (top_N - gold_N)).clamp_min_(0.0)
     if total_N is None:
         return plain_N, plain_N
     return plain_N, plain_N + smoothing * (gold_N - total_N / scores_NV.shape[1])
 
 
-def _rows_of(scores: Tensor) -> ModuleType:
+def _kernels(scores: Tensor) -> ModuleType:
     """Return the module with the kernels for the device."""
-    return native_loss if native.takes(scores) else triton_loss
+    return native_loss if native.supports(scores) else triton_loss
 
 
 def _write_gradient(
@@ -114,7 +114,7 @@ def _write_gradient(
     alpha: float, smoothing: float,
 ) -> None:  # fmt: skip
     tensors = (scores, threshold, out, scale, target)
-    _rows_of(scores).write_gradient(*tensors, alpha, smoothing, smoothing / scores.shape[1])
+    _kernels(scores).write_gradient(*tensors, alpha, smoothing, smoothing / scores.shape[1])
 
 
 def _forward(

@@ -1,10 +1,10 @@
-"""The C++ kernels of the maps: compiled at first use, cached, and called by ctypes.
+"""The C++ kernels of the maps: compiled at first use, cached, and called through ctypes.
 
-The compiler is `CXX`, else the first of c++, g++ and clang++ on the path. The library is cached
-per machine under a hash of sources, options and processor. `HEADWISE_NATIVE=0` disables the
-kernels. Without kernels `reason_without()` returns the reason, and torch computes the same.
+The compiler is `CXX`, else the first of c++, g++ and clang++ on PATH. The library is cached
+per machine under a hash of sources, options and CPU. `HEADWISE_NATIVE=0` disables the
+kernels. Without kernels torch computes the same; `unavailable_reason()` returns why.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys.
+Axes: B batch, H heads, Q and K numbers of queries and keys.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ OPTIONS = (
     "-march=native",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-fwrapv",  # the bits of floats are shifted as integers, also in unused lanes
+    "-fwrapv",  # kernels shift the bits of floats as integers, also in unused lanes
     "-fPIC",
 )
-SECONDS_TO_COMPILE = 300
-TYPES = (torch.float32, torch.bfloat16)
+COMPILE_TIMEOUT = 300  # seconds
+DTYPES = (torch.float32, torch.bfloat16)
 
 log = logging.getLogger(__name__)
 
@@ -50,42 +50,42 @@ log = logging.getLogger(__name__)
 def structure(name: str) -> type[ctypes.Structure]:
     """Return a struct as declared in the headers of `csrc`; unset fields are 0 or null."""
     headers = "".join(header.read_text(encoding="utf-8") for header in sorted(SOURCES.glob("*.h")))
-    declared = re.sub(r"//.*|\bconst ", "", headers)
-    body = declared.partition(f"struct {name} {{")[2].partition("};")[0]
+    code = re.sub(r"//.*|\bconst ", "", headers)
+    body = code.partition(f"struct {name} {{")[2].partition("};")[0]
     fields: list[tuple[str, Any]] = []
-    for kind, star, names in re.findall(r"(\w+)(\*?) ([^;]+);", body):
+    for c_type, star, names in re.findall(r"(\w+)(\*?) ([^;]+);", body):
         if star:
-            of: Any = ctypes.c_void_p
-        elif kind == "Problem":
-            of = Problem
+            field_type: Any = ctypes.c_void_p
+        elif c_type == "Problem":
+            field_type = Problem
         else:
-            of = getattr(ctypes, f"c_{kind.removesuffix('_t')}")
+            field_type = getattr(ctypes, f"c_{c_type.removesuffix('_t')}")
         for field, size in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
-            fields.append((field, of * int(size) if size else of))
+            fields.append((field, field_type * int(size) if size else field_type))
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
 Problem: Any = structure("Problem")
 
 
-def takes(scores: Tensor) -> bool:
-    """Return whether kernels support these scores: float32 or bfloat16 on a CPU, and built."""
-    return scores.device.type == "cpu" and scores.dtype in TYPES and _are_available()
+def supports(scores: Tensor) -> bool:
+    """Return whether kernels support the scores: float32 or bfloat16 on CPU, with kernels built."""
+    return scores.device.type == "cpu" and scores.dtype in DTYPES and _are_available()
 
 
-def reason_without() -> str | None:
-    """Return why there are no kernels, or None if there are."""
+def unavailable_reason() -> str | None:
+    """Return why kernels are unavailable, or None if they are available."""
     return _library()[1]
 
 
 def build_digest() -> str:
-    """Return a hash of the build: sources, options, compiler and processor."""
+    """Return a hash of the build: sources, options, compiler and CPU."""
     return Path(functions()._name).stem
 
 
 @constant_in_graphs
 def _are_available() -> bool:
-    return reason_without() is None
+    return unavailable_reason() is None
 
 
 def forward(
@@ -103,7 +103,7 @@ def forward(
         scores_BHQK: float32 or bfloat16, contiguous.
         beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
         power: the map.
-        visible: which keys.
+        visible: which keys a row may attend to.
         out_BHQK: receives the weights, may be the scores; None: a new tensor.
         threshold_BHQ2: float32, contiguous; receives the numbers from which
             `backward_from_scores` recomputes the weights.
@@ -124,7 +124,7 @@ def backward(
 
     Args:
         weights_BHQK: result of `forward`.
-        grad_BHQK: gradient of the weights, same type, contiguous.
+        grad_BHQK: gradient of the weights, same dtype, contiguous.
         beta, power: as in `forward`.
         with_alpha: requires `Power.ANY`.
     """
@@ -150,7 +150,7 @@ def backward_from_scores(
     """Compute `backward` from scores and thresholds instead of weights.
 
     Overwrites the scores with their gradient, and writes the weights after dropout to
-    `weights_BHQK`, for the gradient of the values. Returns the gradient of α as `backward`.
+    `weights_BHQK`, for the gradient of the values. Returns the gradient of α as `backward` does.
     """
     problem = problem_of(scores_BHQK, scores_BHQK, beta, power, draws, visible)
     problem.threshold = address(threshold_BHQ2, torch.float32)
@@ -167,15 +167,15 @@ def draw_seed() -> Tensor:
 
 
 def address(values: Tensor, dtype: torch.dtype, is_strided: bool = False) -> int:
-    """Return the address of the values, after checking what the kernels assume.
+    """Return the address of the values, after checking that the kernels support them.
 
     Raises:
-        TypeError: another type or device, or not contiguous.
+        TypeError: another dtype or device, or not contiguous.
     """
     is_valid = values.device.type == "cpu" and (is_strided or values.is_contiguous())
     if values.dtype is not dtype or not is_valid:
         raise TypeError(
-            f"the kernels need {dtype} in the memory of the CPU, contiguous; got {values.dtype} on "
+            f"the kernels need {dtype} on CPU, contiguous; got {values.dtype} on "
             f"{values.device} with strides {values.stride()}"
         )
     return values.data_ptr()
@@ -243,7 +243,7 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
         return None, "HEADWISE_NATIVE=0"
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
-        return None, f"no C++ compiler: neither CXX is set nor {', '.join(COMPILERS)} found"
+        return None, f"no C++ compiler: CXX is not set, {', '.join(COMPILERS)} are not found"
     path = machine_cache_dir() / "native"
     try:
         path /= f"{_digest(compiler)}.so"
@@ -273,13 +273,13 @@ def _digest(compiler: str) -> str:
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     # the library uses torch's OpenMP runtime
-    facts = (compiler, OPTIONS, platform.machine(), _processor(), torch.__version__, torch.__file__)
+    facts = (compiler, OPTIONS, platform.machine(), _cpu(), torch.__version__, torch.__file__)
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:20]
 
 
-def _processor() -> str:
-    """Return what -march=native depends on: machines may share a cache folder."""
+def _cpu() -> str:
+    """Return what -march=native depends on, as machines may share a cache folder."""
     facts = Path("/proc/cpuinfo")
     if not facts.exists():
         return platform.processor()
@@ -313,4 +313,4 @@ def _build(compiler: str, path: Path) -> None:
 
 
 def _call(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS_TO_COMPILE)
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)

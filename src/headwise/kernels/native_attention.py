@@ -1,9 +1,9 @@
 """Attention of few queries by the C++ kernels, as in a step of decoding.
 
-For so few rows, matrix products have more overhead than multiplications. Keys and values are read
+For so few rows, the overhead of matmuls exceeds the computation. Keys and values are read
 in place, from a cache with spare capacity. Not differentiable.
 
-The operator is `headwise::attention_of_few`. Letters: B batch, H heads, Q and K numbers of queries
+The operator is `headwise::attention_of_few`. Axes: B batch, H heads, Q and K numbers of queries
 and keys, E head width.
 """
 
@@ -22,30 +22,30 @@ from headwise.kernels.native import address
 from headwise.kernels.operators import register
 from headwise.kernels.problem import Distances, Power, Visible, beta_of, check_alpha, slopes_of
 
-FEW_QUERIES = 10  # per head; for more, matrix products are faster
+MAX_QUERIES = 10  # per head; for more, matmuls are faster
 
 
 AttendProblem: Any = native.structure("AttendProblem")
 
 
-def takes(query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor) -> bool:
-    """Return whether `attention_of_few` supports these tensors and is faster."""
+def supports(query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor) -> bool:
+    """Return whether `attention_of_few` supports the tensors and is faster."""
     # a compiled graph would be specialised for the number of queries
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    if not (0 < query_BHQE.shape[2] <= FEW_QUERIES and native.takes(query_BHQE)):
+    if not (0 < query_BHQE.shape[2] <= MAX_QUERIES and native.supports(query_BHQE)):
         return False
     return _fit(query_BHQE, key_BHKE, value_BHKE)
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether the tensors have one type and one shape, except for Q and K."""
+    """Return whether the tensors have one dtype and one shape, except for Q and K."""
     tensors = (query, key, value)
     n_batch, n_heads, _, width = query.shape
     is_one_shape = key.shape == value.shape == (n_batch, n_heads, key.shape[2], width)
-    is_one_type = all(values.dtype is query.dtype for values in tensors)
+    is_one_dtype = all(values.dtype is query.dtype for values in tensors)
     is_readable = all(values.stride(3) == 1 for values in tensors)
-    return is_one_shape and is_one_type and is_readable and key.shape[2] > 0
+    return is_one_shape and is_one_dtype and is_readable and key.shape[2] > 0
 
 
 def attention_of_few(
@@ -61,15 +61,15 @@ def attention_of_few(
     """Return the context (B, H, Q, E): map(scale · q kᵀ + bias) v, with float32 scores.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: of one type, supported by `takes`.
+        query_BHQE, key_BHKE, value_BHKE: of one dtype, supported by `supports`.
         alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
-        visible: which keys; a mask has four axes.
+        visible: which keys a query may attend to; a mask has four axes.
         scale: of the scores.
         distances: the bias, or None.
 
     Raises:
-        ValueError: α is outside of [1, 2], or shapes or types do not match.
+        ValueError: α is outside [1, 2], or shapes or dtypes do not match.
     """
     slopes, n_prefix = slopes_of(distances)
     context_BQHE: Tensor = _OPERATOR(
@@ -88,7 +88,7 @@ def attend(
     if not _fit(query, key, value):
         raise ValueError(
             "attention of few queries needs queries (B, H, Q, E) and keys and values (B, H, K, E) "
-            f"of one type, K above 0, the last axis contiguous; got {tuple(query.shape)}, "
+            f"of one dtype, K above 0, the last axis contiguous; got {tuple(query.shape)}, "
             f"{tuple(key.shape)}, {tuple(value.shape)} of {query.dtype}, {key.dtype}, {value.dtype}"
         )
     check_alpha(alpha)

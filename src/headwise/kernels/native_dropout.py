@@ -15,7 +15,7 @@ from headwise.kernels.problem import Draws
 
 
 class Before(IntEnum):
-    """The function before dropout; numbered as in csrc/dropout.h."""
+    """The operation before dropout; numbered as in csrc/dropout.h."""
 
     NOTHING = 0
     RELU = 1
@@ -26,16 +26,16 @@ DropoutProblem: Any = native.structure("DropoutProblem")
 
 
 def drop(values: Tensor, draws: Draws, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the values after dropout, in `dtype` or their own type.
+    """Return the values after dropout, in `dtype`, by default theirs.
 
     The dropped entries depend only on seed, rate and position, not on values or threads. All
-    tensors here must be contiguous and supported by `native.takes`.
+    tensors here must be contiguous and supported by `native.supports`.
     """
     return _call(values, torch.empty_like(values, dtype=dtype), draws)
 
 
 def drop_and_add(values: Tensor, added: Tensor, draws: Draws) -> Tensor:
-    """Return `added + drop(values)` in the type of `added`, rounded once."""
+    """Return `added + drop(values)` in the dtype of `added`, rounded once."""
     return _call(values, torch.empty_like(added), draws, added=added)
 
 

@@ -3,7 +3,7 @@
 Forward reads the scores twice and saves two numbers per row, the maximum and the threshold;
 backward recomputes the probabilities from them and writes the gradient.
 
-Letters: N rows, V classes.
+Axes: N rows, V classes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(
     The value is <p, z> + H(p) for scores z minus their maximum. All are float32.
 
     Args:
-        scores_NV: float32 or bfloat16, on a CPU, contiguous.
+        scores_NV: float32 or bfloat16, on CPU, contiguous.
         alpha: in [1, 2].
         with_total: whether to return the sums.
     """
@@ -56,7 +56,7 @@ def write_gradient(
     target_N: Tensor,
     alpha: float,
     smoothing: float,
-    share: float,
+    eps_v: float,
 ) -> None:
     """Write the gradient of the rows' losses in their scores, times the scale of each row.
 
@@ -66,10 +66,10 @@ def write_gradient(
         scale_N: float32; a row of scale 0 gets zeros.
         target_N: int64.
         smoothing: ε of uniform smoothing.
-        share: ε / V.
+        eps_v: ε / V.
     """
     problem = _problem(scores_NV, threshold_N2, alpha)
-    problem.smoothing, problem.share = smoothing, share
+    problem.smoothing, problem.eps_v = smoothing, eps_v
     problem.out, problem.grad = address(out_NV, out_NV.dtype), address(scale_N, torch.float32)
     problem.target = address(target_N, torch.int64)
     native.functions().headwise_loss_backward(ctypes.byref(problem))
@@ -79,11 +79,11 @@ def log_softmax(scores_NV: Tensor) -> Tensor:
     """Return log-softmax, float32; not differentiable.
 
     Args:
-        scores_NV: float32 or bfloat16, on a CPU.
+        scores_NV: float32 or bfloat16, on CPU.
     """
     scores_NV = scores_NV.contiguous()
     threshold_N2 = read(scores_NV, ALPHAS[Power.EXP], with_total=False)[-1]
-    # subtract in two steps: the sum of both would lose digits of large scores
+    # subtract in two steps: their sum would lose digits of large scores
     return scores_NV.sub(threshold_N2[:, :1]).sub_(threshold_N2[:, 1:])
 
 

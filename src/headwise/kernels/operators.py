@@ -3,7 +3,7 @@
 An operator is one node for torch.compile, checkpointing, tracers and profilers. A call through
 torch's dispatcher costs 10 µs without a gradient and 35 µs with one, forward and backward
 (docs/speed.md). Under torch.func (grad, vjp, jacrev, vmap) an autograd.Function with rules for them
-is called instead: there a gradient registered with `torch.library` raises, and forward mode
+is called instead, as there a gradient registered with `torch.library` raises, and forward mode
 would silently return 0.
 """
 
@@ -26,7 +26,7 @@ def register(
     schema: str,
     compute: Callable[..., Any],
     shapes: Callable[..., Any],
-    keep: Callable[..., None] | None = None,
+    save: Callable[..., None] | None = None,
     differentiate: Callable[..., Any] | None = None,
     dispatch: str = "CPU",
 ) -> Callable[..., Any]:
@@ -36,33 +36,33 @@ def register(
         schema: name, arguments and results in torch's notation.
         compute: arguments -> results.
         shapes: arguments -> results without values, with the same strides.
-        keep, differentiate: `setup_context` and `backward` of autograd; None: the operator is a
+        save, differentiate: `setup_context` and `backward` of autograd; None: the operator is a
             backward pass itself, and double backward raises.
         dispatch: dispatch key of `compute`.
     """
     name = schema.partition("(")[0]
-    backward = differentiate or _refuse_second
+    backward = differentiate or _raise_second_order
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, compute, dispatch)
     _library.register_fake(f"headwise::{name}", shapes, lib=_LIBRARY)
-    _library.register_autograd(f"headwise::{name}", backward, setup_context=keep, lib=_LIBRARY)
+    _library.register_autograd(f"headwise::{name}", backward, setup_context=save, lib=_LIBRARY)
     operator = getattr(torch.ops.headwise, name).default
 
     def call(*arguments: Any) -> Any:
         if _is_transformed() and not torch.compiler.is_compiling():
             return transformed.apply(*arguments)
-        _refuse_tangents(arguments)
+        _check_tangents(arguments)
         return operator(*arguments)
 
     def forward(*arguments: Any) -> Any:
-        return call(*arguments)  # inside of one transform; there may be more
+        return call(*arguments)  # inside one transform; there may be more
 
     rules = {
         "forward": forward,
-        "setup_context": keep or _keep_nothing,
+        "setup_context": save or _save_nothing,
         "backward": backward,
         "vmap": _each(forward),
-        "jvp": _refuse_forward_mode,
+        "jvp": _raise_forward_mode,
     }
     static = {rule: staticmethod(function) for rule, function in rules.items()}
     transformed: Any = type(f"headwise_{name}", (torch.autograd.Function,), static)
@@ -73,7 +73,7 @@ def register_pair(
     name: str,
     tensors: str,
     settings: str,
-    n_kept: int,
+    n_saved: int,
     n_gradients: int,
     forward: Callable[..., Any],
     shapes: Callable[..., Any],
@@ -86,26 +86,26 @@ def register_pair(
     Args:
         name: of the operator.
         tensors, settings: its arguments, in torch's notation.
-        n_kept: number of results after the first, which is the only differentiable one. They and
+        n_saved: number of results after the first, which is the only differentiable one. They and
             all tensors are saved for the backward pass.
         n_gradients: number of differentiable tensors; they come first.
         forward, shapes: (*tensors, *settings) -> results, and the same without values.
-        backward, backward_shapes: (gradient of the first result, *tensors, *kept, *settings,
+        backward, backward_shapes: (gradient of the first result, *tensors, *saved, *settings,
             whether to compute the last gradient) -> gradients, and the same without values.
         dispatch: as for `register`.
     """
     n_tensors = tensors.count("Tensor")
-    kept = "".join(f", Tensor kept_{place}" for place in range(n_kept))
+    saved = "".join(f", Tensor saved_{index}" for index in range(n_saved))
     gradients = ", ".join(["Tensor"] * n_gradients)
     call_backward = register(
-        f"{name}_backward(Tensor grad, {tensors}{kept}, {settings}, bool with_last)"
+        f"{name}_backward(Tensor grad, {tensors}{saved}, {settings}, bool with_last)"
         f" -> ({gradients})",
         backward,
         backward_shapes,
         dispatch=dispatch,
     )
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs[:n_tensors], *output[1:])
         ctx.settings = inputs[n_tensors:]
         ctx.mark_non_differentiable(*output[1:])
@@ -117,11 +117,11 @@ def register_pair(
         gradients = (gradients,) if n_gradients == 1 else gradients
         pairs = zip(gradients, needed, strict=True)
         constant = (None,) * (n_tensors - n_gradients + len(ctx.settings))
-        return *(one if is_needed else None for one, is_needed in pairs), *constant
+        return *(gradient if is_needed else None for gradient, is_needed in pairs), *constant
 
-    results = ", ".join(["Tensor"] * (1 + n_kept))
+    results = ", ".join(["Tensor"] * (1 + n_saved))
     schema = f"{name}({tensors}, {settings}) -> ({results})"
-    return register(schema, forward, shapes, keep, differentiate, dispatch)
+    return register(schema, forward, shapes, save, differentiate, dispatch)
 
 
 def _each(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,10 +129,10 @@ def _each(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         batch = []
-        for place in range(info.batch_size):
+        for index in range(info.batch_size):
             pairs = zip(arguments, in_dims, strict=True)
-            one = (value if dim is None else value.select(dim, place) for value, dim in pairs)
-            batch.append(compute(*one))
+            element = (value if dim is None else value.select(dim, index) for value, dim in pairs)
+            batch.append(compute(*element))
         if isinstance(batch[0], Tensor):
             return torch.stack(batch), 0
         stacked = tuple(torch.stack(results) for results in zip(*batch, strict=True))
@@ -141,25 +141,25 @@ def _each(compute: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Save nothing: a backward pass is not differentiable."""
 
 
-def _refuse_tangents(arguments: tuple[Any, ...]) -> None:
+def _check_tangents(arguments: tuple[Any, ...]) -> None:
     """Raise in forward mode, where torch would use a derivative of 0."""
     if _forward_ad._current_level < 0:
         return
-    tensors = [one for one in arguments if isinstance(one, Tensor)]
-    if any(_forward_ad.unpack_dual(one).tangent is not None for one in tensors):
-        _refuse_forward_mode()
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    if any(_forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        _raise_forward_mode()
 
 
-def _refuse_forward_mode(*_: Any) -> None:
+def _raise_forward_mode(*_: Any) -> None:
     raise RuntimeError(
         "functions of headwise.entmax have no forward-mode derivative (torch.func.jvp, jacfwd, "
         "dual tensors); use torch.autograd.grad or torch.autograd.functional.jacobian"
     )
 
 
-def _refuse_second(ctx: Any, *grads: Any) -> None:
+def _raise_second_order(ctx: Any, *grads: Any) -> None:
     raise RuntimeError("functions of headwise.entmax can be differentiated once, not twice")

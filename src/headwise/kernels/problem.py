@@ -1,6 +1,6 @@
 """Definitions shared by all kernels: the map, its α, visible keys, bias and dropout.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys.
+Axes: B batch, H heads, Q and K numbers of queries and keys.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
-BETA_MIN = 1e-7  # equals α = 1 to within 3e-7 in p, and keeps every formula finite
-DRAWN = 1 << 32  # number of equally likely draws per weight
+BETA_MIN = 1e-7  # equals α = 1 to within 3e-7 in p; every formula is finite
+N_DRAWS = 1 << 32  # number of equally likely draws per weight
 
 
 class Power(IntEnum):
@@ -26,7 +26,7 @@ class Power(IntEnum):
 
 
 ALPHAS = {Power.EXP: 1.0, Power.SQUARE: 1.5, Power.LINEAR: 2.0}
-POWERS = {alpha: power for power, alpha in ALPHAS.items()}  # α with specialised kernels
+POWERS = {alpha: power for power, alpha in ALPHAS.items()}  # specialised kernels
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Distances:
     n_prefix: int = 0
 
     def between(self, queries_Q: Tensor, keys_K: Tensor) -> Tensor:
-        """Return |i - j| in float32 for positions that broadcast; 0 if one is in the prefix."""
+        """Return |i - j| in float32 for positions that broadcast; 0 if either is in the prefix."""
         distance = (queries_Q.float() - keys_K.float()).abs_()
         if not self.n_prefix:
             return distance
         return distance * ((queries_Q >= self.n_prefix) & (keys_K >= self.n_prefix))
 
     def biased(self, scores_BHQK: Tensor, first: int, keys: Tensor | None = None) -> Tensor:
-        """Return scores with the bias, at least float32.
+        """Return scores with the bias, in at least float32.
 
         Args:
             scores_BHQK: of queries from position `first` on.
@@ -101,25 +101,25 @@ class Draws:
 
     @property
     def n_kept(self) -> int:
-        """Number of the `DRAWN` draws that keep a weight: at least 1, at most all but 1."""
-        return min(max(round((1 - self.rate) * DRAWN), 1), DRAWN - 1)
+        """How many of the `N_DRAWS` draws keep a weight: at least 1, at most all but 1."""
+        return min(max(round((1 - self.rate) * N_DRAWS), 1), N_DRAWS - 1)
 
 
 EVERYTHING = Visible()
 
 
 def check_alpha(alpha: Tensor | None) -> None:
-    """Check the range of α on a CPU, where reading values is cheap.
+    """Check the range of α on CPU, where reading values is cheap.
 
     Raises:
-        ValueError: α is outside of [1, 2], on a CPU.
+        ValueError: α is outside [1, 2], on CPU.
     """
     if alpha is None or alpha.device.type != "cpu" or not alpha.numel():
         return
-    least, most = (float(bound) for bound in alpha.aminmax())
+    low, high = (float(bound) for bound in alpha.aminmax())
     # NaN passes: it leads to a NaN loss, which the trainer reports
-    if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
-        raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
+    if low < 1 - ALPHA_SLACK or high > 2 + ALPHA_SLACK:
+        raise ValueError(f"alpha must be in [1, 2], got values from {low} to {high}")
 
 
 def beta_of(alpha: Tensor | None) -> Tensor | None:

@@ -1,15 +1,15 @@
-"""Fused α-entmax attention on a GPU, without Q x K memory, forward or backward.
+"""Fused α-entmax attention on GPU, without Q x K memory, forward or backward.
 
 The Triton kernels serve encoder, decoder and cross-attention, with an α per head, its gradient, and
-dropout on the weights. For few keys, the scores of some queries stay in registers
+dropout on the weights. For few keys, scores stay in registers
 (`triton_forward`); else they are recomputed in each pass over the keys (`triton_streaming`), as in
 AdaSplash (Gonçalves et al. 2025). Saved for the backward pass are two numbers per query, the
-context with weights p^(2-α) instead of p, and one byte per block of LIST x LIST scores, so that
+context with weights p^(2-α) instead of p, and one byte per block of BLOCK x BLOCK scores, so that
 blocks without a weight are skipped.
 
-Triton is imported at the first call. With TRITON_INTERPRET=1 the kernels run on a CPU, slowly.
+Triton is imported at the first call. With TRITON_INTERPRET=1 the kernels run on CPU, slowly.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from headwise.kernels import triton_operators
 from headwise.kernels.problem import POWERS, Distances, Power, slopes_of
-from headwise.kernels.triton_device import TYPES, device_refusal
+from headwise.kernels.triton_device import DTYPES, unavailable_reason
 
 HEAD_DIMS = (8, 128)
 
 
-def refusal(
+def unsupported_reason(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -33,32 +33,32 @@ def refusal(
 ) -> str | None:
     """Return why the kernels do not support a call, for the log, or None if they do.
 
-    Reads only shapes, types and devices, so it can be called in every step.
+    Reads only shapes, dtypes and devices, so it can be called in every step.
 
     Args:
         query, key, value: as for `triton_entmax_attention`.
         pattern: whether keys are restricted beyond padding on the right and causality.
         alpha_per_query: whether α differs by query.
     """
-    reason = device_refusal(query.device)
+    reason = unavailable_reason(query.device)
     if reason is not None:
         return reason
     if pattern:
         return "a pattern restricts the keys beyond padding and causality"
     if alpha_per_query:
         return "α depends on the query"
-    return _shape_refusal(query, key, value)
+    return _shape_reason(query, key, value)
 
 
-def holds_rows(key: Tensor) -> bool:
+def is_resident(key: Tensor) -> bool:
     """Return whether scores stay in registers; else they are recomputed in each pass."""
     return triton_operators.blocks(key.shape[2], key.shape[3], key.element_size())[0]
 
 
-def _shape_refusal(query: Tensor, key: Tensor, value: Tensor) -> str | None:
-    if query.dtype not in TYPES or not query.dtype == key.dtype == value.dtype:
+def _shape_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         return (
-            "queries, keys and values must share one type of float16, bfloat16 and float32, got "
+            "queries, keys and values must share one dtype of float16, bfloat16 and float32, got "
             f"{query.dtype}, {key.dtype}, {value.dtype}"
         )
     n_batch, n_heads, _, head_dim = query.shape
@@ -67,9 +67,9 @@ def _shape_refusal(query: Tensor, key: Tensor, value: Tensor) -> str | None:
             "queries must be (B, H, Q, E), keys and values (B, H, K, E), got "
             f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
         )
-    least, most = HEAD_DIMS
-    if not least <= head_dim <= most:
-        return f"the head width must be in [{least}, {most}], got {head_dim}"
+    low, high = HEAD_DIMS
+    if not low <= head_dim <= high:
+        return f"the head width must be in [{low}, {high}], got {head_dim}"
     if 0 in query.shape or 0 in key.shape:
         return "there are no queries or no keys"
     return None
@@ -90,11 +90,11 @@ def triton_entmax_attention(
     """Return the context Σ p v with p = α-entmax(scale q·k + bias), without forming weights.
 
     Does not synchronise with the device, and is deterministic. Dropout draws two words per query
-    from torch's generator of the device; the dropped weights depend only on these and on the index
-    of the key.
+    from torch's generator for the device; which weights are dropped depends only on these and the
+    index of the key.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: one type of float16, bfloat16 and float32. If the stride
+        query_BHQE, key_BHKE, value_BHKE: one dtype of float16, bfloat16 and float32. If the stride
             of the last axis is not 1, they are copied.
         alpha_H: α of every head, (H,) or a scalar tensor, clamped to [1, 2]; or a number in
             [1, 2], without gradient. 1.5 and 2 have specialised kernels.
@@ -106,13 +106,13 @@ def triton_entmax_attention(
         distances: the bias, or None. Its slopes get no gradient.
 
     Returns:
-        (B, H, Q, E) in the type of the values, with the memory layout (B, Q, H, E). Queries without
-        a key get zeros with zero gradients. Differentiable once in queries, keys, values, α.
+        (B, H, Q, E) in the values' dtype, with memory layout (B, Q, H, E). Queries without a key
+        get zeros with zero gradients. Differentiable once in queries, keys, values, α.
 
     Raises:
-        ValueError: tensors are not supported (see `refusal`), or a number is out of range.
+        ValueError: unsupported tensors (see `unsupported_reason`), or a number out of range.
     """
-    reason = refusal(query_BHQE, key_BHKE, value_BHKE)
+    reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE)
     if reason is not None:
         raise ValueError(reason)
     if not 0 <= dropout < 1:

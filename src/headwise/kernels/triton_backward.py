@@ -10,7 +10,7 @@ With c = <dO, C> of a query (C: the centre saved by forward) and dP = dO vᵀ af
 The streaming forward kernel marks the blocks with any weight (`live`); both kernels visit only
 these.
 
-Letters: M queries and N keys of a tile, E head width.
+Axes: M queries and N keys of a tile, E head width.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from headwise.kernels.triton_kernels import (
     NO_KEYS,
     SIZES,
     alpha_terms,
-    dropped,
-    joined,
-    keeps,
-    kept,
+    apply_dropout,
+    joined_heads,
+    keep_mask,
     load_beta,
     load_bias,
     load_rows,
-    lowered,
     masked_dot,
     matrix,
     n_allowed_keys,
-    place,
     powers,
+    program_place,
+    random_words,
     store_rows,
+    subtract_bias,
     visible,
 )
 
@@ -46,101 +46,101 @@ def live_lists(
 ):
     """Write the indices of the marked items of each line, ascending, and their number.
 
-    `live` is (rows of batch and head, lines, items) by the strides given, so that one kernel lists
+    `live` is (batch and head, lines, items) with the given strides, so that one kernel lists
     the key blocks of each query block, and the query blocks of each key block.
     """
     line = tl.program_id(0)
     row = (line // n_lines).to(tl.int64)
     marks = live + row * n_lines * n_items + (line % n_lines) * stride_line
-    listed = lists + line.to(tl.int64) * n_items
+    block_list = lists + line.to(tl.int64) * n_items
     count = 0
     for start in range(0, n_items, CHUNK):
         items = start + tl.arange(0, CHUNK)
         is_live = tl.load(marks + items * stride_item, mask=items < n_items, other=0).to(tl.int32)
-        places = count + tl.cumsum(is_live, 0) - 1
-        tl.store(listed + places, items.to(tl.int16), mask=is_live > 0)
+        positions = count + tl.cumsum(is_live, 0) - 1
+        tl.store(block_list + positions, items.to(tl.int16), mask=is_live > 0)
         count += tl.sum(is_live, 0)
     tl.store(counts + line, count)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_queries(
-    heads, strides, alpha, lengths, draws, distances, kept_rows, listed_blocks, grad_query,
-    grad_alpha, product, n_heads, n_queries, n_keys, query_offset, scale, cut,
+    heads, strides, alpha, lengths, draws, distances, saved_rows, block_lists, grad_query,
+    grad_alpha, grad_dot_centre, n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Write dq and dα of a block of queries, and c to `product`, for `backward_keys`."""
+    """Write dq and dα of a block of queries, and c to `grad_dot_centre`, for `backward_keys`."""
     query, key, value, grad = heads
-    centre, top, shift = kept_rows
+    centre, top, shift = saved_rows
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
-    block, row, batch, head = place(n_heads, n_blocks, True)
+    block, row, batch, head = program_place(n_heads, n_blocks, True)
     beta = load_beta(alpha, head)
     slope = beta * scale
     allowed = n_allowed_keys(lengths, batch, n_keys)
     first = block * cut.BLOCK_M
-    rows_M, within_N = first + tl.arange(0, cut.BLOCK_M), tl.arange(0, cut.BLOCK_N)
+    rows_M, offsets_N = first + tl.arange(0, cut.BLOCK_M), tl.arange(0, cut.BLOCK_N)
     inside_M = rows_M < n_queries
     limit_M, full, reach = visible(rows_M, first, allowed, query_offset, cut)
     keys = matrix(key, strides[1], batch, head, allowed)
     values = matrix(value, strides[2], batch, head, allowed)
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
     grad_ME = load_rows(matrix(grad, strides[3], batch, head, n_queries), rows_M, cut)
-    centre_ME = load_rows(joined(centre, batch, head, n_heads, n_queries, cut), rows_M, cut)
+    centre_ME = load_rows(joined_heads(centre, batch, head, n_heads, n_queries, cut), rows_M, cut)
     bias = load_bias(distances, head, rows_M[:, None] + query_offset, scale)
-    product_M = tl.sum(grad_ME.to(tl.float32) * centre_ME.to(tl.float32), 1)
+    c_M = tl.sum(grad_ME.to(tl.float32) * centre_ME.to(tl.float32), 1)
     row_M = row * n_queries + rows_M
-    tl.store(product + row_M, product_M, mask=inside_M)
+    tl.store(grad_dot_centre + row_M, c_M, mask=inside_M)
     top_M = tl.load(top + row_M, mask=inside_M, other=0.0)
     shift_M = tl.load(shift + row_M, mask=inside_M, other=NO_KEYS)
-    first_M, second_M = kept(draws, row, rows_M, n_queries, n_blocks)
+    first_M, second_M = random_words(draws, row, rows_M, n_queries, n_blocks)
 
     n_items = tl.cdiv(reach, cut.BLOCK_N)
-    if listed_blocks is not None:
+    if block_lists is not None:
         line = row * n_blocks + block
-        listed = listed_blocks[0] + line * tl.cdiv(n_keys, cut.BLOCK_N)
-        n_items = tl.load(listed_blocks[1] + line)
-    gradient_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
+        block_list = block_lists[0] + line * tl.cdiv(n_keys, cut.BLOCK_N)
+        n_items = tl.load(block_lists[1] + line)
+    grad_query_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     alpha_M = top_M * 0.0
     for item in range(n_items):
         index = item
-        if listed_blocks is not None:
-            index = tl.load(listed + item).to(tl.int32)
-        keys_N = index * cut.BLOCK_N + within_N
+        if block_lists is not None:
+            index = tl.load(block_list + item).to(tl.int32)
+        keys_N = index * cut.BLOCK_N + offsets_N
         key_NE = load_rows(keys, keys_N, cut)
         value_NE = load_rows(values, keys_N, cut)
         is_edge = (index + 1) * cut.BLOCK_N > full
         gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut) - top_M[:, None]
-        pull_MN = tl.dot(grad_ME, tl.trans(value_NE), input_precision=cut.PRECISION)
+        dp_MN = tl.dot(grad_ME, tl.trans(value_NE), input_precision=cut.PRECISION)
         if draws is not None:
-            keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
-            pull_MN = dropped(pull_MN, keep_MN, draws)
-        pull_MN = pull_MN - product_M[:, None]
+            keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
+            dp_MN = apply_dropout(dp_MN, keep_MN, draws)
+        dp_MN = dp_MN - c_M[:, None]
         x_s_log2x = powers(gap_MN, shift_M[:, None], slope, beta, cut)
         if grad_alpha is not None:
             terms_MN = alpha_terms(gap_MN, shift_M[:, None], slope, beta, x_s_log2x, cut.PRECISE)
-            alpha_M += tl.sum(terms_MN * pull_MN, 1)
-        pull_MN = x_s_log2x[1] * pull_MN
-        gradient_ME += tl.dot(pull_MN.to(key_NE.dtype), key_NE, input_precision=cut.PRECISION)
-    out = joined(grad_query, batch, head, n_heads, n_queries, cut)
-    store_rows(out, rows_M, gradient_ME * scale, cut)
+            alpha_M += tl.sum(terms_MN * dp_MN, 1)
+        ds_MN = x_s_log2x[1] * dp_MN
+        grad_query_ME += tl.dot(ds_MN.to(key_NE.dtype), key_NE, input_precision=cut.PRECISION)
+    out = joined_heads(grad_query, batch, head, n_heads, n_queries, cut)
+    store_rows(out, rows_M, grad_query_ME * scale, cut)
     if grad_alpha is not None:
         tl.store(grad_alpha + row_M, -alpha_M / (beta * beta), mask=inside_M)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_keys(
-    heads, strides, alpha, lengths, draws, distances, kept_rows, listed_blocks, grad_key,
+    heads, strides, alpha, lengths, draws, distances, saved_rows, block_lists, grad_key,
     grad_value, n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Write dk and dv of a block of keys. Rows of tiles are keys, which gives pᵀ directly."""
+    """Write dk and dv of a block of keys. Tiles have keys as rows, which gives pᵀ directly."""
     query, key, value, grad = heads
-    product, top, shift = kept_rows
+    grad_dot_centre, top, shift = saved_rows
     n_blocks = tl.cdiv(n_keys, cut.BLOCK_N)
-    block, row, batch, head = place(n_heads, n_blocks, False)
+    block, row, batch, head = program_place(n_heads, n_blocks, False)
     beta = load_beta(alpha, head)
     slope = beta * scale
     allowed = n_allowed_keys(lengths, batch, n_keys)
     first = block * cut.BLOCK_N
-    keys_N, within_M = first + tl.arange(0, cut.BLOCK_N), tl.arange(0, cut.BLOCK_M)
+    keys_N, offsets_M = first + tl.arange(0, cut.BLOCK_N), tl.arange(0, cut.BLOCK_M)
     key_NE = load_rows(matrix(key, strides[1], batch, head, allowed), keys_N, cut)
     value_NE = load_rows(matrix(value, strides[2], batch, head, allowed), keys_N, cut)
     queries = matrix(query, strides[0], batch, head, n_queries)
@@ -151,40 +151,42 @@ def backward_keys(
         start = tl.maximum(first - query_offset, 0) // cut.BLOCK_M
     if first >= allowed:
         n_items = 0
-    if listed_blocks is not None:
+    if block_lists is not None:
         line = row * n_blocks + block
-        listed = listed_blocks[0] + line * tl.cdiv(n_queries, cut.BLOCK_M)
-        start, n_items = 0, tl.load(listed_blocks[1] + line)
+        block_list = block_lists[0] + line * tl.cdiv(n_queries, cut.BLOCK_M)
+        start, n_items = 0, tl.load(block_lists[1] + line)
     grad_key_NE = tl.zeros([cut.BLOCK_N, cut.PADDED], tl.float32)
     grad_value_NE = tl.zeros([cut.BLOCK_N, cut.PADDED], tl.float32)
     for item in range(start, n_items):
         index = item
-        if listed_blocks is not None:
-            index = tl.load(listed + item).to(tl.int32)
-        rows_M = index * cut.BLOCK_M + within_M
+        if block_lists is not None:
+            index = tl.load(block_list + item).to(tl.int32)
+        rows_M = index * cut.BLOCK_M + offsets_M
         inside_M = rows_M < n_queries
         query_ME = load_rows(queries, rows_M, cut)
         grad_ME = load_rows(grads, rows_M, cut)
         row_M = row * n_queries + rows_M
         top_M = tl.load(top + row_M, mask=inside_M, other=0.0)
         shift_M = tl.load(shift + row_M, mask=inside_M, other=NO_KEYS)
-        product_M = tl.load(product + row_M, mask=inside_M, other=0.0)
+        c_M = tl.load(grad_dot_centre + row_M, mask=inside_M, other=0.0)
         score_NM = tl.dot(key_NE, tl.trans(query_ME), input_precision=cut.PRECISION)
         bias = load_bias(distances, head, rows_M[None, :] + query_offset, scale)
-        gap_NM = lowered(score_NM, keys_N[:, None], bias, cut) - top_M[None, :]
+        gap_NM = subtract_bias(score_NM, keys_N[:, None], bias, cut) - top_M[None, :]
         limit_M, full, _reach = visible(rows_M, index * cut.BLOCK_M, allowed, query_offset, cut)
         if first + cut.BLOCK_N > full:
             gap_NM = tl.where(keys_N[:, None] < limit_M[None, :], gap_NM, float("-inf"))
         x_NM, s_NM, _log2_x_NM = powers(gap_NM, shift_M[None, :], slope, beta, cut)
-        pull_NM = tl.dot(value_NE, tl.trans(grad_ME), input_precision=cut.PRECISION)
+        dp_NM = tl.dot(value_NE, tl.trans(grad_ME), input_precision=cut.PRECISION)
         p_NM = s_NM * x_NM
         if draws is not None:
-            first_M, second_M = kept(draws, row, rows_M, n_queries, n_blocks)
-            keep_NM = keeps(first_M[None, :], second_M[None, :], keys_N[:, None], draws)
-            p_NM, pull_NM = dropped(p_NM, keep_NM, draws), dropped(pull_NM, keep_NM, draws)
+            first_M, second_M = random_words(draws, row, rows_M, n_queries, n_blocks)
+            keep_NM = keep_mask(first_M[None, :], second_M[None, :], keys_N[:, None], draws)
+            p_NM, dp_NM = apply_dropout(p_NM, keep_NM, draws), apply_dropout(dp_NM, keep_NM, draws)
         grad_value_NE += tl.dot(p_NM.to(grad_ME.dtype), grad_ME, input_precision=cut.PRECISION)
-        pull_NM = s_NM * (pull_NM - product_M[None, :])
-        grad_key_NE += tl.dot(pull_NM.to(query_ME.dtype), query_ME, input_precision=cut.PRECISION)
-    out = joined(grad_key, batch, head, n_heads, n_keys, cut)
+        ds_NM = s_NM * (dp_NM - c_M[None, :])
+        grad_key_NE += tl.dot(ds_NM.to(query_ME.dtype), query_ME, input_precision=cut.PRECISION)
+    out = joined_heads(grad_key, batch, head, n_heads, n_keys, cut)
     store_rows(out, keys_N, grad_key_NE * scale, cut)
-    store_rows(joined(grad_value, batch, head, n_heads, n_keys, cut), keys_N, grad_value_NE, cut)
+    store_rows(
+        joined_heads(grad_value, batch, head, n_heads, n_keys, cut), keys_N, grad_value_NE, cut
+    )

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from headwise.compilation import constant_in_graphs
 
-TYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def _missing_tool() -> str | None:
-    """Return what Triton lacks to compile its launcher, which is written in C, or None."""
+    """Return what is missing to compile Triton's launcher, which is written in C, or None."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "no C compiler for Triton: CC is not set, gcc and clang are not found"
     scheme = sysconfig.get_default_scheme()
@@ -41,7 +41,7 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def device_refusal(device: torch.device) -> str | None:
+def unavailable_reason(device: torch.device) -> str | None:
     """Return why kernels cannot run on a device, for the log, or None if they can."""
     if not HAS_TRITON:
         return "triton is not installed (pip install 'headwise[triton]')"
@@ -56,14 +56,14 @@ def device_refusal(device: torch.device) -> str | None:
     return f"the kernels are for GPUs, the tensors are on {device.type}"
 
 
-def takes(values: Tensor) -> bool:
-    """Return whether kernels of rows support these: half precision or float32 on a GPU."""
-    return values.device.type == "cuda" and values.dtype in TYPES and _can_run(values.device)
+def supports(values: Tensor) -> bool:
+    """Return whether kernels of rows support the values: half precision or float32 on a GPU."""
+    return values.device.type == "cuda" and values.dtype in DTYPES and _can_run(values.device)
 
 
-@constant_in_graphs  # of a device: of a tensor, torch.compile would compute the values
+@constant_in_graphs  # the argument is no tensor: torch.compile would compute its values
 def _can_run(device: torch.device) -> bool:
-    return device_refusal(device) is None
+    return unavailable_reason(device) is None
 
 
 @functools.cache
@@ -83,13 +83,13 @@ def build_digest() -> str:
 
 
 def check(*tensors: Tensor) -> None:
-    """Check what the kernels assume of tensors.
+    """Check that the kernels support the tensors.
 
     Raises:
-        TypeError: a type is not in `TYPES`, or a tensor is not contiguous.
+        TypeError: a dtype is not in `DTYPES`, or a tensor is not contiguous.
     """
     for values in tensors:
-        if values.dtype not in TYPES or not values.is_contiguous():
+        if values.dtype not in DTYPES or not values.is_contiguous():
             raise TypeError(
                 f"the kernels need half precision or float32, contiguous; got {values.dtype} with "
                 f"strides {values.stride()}"
@@ -103,6 +103,6 @@ def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-def power_of_two(number: int, least: int = 16) -> int:
-    """Return the smallest power of two that is at least `number` and `least`."""
-    return max(least, 1 << (number - 1).bit_length())
+def power_of_two(number: int, at_least: int = 16) -> int:
+    """Return the smallest power of two that is at least `number` and `at_least`."""
+    return max(at_least, 1 << (number - 1).bit_length())

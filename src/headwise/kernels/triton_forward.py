@@ -1,10 +1,10 @@
 """Forward kernel of fused α-entmax attention for short rows, whose scores stay in registers.
 
-Beside the context, it writes the values per row that the backward kernels need: top, shift and the
-`centre` C = Σ s m v / Σ s (m: dropout), whose product with the incoming gradient is the c of
+It also writes the values per row that the backward kernels need: top, shift and the
+`centre` C = Σ s m v / Σ s (m: dropout), whose dot product with the incoming gradient is the c of
 `headwise.entmax.function`.
 
-Letters: M queries and N keys of a tile, E head width.
+Axes: M queries and N keys of a tile, E head width.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from headwise.kernels.triton_kernels import (
     NO_KEYS,
     SIZES,
     TINY,
-    dropped,
+    apply_dropout,
     finite_top,
-    joined,
-    keeps,
-    kept,
+    joined_heads,
+    keep_mask,
     largest_shift,
     load_beta,
     load_bias,
@@ -33,8 +32,9 @@ from headwise.kernels.triton_kernels import (
     n_allowed_keys,
     n_moment_passes,
     newton,
-    place,
     powers,
+    program_place,
+    random_words,
     store_rows,
     tolerance,
     visible,
@@ -47,8 +47,8 @@ def write_rows(out, results, limit_M, rows_M, at, n_heads, n_queries, cut):
     context, centre, top, shift = out
     context_ME, centre_ME, top_M, shift_M = results
     _block, row, batch, head = at
-    store_rows(joined(context, batch, head, n_heads, n_queries, cut), rows_M, context_ME, cut)
-    store_rows(joined(centre, batch, head, n_heads, n_queries, cut), rows_M, centre_ME, cut)
+    store_rows(joined_heads(context, batch, head, n_heads, n_queries, cut), rows_M, context_ME, cut)
+    store_rows(joined_heads(centre, batch, head, n_heads, n_queries, cut), rows_M, centre_ME, cut)
     inside_M = rows_M < n_queries
     tl.store(top + row * n_queries + rows_M, top_M, mask=inside_M)
     shift_M = tl.where(limit_M > 0, shift_M, NO_KEYS)
@@ -89,7 +89,7 @@ def forward_resident(
     """Forward with BLOCK_N ≥ n_keys: scores of BLOCK_M queries are computed only once."""
     query, key, value = heads
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
-    block, row, batch, head = place(n_heads, n_blocks, False)
+    block, row, batch, head = program_place(n_heads, n_blocks, False)
     beta = load_beta(alpha, head)
     slope = beta * scale
     allowed = n_allowed_keys(lengths, batch, n_keys)
@@ -107,9 +107,9 @@ def forward_resident(
     rule = slope, beta, largest_shift(beta, n_keys)
     s_MN, p_MN, total_M, shift_M = solve_resident(gap_MN, limit_M, rule, cut)
     if draws is not None:
-        first_M, second_M = kept(draws, row, rows_M, n_queries, n_blocks)
-        keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
-        p_MN, s_MN = dropped(p_MN, keep_MN, draws), dropped(s_MN, keep_MN, draws)
+        first_M, second_M = random_words(draws, row, rows_M, n_queries, n_blocks)
+        keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
+        p_MN, s_MN = apply_dropout(p_MN, keep_MN, draws), apply_dropout(s_MN, keep_MN, draws)
     value_NE = load_rows(matrix(value, strides[2], batch, head, allowed), keys_N, cut)
     context_ME = tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
     centre_ME = tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)

@@ -1,4 +1,4 @@
-"""Shared functions of the fused α-entmax attention kernels: tiles of scores, and formulas of rows.
+"""Functions shared by the fused α-entmax attention kernels: tiles of scores, formulas of rows.
 
 A tile has M queries and N keys. Each row has its largest score `top`, before scaling, and the shift
 t of `headwise.entmax.solver`; with β = α - 1 a tile is
@@ -6,7 +6,7 @@ t of `headwise.entmax.solver`; with β = α - 1 a tile is
     gap = q·k - top ≤ 0        t_j = t - β scale gap        x = [1 - t_j]_+
     s = x^(1/β - 1)            p = s x
 
-Subtracting before scaling makes the gap of the largest key 0, exactly if products are computed in
+Subtracting before scaling makes the gap of the largest key 0, exactly if dot products are summed in
 the same order (backward may compute them transposed, with a rounding error). A masked key has the
 gap -inf, hence p = s = 0; a query without keys has the shift NO_KEYS, with the same effect. NaN is
 propagated within its row.
@@ -30,11 +30,11 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 # Arguments are grouped in tuples: tensors, strides, and compile-time constants `cut`
 # (`headwise.kernels.triton_operators.Cut`). `draws` of dropout are (row_keys, threshold,
-# keep_scale), `distances` are (slopes, prefix). None instead of a group or a tensor: it is absent,
-# and no code is generated for it.
+# keep_scale), `distances` are (slopes, prefix). A group or tensor that is None is absent: no
+# code is generated for it.
 #
-# Numbers without specialisation: lengths change with every batch, and the prefix in decoding has
-# length 1 at first. (In a tuple they would be specialised.)
+# Integers without specialisation: lengths change with every batch, and decoding starts with a
+# prefix of length 1. (In a tuple they would be specialised.)
 SIZES = ("n_heads", "n_queries", "n_keys", "query_offset")
 N_EVALUATIONS = tl.constexpr(16)  # upper limit; adversarial rows need 6
 # How x is raised to 1/β, numbered as in `headwise.kernels.problem.Power`.
@@ -45,7 +45,7 @@ LINEAR = tl.constexpr(3)  # α = 2
 
 
 @triton.jit
-def place(n_heads, n_blocks, IS_REVERSED: tl.constexpr):
+def program_place(n_heads, n_blocks, IS_REVERSED: tl.constexpr):
     """Return block, row of (B, H), sentence and head of a program; reversed: last block first."""
     program = tl.program_id(0)
     block, row = program % n_blocks, (program // n_blocks).to(tl.int64)
@@ -61,14 +61,14 @@ def matrix(tensor, strides, batch, head, n_rows):
 
 
 @triton.jit
-def joined(tensor, batch, head, n_heads, n_rows, cut):
+def joined_heads(tensor, batch, head, n_heads, n_rows, cut):
     """Return the matrix of a contiguous tensor (B, N, H, E)."""
     return tensor + (batch * n_rows * n_heads + head) * cut.WIDTH, n_heads * cut.WIDTH, n_rows
 
 
 @triton.jit
 def tile_of(matrix, rows, cut):
-    """Return pointers to a tile (len(rows), PADDED) of a matrix, and which are inside of it."""
+    """Return pointers to a tile (len(rows), PADDED) of a matrix, and which are inside it."""
     base, stride, n_rows = matrix
     columns = tl.arange(0, cut.PADDED)
     inside = (rows < n_rows)[:, None]
@@ -89,7 +89,7 @@ def load_rows(matrix, rows, cut):
 
 @triton.jit
 def store_rows(matrix, rows, tile, cut):
-    """Store a tile to the rows of a matrix, in its type."""
+    """Store a tile to the rows of a matrix, in its dtype."""
     pointers, inside = tile_of(matrix, rows, cut)
     tl.store(pointers, tile.to(pointers.dtype.element_ty), mask=inside)
 
@@ -116,7 +116,7 @@ def visible(rows_M, first, allowed, query_offset, cut):
 
 @triton.jit
 def load_bias(distances, head, positions, scale):
-    """Return the bias for `lowered`: slope for unscaled scores, prefix, positions of queries."""
+    """Return the bias for `subtract_bias`: slope on unscaled scores, prefix, query positions."""
     slope, n_prefix = scale, 0
     if distances is not None:
         slope, n_prefix = tl.load(distances[0] + head) / scale, distances[1]
@@ -124,7 +124,7 @@ def load_bias(distances, head, positions, scale):
 
 
 @triton.jit
-def lowered(scores, keys, bias, cut):
+def subtract_bias(scores, keys, bias, cut):
     """Return unscaled scores minus slope · |i - j|; keys and `bias` positions broadcast."""
     if cut.BIASED:
         slope, n_prefix, positions = bias
@@ -140,7 +140,7 @@ def masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut):
     `is_edge`: whether any key of the tile is; otherwise the comparison is skipped.
     """
     scores_MN = tl.dot(query_ME, tl.trans(key_NE), input_precision=cut.PRECISION)
-    scores_MN = lowered(scores_MN, keys_N[None, :], bias, cut)
+    scores_MN = subtract_bias(scores_MN, keys_N[None, :], bias, cut)
     if is_edge:
         scores_MN = tl.where(keys_N[None, :] < limit_M[:, None], scores_MN, float("-inf"))
     return scores_MN
@@ -166,7 +166,7 @@ def root_exponent(beta):
 
 @triton.jit
 def fast_log2(x, INTERPRET: tl.constexpr):
-    """Return log2 in one instruction; the library's takes twenty."""
+    """Return log2 in one instruction; the library function takes twenty."""
     if INTERPRET:
         return tl.log2(x)
     return tl.inline_asm_elementwise(
@@ -279,8 +279,8 @@ def n_moment_passes(beta, PRECISE: tl.constexpr):
 def moments(values_MN, level_M, slope):
     """Return count, sum and sum of squares of x = [values slope + level]_+ per row.
 
-    `values` are gaps, or scores with a level that includes the largest of the row: one operation
-    per key less, and exact enough for a start.
+    `values` are gaps, or scores with a level that includes the row's largest score: one operation
+    less per key, and exact enough for a start.
     """
     x_MN = values_MN * slope + level_M[:, None]
     x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -294,17 +294,17 @@ def moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max):
     count_M = tl.maximum(count_M, 1.0)
     mean_M = sum_M / count_M
     variance_M = tl.maximum(square_M / count_M - mean_M * mean_M, 0.0)
-    lack_M = one_minus_exp(2.0 * beta * tl.log(count_M))
-    # near α = 1 the variance of x is lost to rounding, but Newton needs no good start
-    lack_M += tl.where(beta > 0.004, variance_M * (1.0 - beta) / beta, 0.0)
-    root_M = tl.sqrt(tl.maximum(1.0 - lack_M, 0.0))
-    shift_M = tl.minimum(lack_M, 1.0) / (1.0 + root_M) + mean_M - (1.0 - shift_M)
+    missing_M = one_minus_exp(2.0 * beta * tl.log(count_M))
+    # near α = 1 the variance of x is lost to rounding, but Newton's method needs no good start
+    missing_M += tl.where(beta > 0.004, variance_M * (1.0 - beta) / beta, 0.0)
+    root_M = tl.sqrt(tl.maximum(1.0 - missing_M, 0.0))
+    shift_M = tl.minimum(missing_M, 1.0) / (1.0 + root_M) + mean_M - (1.0 - shift_M)
     return tl.minimum(tl.maximum(shift_M, 0.0), shift_max)
 
 
 @triton.jit
 def newton(shift_M, mass_M, slope_M, beta, shift_max):
-    """Return the next shift, by Newton on F^β; F = 0 (by rounding) leads back to t = 0."""
+    """Return the next shift, by Newton's method on F^β; F = 0 (by rounding) leads back to t = 0."""
     mass_M = tl.maximum(mass_M, TINY)
     growth_M = one_minus_exp(beta * tl.log(mass_M))
     shift_M += mass_M * growth_M / tl.maximum(slope_M, TINY)
@@ -312,8 +312,8 @@ def newton(shift_M, mass_M, slope_M, beta, shift_max):
 
 
 @triton.jit
-def kept(draws, row, rows, n_rows, n_blocks):
-    """Return two random words per query of a row of (B, H), for `keeps`; unused without dropout."""
+def random_words(draws, row, rows, n_rows, n_blocks):
+    """Return two random words per query for `keep_mask`; unused without dropout."""
     first, second = rows, rows
     if draws is not None:
         n_all_rows = (tl.num_programs(0) // n_blocks).to(tl.int64) * n_rows
@@ -324,8 +324,8 @@ def kept(draws, row, rows, n_rows, n_blocks):
 
 
 @triton.jit
-def keeps(first, second, keys, draws):
-    """Return whether dropout keeps each weight, by a hash of the query's words and the key.
+def keep_mask(first, second, keys, draws):
+    """Return whether dropout keep_mask each weight, by a hash of the query's words and the key.
 
     The hash has two rounds of multiply and shift; a counter-based generator would need ten. The
     words are drawn from torch's generator.
@@ -338,6 +338,6 @@ def keeps(first, second, keys, draws):
 
 
 @triton.jit
-def dropped(values, keep, draws):
-    """Return kept values, scaled, and 0 elsewhere."""
+def apply_dropout(values, keep, draws):
+    """Return the kept values, scaled, and 0 for the others."""
     return tl.where(keep, values * draws[2], 0.0)

@@ -1,6 +1,6 @@
-"""Losses over a vocabulary on a GPU, as `native_loss` on a CPU, without synchronisation.
+"""Losses over a vocabulary on GPU, as `native_loss` on CPU, without synchronisation.
 
-Letters: N rows, V classes.
+Axes: N rows, V classes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headwise.kernels.problem import BETA_MIN, POWERS, Power
 from headwise.kernels.triton_device import check, on_device, power_of_two
 from headwise.kernels.triton_maps import cut_of
 
-# Classes at a time; the search needs more registers, so it has half as many.
+# Classes at a time; the search needs more registers, so it takes half as many.
 READ_BLOCK, WRITE_BLOCK = 1 << 11, 1 << 12
 N_WARPS = 8
 
@@ -55,7 +55,7 @@ def write_gradient(
     target_N: Tensor,
     alpha: float,
     smoothing: float,
-    share: float,
+    eps_v: float,
 ) -> None:
     """See `headwise.kernels.native_loss.write_gradient`."""
     from headwise.kernels import triton_vocabulary
@@ -67,6 +67,6 @@ def write_gradient(
         with on_device(scores_NV):
             triton_vocabulary.loss_backward[(n_rows, -(-n_classes // block))](
                 scores_NV, threshold_N2, out_NV, scale_N, target_N,
-                max(alpha - 1, BETA_MIN), smoothing, share, n_classes,
+                max(alpha - 1, BETA_MIN), smoothing, eps_v, n_classes,
                 cut_of(1, block, POWERS.get(alpha, Power.ANY)), num_warps=N_WARPS,
             )  # fmt: skip

@@ -1,9 +1,9 @@
 """The maps on a GPU: one launch forward and one backward, with any mask.
 
 Used if weights are requested, or if `triton_attention` does not support a pattern or an α per
-query. Without Triton, `solver.py` needs a hundred passes over memory instead.
+query. Without Triton, `solver.py` needs a hundred passes over memory.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys.
+Axes: B batch, H heads, Q and K numbers of queries and keys.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor
 from headwise.kernels.problem import Power
 from headwise.kernels.triton_device import check, is_interpreted, on_device, power_of_two
 
-LONGEST_BLOCK = 1 << 11  # keys at a time
+MAX_BLOCK = 1 << 11  # keys at a time
 # Maximum number of keys -> rows and warps of a program. Each warp has whole rows if they fit into
-# its registers: warps that share a row repeat the work per row, and sum through memory. (For 64
+# its registers: warps that share a row repeat the work per row, and reduce through memory. (For 64
 # keys with a mask, 4 warps of 8 rows need 151 registers per thread, one warp of 2 rows needs 64.)
-SHAPES = {32: (8, 4), 128: (2, 1), 256: (1, 1), 512: (1, 2), LONGEST_BLOCK: (1, 4)}
+SHAPES = {32: (8, 4), 128: (2, 1), 256: (1, 1), 512: (1, 2), MAX_BLOCK: (1, 4)}
 
 
 def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor | None) -> Tensor:
     """Return weights of the scores (B, H, Q, K); see `headwise.entmax.function`.
 
     Args:
-        scores_BHQK: contiguous, supported by `triton_device.takes`.
+        scores_BHQK: contiguous, supported by `triton_device.supports`.
         beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
         power: ANY, SQUARE or LINEAR.
         mask: bool, broadcastable to the scores, True = may attend; None: all.
@@ -62,7 +62,7 @@ def backward(
 
     Args:
         weights_BHQK: result of `forward`.
-        grad_BHQK: gradient of the weights, same type, contiguous.
+        grad_BHQK: gradient of the weights, same dtype, contiguous.
         beta, power: as in `forward`.
         with_alpha: requires `Power.ANY`.
     """
@@ -90,8 +90,8 @@ class Cut(NamedTuple):
     BLOCK_M: Any  # rows of a program
     BLOCK_N: Any  # keys at a time
     POWER: Any
-    PRECISE: Any  # always
-    INTERPRET: Any  # whether the interpreter of Triton runs it
+    PRECISE: Any  # to float32 precision: always here
+    INTERPRET: Any  # whether Triton's interpreter runs it
     HAS_MASK: Any
 
 
@@ -109,8 +109,8 @@ def _cut(scores_BHQK: Tensor, *others: Tensor) -> tuple[int, int, int, int]:
     n_keys = scores_BHQK.shape[3]
     if scores_BHQK.numel() == 0:
         return 0, 1, 1, 1
-    block_keys = min(power_of_two(n_keys), LONGEST_BLOCK)
-    block_rows, n_warps = next(shape for most, shape in SHAPES.items() if block_keys <= most)
+    block_keys = min(power_of_two(n_keys), MAX_BLOCK)
+    block_rows, n_warps = next(shape for limit, shape in SHAPES.items() if block_keys <= limit)
     return scores_BHQK.numel() // n_keys, block_rows, block_keys, n_warps
 
 

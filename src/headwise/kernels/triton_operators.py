@@ -3,7 +3,7 @@
 With registered shapes and gradients, each is one node for torch.compile and activation
 checkpointing. No step synchronises with the device.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from headwise.kernels.operators import register_pair
 from headwise.kernels.triton_device import is_interpreted, on_device, power_of_two
 
-LIST = 64  # rows and columns of the blocks that are skipped if empty
-WIDE_BYTES = 256  # larger keys (float32, width 128) use blocks of half of LIST
-MAX_REGISTERS = 255  # explicit: a compiler that spills registers may otherwise choose 32
+BLOCK = 64  # rows and columns of the blocks that are skipped if empty
+WIDE_BYTES = 256  # larger keys (float32, width 128) use half of BLOCK
+MAX_REGISTERS = 255  # explicit, as a compiler that spills registers may choose 32
 # Limits of rows whose scores stay in registers, by the bytes of the keys of a head and by their
 # number, and scores per program in half precision. On sm_90 more scores spill registers; and longer
 # rows would leave fewer than 32 queries per program, each of which reads all keys.
@@ -37,7 +37,7 @@ class Tiles:
         block: rows and columns of these blocks.
         forward, queries, keys: (queries, keys, warps) per program of each kernel.
         padded: the head width, rounded up to a power of two.
-        stages: of software pipelining; with three, tiles of wide heads overflow shared memory.
+        stages: of software pipelining; with 3, tiles of wide heads overflow shared memory.
     """
 
     resident: bool
@@ -56,7 +56,7 @@ def blocks(n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int]:
     """
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
-    block = LIST if n_bytes <= WIDE_BYTES else LIST // 2
+    block = BLOCK if n_bytes <= WIDE_BYTES else BLOCK // 2
     # with heads narrower than 64 each warp has whole rows, which spill at 256 keys
     longest = RESIDENT_KEYS if padded >= 64 and itemsize == 2 else RESIDENT_KEYS // 2
     resident = n_bytes <= WIDE_BYTES and n_keys <= min(longest, RESIDENT_BYTES // n_bytes)
@@ -74,14 +74,14 @@ def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
         n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
     else:
-        # two groups of warps share the keys if there are enough queries to fill the device
-        n_block = 2 * block if n_queries >= 16 * LIST and itemsize == 2 else block
+        # two warp groups share the keys if there are enough queries to fill the device
+        n_block = 2 * block if n_queries >= 16 * BLOCK and itemsize == 2 else block
         forward = (n_block, block, 8 if itemsize == 4 else n_block // 16)
         short_queries = short_keys = block
     n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(short_queries * short_keys, itemsize)
-    back = (short_queries, short_keys, n_warps)
+    backward = (short_queries, short_keys, n_warps)
     stages = 3 if n_bytes <= 128 else 2 if n_bytes <= WIDE_BYTES else 1
-    return Tiles(resident, block, forward, back, back, padded, stages)
+    return Tiles(resident, block, forward, backward, backward, padded, stages)
 
 
 def _n_warps(n_scores: int, itemsize: int) -> int:
@@ -100,7 +100,7 @@ def _empty(tensor: Tensor) -> Tensor:
 
 
 def _precision(tensor: Tensor) -> str:
-    """Return the precision of float32 products, from torch's setting."""
+    """Return the precision of float32 matmuls, from torch's setting."""
     return "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
 
 
@@ -115,8 +115,8 @@ class Cut(NamedTuple):
     BIASED: Any  # whether there is a bias by distance
     POWER: Any
     PRECISE: Any  # whether to float32 precision
-    PRECISION: Any  # of products
-    INTERPRET: Any  # whether the interpreter of Triton runs it
+    PRECISION: Any  # of matmuls
+    INTERPRET: Any  # whether Triton's interpreter runs it
 
 
 class Call(NamedTuple):
@@ -151,7 +151,7 @@ class Call(NamedTuple):
             self.power, query.dtype is torch.float32, _precision(query), is_interpreted(),
         )  # fmt: skip
         kernel[(n_batch * n_heads * n_blocks,)](
-            heads, tuple(one.stride()[:3] for one in heads), alpha, key_lengths, draws, distances,
+            heads, tuple(head.stride()[:3] for head in heads), alpha, key_lengths, draws, distances,
             *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
             Cut(*map(constexpr, constants)),
             num_warps=n_warps, num_stages=tiles.stages, maxnreg=MAX_REGISTERS,
@@ -219,25 +219,25 @@ def launch_backward(
     """
     from headwise.kernels import triton_backward
 
-    *of_call, has_alpha = settings
-    call = Call(*of_call)
+    *call_settings, has_alpha = settings
+    call = Call(*call_settings)
     cut = tiles(query.shape[2], key.shape[2], query.shape[3], query.element_size())
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     grad_query, grad_key, grad_value = _empty(query), _empty(key), _empty(value)
     grad_rows = torch.empty_like(top) if has_alpha else None
-    product = torch.empty_like(top)
+    grad_dot_centre = torch.empty_like(top)
     tensors = ((query, key, value, grad), alpha, key_lengths, row_keys, slopes)
     with on_device(query):
         lists = None if cut.resident else _live_lists(live, by_keys=False)
         call.launch(
             triton_backward.backward_queries, cut, cut.queries, False, *tensors,
-            (centre, top, shift), lists, grad_query, grad_rows, product,
+            (centre, top, shift), lists, grad_query, grad_rows, grad_dot_centre,
         )  # fmt: skip
         lists = None if cut.resident else _live_lists(live, by_keys=True)
         call.launch(
             triton_backward.backward_keys, cut, cut.keys, True, *tensors,
-            (product, top, shift), lists, grad_key, grad_value,
+            (grad_dot_centre, top, shift), lists, grad_key, grad_value,
         )  # fmt: skip
     grad_alpha = top.new_empty(0) if grad_rows is None else grad_rows.sum((0, 2))
     return grad_query, grad_key, grad_value, grad_alpha

@@ -2,7 +2,7 @@
 
 A program has M rows and reads their keys in blocks of N, in each pass: for the maximum, for
 moments, for Newton's method, and for the weights. After the first pass, rows of usual length are in
-the cache. For long rows, the first pass of moments lists the blocks with any key above the lowest
+cache. For long rows, the first pass of moments lists the blocks with any key above the lowest
 possible threshold, and the search reads only these. Sums are accumulated per position in a block,
 and reduced along the row at the end of a pass.
 
@@ -35,20 +35,19 @@ SIZES = ("n_rows", "n_heads", "n_queries", "n_keys", "beta_b", "beta_h", "beta_q
 MASKED_SIZES = (*SIZES, "mask_b", "mask_h", "mask_q")
 
 
-# Groups: `view` is (start of the scores of each row, which rows exist, number of keys, start of the
-# mask of each row if there is one, stride of its keys); `cut` is a
-# `headwise.kernels.triton_maps.Cut`.
+# Groups: `source` is (start of each row's scores, which rows exist, number of keys, start of each
+# row's mask if there is one, stride of its keys); `cut` is a `headwise.kernels.triton_maps.Cut`.
 
 
 @triton.jit
-def gaps(view, keys_N, top_M, HAS_MASK: tl.constexpr):
+def gaps(source, keys_N, top_M, HAS_MASK: tl.constexpr):
     """Return scores minus `top_M` (M, N), -inf where there is no key or it is masked."""
-    base_M, inside_M, n_keys, mask_M, mask_k = view
+    base_M, inside_M, n_keys, mask_M, mask_k = source
     inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
     if HAS_MASK:
-        places_N = keys_N.to(tl.int64) * mask_k
-        seen_MN = tl.load(mask_M[:, None] + places_N[None, :], mask=inside_MN, other=0)
-        inside_MN = inside_MN & (seen_MN != 0)
+        offsets_N = keys_N.to(tl.int64) * mask_k
+        allowed_MN = tl.load(mask_M[:, None] + offsets_N[None, :], mask=inside_MN, other=0)
+        inside_MN = inside_MN & (allowed_MN != 0)
     scores_MN = tl.load(base_M[:, None] + keys_N[None, :], mask=inside_MN, other=float("-inf"))
     return scores_MN.to(tl.float32) - top_M[:, None]
 
@@ -61,34 +60,34 @@ def largest_of_rows(values_MN):
 
 
 @triton.jit
-def find_top(view, cut):
+def find_top(source, cut):
     """Return the largest score of each row (M,), -inf without keys, NaN if the row has NaN."""
     top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
-    for index in range(tl.cdiv(view[2], cut.BLOCK_N)):
+    for index in range(tl.cdiv(source[2], cut.BLOCK_N)):
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        scores_MN = gaps(view, keys_N, zero_M, cut.HAS_MASK)
+        scores_MN = gaps(source, keys_N, zero_M, cut.HAS_MASK)
         top_MN = tl.maximum(top_MN, scores_MN, propagate_nan=tl.PropagateNan.ALL)
     return largest_of_rows(top_MN)
 
 
 @triton.jit
 def beta_of_rows(beta, strides, rows, inside_M, POWER: tl.constexpr):
-    """Return β of each row (M,), which the caller has clamped."""
+    """Return β of each row (M,), already clamped."""
     batch_M, head_M, query_M = rows
     if POWER == ANY:
-        places_M = batch_M * strides[0] + head_M * strides[1] + query_M * strides[2]
-        return tl.load(beta + places_M, mask=inside_M, other=1.0).to(tl.float32)
+        offsets_M = batch_M * strides[0] + head_M * strides[1] + query_M * strides[2]
+        return tl.load(beta + offsets_M, mask=inside_M, other=1.0).to(tl.float32)
     if POWER == SQUARE:
         return (batch_M * 0.0 + 0.5).to(tl.float32)
     return (batch_M * 0.0 + 1.0).to(tl.float32)
 
 
 @triton.jit
-def listed_block(listed, item):
-    """Return the block index at an item of the list; without a list, the item."""
-    if listed is not None:
-        return tl.load(listed + item).to(tl.int32)
+def listed_block(block_list, item):
+    """Return the block index of an item of the list; without a list, the item."""
+    if block_list is not None:
+        return tl.load(block_list + item).to(tl.int32)
     return item
 
 
@@ -102,24 +101,24 @@ def add_moments(gap_MN, level_M, beta_M, count_MN, sum_MN, square_MN):
 
 
 @triton.jit
-def start(view, listed, top_M, beta_M, shift_max_M, cut):
+def start_shift(source, block_list, top_M, beta_M, shift_max_M, cut):
     """Return the shift from the moments above the lowest threshold; write the list of blocks."""
     n_listed = 0
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
     zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
     count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
-    for index in range(tl.cdiv(view[2], cut.BLOCK_N)):
+    for index in range(tl.cdiv(source[2], cut.BLOCK_N)):
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        gap_MN = gaps(view, keys_N, top_M, cut.HAS_MASK)
+        gap_MN = gaps(source, keys_N, top_M, cut.HAS_MASK)
         x_MN, count_MN, sum_MN, square_MN = add_moments(
             gap_MN, zero_M + 1.0, beta_M, count_MN, sum_MN, square_MN
         )
-        if listed is not None:
+        if block_list is not None:
             is_listed_MN = ((x_MN <= 0.0) == 0).to(tl.int32)  # True for NaN
             if tl.max(tl.max(is_listed_MN, 1), 0) > 0:
-                tl.store(listed + n_listed, index)
+                tl.store(block_list + n_listed, index)
                 n_listed += 1
-    if listed is not None:
+    if block_list is not None:
         tl.debug_barrier()  # threads read entries that other threads wrote
     else:
         n_listed = 1
@@ -130,18 +129,18 @@ def start(view, listed, top_M, beta_M, shift_max_M, cut):
 
 
 @triton.jit
-def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
+def find_shift(source, block_list, top_M, is_empty_M, beta_M, cut):
     """Return the shift t and the correction c = (F - 1) / Σ s of each row, and the list length."""
     slope_M1 = beta_M[:, None]
-    shift_max_M = largest_shift(beta_M, view[2])
+    shift_max_M = largest_shift(beta_M, source[2])
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
     zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
-    shift_M, n_listed = start(view, listed, top_M, beta_M, shift_max_M, cut)
+    shift_M, n_listed = start_shift(source, block_list, top_M, beta_M, shift_max_M, cut)
     for _ in range(N_MOMENT_PASSES):
         count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
         for item in range(n_listed):
-            keys_N = listed_block(listed, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-            gap_MN = gaps(view, keys_N, top_M, cut.HAS_MASK)
+            keys_N = listed_block(block_list, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+            gap_MN = gaps(source, keys_N, top_M, cut.HAS_MASK)
             _x_MN, count_MN, sum_MN, square_MN = add_moments(
                 gap_MN, 1.0 - shift_M, beta_M, count_MN, sum_MN, square_MN
             )
@@ -153,8 +152,8 @@ def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
     while n_left > 0:
         mass_MN, total_MN = zero_MN, zero_MN
         for item in range(n_listed):
-            keys_N = listed_block(listed, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-            gap_MN = gaps(view, keys_N, top_M, cut.HAS_MASK)
+            keys_N = listed_block(block_list, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+            gap_MN = gaps(source, keys_N, top_M, cut.HAS_MASK)
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope_M1, slope_M1, cut)
             mass_MN += s_MN * x_MN
             total_MN += s_MN
@@ -170,7 +169,7 @@ def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
 
 
 @triton.jit
-def row_places(n_rows, n_heads, n_queries, BLOCK_M: tl.constexpr):
+def row_indices(n_rows, n_heads, n_queries, BLOCK_M: tl.constexpr):
     """Return the rows of (B, H, Q) of a program, which exist, and their three indices."""
     rows_M = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
     batch_M, head_M = rows_M // n_queries // n_heads, rows_M // n_queries % n_heads
@@ -183,24 +182,24 @@ def weights_forward(
     n_rows, n_heads, n_queries, n_keys, cut,
 ):  # fmt: skip
     """Write the weights of rows of scores; `lists` is a buffer for block indices."""
-    rows_M, inside_M, places = row_places(n_rows, n_heads, n_queries, cut.BLOCK_M)
-    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), places, inside_M, cut.POWER)
+    rows_M, inside_M, indices = row_indices(n_rows, n_heads, n_queries, cut.BLOCK_M)
+    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), indices, inside_M, cut.POWER)
     base_M = scores + rows_M * n_keys
     mask_M = base_M  # unused without a mask
     if cut.HAS_MASK:
-        mask_M = mask + places[0] * mask_b + places[1] * mask_h + places[2] * mask_q
-    view = base_M, inside_M, n_keys, mask_M, mask_k
-    listed = lists
+        mask_M = mask + indices[0] * mask_b + indices[1] * mask_h + indices[2] * mask_q
+    source = base_M, inside_M, n_keys, mask_M, mask_k
+    block_list = lists
     if lists is not None:
-        listed = lists + tl.program_id(0).to(tl.int64) * tl.cdiv(n_keys, cut.BLOCK_N)
-    top_M = find_top(view, cut)
+        block_list = lists + tl.program_id(0).to(tl.int64) * tl.cdiv(n_keys, cut.BLOCK_N)
+    top_M = find_top(source, cut)
     is_empty_M = top_M == float("-inf")
     top_M = finite_top(top_M)
-    shift_M, excess_M, _n_listed = find_shift(view, listed, top_M, is_empty_M, beta_M, cut)
+    shift_M, excess_M, _n_listed = find_shift(source, block_list, top_M, is_empty_M, beta_M, cut)
     out_M = weights + rows_M * n_keys
     for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        gap_MN = gaps(view, keys_N, top_M, cut.HAS_MASK)
+        gap_MN = gaps(source, keys_N, top_M, cut.HAS_MASK)
         x_MN, s_MN, _log2_x_MN = powers(
             gap_MN, shift_M[:, None], beta_M[:, None], beta_M[:, None], cut
         )
@@ -228,10 +227,10 @@ def slopes(p_MN, beta_M1, POWER: tl.constexpr):
 def load_weights(weights, grad, first_M, inside_M, keys_N, n_keys):
     """Return a block of weights and gradients, zeros after the row, their offsets and mask."""
     inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
-    places_MN = first_M[:, None] + keys_N[None, :]
-    p_MN = tl.load(weights + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
-    grad_MN = tl.load(grad + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
-    return p_MN, grad_MN, places_MN, inside_MN
+    offsets_MN = first_M[:, None] + keys_N[None, :]
+    p_MN = tl.load(weights + offsets_MN, mask=inside_MN, other=0.0).to(tl.float32)
+    grad_MN = tl.load(grad + offsets_MN, mask=inside_MN, other=0.0).to(tl.float32)
+    return p_MN, grad_MN, offsets_MN, inside_MN
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -240,23 +239,23 @@ def weights_backward(
     beta_b, beta_h, beta_q, n_rows, n_heads, n_queries, n_keys, cut,
 ):  # fmt: skip
     """Write the gradients of the scores and of α per row (see `headwise.entmax.function`)."""
-    rows_M, inside_M, places = row_places(n_rows, n_heads, n_queries, cut.BLOCK_M)
-    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), places, inside_M, cut.POWER)
+    rows_M, inside_M, indices = row_indices(n_rows, n_heads, n_queries, cut.BLOCK_M)
+    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), indices, inside_M, cut.POWER)
     beta_M1 = beta_M[:, None]
     first_M = rows_M * n_keys
     total_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
-    product_MN, alpha_MN = total_MN, total_MN
+    s_grad_MN, alpha_MN = total_MN, total_MN
     for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
         p_MN, grad_MN, _, _ = load_weights(weights, grad, first_M, inside_M, keys_N, n_keys)
         s_MN, _y_MN = slopes(p_MN, beta_M1, cut.POWER)
         total_MN += s_MN
-        product_MN += s_MN * grad_MN
+        s_grad_MN += s_MN * grad_MN
     total_M = tl.sum(total_MN, 1)
-    centre_M = tl.sum(product_MN, 1) / tl.maximum(total_M, TINY, propagate_nan=tl.PropagateNan.ALL)
+    centre_M = tl.sum(s_grad_MN, 1) / tl.maximum(total_M, TINY, propagate_nan=tl.PropagateNan.ALL)
     for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        p_MN, grad_MN, places_MN, inside_MN = load_weights(
+        p_MN, grad_MN, offsets_MN, inside_MN = load_weights(
             weights, grad, first_M, inside_M, keys_N, n_keys
         )
         s_MN, y_MN = slopes(p_MN, beta_M1, cut.POWER)
@@ -266,7 +265,7 @@ def weights_backward(
             x_s_log2x = tl.exp2(log2_x_MN), s_MN, log2_x_MN
             alpha_MN -= alpha_terms(p_MN, p_MN, beta_M1, beta_M1, x_s_log2x, True) * centred_MN
         values_MN = (s_MN * centred_MN).to(grad_scores.dtype.element_ty)
-        tl.store(grad_scores + places_MN, values_MN, mask=inside_MN)
+        tl.store(grad_scores + offsets_MN, values_MN, mask=inside_MN)
     if grad_alpha is not None:
         alpha_M = tl.sum(alpha_MN, 1) / (beta_M * beta_M)
         tl.store(grad_alpha + rows_M, alpha_M, mask=inside_M)

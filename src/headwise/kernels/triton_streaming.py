@@ -5,7 +5,7 @@ the context. The first pass of moments lists the blocks with any key above the l
 threshold, and later passes read only these. The number of passes depends on the queries of the
 program, at most 64 or 128. `live` marks the blocks of BLOCK_N x BLOCK_N scores with any weight.
 
-Letters: M queries and N keys of a tile, E head width.
+Axes: M queries and N keys of a tile, E head width.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from headwise.kernels.triton_kernels import (
     SIZES,
     SQUARE,
     TINY,
-    dropped,
+    apply_dropout,
     finite_top,
-    keeps,
-    kept,
+    keep_mask,
     largest_shift,
     load_beta,
     load_bias,
@@ -35,20 +34,21 @@ from headwise.kernels.triton_kernels import (
     n_allowed_keys,
     n_moment_passes,
     newton,
-    place,
     powers,
+    program_place,
+    random_words,
     tolerance,
     visible,
 )
 
-# Groups: `view` is (queries, matrix of keys, limit of each query, keys visible to all of them, bias
-# by distance), `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
+# Groups: `source` is (queries, matrix of keys, limit of each query, keys visible to all of them,
+# bias by distance), `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
 
 
 @triton.jit
-def scores_of_block(index, view, cut):
+def scores_of_block(index, source, cut):
     """Return unscaled scores (M, N) of one block of keys."""
-    query_ME, keys, limit_M, full, bias = view
+    query_ME, keys, limit_M, full, bias = source
     keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
     key_NE = load_rows(keys, keys_N, cut)
     is_edge = (index + 1) * cut.BLOCK_N > full
@@ -56,28 +56,28 @@ def scores_of_block(index, view, cut):
 
 
 @triton.jit
-def find_top(view, reach, cut):
+def find_top(source, reach, cut):
     """Return the largest score of each row, reduced along the row once."""
     top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
     for index in range(tl.cdiv(reach, cut.BLOCK_N)):
-        top_MN = tl.maximum(top_MN, scores_of_block(index, view, cut))
+        top_MN = tl.maximum(top_MN, scores_of_block(index, source, cut))
     return finite_top(tl.max(top_MN, 1))
 
 
 @triton.jit
-def start(listed, view, reach, top_M, rule, cut):
+def start_shift(block_list, source, reach, top_M, rule, cut):
     """Return the shift from the moments above the lowest threshold; write the list of blocks."""
     slope, beta, shift_max = rule
     n_listed = 0
     count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
     for index in range(tl.cdiv(reach, cut.BLOCK_N)):
-        gap_MN = scores_of_block(index, view, cut) - top_M[:, None]
+        gap_MN = scores_of_block(index, source, cut) - top_M[:, None]
         more_M, more_sum_M, more_square_M = moments(gap_MN, top_M * 0.0 + 1.0, slope)
         count_M += more_M
         sum_M += more_sum_M
         square_M += more_square_M
         if tl.max(((more_sum_M <= 0.0) == 0).to(tl.int32), 0) > 0:  # True for NaN
-            tl.store(listed + n_listed, index)
+            tl.store(block_list + n_listed, index)
             n_listed += 1
     tl.debug_barrier()  # threads read entries that other threads wrote
     shift_M = moment_shift(count_M, sum_M, square_M, top_M * 0.0, beta, shift_max)
@@ -85,15 +85,15 @@ def start(listed, view, reach, top_M, rule, cut):
 
 
 @triton.jit
-def improve_by_moments(shift_M, blocks, view, top_M, rule, cut):
+def improve_by_moments(shift_M, blocks, source, top_M, rule, cut):
     """Return the shift after more passes of moments.
 
     Unless POWER is ANY, moments give F too, and the exact shift for their support: the loop ends
     when the support is correct.
     """
-    listed, n_listed = blocks
+    block_list, n_listed = blocks
     slope, beta, shift_max = rule
-    near_enough = 0.5 * tl.sqrt(tolerance(beta, cut.PRECISE))
+    loose = 0.5 * tl.sqrt(tolerance(beta, cut.PRECISE))
     base_M = 1.0 - slope * top_M  # level of x for scores instead of gaps
     n_left = N_EVALUATIONS + 0
     if cut.POWER == ANY:
@@ -101,7 +101,7 @@ def improve_by_moments(shift_M, blocks, view, top_M, rule, cut):
     while n_left > 0:
         count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
         for item in range(n_listed):
-            scores_MN = scores_of_block(tl.load(listed + item).to(tl.int32), view, cut)
+            scores_MN = scores_of_block(tl.load(block_list + item).to(tl.int32), source, cut)
             more_M, more_sum_M, more_square_M = moments(scores_MN, base_M - shift_M, slope)
             count_M += more_M
             sum_M += more_sum_M
@@ -111,47 +111,47 @@ def improve_by_moments(shift_M, blocks, view, top_M, rule, cut):
             mass_M = sum_M
             if cut.POWER == SQUARE:
                 mass_M = square_M
-            is_open = (tl.abs(mass_M - 1.0) > near_enough) & (view[2] > 0)
+            is_open = (tl.abs(mass_M - 1.0) > loose) & (source[2] > 0)
             n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left, 0)
         shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
     return shift_M
 
 
 @triton.jit
-def improve_by_newton(shift_M, blocks, view, top_M, rule, cut):
-    """Return the shift by Newton's method, until the next step should be within tolerance."""
-    listed, n_listed = blocks
+def improve_by_newton(shift_M, blocks, source, top_M, rule, cut):
+    """Return the shift by Newton's method; stops when the next step should be within tolerance."""
+    block_list, n_listed = blocks
     slope, beta, shift_max = rule
-    near_enough = 0.5 * tl.sqrt(tolerance(beta, cut.PRECISE))
+    loose = 0.5 * tl.sqrt(tolerance(beta, cut.PRECISE))
     n_left = N_EVALUATIONS + 0
     while n_left > 0:
         mass_M, total_M = top_M * 0.0, top_M * 0.0
         for item in range(n_listed):
-            scores_MN = scores_of_block(tl.load(listed + item).to(tl.int32), view, cut)
+            scores_MN = scores_of_block(tl.load(block_list + item).to(tl.int32), source, cut)
             gap_MN = scores_MN - top_M[:, None]
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)
             mass_M += tl.sum(s_MN * x_MN, 1)
             total_M += tl.sum(s_MN, 1)
         next_M = newton(shift_M, mass_M, total_M, beta, shift_max)
-        is_open = (tl.abs(mass_M - 1.0) > near_enough) & (next_M != shift_M) & (view[2] > 0)
+        is_open = (tl.abs(mass_M - 1.0) > loose) & (next_M != shift_M) & (source[2] > 0)
         n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
         shift_M = next_M
     return shift_M
 
 
 @triton.jit
-def gather(shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut):
-    """Return F, Σ s, Σ p v and Σ s v at a shift; mark blocks with a weight, skip the others."""
+def weighted_sums(shift_M, marks, blocks, source, values, top_M, rule, words, draws, cut):
+    """Return F, Σ s, Σ p v and Σ s v at a shift; mark blocks with a weight, and skip the others."""
     marks_M, is_row_M = marks
-    listed, n_listed = blocks
-    query_ME, keys, limit_M, full, bias = view
+    block_list, n_listed = blocks
+    query_ME, keys, limit_M, full, bias = source
     slope, beta, _shift_max = rule
     first_M, second_M = words
     mass_M, total_M = top_M * 0.0, top_M * 0.0
     context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     for item in range(n_listed):
-        index = tl.load(listed + item).to(tl.int32)
+        index = tl.load(block_list + item).to(tl.int32)
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
         key_NE = load_rows(keys, keys_N, cut)
         value_NE = load_rows(values, keys_N, cut)
@@ -167,8 +167,11 @@ def gather(shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut)
         tl.store(marks_M + index, is_live.to(tl.uint8), mask=is_live & is_row_M)
         if tl.max(is_live.to(tl.int32), 0) > 0:
             if draws is not None:
-                keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
-                p_MN, s_MN = dropped(p_MN, keep_MN, draws), dropped(s_MN, keep_MN, draws)
+                keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
+                p_MN, s_MN = (
+                    apply_dropout(p_MN, keep_MN, draws),
+                    apply_dropout(s_MN, keep_MN, draws),
+                )
             context_ME += tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
             centre_ME += tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
     return mass_M, total_M, context_ME, centre_ME
@@ -179,11 +182,11 @@ def forward_streaming(
     heads, strides, alpha, lengths, draws, distances, out, live, lists,
     n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Requires BLOCK_M to be a multiple of BLOCK_N; `lists` is a buffer for block indices."""
+    """Forward in several passes; BLOCK_M is a multiple of BLOCK_N, `lists` a buffer of indices."""
     query, key, value = heads
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
     # causal: long rows first, for an even load
-    block, row, batch, head = place(n_heads, n_blocks, True)
+    block, row, batch, head = program_place(n_heads, n_blocks, True)
     beta = load_beta(alpha, head)
     rule = beta * scale, beta, largest_shift(beta, n_keys)
     allowed = n_allowed_keys(lengths, batch, n_keys)
@@ -195,19 +198,19 @@ def forward_streaming(
     full = tl.where(first + cut.BLOCK_M <= n_queries, full, 0)
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
     bias = load_bias(distances, head, rows_M[:, None] + query_offset, scale)
-    view = query_ME, matrix(key, strides[1], batch, head, allowed), limit_M, full, bias
+    source = query_ME, matrix(key, strides[1], batch, head, allowed), limit_M, full, bias
     values = matrix(value, strides[2], batch, head, allowed)
 
     n_lists = tl.cdiv(n_keys, cut.BLOCK_N)
-    listed = lists + (row * n_blocks + block) * n_lists
-    top_M = find_top(view, reach, cut)
-    shift_M, n_listed = start(listed, view, reach, top_M, rule, cut)
-    blocks = listed, n_listed
-    shift_M = improve_by_moments(shift_M, blocks, view, top_M, rule, cut)
+    block_list = lists + (row * n_blocks + block) * n_lists
+    top_M = find_top(source, reach, cut)
+    shift_M, n_listed = start_shift(block_list, source, reach, top_M, rule, cut)
+    blocks = block_list, n_listed
+    shift_M = improve_by_moments(shift_M, blocks, source, top_M, rule, cut)
     if cut.POWER == ANY:
-        shift_M = improve_by_newton(shift_M, blocks, view, top_M, rule, cut)
+        shift_M = improve_by_newton(shift_M, blocks, source, top_M, rule, cut)
 
-    words = kept(draws, row, rows_M, n_queries, n_blocks)
+    words = random_words(draws, row, rows_M, n_queries, n_blocks)
     lines_M = first // cut.BLOCK_N + tl.arange(0, cut.BLOCK_M // cut.BLOCK_N)
     marks_M = live + (row * tl.cdiv(n_queries, cut.BLOCK_N) + lines_M) * n_lists
     marks = marks_M, lines_M * cut.BLOCK_N < n_queries
@@ -218,8 +221,8 @@ def forward_streaming(
     centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     last_M, n_left = shift_M, N_EVALUATIONS + 0
     while n_left > 0:
-        mass_M, total_M, context_ME, centre_ME = gather(
-            shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut
+        mass_M, total_M, context_ME, centre_ME = weighted_sums(
+            shift_M, marks, blocks, source, values, top_M, rule, words, draws, cut
         )
         last_M = shift_M
         shift_M = newton(shift_M, mass_M, total_M, beta, rule[2])

@@ -1,15 +1,15 @@
 """Verification of kernels against float64 before use; torch replaces wrong ones.
 
-A case is a kernel with the settings that it is compiled or branches for. It computes a small
-problem, forward and backward, on its device, which is compared with the float64 reference of the
-caller. A case that raises or differs is not used, with one warning. Verdicts hold for the process;
-those of completed comparisons are cached in the user's cache folder for later processes with the
-same build and device.
+A case is a kernel with the settings that it is compiled or branches for. Its result on a small
+problem, forward and backward, on its device, is compared with the caller's float64 reference. A
+case that raises or differs is not used, with one warning. Verdicts hold for the process; those of
+completed comparisons are cached in the user's cache folder for later processes with the same build
+and device.
 
-A case runs in a separate thread, so that autograd, autocast, transforms and modes of the caller
-do not affect it, and uses separate random generators.
+A case runs in a separate thread, so that the caller's autograd, autocast, transforms and modes do
+not affect it, and uses separate random generators.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from headwise.kernels import (
 )
 from headwise.kernels.problem import ALPHAS, Distances, Draws, Power, Visible, beta_of, slopes_of
 
-# Maximum error by type, relative to the largest value or 1. Correct kernels stay far below.
+# Maximum error by dtype, relative to the largest value or 1; correct kernels are far below it.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 RATE = 0.25  # of dropout
 SMOOTHING = 0.1
@@ -56,10 +56,10 @@ class Case(NamedTuple):
 
     Attributes:
         kernel: its name, a key of `CHECKS`.
-        device: type of the device.
+        device: device type.
         dtype: of the inputs.
         power: the map.
-        width: of a head, for attention.
+        width: head width, for attention.
         dropout: whether there is dropout, for attention.
     """
 
@@ -98,7 +98,7 @@ _VERDICTS: dict[Case, str | None] = {}  # why a case is not used; None: verified
 
 def verdict(case: Case) -> str | None:
     """Return why a case is not used, or None if it is verified."""
-    return _VERDICTS.get(case, "it is not verified")
+    return _VERDICTS.get(case, "not verified")
 
 
 @constant_in_graphs
@@ -129,13 +129,13 @@ def verify(case: Case, reference: Reference | None) -> None:
         _warn(case, reason)
 
 
-def refused() -> dict[Case, str]:
+def rejected() -> dict[Case, str]:
     """Return the cases that are not used, with reasons."""
     return {case: reason for case, reason in _VERDICTS.items() if reason is not None}
 
 
-def refuse(wrong: dict[Case, str]) -> None:
-    """Adopt the wrong cases of another process."""
+def reject(wrong: dict[Case, str]) -> None:
+    """Mark cases as not used that are wrong in another process."""
     for case, reason in wrong.items():
         if _VERDICTS.get(case) is None:
             _VERDICTS[case] = reason
@@ -143,7 +143,7 @@ def refuse(wrong: dict[Case, str]) -> None:
 
 
 def _warn(case: Case, reason: str) -> None:
-    log.warning("%s: not used, torch computes instead: %s", case, reason)
+    log.warning("%s: not used, torch is used instead: %s", case, reason)
 
 
 def _judge(case: Case, reference: Reference | None) -> tuple[str | None, bool]:
@@ -151,7 +151,7 @@ def _judge(case: Case, reference: Reference | None) -> tuple[str | None, bool]:
     with ThreadPoolExecutor(1) as thread:
         try:
             return thread.submit(_difference, case, reference).result(), True
-        except Exception as error:  # noqa: BLE001 - torch computes instead
+        except Exception as error:  # noqa: BLE001 - torch is used instead
             first = next(iter(str(error).splitlines()), "")
             return f"it raised {type(error).__name__}: {first}", False
 
@@ -194,21 +194,21 @@ def _write(path: Path, verdicts: dict[str, str | None]) -> None:
         log.info("cannot cache the verification of kernels: %s", error)
 
 
-def _drawer(case: Case) -> Callable[..., Tensor]:
-    """Return a function that draws numbers of the case's type, on its device."""
+def _sampler(case: Case) -> Callable[..., Tensor]:
+    """Return a function that draws random numbers in the case's dtype, on its device."""
     generator = torch.Generator().manual_seed(1)
 
-    def draw(*shape: int, scale: float = 1.0) -> Tensor:
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float32) * scale
-        return drawn.to(case.device, case.dtype)
+    def sample(*shape: int, scale: float = 1.0) -> Tensor:
+        values = torch.randn(shape, generator=generator, dtype=torch.float32) * scale
+        return values.to(case.device, case.dtype)
 
-    return draw
+    return sample
 
 
 def _alphas(case: Case) -> Tensor | None:
     """Return α of two heads (1, 2, 1, 1), on the case's device.
 
-    Gradients have a factor p^(2 - α): for α near 2, rounding of bfloat16 at the edge of the support
+    Gradients have a factor p^(2 - α): for α near 2, bfloat16 rounding at the edge of the support
     would exceed the tolerance.
     """
     if case.power is not Power.ANY:
@@ -221,8 +221,8 @@ def _exact(values: Tensor) -> Tensor:
 
 
 def _maps(case: Case, reference: Reference) -> Pairs:
-    draw, alpha = _drawer(case), _alphas(case)
-    scores, grad = draw(1, 2, 4, 37, scale=2.0), draw(1, 2, 4, 37)
+    sample, alpha = _sampler(case), _alphas(case)
+    scores, grad = sample(1, 2, 4, 37, scale=2.0), sample(1, 2, 4, 37)
     mask = torch.arange(37, device=case.device) < torch.tensor([37, 0, 9, 1])[:, None].to(
         case.device
     )
@@ -236,7 +236,7 @@ def _maps(case: Case, reference: Reference) -> Pairs:
         gradients = triton_maps.backward(weights, grad, beta, case.power, with_alpha)
     exact_alpha = None if alpha is None else _exact(alpha)
     yield "weights", weights, reference.weights(_exact(scores), exact_alpha, mask.cpu(), case.power)
-    # from the rounded weights: gradients jump at the border of the support
+    # from the rounded weights, as gradients jump at the border of the support
     tensors = (_exact(weights), _exact(grad), exact_alpha)
     expected = reference.backward(*tensors, case.power, with_alpha)
     yield "gradients", gradients[0], expected[0]
@@ -252,13 +252,13 @@ class _Attention:
         slopes, self.n_prefix = slopes_of(distances)
         self.slopes = None if slopes is None else slopes.to(case.device)
         self.case, self.reference, self.alpha = case, reference, _alphas(case)
-        draw, width = _drawer(case), case.width
+        sample, width = _sampler(case), case.width
         n_queries, n_keys = (3, 20) if "few" in case.kernel else (7, 20)
         if "streaming" in case.kernel:
             n_keys = LONG
-        self.query = draw(2, 2, n_queries, width, scale=2.0)
-        self.grad = draw(2, 2, n_queries, width)
-        self.key, self.value = draw(2, 2, n_keys, width), draw(2, 2, n_keys, width)
+        self.query = sample(2, 2, n_queries, width, scale=2.0)
+        self.grad = sample(2, 2, n_queries, width)
+        self.key, self.value = sample(2, 2, n_keys, width), sample(2, 2, n_keys, width)
         self.n_visible = n_keys // 2 if "streaming" in case.kernel else n_keys
         self.lengths = torch.tensor([self.n_visible, self.n_visible - 5], device=case.device)
         self.offset, self.scale = self.n_visible - n_queries, width**-0.5
@@ -276,10 +276,10 @@ class _Attention:
         run = cpu_attention.forward if self.is_cpp else triton_operators.launch_forward
         return run(*heads, *self._tensors(), *self._settings())
 
-    def backward(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def backward(self, saved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the gradients of query, key, value and α."""
         run: Any = cpu_attention.backward if self.is_cpp else triton_operators.launch_backward
-        tensors = (self.grad, self.query, self.key, self.value, *self._tensors(), *kept)
+        tensors = (self.grad, self.query, self.key, self.value, *self._tensors(), *saved)
         gradients: tuple[Tensor, ...] = run(*tensors, *self._settings(), self.alpha is not None)
         return gradients
 
@@ -302,13 +302,13 @@ class _Attention:
         return alpha_H.to(self.case.device), self.lengths, words, self.slopes
 
     def dropped(self) -> Tensor:
-        """Return the weights (B, H, Q, K) after dropout: contexts with values of a unit matrix."""
+        """Return the weights (B, H, Q, K) after dropout: contexts of identity values."""
         n_keys, width = self.key.shape[2:]
         parts = []
         for first in range(0, self.n_visible, width):
-            some = torch.zeros_like(self.value)
-            some[:, :, first : first + width].diagonal(dim1=2, dim2=3).fill_(1)
-            parts.append(_exact(self.forward(some)[0]))
+            value = torch.zeros_like(self.value)
+            value[:, :, first : first + width].diagonal(dim1=2, dim2=3).fill_(1)
+            parts.append(_exact(self.forward(value)[0]))
         visible = torch.cat(parts, -1)[..., : self.n_visible]
         return nn.functional.pad(visible, (0, n_keys - self.n_visible))
 
@@ -327,21 +327,21 @@ class _Attention:
             dropped = self.dropped()
             factor = (dropped > p).to(p.dtype) / (1 - self.rate)
             yield "dropped weights", dropped, p * factor
-            share = factor[p > 0.01].mean()  # of kept weights, relative to the expected one
-            yield "shares of dropped weights", share.round(), torch.ones_like(share)
-        context, *kept = self.forward(self.value)
+            ratio = factor[p > 0.01].mean()  # of kept weights to the expected number
+            yield "shares of dropped weights", ratio.round(), torch.ones_like(ratio)
+        context, *saved = self.forward(self.value)
         yield "contexts", context, (p * factor) @ value
         if "few" in self.case.kernel:
             return
-        gradients = self.backward(tuple(kept))
-        of_weights = (grad @ value.mT) * factor
+        gradients = self.backward(tuple(saved))
+        grad_weights = (grad @ value.mT) * factor
         with_alpha = alpha is not None
-        of_scores, of_alpha = self.reference.backward(p, of_weights, alpha, power, with_alpha)
-        yield "gradients of queries", gradients[0], self.scale * of_scores @ key
-        yield "gradients of keys", gradients[1], self.scale * of_scores.mT @ query
+        grad_scores, grad_alpha = self.reference.backward(p, grad_weights, alpha, power, with_alpha)
+        yield "gradients of queries", gradients[0], self.scale * grad_scores @ key
+        yield "gradients of keys", gradients[1], self.scale * grad_scores.mT @ query
         yield "gradients of values", gradients[2], (p * factor).mT @ grad
         if with_alpha:
-            yield "gradients of α", gradients[3].flatten(), of_alpha.sum((0, 2, 3))
+            yield "gradients of α", gradients[3].flatten(), grad_alpha.sum((0, 2, 3))
 
 
 def _attention(case: Case, reference: Reference) -> Pairs:
@@ -353,11 +353,11 @@ def _attention(case: Case, reference: Reference) -> Pairs:
 def _losses(case: Case, reference: Reference) -> Pairs:
     alpha = ALPHAS.get(case.power, 1.3)
     rows = native_loss if case.kernel.startswith("C++") else triton_loss
-    scores = _drawer(case)(4, 53, scale=3.0)
+    scores = _sampler(case)(4, 53, scale=3.0)
     exact = _exact(scores)
     target = torch.tensor([0, 5, 52, 17])
-    same = torch.full((1, 1, 1, 1), alpha, dtype=torch.float64)
-    p = reference.weights(exact[None, None], same, None, Power.ANY)[0, 0]
+    alphas = torch.full((1, 1, 1, 1), alpha, dtype=torch.float64)
+    p = reference.weights(exact[None, None], alphas, None, Power.ANY)[0, 0]
     entropy = -torch.special.xlogy(p, p) if alpha == 1 else (p - p**alpha) / (alpha * (alpha - 1))
     shifted = exact - exact.amax(1, keepdim=True)
     value, support, total, threshold = rows.read(scores, alpha, True)
@@ -365,17 +365,17 @@ def _losses(case: Case, reference: Reference) -> Pairs:
     yield "sizes of supports", support, (p > 1e-30).sum(1)
     assert total is not None
     yield "sums of scores", total, exact.sum(1)
-    out, share = torch.empty_like(scores), SMOOTHING / 53
+    out, eps_v = torch.empty_like(scores), SMOOTHING / 53
     scale = torch.ones(4, dtype=torch.float32, device=case.device)
     tensors = (scores, threshold, out, scale, target.to(case.device))
-    rows.write_gradient(*tensors, alpha, SMOOTHING, share)
+    rows.write_gradient(*tensors, alpha, SMOOTHING, eps_v)
     gold = nn.functional.one_hot(target, 53)
-    yield "gradients", out, p - (1 - SMOOTHING) * gold - share
+    yield "gradients", out, p - (1 - SMOOTHING) * gold - eps_v
 
 
 def _dropout(case: Case, _: Reference | None) -> Pairs:
-    draw, draws = _drawer(case), Draws(5, RATE)
-    values, added = draw(1003), draw(1003)
+    sample, draws = _sampler(case), Draws(5, RATE)
+    values, added = sample(1003), sample(1003)
     dropped = native_dropout.drop(values, draws)
     factor = (dropped != 0).to(torch.float64) / (1 - RATE)
     yield "entries", dropped, values.double() * factor

@@ -51,7 +51,7 @@ class Loss(nn.Module):
         """Return differentiable loss and measure of every target: (R,) each, at least float32.
 
         Args:
-            logits_RV: of any type.
+            logits_RV: of any dtype.
             targets_R: classes, int64; none is ignored, not even 0.
         """
         raise NotImplementedError
@@ -61,14 +61,14 @@ class Loss(nn.Module):
         loss_R, measure_R = self.rows(logits.flatten(0, -2), targets.flatten())
         return LossSum(loss_R.sum(), measure_R.detach().sum())
 
-    def of_states(self, states_RD: Tensor, weight_VD: Tensor, targets_R: Tensor) -> LossSum:
+    def from_states(self, states_RD: Tensor, weight_VD: Tensor, targets_R: Tensor) -> LossSum:
         """Return the sums for the logits `states @ weight.T`, computed in chunks to save memory.
 
-        Under autocast the products have its type, as in a linear layer.
+        Under autocast, matmuls run in its dtype, as in a linear layer.
         """
-        return LossSum(*projected_loss(states_RD, weight_VD, targets_R, self.of_rows))
+        return LossSum(*projected_loss(states_RD, weight_VD, targets_R, self.row_sums))
 
-    def rows_of_states(
+    def rows_from_states(
         self, states_RD: Tensor, weight_VD: Tensor, targets_R: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return `rows` of the logits `states @ weight.T`, computed in chunks; for evaluation."""
@@ -77,7 +77,7 @@ class Loss(nn.Module):
         pairs = [self.rows(linear(states, weight_VD), targets) for states, targets in chunks]
         return torch.cat([loss for loss, _ in pairs]), torch.cat([measure for _, measure in pairs])
 
-    def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
+    def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """Return the sums and, with `with_gradient`, the gradient; may overwrite the logits.
 
         By default autograd differentiates `rows`; override it for a gradient in closed form.
@@ -137,12 +137,12 @@ class CrossEntropy(Loss):
     def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
         """See `Loss.rows`."""
         logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
-        of_each = functools.partial(cross_entropy, target=targets_R, reduction="none")
-        loss_R = of_each(logits_RV, label_smoothing=self.label_smoothing)
-        return loss_R, of_each(logits_RV.detach())
+        per_target = functools.partial(cross_entropy, target=targets_R, reduction="none")
+        loss_R = per_target(logits_RV, label_smoothing=self.label_smoothing)
+        return loss_R, per_target(logits_RV.detach())
 
-    def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
-        """See `Loss.of_rows`."""
+    def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
+        """See `Loss.row_sums`."""
         if choice.losses(logits_RV, 1.0, REFERENCE).kernel == choice.TORCH:
             return smoothed_cross_entropy(logits_RV, target_R, self.label_smoothing, with_gradient)
         loss, nll = loss_operators.cross_entropy_(
@@ -159,7 +159,7 @@ class EntmaxLoss(Loss):
     """Entmax loss over the vocabulary (Peters et al. 2019): most classes get probability 0.
 
     With ε = `label_smoothing`, ε (z_y - mean z) is added, the mean over all classes: the gradient
-    is p - e_y + ε (e_y - 1/V). That pulls every class into the support, so ε should be small.
+    is p - e_y + ε (e_y - 1/V). This pulls every class into the support, so ε should be small.
 
     Args:
         alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy.
@@ -179,10 +179,10 @@ class EntmaxLoss(Loss):
         """See `Loss.rows`."""
         return entmax_loss_and_support(logits_RV, targets_R, self.alpha, self.label_smoothing)
 
-    def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
-        """See `Loss.of_rows`."""
+    def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
+        """See `Loss.row_sums`."""
         if choice.losses(logits_RV, self.alpha, REFERENCE).kernel == choice.TORCH:
-            return super().of_rows(logits_RV, target_R, with_gradient)
+            return super().row_sums(logits_RV, target_R, with_gradient)
         loss, support = loss_operators.entmax_loss_(
             logits_RV, target_R, self.alpha, self.label_smoothing, with_gradient
         )
@@ -213,10 +213,10 @@ def smoothed_cross_entropy(
     """Return the sums over N rows of V logits, and dL/dz = p - (1-ε)·one-hot - ε/V.
 
     -log p_k = log(sum exp z) - z_k, so neither log-probabilities nor one-hot targets are formed.
-    Powers of 2 take a CPU a quarter of the time of exp; the gradient reuses their memory.
+    On CPU exp2 takes a quarter of the time of exp; the gradient reuses its memory.
     """
-    wide = torch.promote_types(logits_NV.dtype, torch.float32)
-    shifted_NV = logits_NV.to(wide) - logits_NV.amax(dim=-1, keepdim=True).to(wide)
+    dtype = torch.promote_types(logits_NV.dtype, torch.float32)
+    shifted_NV = logits_NV.to(dtype) - logits_NV.amax(dim=-1, keepdim=True).to(dtype)
     gold_N = shifted_NV.gather(-1, target_N[:, None]).squeeze(-1)
     mean_N = shifted_NV.mean(dim=-1)
     exponentials_NV = shifted_NV.mul_(LOG2_E).exp2_()
@@ -230,6 +230,6 @@ def smoothed_cross_entropy(
     if smoothing:
         grad_NV -= smoothing / logits_NV.shape[-1]
     with unique_indices():
-        less_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
-        grad_NV.scatter_add_(-1, target_N[:, None], less_N1)
+        shift_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
+        grad_NV.scatter_add_(-1, target_N[:, None], shift_N1)
     return RowSums(loss, nll, grad_NV)

@@ -12,7 +12,7 @@ from headwise.entmax.losses import log_softmax
 
 @dataclass(frozen=True)
 class OutputMap:
-    """The map that belongs to the loss of the model.
+    """The map that matches the model's loss.
 
     Attributes:
         log_probs: logits (..., V) -> log-probabilities (..., V), at least float32, -inf for entries

@@ -1,12 +1,12 @@
-"""Output projection and loss together, for one chunk of positions at a time.
+"""Output projection and loss together, one chunk of positions at a time.
 
 The logits are the largest tensor of a training step: N positions times V classes, saved for the
 backward pass, plus a gradient of the same size. Here the logits are computed in chunks: each
 chunk's loss is computed and its gradient overwrites the logits before the next chunk. The gradient
-of the weight is one product per group of chunks. Nothing is computed twice, and the saved tensors
+of the weight is one matmul per group of chunks. Nothing is computed twice, and the saved tensors
 have the sizes of states and weight.
 
-Letters: N positions of all sentences, D model width, V vocabulary size, R rows of a chunk.
+Axes: N positions of all sentences, D model width, V vocabulary size, R rows of a chunk.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headwise.compilation import outside_graphs
-from headwise.kernels.linear import product, product_into, weight_gradient
+from headwise.kernels.linear import matmul, matmul_out, weight_gradient
 
-# Logits per chunk: on a CPU few enough to stay in its cache between passes; on an accelerator
-# enough to occupy it.
+# Logits per chunk: on CPU few enough to stay in cache between passes; on an accelerator enough to
+# occupy it.
 CHUNK_LOGITS = {"cpu": 1 << 22}
 CHUNK_LOGITS_ACCELERATOR = 1 << 26
-MIN_CHUNK_ROWS = 128  # fewer rows make matrix products inefficient
-# Logits per product of the weight's gradient: each product is one more pass over a tensor of the
-# weight's size, or two if types differ.
+MIN_CHUNK_ROWS = 128  # with fewer rows, matmuls are inefficient
+# Logits per matmul of the weight's gradient: each matmul is one more pass over a tensor of the
+# weight's size, or two if dtypes differ.
 GROUP_LOGITS = 1 << 25
 
 
@@ -38,7 +38,7 @@ class RowSums:
 
     Attributes:
         loss, measure: as in `headwise.losses.loss.LossSum`, neither of them differentiable.
-        grad_RV: in the logits' type or a wider one; None if not requested.
+        grad_RV: in the logits' dtype or a wider one; None if not requested.
     """
 
     loss: Tensor
@@ -55,8 +55,8 @@ def projected_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return loss and measure of the logits `states @ weight.T`, computed in chunks.
 
-    Under autocast the products have its type, as in a linear layer; the gradient of the weight is
-    summed over the chunks in the weight's type.
+    Under autocast, matmuls run in its dtype, as in a linear layer; the gradient of the weight is
+    summed over the chunks in the weight's dtype.
 
     Args:
         states_ND: input of the projection.
@@ -71,10 +71,10 @@ def projected_loss(
     return result
 
 
-def chunk_rows(n_words: int, device: torch.device) -> int:
+def chunk_rows(n_classes: int, device: torch.device) -> int:
     """Return the number of positions per chunk."""
     limit = CHUNK_LOGITS.get(device.type, CHUNK_LOGITS_ACCELERATOR)
-    return max(limit // n_words, MIN_CHUNK_ROWS)
+    return max(limit // n_classes, MIN_CHUNK_ROWS)
 
 
 # torch.compile would unroll the loop over chunks.
@@ -82,13 +82,13 @@ def chunk_rows(n_words: int, device: torch.device) -> int:
 def _project(
     states_ND: Tensor, weight_VD: Tensor, target_N: Tensor, row_loss: RowLoss
 ) -> tuple[Tensor, Tensor]:
-    kind = states_ND.device.type
-    low = weight_VD.dtype
-    if torch.is_autocast_enabled(kind) and low != torch.float64:
-        low = torch.get_autocast_dtype(kind)
-    # inside of the function is_grad_enabled() is always False
+    device_type = states_ND.device.type
+    dtype = weight_VD.dtype
+    if torch.is_autocast_enabled(device_type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device_type)
+    # inside the function is_grad_enabled() is always False
     result: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
-        states_ND, weight_VD, target_N, row_loss, low, torch.is_grad_enabled()
+        states_ND, weight_VD, target_N, row_loss, dtype, torch.is_grad_enabled()
     )
     return result
 
@@ -101,13 +101,13 @@ class _ProjectedLoss(torch.autograd.Function):
         weight_VD: Tensor,
         target_N: Tensor,
         row_loss: RowLoss,
-        low: torch.dtype,
+        dtype: torch.dtype,
         with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
-        of_states, of_weight, *_ = (with_gradients and one for one in ctx.needs_input_grad)
+        needs_states, needs_weight, *_ = (with_gradients and x for x in ctx.needs_input_grad)
         with torch.autocast(states_ND.device.type, enabled=False):
             loss, measure, *gradients = _sums(
-                states_ND, weight_VD, target_N, row_loss, low, of_states, of_weight
+                states_ND, weight_VD, target_N, row_loss, dtype, needs_states, needs_weight
             )
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(measure)
@@ -130,38 +130,38 @@ def _sums(
     weight_VD: Tensor,
     target_N: Tensor,
     row_loss: RowLoss,
-    low: torch.dtype,
-    of_states: bool,
-    of_weight: bool,
+    dtype: torch.dtype,
+    needs_states: bool,
+    needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return loss, measure, and the requested gradients of the loss in states and weight."""
-    states_low_ND, weight_low_VD = states_ND.to(low), weight_VD.to(low)
+    cast_states_ND, cast_weight_VD = states_ND.to(dtype), weight_VD.to(dtype)
     n_rows = n_group = chunk_rows(len(weight_VD), states_ND.device)
-    if of_weight:
+    if needs_weight:
         n_group *= max(GROUP_LOGITS // (n_rows * len(weight_VD)), 1)
-    grad_ND = torch.empty_like(states_ND) if of_states else None
+    grad_ND = torch.empty_like(states_ND) if needs_states else None
     total_VD: Tensor | None = None  # of the weight
-    buffer_GV = states_low_ND.new_empty(min(n_group, len(states_ND)), len(weight_VD))
+    buffer_GV = cast_states_ND.new_empty(min(n_group, len(states_ND)), len(weight_VD))
     sums: list[RowSums] = []
     for start in range(0, len(states_ND), n_group):
-        group_ND = states_low_ND[start : start + n_group]
+        group_ND = cast_states_ND[start : start + n_group]
         for first in range(0, len(group_ND), n_rows):
             states_RD = group_ND[first : first + n_rows]
             rows = slice(start + first, start + first + len(states_RD))
             logits_RV = buffer_GV[first : first + len(states_RD)]
-            product_into(logits_RV, states_RD, weight_low_VD)
-            chunk = row_loss(logits_RV, target_N[rows], of_states or of_weight)
+            matmul_out(logits_RV, states_RD, cast_weight_VD)
+            chunk = row_loss(logits_RV, target_N[rows], needs_states or needs_weight)
             sums.append(RowSums(chunk.loss, chunk.measure, None))
             if chunk.grad_RV is not None:
                 logits_RV.copy_(chunk.grad_RV)
             if grad_ND is not None:
-                grad_ND[rows] = product(logits_RV, weight_low_VD.t())
-        if of_weight:
+                grad_ND[rows] = matmul(logits_RV, cast_weight_VD.t())
+        if needs_weight:
             part_VD = weight_gradient(buffer_GV[: len(group_ND)], group_ND)
             total_VD = part_VD.to(weight_VD.dtype) if total_VD is None else total_VD.add_(part_VD)
-    if of_weight and total_VD is None:  # no targets
+    if needs_weight and total_VD is None:  # no targets
         total_VD = torch.zeros_like(weight_VD)
-    loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(low, torch.float32)).unbind()
+    loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(dtype, torch.float32)).unbind()
     for part in sums:
         loss, measure = loss + part.loss, measure + part.measure
     return loss, measure, grad_ND, total_VD

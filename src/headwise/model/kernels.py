@@ -18,7 +18,7 @@ Gather = Callable[[list[Any]], list[Any]]
 
 
 def kernels_of(
-    model: nn.Module, alpha: float | None, low: torch.dtype, gather: Gather = list
+    model: nn.Module, alpha: float | None, matmul_dtype: torch.dtype, gather: Gather = list
 ) -> dict[str, str]:
     """Return the kernels of a model: part -> kernel (reason).
 
@@ -28,23 +28,23 @@ def kernels_of(
     Args:
         model: on its device.
         alpha: of the loss over the vocabulary; None without training.
-        low: type of matrix products, under autocast its type.
+        matmul_dtype: of matmuls; under autocast, the autocast dtype.
         gather: concatenates the lists of all ranks.
     """
     device = next(model.parameters()).device
-    _chosen(model, alpha, device, low)
-    wrong = verification.refused()
-    for of_rank in gather([wrong]):
-        verification.refuse(of_rank)
-    return _chosen(model, alpha, device, low)
+    _choices(model, alpha, device, matmul_dtype)
+    wrong = verification.rejected()
+    for rank_cases in gather([wrong]):
+        verification.reject(rank_cases)
+    return _choices(model, alpha, device, matmul_dtype)
 
 
-def _chosen(
-    model: nn.Module, alpha: float | None, device: torch.device, low: torch.dtype
+def _choices(
+    model: nn.Module, alpha: float | None, device: torch.device, matmul_dtype: torch.dtype
 ) -> dict[str, str]:
     """Return the choices of `headwise.kernels.choice` for the tensors of the model."""
 
-    def empty(*shape: int, dtype: torch.dtype = low) -> Tensor:
+    def empty(*shape: int, dtype: torch.dtype = matmul_dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     kernels: dict[str, set[str]] = defaultdict(set)
@@ -57,7 +57,7 @@ def _chosen(
             continue
         normaliser = attention.normaliser
         assert isinstance(normaliser, FusedNormaliser)
-        keys = empty(1, 1, choice.KEYS_WORTH_IT, attention.place.head_dim)
+        keys = empty(1, 1, choice.MIN_KEYS, attention.place.head_dim)
         cases = [("attention", keys, 0.0), ("attention of few queries", keys[:, :, :1], 0.0)]
         if alpha is not None:
             cases.append(("attention in training", keys, attention.dropout))
@@ -68,8 +68,8 @@ def _chosen(
             kernels[part].add(str(kernel))
     if alpha is not None:
         kernels["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}
-        for dtype in {low, torch.float32}:
+        for dtype in {matmul_dtype, torch.float32}:
             kernels["dropout"].add(str(choice.dropout(empty(1, dtype=dtype))))
-    is_onednn = device.type == "cpu" and low in linear.TYPES
+    is_onednn = device.type == "cpu" and matmul_dtype in linear.DTYPES
     kernels["linear maps"] = {"oneDNN" if is_onednn else "torch"}
     return {part: ", ".join(sorted(names)) for part, names in kernels.items()}

@@ -21,8 +21,8 @@ class Output(Linear):
 
     def loss(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> LossSum:
         """Return sums of loss and measure of states; logits are computed in chunks."""
-        return loss.of_states(states_RD, self.weight, targets_R)
+        return loss.from_states(states_RD, self.weight, targets_R)
 
     def rows(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
         """Return loss and measure of each state, (R,) each, for evaluation."""
-        return loss.rows_of_states(states_RD, self.weight, targets_R)
+        return loss.rows_from_states(states_RD, self.weight, targets_R)

@@ -1,6 +1,6 @@
 """Models of one stack: decoder-only or encoder-only.
 
-Letters: B batch, N positions, D width, V classes.
+Axes: B batch, N positions, D width, V classes.
 """
 
 from __future__ import annotations

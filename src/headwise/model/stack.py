@@ -3,7 +3,7 @@
 Encoders, decoder-only stacks and decoders with a memory are one class: the sites determine what a
 block attends to.
 
-Letters: B batch, N positions, S positions of the memory, D width.
+Axes: B batch, N positions, S positions of the memory, D width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017), with configurable attention.
 
-Letters: B batch, S source length, T target length, D width, H heads, V target vocabulary.
+Axes: B batch, S source length, T target length, D width, H heads, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Transformer(Model):
     def states(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
         """Return teacher-forced states (B, T, D), which `output` maps to logits.
 
-        `Loss.of_states` computes output projection and loss from them in chunks.
+        `Loss.from_states` computes output projection and loss from them in chunks.
         """
         return self._decode_states(target_in_BT, self.encode(source_BS, source_lengths_B))
 

@@ -1,6 +1,6 @@
 """Page data of the readings of a model: names of tokens, and attention weights.
 
-Letters: B batch, H heads, Q queries, K keys.
+Axes: B batch, H heads, Q queries, K keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention weights as compact text, for a page with every head.
 
-Letters: H heads, Q queries, K keys.
+Axes: H heads, Q queries, K keys.
 
 0 means exactly 0, NaN a masked key. Weights are rounded to eight binary digits, an error of at most
 0.4 %: all digits would make the page twice as large.

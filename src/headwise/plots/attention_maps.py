@@ -1,6 +1,6 @@
 """Attention of all heads on one sentence: one heat map per head, one row of maps per layer.
 
-Letters: H heads, Q queries, K keys.
+Axes: H heads, Q queries, K keys.
 """
 
 from __future__ import annotations

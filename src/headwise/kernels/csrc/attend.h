@@ -1,12 +1,12 @@
-// Attention of few queries, as in a step of decoding. A matrix product would first copy the keys
-// into another layout. Keys and values are read in place.
+// Attention of few queries, as in a step of decoding. A matmul would first copy the keys into
+// another layout; here keys and values are read in place.
 #pragma once
 
 #include "forward.h"
 
 namespace headwise {
 
-// Read by native.py: one field a declaration, of these types, or some of one type.
+// Parsed by native.py: only declarations of these types.
 struct AttendProblem {
     Problem rows;  // `source` and `out`: buffer for the scores, float32
     const void* query;
@@ -21,7 +21,7 @@ struct AttendProblem {
     int32_t is_half;  // bfloat16 in and out; else float32
 };
 
-// A vector of a head's numbers, `left` of them valid; all if heads are `whole` vectors.
+// Load a vector of a head's entries, `left` of them valid; all if heads are `whole` vectors.
 template <bool whole, class T>
 inline Floats part_of(const T* from, int64_t left) {
     return whole ? load(from) : read(from, left, 0.0f);
@@ -49,13 +49,13 @@ void score(
 }
 
 // Subtract slope · |i - j| from the scores of one query at position i with `n` keys.
-inline void lower(float* scores, float slope, int64_t i, int64_t n_prefix, int64_t n) {
+inline void subtract_bias(float* scores, float slope, int64_t i, int64_t n_prefix, int64_t n) {
     for (int64_t j = n_prefix; j < n; ++j) scores[j] -= slope * std::abs((float)(int32_t)(i - j));
 }
 
 // Weighted sum of the values; keys without a weight are skipped.
 template <int n_vectors, bool whole, class T>
-void gather(
+void weighted_sum(
     const float* weights, const T* value, int64_t value_stride, int64_t n, int64_t width, T* to) {
     Floats sum[n_vectors] = {};
     for (int64_t k = 0; k < n; ++k) {
@@ -69,7 +69,7 @@ void gather(
 
 template <class Power, class T>
 struct Attend {
-    static constexpr int N_ROOMS = Forward<Power, float>::N_ROOMS;
+    static constexpr int N_BUFFERS = Forward<Power, float>::N_BUFFERS;
 
     static void block(const AttendProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
         problem.width % WIDTH ? block_of<false>(problem, first, n_rows, buffers)
@@ -77,53 +77,54 @@ struct Attend {
     }
 
   private:
-    static constexpr int AT_ONCE = 4;  // vectors of a sum
+    static constexpr int SUM_VECTORS = 4;  // vectors per sum
 
     template <bool whole>
     static void block_of(
         const AttendProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const Problem& rows = problem.rows;
         const int64_t H = rows.size[1], Q = rows.size[2], E = problem.width;
-        float* room = (float*)rows.out;
+        float* scores = (float*)rows.out;
         int64_t n_visible[ROWS];
         RowReader reader(rows, first);
         for (int r = 0; r < n_rows; ++r) {
-            const Place here(rows, first + r);
+            const Position here(rows, first + r);
             const Row row = reader.next();
             n_visible[r] = row.n_visible;
             score<whole>(
                 at(problem.query, problem.query_stride, here, here.q),
                 at(problem.key, problem.key_stride, here, 0), problem.key_stride[2], row.n_visible,
-                E, problem.scale, room + row.start);
+                E, problem.scale, scores + row.start);
             const int64_t i = rows.query_offset + here.q, n_prefix = problem.n_prefix;
             if (problem.slopes && i >= n_prefix)
-                lower(room + row.start, problem.slopes[here.h], i, n_prefix, row.n_visible);
+                subtract_bias(
+                    scores + row.start, problem.slopes[here.h], i, n_prefix, row.n_visible);
         }
         Forward<Power, float>::block(rows, first, n_rows, buffers);
         for (int r = 0; r < n_rows; ++r) {
-            const Place here(rows, first + r);
-            const float* weights = room + (first + r) * rows.size[3];
+            const Position here(rows, first + r);
+            const float* weights = scores + (first + r) * rows.size[3];
             const T* value = at(problem.value, problem.value_stride, here, 0);
             T* to = (T*)problem.context + ((here.b * Q + here.q) * H + here.h) * E;
             const int64_t stride = problem.value_stride[2], n = n_visible[r];
             int64_t e = 0;
-            for (; e + AT_ONCE * WIDTH <= E; e += AT_ONCE * WIDTH)
-                gather<AT_ONCE, true>(weights, value + e, stride, n, E - e, to + e);
+            for (; e + SUM_VECTORS * WIDTH <= E; e += SUM_VECTORS * WIDTH)
+                weighted_sum<SUM_VECTORS, true>(weights, value + e, stride, n, E - e, to + e);
             for (; e < E; e += WIDTH)
-                gather<1, whole>(weights, value + e, stride, n, E - e, to + e);
+                weighted_sum<1, whole>(weights, value + e, stride, n, E - e, to + e);
         }
     }
 
-    struct Place {
+    struct Position {
         int64_t b, h, q;
 
-        Place(const Problem& rows, int64_t row)
+        Position(const Problem& rows, int64_t row)
             : b(row / (rows.size[2] * rows.size[1])),
               h(row / rows.size[2] % rows.size[1]),
               q(row % rows.size[2]) {}
     };
 
-    static const T* at(const void* from, const int64_t* stride, const Place& here, int64_t n) {
+    static const T* at(const void* from, const int64_t* stride, const Position& here, int64_t n) {
         return (const T*)from + here.b * stride[0] + here.h * stride[1] + n * stride[2];
     }
 };

@@ -5,7 +5,7 @@
 
 namespace headwise {
 
-constexpr int64_t PICK_FROM = 96;  // keys; for shorter rows, selecting costs more than it saves
+constexpr int64_t MIN_COMPACTED = 96;  // keys; for shorter rows, selecting costs more than it saves
 
 // The quantities of a weight in the gradients.
 struct Slope {
@@ -14,9 +14,9 @@ struct Slope {
     Floats p_psi;  // p ψ (see function.py), if the gradient of α is requested
 };
 
-// e^y and ψ = (e^y - 1 - y) / β² of p, with y = -β ln p = z ln 2 ≥ 0. With z = w + f, w whole, and
+// e^y and ψ = (e^y - 1 - y) / β² of p, with y = -β ln p = z ln 2 ≥ 0. For z = w + f, integer w, and
 // 2^f = 1 + f ln 2 + f² Q(f), the numerator is (2^w - 1 - w ln 2) + (2^w - 1) f ln 2 + 2^w f² Q(f):
-// little cancels, and where w = 0 only the last term is left.
+// little cancels, and for w = 0 only the last term remains.
 static inline Floats growth_and_psi(Floats z, float beta, Floats& psi) {
     const Floats shifter = splat(12582912.0f);  // as in `exp2`
     const Floats shifted = z + shifter, whole = shifted - shifter;
@@ -24,10 +24,10 @@ static inline Floats growth_and_psi(Floats z, float beta, Floats& psi) {
     const Floats Q = (0.2402265f + 0.05550381f * f) +
                      ((0.009618172f + 0.001338125f * f) + 0.00015417278f * f2) * f2;
     const Floats power = (Floats)((Ints)splat(1.0f) + ((Ints)shifted << 23));
-    const Floats linear = natural(f), bent = Q * f2;
+    const Floats linear = natural(f), curved = Q * f2;
     const Floats above = power - 1.0f;
-    psi = ((above - natural(whole)) + above * linear + power * bent) * (1.0f / (beta * beta));
-    return power + power * (linear + bent);
+    psi = ((above - natural(whole)) + above * linear + power * curved) * (1.0f / (beta * beta));
+    return power + power * (linear + curved);
 }
 
 template <class Power>
@@ -89,8 +89,8 @@ struct Source {
         return (top - value) * row.beta;
     }
 
-    // Lanes that have a weight, or may have one.
-    Ints counts(Floats value) const {
+    // Whether lanes have, or may have, a weight.
+    Ints has_weight(Floats value) const {
         if (!from_scores) return !(value == 0.0f);
         if (std::is_same_v<Power, Softmax>) return value != -INFINITE;
         return !(value >= 1.0f - shift);
@@ -106,13 +106,13 @@ struct Source {
 template <class Power, class T, bool with_alpha, bool from_scores>
 struct Backward {
     // input, replaced by the weights; their gradient; s; p ψ
-    enum Room { VALUES, GRAD, S, P_PSI };
-    static constexpr int N_ROOMS = 4;
+    enum Buffer { VALUES, GRAD, S, P_PSI };
+    static constexpr int N_BUFFERS = 4;
     using RowSource = Source<Power, T, from_scores>;
 
     static void block(const Problem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const int64_t K = problem.size[3];
-        const bool picks = K >= PICK_FROM && !std::is_same_v<Power, Softmax>;
+        const bool compacts = K >= MIN_COMPACTED && !std::is_same_v<Power, Softmax>;
         Row row[ROWS];
         RowReader reader(problem, first);
         int n[ROWS];
@@ -125,8 +125,8 @@ struct Backward {
             const Dropout dropout(problem, first + r);
             const T* grad = (const T*)problem.grad + row[r].start;
             Totals totals{buffers, source, r};
-            if (picks) {
-                n[r] = pick(source, grad, dropout, buffers, r);
+            if (compacts) {
+                n[r] = compact(source, grad, dropout, buffers, r);
                 for (int k = 0; k < n[r]; k += WIDTH)
                     totals.add(k, load(buffers.row(VALUES, r) + k), load(buffers.row(GRAD, r) + k));
             } else {
@@ -134,13 +134,13 @@ struct Backward {
                 for (int k = 0; k < n[r]; k += WIDTH) {
                     const int lanes = std::min(WIDTH, n[r] - k);
                     const Floats value = source(k, lanes), dp = read_grad(grad, dropout, k, lanes);
-                    totals.add(k, value, source.counts(value) ? dp : Floats{});
+                    totals.add(k, value, source.has_weight(value) ? dp : Floats{});
                 }
             }
             total_s[r] = totals.s;
             total[r] = totals.s_dp;
             if (from_scores)
-                put(buffers, VALUES, r, picks, row[r], (T*)problem.weights, K, dropout);
+                put(buffers, VALUES, r, compacts, row[r], (T*)problem.weights, K, dropout);
         }
         const Floats centre = sums(total) / largest(sums(total_s), splat(FLT_MIN));
         Floats alpha[ROWS];
@@ -154,7 +154,7 @@ struct Backward {
                 if (with_alpha) alpha[r] = alpha[r] + load(buffers.row(P_PSI, r) + k) * centred;
                 store(grads + k, s * centred);
             }
-            put(buffers, GRAD, r, picks, row[r], (T*)problem.out, K, Dropout());
+            put(buffers, GRAD, r, compacts, row[r], (T*)problem.out, K, Dropout());
         }
         if (with_alpha) store(problem.grad_alpha + first, -sums(alpha), n_rows);
     }
@@ -183,7 +183,7 @@ struct Backward {
 
     // Compact the entries of a row that have a weight, and their gradients, padded to a whole
     // vector; return how many.
-    static int pick(
+    static int compact(
         const RowSource& source, const T* grad, const Dropout& dropout, Buffers& buffers, int r) {
         float *values = buffers.row(VALUES, r), *grads = buffers.row(GRAD, r);
         const int n_visible = (int)source.row.n_visible;
@@ -191,9 +191,9 @@ struct Backward {
         for (int k = 0; k < n_visible; k += WIDTH) {
             const int n = std::min(WIDTH, n_visible - k);
             const Floats value = source(k, n);
-            const Ints counts = source.counts(value);
-            compress(grads + n_kept, read_grad(grad, dropout, k, n), counts);
-            const uint32_t bits = compress(values + n_kept, value, counts);
+            const Ints has_weight = source.has_weight(value);
+            compress(grads + n_kept, read_grad(grad, dropout, k, n), has_weight);
+            const uint32_t bits = compress(values + n_kept, value, has_weight);
             buffers.lanes[r][k / WIDTH] = (uint16_t)bits;
             n_kept += __builtin_popcount(bits);
         }
@@ -204,11 +204,11 @@ struct Backward {
 
     // Write a buffer of a row to its position in a tensor.
     static void put(
-        Buffers& buffers, Room room, int r, bool picked, const Row& row, T* tensor, int64_t K,
-        const Dropout& dropout) {
-        const float* from = buffers.row(room, r);
+        Buffers& buffers, Buffer buffer, int r, bool is_compacted, const Row& row, T* tensor,
+        int64_t K, const Dropout& dropout) {
+        const float* from = buffers.row(buffer, r);
         T* out = tensor + row.start;
-        if (picked) return spread(from, buffers.lanes[r].data(), row, out, K, dropout);
+        if (is_compacted) return spread(from, buffers.lanes[r].data(), row, out, K, dropout);
         for (int64_t k = 0; k < row.n_visible; k += WIDTH)
             write(out + k, dropout(load(from + k), k), K - k);
         write_rest(out, row, K);

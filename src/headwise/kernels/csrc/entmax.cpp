@@ -1,8 +1,8 @@
 // Softmax and α-entmax along the rows of a contiguous tensor (B, H, Q, K), and their gradients;
 // dropout.
 //
-// Masks are read in place, by strides that may be 0, or given as lengths and causality, without a
-// copy of the size of the scores. Threads share the rows; no row depends on another.
+// Masks are read in place, with strides that may be 0, or given as lengths and causality, without a
+// copy of the size of the scores. Rows are distributed over threads; no row depends on another.
 
 #include <algorithm>
 
@@ -14,12 +14,12 @@ using namespace headwise;
 
 namespace {
 
-constexpr int64_t SERIAL_FLOATS = 16384;  // fewer are computed before threads would start
-constexpr int64_t SERIAL_PRODUCTS = 131072;  // and so is attention
+constexpr int64_t SERIAL_FLOATS = 16384;  // up to here one thread is faster
+constexpr int64_t SERIAL_MULTIPLICATIONS = 131072;  // the same for attention
 
-// Call `Kernel::block` for all rows, some at a time, on so many threads.
+// Call `Kernel::block` for all rows, a block at a time, on `n_threads` threads.
 template <class Kernel, class P>
-void share_out(
+void for_blocks(
     const P& problem, int64_t n_rows, int64_t n_keys, int64_t block_floats, int n_threads) {
     if (n_rows == 0 || n_keys == 0) return;
     const int64_t n_block =
@@ -27,7 +27,7 @@ void share_out(
     const int64_t n_blocks = (n_rows + n_block - 1) / n_block;
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
-        Buffers buffers(n_block, n_keys, Kernel::N_ROOMS);
+        Buffers buffers(n_block, n_keys, Kernel::N_BUFFERS);
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < n_blocks; ++block) {
             const int64_t first = block * n_block;
@@ -41,14 +41,14 @@ void run(const Problem& problem) {
     const int64_t n_rows = problem.size[0] * problem.size[1] * problem.size[2];
     const int64_t K = problem.size[3];
     const int n_threads = n_rows * K <= SERIAL_FLOATS ? 1 : problem.n_threads;
-    share_out<Kernel>(problem, n_rows, K, BLOCK_FLOATS, n_threads);
+    for_blocks<Kernel>(problem, n_rows, K, BLOCK_FLOATS, n_threads);
 }
 
 template <class Kernel>
 void run(const LossProblem& problem) {
     const int64_t n_rows = problem.n_rows, n_classes = problem.n_classes;
     const int n_threads = n_rows * n_classes <= SERIAL_FLOATS ? 1 : problem.n_threads;
-    share_out<Kernel>(problem, n_rows, n_classes, LOSS_BLOCK_FLOATS, n_threads);
+    for_blocks<Kernel>(problem, n_rows, n_classes, LOSS_BLOCK_FLOATS, n_threads);
 }
 
 template <template <class, class> class Kernel, class T>
@@ -76,8 +76,8 @@ void run(const AttendProblem& problem) {
     const int64_t* size = problem.rows.size;
     const int64_t n_rows = size[0] * size[1] * size[2], K = size[3];
     const int n_threads =
-        n_rows * K * problem.width <= SERIAL_PRODUCTS ? 1 : problem.rows.n_threads;
-    share_out<Kernel>(problem, n_rows, K, BLOCK_FLOATS, n_threads);
+        n_rows * K * problem.width <= SERIAL_MULTIPLICATIONS ? 1 : problem.rows.n_threads;
+    for_blocks<Kernel>(problem, n_rows, K, BLOCK_FLOATS, n_threads);
 }
 
 template <class T>
@@ -110,11 +110,11 @@ void backward(const Problem& problem) {
 
 template <int before, class From, class To>
 void drop(const DropoutProblem& problem) {
-    const int64_t n_stretches = (problem.n + STRETCH - 1) / STRETCH;
+    const int64_t n_chunkes = (problem.n + CHUNK - 1) / CHUNK;
     [[maybe_unused]] const int n_threads = problem.n <= SERIAL_FLOATS ? 1 : problem.n_threads;
 #pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
-    for (int64_t stretch = 0; stretch < n_stretches; ++stretch)
-        drop_stretch<before, From, To>(problem, stretch);
+    for (int64_t chunk = 0; chunk < n_chunkes; ++chunk)
+        drop_chunk<before, From, To>(problem, chunk);
 }
 
 template <class From, class To>

@@ -7,7 +7,7 @@ namespace headwise {
 
 struct Softmax {};
 
-// b of the kept keys of some rows, row r from b[r] on, becomes their weights.
+// Replace b of the kept keys of each row r, from b[r] on, by their weights.
 template <class Power>
 inline void solve_along(Rows& rows, float* const* b, const int* n_kept, Buffers& buffers) {
     Along layout;
@@ -32,22 +32,23 @@ static_assert(round_up(ACROSS_UP_TO) * ROWS <= BLOCK_FLOATS);
 
 template <class Power>
 inline void solve_across(Rows& rows, float* const* b, const int* n_kept, Buffers& buffers) {
-    const int most = *std::max_element(n_kept, n_kept + rows.n);
-    float *side = buffers.row(1, 0), *s = buffers.row(2, 0);
+    const int n_max = *std::max_element(n_kept, n_kept + rows.n);
+    float *across = buffers.row(1, 0), *s = buffers.row(2, 0);
     Floats square[ROWS];
-    for (int first = 0; first < most; first += WIDTH) {
+    for (int first = 0; first < n_max; first += WIDTH) {
         for (int r = 0; r < ROWS; ++r) {
-            const bool is_there = r < rows.n && first < n_kept[r];
-            square[r] = is_there ? load(b[r] + first) : splat(INFINITE);
+            const bool is_loaded = r < rows.n && first < n_kept[r];
+            square[r] = is_loaded ? load(b[r] + first) : splat(INFINITE);
         }
         transpose(square);
-        for (int k = 0; k < WIDTH; ++k) store(side + (first + k) * WIDTH, square[k]);
+        for (int k = 0; k < WIDTH; ++k) store(across + (first + k) * WIDTH, square[k]);
     }
-    solve<Power>(rows, Across{side, s, most});
-    for (int first = 0; first < most; first += WIDTH) {
+    solve<Power>(rows, Across{across, s, n_max});
+    for (int first = 0; first < n_max; first += WIDTH) {
         for (int k = 0; k < WIDTH; ++k) {
             const int at = (first + k) * WIDTH;
-            square[k] = weights<Power>(load(side + at), load(s + at), rows.shift, rows.correction);
+            square[k] =
+                weights<Power>(load(across + at), load(s + at), rows.shift, rows.correction);
         }
         transpose(square);
         for (int r = 0; r < rows.n; ++r) store(b[r] + first, square[r]);
@@ -56,7 +57,7 @@ inline void solve_across(Rows& rows, float* const* b, const int* n_kept, Buffers
 
 template <class Power, class T>
 struct Forward {
-    static constexpr int N_ROOMS = 3;
+    static constexpr int N_BUFFERS = 3;
 
     static void block(const Problem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const int64_t K = problem.size[3];
@@ -89,7 +90,7 @@ struct Forward {
         else
             solve_along<Power>(rows, kept, n_kept, buffers);
         if (problem.threshold) {
-            // a step along s is to first order a step of the shift
+            // to first order, a step along s is a step of the shift
             const Floats shift = rows.shift + rows.correction * rows.beta;
             for (int r = 0; r < n_rows; ++r) {
                 problem.threshold[2 * (first + r)] = highest[r];
@@ -106,7 +107,7 @@ struct Forward {
 
 template <class T>
 struct Forward<Softmax, T> {
-    static constexpr int N_ROOMS = 1;
+    static constexpr int N_BUFFERS = 1;
 
     static void block(const Problem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const int64_t K = problem.size[3];

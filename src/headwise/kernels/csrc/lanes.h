@@ -1,8 +1,7 @@
-// As many floats at a time as a register of the processor holds: sixteen with AVX-512, eight with
-// AVX2, else four.
+// Vectors of as many floats as a register holds: sixteen with AVX-512, eight with AVX2, else four.
 //
 // The types are the vector extension of GCC and Clang. Operations that it lacks (partial loads and
-// stores, compacting lanes) are here, by intrinsics where they are faster, else lane by lane.
+// stores, compacting lanes) are here, with intrinsics where they are faster, else lane by lane.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +41,7 @@ static inline Ints numbered() {
 
 static const Ints LANES = numbered();
 
-// A bit for each lane that is set (all its bits are).
+// One bit per lane, 1 where the lane is set (all its bits are).
 static inline uint32_t bits_of(Ints condition) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition);
@@ -57,7 +56,7 @@ static inline uint32_t bits_of(Ints condition) {
 
 static inline bool any(Ints condition) { return bits_of(condition) != 0; }
 
-// ---- memory: the first `n` lanes; the others are not touched and read as `fill`
+// ---- memory: the first `n` lanes; the others are not accessed, and loaded as `fill`
 
 static inline Floats load(const float* from) {
     Floats out;
@@ -75,9 +74,9 @@ static inline Floats load(const float* from, int n, float fill) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_mask_loadu_ps((__m512)splat(fill), (__mmask16)((1u << n) - 1), from);
 #elif defined(__AVX2__)
-    const Ints is_there = LANES < n;
-    const Floats read = (Floats)_mm256_maskload_ps(from, (__m256i)is_there);
-    return is_there ? read : splat(fill);
+    const Ints is_loaded = LANES < n;
+    const Floats read = (Floats)_mm256_maskload_ps(from, (__m256i)is_loaded);
+    return is_loaded ? read : splat(fill);
 #else
     Floats out = splat(fill);
     memcpy(&out, from, sizeof(float) * n);
@@ -107,7 +106,7 @@ static inline void store(float* to, Floats value, int n) {
 static inline Halves rounded(Floats value) {
     const Words bits = (Words)value;  // to nearest, ties to even
     const Words up = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
-    const Words quiet = (bits >> 16) | 0x40u;  // rounding could make infinity of NaN
+    const Words quiet = (bits >> 16) | 0x40u;  // rounding could turn NaN into infinity
     return __builtin_convertvector(value == value ? up : quiet, Halves);
 }
 
@@ -121,7 +120,7 @@ static inline void store(BFloat16* to, Floats value, int n) {
     memcpy(to, &halves, sizeof(BFloat16) * n);
 }
 
-// The same where there may be a whole vector and more.
+// The same for `n` that may exceed a whole vector.
 template <class T>
 static inline Floats read(const T* from, int64_t n, float fill) {
     return n >= WIDTH ? load(from) : load(from, (int)n, fill);
@@ -135,7 +134,7 @@ static inline void write(T* to, Floats value, int64_t n) {
         store(to, value, (int)n);
 }
 
-// Bytes of a mask, as all bits of a lane set where the byte is not 0.
+// Bytes of a mask -> lanes, all bits set where the byte is not 0.
 static inline Ints load_mask(const uint8_t* from, int n) {
     Bytes bytes = {};
     if (n == WIDTH)
@@ -145,20 +144,20 @@ static inline Ints load_mask(const uint8_t* from, int n) {
     return __builtin_convertvector(bytes, Ints) != 0;
 }
 
-// ---- chosen lanes next to each other, and back
+// ---- compacting selected lanes, and the reverse
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// For each choice of eight lanes, a byte a lane: which lane comes there.
+// For each subset of eight lanes, one byte per lane: the index of its source lane.
 struct Permutations {
-    uint64_t together[256] = {}, apart[256] = {};
+    uint64_t compacting[256] = {}, expanding[256] = {};
 
     constexpr Permutations() {
         for (int bits = 0; bits < 256; ++bits) {
             int n = 0;
             for (int lane = 0; lane < 8; ++lane) {
                 if (!(bits >> lane & 1)) continue;
-                together[bits] |= (uint64_t)lane << (8 * n);
-                apart[bits] |= (uint64_t)n++ << (8 * lane);
+                compacting[bits] |= (uint64_t)lane << (8 * n);
+                expanding[bits] |= (uint64_t)n++ << (8 * lane);
             }
         }
     }
@@ -172,14 +171,14 @@ static inline Floats permuted(Floats value, uint64_t order) {
 }
 #endif
 
-// Write the lanes of `value` where `keep` is set next to each other, and say which they were, a bit
-// a lane. A whole vector from `to` on may be overwritten.
+// Write the lanes of `value` where `keep` is set next to each other; return which they are, one bit
+// per lane. A whole vector from `to` on may be overwritten.
 static inline uint32_t compress(float* to, Floats value, Ints keep) {
     const uint32_t bits = bits_of(keep);
 #if defined(__AVX512F__)
     _mm512_storeu_ps(to, _mm512_maskz_compress_ps((__mmask16)bits, (__m512)value));
 #elif defined(__AVX2__)
-    store(to, permuted(value, PERMUTATIONS.together[bits]));
+    store(to, permuted(value, PERMUTATIONS.compacting[bits]));
 #else
     for (int lane = 0, n = 0; lane < WIDTH; ++lane) {
         to[n] = value[lane];
@@ -189,14 +188,14 @@ static inline uint32_t compress(float* to, Floats value, Ints keep) {
     return bits;
 }
 
-// The reverse: the next floats from `from` on in the lanes of `bits`, 0 in the others. A whole
-// vector from `from` on may be read.
+// The reverse: floats from `from` on, into the lanes of `bits`, 0 in the others. A whole vector may
+// be read.
 static inline Floats expand(const float* from, uint32_t bits) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_maskz_expand_ps((__mmask16)bits, (__m512)load(from));
 #elif defined(__AVX2__)
     const Ints is_set = ((Ints{} + (int32_t)bits) >> LANES & 1) != 0;
-    return is_set ? permuted(load(from), PERMUTATIONS.apart[bits]) : Floats{};
+    return is_set ? permuted(load(from), PERMUTATIONS.expanding[bits]) : Floats{};
 #else
     Floats out = {};
     for (int lane = 0; lane < WIDTH; ++lane)

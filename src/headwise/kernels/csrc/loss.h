@@ -6,7 +6,7 @@
 
 namespace headwise {
 
-// Read by native.py: one field a declaration, of these types, or some of one type. Rows are (N, V).
+// Parsed by native.py: only declarations of these types. Rows are (N, V).
 struct LossProblem {
     int64_t n_rows, n_classes;
     const void* scores;
@@ -19,13 +19,13 @@ struct LossProblem {
     const float* grad;      // backward: of each row's loss
     float alpha;
     float smoothing;
-    float share;  // smoothing, divided by the classes that it is spread over
+    float eps_v;  // smoothing / V
     int32_t is_half;
     int32_t map;
     int32_t n_threads;
 };
 
-constexpr int64_t LOSS_BLOCK_FLOATS = 1 << 17;  // few of a row's classes come near the top
+constexpr int64_t LOSS_BLOCK_FLOATS = 1 << 17;  // few of a row's classes have b < 1
 
 // Maximum of a row, and the sum of its scores.
 template <class T>
@@ -59,7 +59,7 @@ int64_t candidates(const T* row, int64_t n, float top, float beta, float* to) {
 
 template <class Power, class T>
 struct LossForward {
-    static constexpr int N_ROOMS = 2;
+    static constexpr int N_BUFFERS = 2;
 
     static void block(const LossProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const int64_t V = problem.n_classes;
@@ -110,24 +110,24 @@ struct LossForward {
 // α = 1, cross-entropy: the value is the logarithm of the sum, and so is the shift.
 template <class T>
 struct LossForward<Softmax, T> {
-    static constexpr int N_ROOMS = 0;
+    static constexpr int N_BUFFERS = 0;
 
     static void block(const LossProblem& problem, int64_t first, int n_rows, Buffers&) {
         const int64_t V = problem.n_classes;
         for (int64_t index = first; index < first + n_rows; ++index) {
             const T* row = (const T*)problem.scores + index * V;
-            float total_of_scores;
-            const float top = maximum(row, V, total_of_scores), counted = top_of(top);
+            float score_sum;
+            const float top = maximum(row, V, score_sum), finite_top = top_of(top);
             LongSum total;
             int64_t support = 0;
             for (int64_t k = 0; k < V; k += WIDTH) {
                 const Floats z = read(row + k, V - k, -INFINITE);
-                const Floats e = exp2((z - counted) * 1.4426950408889634f);
+                const Floats e = exp2((z - finite_top) * 1.4426950408889634f);
                 support += __builtin_popcount(bits_of(!(e == 0.0f)));
                 total.add(e);
             }
             const float log_sum = top == top ? std::log(across_lanes(total.sum())) : top;
-            if (problem.total) problem.total[index] = total_of_scores;
+            if (problem.total) problem.total[index] = score_sum;
             problem.threshold[2 * index] = top;
             problem.threshold[2 * index + 1] = problem.value[index] = log_sum;
             problem.support[index] = (float)support;
@@ -137,7 +137,7 @@ struct LossForward<Softmax, T> {
 
 template <class Power, class T>
 struct LossBackward {
-    static constexpr int N_ROOMS = 0;
+    static constexpr int N_BUFFERS = 0;
 
     static void block(const LossProblem& problem, int64_t first, int n_rows, Buffers&) {
         for (int r = 0; r < n_rows; ++r) one_row(problem, first + r);
@@ -156,8 +156,8 @@ struct LossBackward {
         const int64_t V = problem.n_classes, target = problem.target[index];
         const T* row = (const T*)problem.scores + index * V;
         T* out = (T*)problem.out + index * V;
-        const float scale = problem.grad[index], share = problem.share * scale;
-        if (scale == 0.0f) {  // a row of scale 0 gets zeros even if it has NaN
+        const float scale = problem.grad[index], scaled_eps_v = problem.eps_v * scale;
+        if (scale == 0.0f) {  // scale 0 gives zero gradient, even with NaN
             memset((void*)out, 0, sizeof(T) * V);
             return;
         }
@@ -169,10 +169,10 @@ struct LossBackward {
             const int lanes = (int)std::min<int64_t>(WIDTH, V - k);
             const Floats z = read(row + k, lanes, -INFINITE);
             const Floats p = probability(z, top, shift, beta, exponent);
-            Floats grad = p * scale - share;
+            Floats grad = p * scale - scaled_eps_v;
             if (target >= k && target < k + lanes) {
                 const int lane = (int)(target - k);
-                grad[lane] = (p[lane] - 1.0f + problem.smoothing) * scale - share;
+                grad[lane] = (p[lane] - 1.0f + problem.smoothing) * scale - scaled_eps_v;
             }
             write(out + k, grad, V - k);
         }

@@ -9,9 +9,9 @@
 
 namespace headwise {
 
-enum Map { SOFTMAX, ANY, SQUARE, LINEAR };  // as in native.py: α is 1, any, 1.5, 2
+enum Map { SOFTMAX, ANY, SQUARE, LINEAR };  // as `Power` in problem.py: α is 1, any, 1.5, 2
 
-// Read by native.py: one field a declaration, of these types, or some of one type.
+// Parsed by native.py: only declarations of these types.
 struct Problem {
     int64_t size[4];         // B, H, Q, K
     const void* source;      // forward: scores. backward: weights, or scores with `threshold`
@@ -20,7 +20,7 @@ struct Problem {
     void* weights;           // backward from scores: receives the weights
     float* threshold;        // (rows, 2), maximum and shift: forward writes, backward reads; or null
     const float* beta;       // α - 1, or null if the map determines it
-    float* grad_alpha;       // backward: one a row, or null
+    float* grad_alpha;       // backward: one per row, or null
     const uint8_t* mask;     // bytes, or null
     const int64_t* lengths;  // of the keys, one for each of B, or null
     int64_t beta_stride[3];  // B, H, Q
@@ -30,13 +30,13 @@ struct Problem {
     int32_t is_half;  // bfloat16 in and out; else float32
     int32_t map;      // one of `Map`
     int32_t n_threads;
-    uint32_t n_kept;    // of 2^32 draws, how many keep a weight; 0: no dropout
+    uint32_t n_kept;    // how many of 2^32 draws keep a weight; 0: no dropout
     uint64_t seed;      // of the dropout
-    int64_t first_row;  // number of the first row in what the seed is for
+    int64_t first_row;  // index of the first row among all rows of the seed
 };
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-constexpr int64_t ACROSS_UP_TO = 128;   // keys; longer rows are solved one after the other
+constexpr int64_t ACROSS_UP_TO = 128;   // keys; in longer rows, vectors run along a row
 constexpr int64_t BLOCK_FLOATS = 8192;  // per buffer: a block of rows stays in the L1 and L2 caches
 
 struct Row {
@@ -48,14 +48,14 @@ struct Row {
 
 constexpr int64_t round_up(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 
-// Iterates over the rows of a problem from a given one on.
+// Iterates over the rows of a problem, starting at `first`.
 class RowReader {
   public:
     RowReader(const Problem& problem, int64_t first)
         : problem(problem), start(first * problem.size[3]), q(first % problem.size[2]) {
-        const int64_t above = first / problem.size[2];  // divisions are slow: once, then counting
-        h = above % problem.size[1];
-        b = above / problem.size[1];
+        const int64_t bh = first / problem.size[2];  // divisions are slow: once, then counting
+        h = bh % problem.size[1];
+        b = bh / problem.size[1];
     }
 
     Row next() {
@@ -84,8 +84,8 @@ class RowReader {
     int64_t start, b, h, q;
 };
 
-// What scores are counted from: a row without a key still needs a number, and a row with an
-// infinite score has none.
+// The maximum that scores are subtracted from: finite for a row without keys, NaN for a row with an
+// infinite score.
 inline float top_of(float highest) {
     if (highest < -FLT_MAX) return -FLT_MAX;
     return highest > FLT_MAX ? std::numeric_limits<float>::quiet_NaN() : highest;
@@ -95,7 +95,7 @@ inline Ints allowed(const Row& row, int64_t mask_stride, int64_t k, int n) {
     return mask_stride ? load_mask(row.mask + k, n) : Ints{} - (int32_t)(*row.mask != 0);
 }
 
-// Scores of one row into `to`, minus infinity where masked and up to a whole vector; the maxima.
+// Copy one row's scores to `to`, -inf where masked and up to a whole vector; return the maxima.
 template <class T>
 Floats read_scores(const T* from, const Row& row, int64_t mask_stride, float* to) {
     Floats highest = splat(-INFINITE);
@@ -110,21 +110,21 @@ Floats read_scores(const T* from, const Row& row, int64_t mask_stride, float* to
 }
 
 // Buffers for a block of rows: `width` floats per row, and for each vector of a row a bit mask of
-// the lanes that were kept.
+// the kept lanes.
 struct Buffers {
-    std::vector<float> rooms[4];
+    std::vector<float> buffers[4];
     std::vector<uint16_t> lanes[ROWS];
     int64_t width;
 
-    Buffers(int64_t n_rows, int64_t n_keys, int n_rooms) : width(round_up(n_keys) + WIDTH) {
-        for (int i = 0; i < n_rooms; ++i) rooms[i].resize(n_rows * width);
+    Buffers(int64_t n_rows, int64_t n_keys, int n_buffers) : width(round_up(n_keys) + WIDTH) {
+        for (int i = 0; i < n_buffers; ++i) buffers[i].resize(n_rows * width);
         for (int r = 0; r < n_rows; ++r) lanes[r].resize(round_up(n_keys) / WIDTH);
     }
 
-    float* row(int room, int r) { return rooms[room].data() + r * width; }
+    float* row(int buffer, int r) { return buffers[buffer].data() + r * width; }
 };
 
-// Compact the b < 1 of a row's scores, padded to a whole vector; return how many.
+// Replace a row's scores by its b < 1, compacted and padded to a whole vector; return how many.
 inline int keep_candidates(float* row, int64_t n, float top, float beta, uint16_t* lanes) {
     int n_kept = 0;
     for (int64_t k = 0; k < n; k += WIDTH) {
@@ -147,7 +147,7 @@ void write_rest(T* to, const Row& row, int64_t n_keys) {
 // Which weights of a row dropout keeps, and the factor on them.
 struct Dropout {
     uint64_t key = 0;
-    uint32_t n_kept = 0;  // 0: all stay
+    uint32_t n_kept = 0;  // 0: all
     float scale = 1.0f;
 
     Dropout() = default;
@@ -166,7 +166,7 @@ struct Dropout {
     }
 };
 
-// The reverse of keeping: the numbers of a row back to their places, zeros between.
+// The reverse of compacting: write the kept values of a row to their positions, zeros between.
 template <class T>
 void spread(
     const float* kept, const uint16_t* lanes, const Row& row, T* out, int64_t n_keys,

@@ -1,7 +1,7 @@
-// The threshold of α-entmax for as many rows at a time as a vector has lanes; the mathematics is that
-// of solver.py.
+// The threshold of α-entmax for as many rows at a time as a vector has lanes; mathematics as in
+// solver.py.
 //
-// A row is stored as b = β(max - z). Entries with b ≥ 1 have no weight and are left out; the rest is
+// A row is stored as b = β(max - z). Entries with b ≥ 1 have no weight and are omitted, the others
 // padded with infinity. The values of a row (shift, β, sums) are one lane of a vector, so that a
 // Newton step for all rows costs as much as for one. Each row stops separately, so that results do
 // not depend on the other rows.
@@ -17,7 +17,7 @@
 namespace headwise {
 
 constexpr int ROWS = WIDTH;
-constexpr int N_EVALUATIONS = 16;  // upper limit; proved: 16 to 20 for adversarial rows
+constexpr int N_EVALUATIONS = 16;  // upper limit; the proved one is 16 to 20, for adversarial rows
 constexpr float MASS_LOOSE = 4e-4f, MASS_TIGHT = 5e-7f, MASS_BORDER = 2e-7f;  // as in solver.py
 constexpr float BETA_MIN = 1e-7f;
 
@@ -33,7 +33,7 @@ struct Linear {  // α = 2
 };
 
 struct Rows {
-    int n;             // rows that are there
+    int n;             // number of rows
     Floats beta;       // of each row
     Floats is_empty;   // 1 for a row without a key, else 0
     Floats shift_max;  // shift of a row of equal scores
@@ -51,7 +51,7 @@ static inline Floats one_minus_exp2(Floats y) {
     return ((t > -0.05f) & (t < 0.05f)) ? small : 1.0f - exp2(y);
 }
 
-// Shift from count, mean and variance of the b below the level; see `_moment_start`.
+// Shift from count, mean and variance of the b below the level; see `_moment_start` in solver.py.
 static inline Floats moment_shift(
     const Rows& rows, Floats count, Floats sum, Floats squares) {
     const Floats beta = rows.beta;
@@ -125,14 +125,14 @@ struct Along {
     }
 
     template <class Power>
-    void sum_up(Ints is_open, Floats shifts, Floats exponents, Floats& F, Floats& S) const {
+    void evaluate_sums(Ints is_open, Floats shifts, Floats exponents, Floats& F, Floats& S) const {
         Floats mass[ROWS], slope[ROWS];
         for (int r = 0; r < ROWS; ++r) {
             Floats total = Floats{}, total_s = Floats{};
             if (is_open[r]) {
                 const Floats shift = splat(shifts[r]), exponent = splat(exponents[r]);
-                for (int first = 0; first < n_vectors[r]; first += SUMMED) {
-                    const int end = std::min(first + SUMMED, n_vectors[r]);
+                for (int first = 0; first < n_vectors[r]; first += GROUP) {
+                    const int end = std::min(first + GROUP, n_vectors[r]);
                     Floats part = Floats{};
                     for (int v = first; v < end; ++v) {
                         const Inside at =
@@ -175,10 +175,10 @@ struct Across {
     }
 
     template <class Power>
-    void sum_up(Ints, Floats shift, Floats exponent, Floats& F, Floats& S) const {
+    void evaluate_sums(Ints, Floats shift, Floats exponent, Floats& F, Floats& S) const {
         Floats total = Floats{}, total_s = Floats{};
-        for (int first = 0; first < n; first += SUMMED) {
-            const int end = std::min(first + SUMMED, n);
+        for (int first = 0; first < n; first += GROUP) {
+            const int end = std::min(first + GROUP, n);
             Floats part = Floats{};
             for (int k = first; k < end; ++k) {
                 const Inside at = evaluate<Power>(load(b + k * WIDTH), shift, exponent);
@@ -210,24 +210,24 @@ static inline void solve(Rows& rows, const Layout& layout) {
     rows.correction = Floats{};
     Ints is_open = LANES < rows.n;
     for (int left = N_EVALUATIONS - 1; left >= 0; --left) {
-        layout.template sum_up<Power>(is_open, rows.shift, exponent, F, S);
+        layout.template evaluate_sums<Power>(is_open, rows.shift, exponent, F, S);
         F = F + rows.is_empty;
         S = largest(S, splat(FLT_MIN));
         const Floats excess = F - 1.0f;
         const Floats size = excess < 0.0f ? -excess : excess;
-        const Ints goes_on = is_open & (left ? size > tolerance : Ints{});  // not for NaN
-        rows.correction = is_open & ~goes_on ? excess / S : rows.correction;
-        if (!any(goes_on)) return;
+        const Ints is_next = is_open & (left ? size > tolerance : Ints{});  // not for NaN
+        rows.correction = is_open & ~is_next ? excess / S : rows.correction;
+        if (!any(is_next)) return;
         // F = 0 (by rounding) leads back to t = 0
         F = largest(F, splat(FLT_MIN));
         const Floats y = beta * log2(F);
         Floats shift = rows.shift + F / S * one_minus_exp2(-y);
         shift = least(largest(shift, Floats{}), rows.shift_max);
         // an unchanged shift has converged to rounding
-        const Ints moves = goes_on & (shift != rows.shift);
-        rows.correction = goes_on & ~moves ? excess / S : rows.correction;
-        rows.shift = goes_on ? shift : rows.shift;
-        is_open = moves;
+        const Ints is_moved = is_next & (shift != rows.shift);
+        rows.correction = is_next & ~is_moved ? excess / S : rows.correction;
+        rows.shift = is_next ? shift : rows.shift;
+        is_open = is_moved;
         if (!any(is_open)) return;
     }
 }

@@ -1,5 +1,5 @@
-// Arithmetic of vectors: extremes, reductions of several at once, logarithm, exponential, and random
-// bits.
+// Arithmetic of vectors: maximum and minimum, several reductions at once, logarithm, exponential,
+// random bits.
 #pragma once
 
 #include <utility>
@@ -12,9 +12,9 @@ static inline Floats largest(Floats a, Floats b) { return a > b ? a : b; }
 static inline Floats largest_or_nan(Floats a, Floats b) { return ((b > a) | (b != b)) ? b : a; }
 static inline Floats least(Floats a, Floats b) { return a < b ? a : b; }
 
-// ---- as many vectors as lanes: a square
+// ---- WIDTH vectors of WIDTH lanes: a square
 
-// Lanes of two vectors, those of the second numbered from WIDTH on.
+// The lanes `lanes` of two vectors; those of the second are numbered from WIDTH on.
 template <int... lanes>
 static inline Floats picked(Floats a, Floats b) {
 #if defined(__clang__)
@@ -24,7 +24,7 @@ static inline Floats picked(Floats a, Floats b) {
 #endif
 }
 
-// Two vectors in blocks of so many lanes: all even blocks into the first, all odd ones into the
+// Of two vectors in blocks of `block` lanes, move all even blocks to the first, all odd ones to the
 // second.
 template <int block, int... lane>
 static inline void exchange(Floats& a, Floats& b, std::integer_sequence<int, lane...>) {
@@ -38,7 +38,7 @@ static inline void exchange(Floats& a, Floats& b) {
     exchange<block>(a, b, std::make_integer_sequence<int, WIDTH>());
 }
 
-// Afterwards lane r of vector k is what lane k of vector r was.
+// Swap lane r of vector k with lane k of vector r, for all r and k.
 template <int block = WIDTH / 2>
 static inline void transpose(Floats* rows) {
     for (int r = 0; r < WIDTH; ++r)
@@ -61,8 +61,8 @@ static inline Floats sums(Floats* parts) {
     return reduce(parts, [](Floats a, Floats b) { return a + b; });
 }
 
-// Sums of vectors, some of them at a time: one sum of thousands loses digits.
-constexpr int SUMMED = 16;
+// A sum in groups of vectors: a plain sum of thousands loses digits.
+constexpr int GROUP = 16;
 
 struct LongSum {
     Floats total = Floats{}, recent = Floats{};
@@ -70,7 +70,7 @@ struct LongSum {
 
     void add(Floats values) {
         recent = recent + values;
-        if (++n_recent < SUMMED) return;
+        if (++n_recent < GROUP) return;
         total = total + recent;
         recent = Floats{};
         n_recent = 0;
@@ -85,9 +85,9 @@ static inline float across_lanes(Floats values) {
     return sum;
 }
 
-// ---- logarithm and exponential to base 2; coefficients: least greatest relative error
+// ---- logarithm and exponential to base 2; minimax coefficients (relative error)
 
-// log2(1 + d), given 1 + d > 0 as well, whose rounding would cost small d their digits.
+// log2(1 + d), given d and x = 1 + d > 0: the rounding of x alone would lose the digits of small d.
 static inline Floats log2_1p(Floats d, Floats x) {
     const Ints bits = (Ints)x;
     const Ints exponent = (bits - 0x3f3504f3) >> 23;  // x = m 2^exponent, m from √½ to √2
@@ -105,9 +105,9 @@ static inline Floats log2_1p(Floats d, Floats x) {
 
 static inline Floats log2(Floats x) { return log2_1p(x - 1.0f, x); }
 
-// 2^x for x from -126 to 126; below, 0.
+// 2^x for x from -126 to 126; 0 for smaller x.
 static inline Floats exp2(Floats x) {
-    const Floats shifter = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to a whole number
+    const Floats shifter = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
     const Floats shifted = x + shifter;
     const Floats f = x - (shifted - shifter), f2 = f * f;
     const Floats poly = (1.0000001192092896f + 0.6931469440460205f * f) +
@@ -125,8 +125,9 @@ static inline uint64_t mixed(uint64_t x) {  // the finaliser of SplitMix64 (Stee
     return x ^ (x >> 31);
 }
 
+// Murmur's finaliser, with the key added before and inside.
 static inline Words random_words(uint64_t key, uint32_t first) {
-    Words x = (Words)LANES + first + (uint32_t)key;  // murmur's finaliser, keyed before and within
+    Words x = (Words)LANES + first + (uint32_t)key;
     x = (x ^ (x >> 16)) * 0x85ebca6bu;
     x = (x ^ (x >> 13)) + (uint32_t)(key >> 32);
     x = x * 0xc2b2ae35u;

@@ -7,11 +7,11 @@ Multi30k's (14 tokens) and newstest's (27). Random weights predict no end, so ev
 at its limit.
 What is timed is one batch of a translation of a thousand sentences with `decode.max_tokens` at its
 default, the one with the median sentence, or as many sentences of it as a case names. Weights are
-laid out as there (`headwise.kernels.linear.packed`), for every way. Both ways, and the first again
-with `decode.precision=bf16` where the processor multiplies that, take turns in one process; what is
-printed are sentences a second, of the median time, and the ratio of the two ways. With one thread
-the time is that of the processor, which other load on the machine lengthens less; else it is that
-of the clock.
+laid out as there (`headwise.kernels.linear.packed_weights`), for every way. Both ways, and the
+first again with `decode.precision=bf16` where the processor multiplies that, take turns in one
+process; what is printed are sentences a second, of the median time, and the ratio of the two ways.
+With one thread the time is that of the processor, which other load on the machine lengthens less;
+else it is that of the clock.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from headwise.config.schema import DecodeConfig
 from headwise.decode.batches import length_batches
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
-from headwise.kernels.linear import packed
+from headwise.kernels.linear import packed_weights
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
-from headwise.precision import autocast, multiplies_bf16
+from headwise.precision import autocast, has_native_bf16
 from headwise.train.memory import keep_freed_memory
 
 VOCABULARY, BEAM, REPEATS = 8000, 5, 7
@@ -93,14 +93,14 @@ def compare(model: str, attention: str, text: str, beam: int, most: int) -> dict
     sources, limits = median_batch(text, beam, most)
 
     def search(cached: bool, precision: str) -> None:
-        with autocast(CPU, precision), packed(built):
+        with autocast(CPU, precision), packed_weights(built):
             if beam == 1:
                 greedy_search(built, sources, limits, CPU, cached=cached)
             else:
                 beam_search(built, sources, limits, CPU, beam, cached=cached)
 
     calls = {"cached": partial(search, True, "fp32"), "recomputed": partial(search, False, "fp32")}
-    if multiplies_bf16(CPU):
+    if has_native_bf16(CPU):
         calls["bf16"] = partial(search, True, "bf16")
     taken = medians(calls, REPEATS)
     row = {"model": model, "attention": attention, "text": text, "beam": beam}

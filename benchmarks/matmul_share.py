@@ -24,7 +24,7 @@ from benchmarks.command import arguments, keep
 from benchmarks.updates import CPU, Updates, full_rows, model_config, run_config
 from headwise.config.schema import ModelConfig
 from headwise.kernels.linear import matmul
-from headwise.precision import multiplies_bf16
+from headwise.precision import has_native_bf16
 from headwise.train.memory import keep_freed_memory
 
 VOCABULARY = {"tiny": 2000, "small": 8000, "base": 32000}
@@ -107,7 +107,7 @@ def measure(quick: bool) -> list[dict[str, Any]]:
     return [
         compare(name, precision, length, 3 if quick else 7)
         for name, precision, length in (QUICK if quick else CASES)
-        if precision == "fp32" or multiplies_bf16(CPU)
+        if precision == "fp32" or has_native_bf16(CPU)
     ]
 
 

@@ -28,7 +28,7 @@ from benchmarks.command import arguments, keep
 from benchmarks.toolkits import CPU, PEERS, Headwise, Toolkit
 from benchmarks.updates import model_config
 from headwise.config.schema import ModelConfig
-from headwise.precision import multiplies_bf16
+from headwise.precision import has_native_bf16
 from headwise.train.memory import keep_freed_memory
 
 REPEATS, REPEATS_OF_SHORT, QUICK_REPEATS = 7, 25, 3
@@ -43,7 +43,7 @@ QUICK = [("tiny", 4, 8)]
 
 def toolkits(config: ModelConfig, n_words: int) -> Iterator[Toolkit]:
     """Ours, the first of which is what all are compared with; others, or why they are not here."""
-    for precision in ("fp32", "bf16") if multiplies_bf16(CPU) else ("fp32",):
+    for precision in ("fp32", "bf16") if has_native_bf16(CPU) else ("fp32",):
         for attention in ("softmax", "alpha_entmax"):
             yield Headwise(config, n_words, attention, precision)
     for peer in PEERS:

@@ -29,7 +29,7 @@ from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.decode.beam import beam_search
 from headwise.decode.translator import ROWS_WORTH_PACKING
-from headwise.kernels.linear import packed
+from headwise.kernels.linear import packed_weights
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast
@@ -121,7 +121,10 @@ class Headwise(Toolkit):
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         is_long = source.numel() * beam >= ROWS_WORTH_PACKING  # as `Translator` has it
-        with autocast(CPU, self.precision), packed(self.model) if is_long else nullcontext():
+        with (
+            autocast(CPU, self.precision),
+            packed_weights(self.model) if is_long else nullcontext(),
+        ):
             best = beam_search(self.model, source.tolist(), [steps] * len(source), CPU, beam)
         return min(len(hypotheses[0].ids) for hypotheses in best)
 

@@ -21,14 +21,14 @@ from headwise.config.folders import config_dir, group_choices
 from headwise.config.keys import refuse_misshapen, refuse_unknown
 from headwise.config.schema import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, nearest
-from headwise.files import BROKEN_PIPE, FORBIDDEN, FULL, discard
+from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard
 
 if TYPE_CHECKING:
     from headwise.commands.sweep import Sweep
     from headwise.config.schema import Config
 
 Job = Callable[[Any], None]
-# command -> module below headwise, and its function of the command's config
+# command -> module of headwise, and its function of the command's config
 COMMANDS = {
     "train": "commands.train:train",
     "prepare": "commands.prepare:prepare",
@@ -51,8 +51,8 @@ HYDRA_OPTIONS = {
 }  # fmt: skip
 
 
-class Carried(BaseException):
-    """Passes an error through Hydra, which would print an `Exception` itself."""
+class CarriedError(BaseException):
+    """Passes an error through Hydra, which prints each `Exception` itself."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Carried(BaseException):
 
 
 class JobFailedError(HeadwiseError):
-    """A job of a sweep failed; its own error has been shown."""
+    """A job of a sweep failed; the error itself is already printed."""
 
 
 def main(command: str | None = None) -> None:
@@ -74,26 +74,26 @@ def main(command: str | None = None) -> None:
 
 def _named_command() -> str:
     """Remove and return the first argument; exits if it is not a command."""
-    given = sys.argv[1] if len(sys.argv) > 1 else ""
-    if given in COMMANDS:
+    argument = sys.argv[1] if len(sys.argv) > 1 else ""
+    if argument in COMMANDS:
         return sys.argv.pop(1)
-    if given == "--version":
+    if argument == "--version":
         from headwise import __version__
 
         print(f"headwise {__version__}")
         sys.exit(0)
-    if given in ("-h", "--help", ""):
+    if argument in ("-h", "--help", ""):
         print(f"usage: headwise {{{','.join(COMMANDS)}}} key=value …\n")
         print("headwise train --help lists the config groups of training.")
-        sys.exit(0 if given else 2)
-    close = nearest(given, COMMANDS)
+        sys.exit(0 if argument else 2)
+    close = nearest(argument, COMMANDS)
     hint = f" Did you mean {close}?" if close else ""
-    print(f"headwise: {given!r} is not one of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+    print(f"headwise: {argument!r} is not one of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
     sys.exit(2)
 
 
 def command_function(command: str) -> Job:
-    """The function of a command, imported when called, so that `--help` needs no torch."""
+    """Return the function of a command; it is imported when called: `--help` needs no torch."""
     module, _, name = COMMANDS[command].partition(":")
 
     def job(config: Any) -> None:
@@ -143,7 +143,7 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if failed:  # raised here, so that no traceback keeps the model of the job alive
+    if failed:  # raised here, so that no traceback holds a reference to the job's model
         raise JobFailedError(f"failed: {' '.join(overrides)}")
 
 
@@ -152,7 +152,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
     """
-    _refuse_foreign_options(sys.argv[1:], config_name)
+    _check_arguments(sys.argv[1:], config_name)
     sys.argv[1:] = map(_quoted, sys.argv[1:])
     if sweep is not None:
         sweep.begin()
@@ -161,7 +161,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     from headwise.config.schema import register, typed
 
     register()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # pass errors to us instead of Hydra's report
+    os.environ["HYDRA_DISK_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     composed = False
 
     def checked(config: Any) -> None:
@@ -174,7 +174,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         except Exception as error:
             if sweep is not None:
                 raise  # the other jobs still run
-            raise Carried(error) from error
+            raise CarriedError(error) from error
 
     application = hydra.main(
         version_base="1.3", config_path=str(config_dir()), config_name=config_name
@@ -183,13 +183,13 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     try:
         application()
         sys.stdout.flush()
-    except Interrupted as left:
-        print(f"headwise: {left}", file=sys.stderr)
-        code = left.exit_code
+    except Interrupted as stop:
+        print(f"headwise: {stop}", file=sys.stderr)
+        code = stop.exit_code
     except KeyboardInterrupt:
         print(f"headwise: interrupted; {INTERRUPTED.get(config_name, SAVED)}", file=sys.stderr)
         code = 130
-    except Carried as carried:
+    except CarriedError as carried:
         code = report_error(carried.error, config_name)
     except Exception as error:  # noqa: BLE001 - printed, with a traceback for defects
         code = report_error(error, config_name, composed)
@@ -219,16 +219,16 @@ def _quoted(argument: str) -> str:
         return f'{key}="{escaped}"'
 
 
-def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
+def _check_arguments(arguments: Sequence[str], config_name: str) -> None:
     """Exit with a message on arguments that are not key=value and on unknown options."""
     from headwise.commands.sweep import MULTIRUN
 
-    # Hydra's --run is the default; in commands with a key `run`, the key is meant
+    # Hydra's --run is its default; in commands with a key `run`, it means the key
     known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
     for before, argument in pairwise(["", *arguments]):
         if not argument.isprintable() and argument != argument.encode(errors="ignore").decode():
-            shown = argument.encode(errors="replace").decode()
-            print(f"headwise: {shown} is not UTF-8; rename the file", file=sys.stderr)
+            printable = argument.encode(errors="replace").decode()
+            print(f"headwise: {printable} is not UTF-8; rename the file", file=sys.stderr)
             sys.exit(2)
         has_value = before.startswith("-") and before not in MULTIRUN
         if "=" not in argument and not argument.startswith(("-", "~")) and not has_value:
@@ -257,8 +257,8 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
     """Print an error, with a traceback for defects; return the exit code.
 
     Args:
-        config_name: whose keys to suggest.
-        composed: the config had been composed; else the error is about the command line.
+        config_name: the config whose keys are suggested.
+        composed: whether the config was composed; else the error is about the command line.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -284,7 +284,7 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
             file=sys.stderr,
         )
         return 1
-    if isinstance(error, OSError) and error.errno in {*FULL, *FORBIDDEN}:
+    if isinstance(error, OSError) and error.errno in {*DISK_FULL, *NOT_WRITABLE}:
         where = error.filename or "output"
         print(
             f"headwise: {where}: {error.strerror}. The folders for output are set by output=, "

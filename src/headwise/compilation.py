@@ -1,6 +1,6 @@
 """Decorators for functions that torch.compile must not trace, without importing the compiler.
 
-The decorators of `torch.compiler` import all of it (about two seconds), also in programs that
+The decorators of `torch.compiler` import all of it (about two seconds), even in programs that
 compile nothing.
 """
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """Run by Python, also when compiled: `torch.compiler.disable`, applied when compiling."""
+    """Run in Python even when compiled: `torch.compiler.disable`, applied when compiling."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

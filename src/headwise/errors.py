@@ -23,7 +23,7 @@ class DataError(HeadwiseError):
 
 
 class CheckpointError(HeadwiseError):
-    """A checkpoint that is truncated, of another format, or of another model."""
+    """A checkpoint that is truncated, in another format, or of another model."""
 
 
 class RunError(HeadwiseError):
@@ -39,13 +39,13 @@ class Interrupted(BaseException):
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option closest to `word`; None if none is close."""
+    """Return the option closest to `word`, or None if none is close."""
     close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
     return close[0] if close else None
 
 
 def refuse(key: str, value: object, options: Iterable[str]) -> ConfigError:
-    """The error for a `value` of `key` that is not one of `options`."""
+    """Return the error for a `value` of `key` that is not one of `options`."""
     allowed = sorted(options)
     hint = nearest(str(value), allowed)
     meant = f" Did you mean {hint}?" if hint else ""
@@ -53,7 +53,7 @@ def refuse(key: str, value: object, options: Iterable[str]) -> ConfigError:
 
 
 def unknown(prefix: str, key: str, known: Sequence[str]) -> ConfigError:
-    """The error for a `key` below `prefix` ("decode.", or empty) that is not one of `known`."""
+    """Return the error for a `key` after `prefix` ("decode." or "") that is not one of `known`."""
     close = nearest(key, known)
     meant = f" Did you mean {prefix}{close}?" if close else ""
     return ConfigError(f"{prefix}{key} is not known; allowed: {', '.join(known)}.{meant}")

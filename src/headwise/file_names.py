@@ -1,6 +1,6 @@
-"""Checks of names in configs that become paths: none may leave its folder.
+"""Checks of names in configs that become paths: none may point outside its folder.
 
-The config of an untrusted run folder must not cause reads or writes outside of the cache and the
+The config of an untrusted run folder must not cause reads or writes outside the cache and the
 run folder.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from headwise.errors import require
 
-_FOREIGN = re.compile(r"[\\\0\r\n]")
+_INVALID = re.compile(r"[\\\0\r\n]")
 
 
 def check_file_name(key: str, value: Any) -> None:
-    """Refuse a value that is not a single file name.
+    """Reject a value that is not a single file name.
 
     Raises:
         ConfigError: empty, `.`, `..`, or with a separator; the message names `key`.
@@ -26,7 +26,7 @@ def check_file_name(key: str, value: Any) -> None:
 
 
 def check_relative_path(key: str, value: Any) -> None:
-    """Refuse a path that is absolute or contains `..`.
+    """Reject a path that is absolute or contains `..`.
 
     Raises:
         ConfigError: the message names `key`.
@@ -35,7 +35,7 @@ def check_relative_path(key: str, value: Any) -> None:
 
 
 def _is_relative(value: Any) -> bool:
-    if not isinstance(value, str) or not value or _FOREIGN.search(value):
+    if not isinstance(value, str) or not value or _INVALID.search(value):
         return False
     path = PurePosixPath(value)
     return not path.is_absolute() and ".." not in path.parts

@@ -16,10 +16,10 @@ from headwise.errors import HeadwiseError, RunError
 
 PARTIAL = ".tmp"
 # Errors of the operating system on writes.
-FULL = (errno.ENOSPC, errno.EDQUOT)
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-# The reader of a pipe or a terminal was closed.
-GONE = (errno.EPIPE, errno.EIO)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+# The pipe or terminal was closed.
+CLOSED = (errno.EPIPE, errno.EIO)
 BROKEN_PIPE = 128 + 13  # exit code, as a shell reports SIGPIPE
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling that replaces `path` if the block succeeds.
 
     Raises:
-        HeadwiseError: the disk is full, or cannot be written; `path` is unchanged.
+        HeadwiseError: the disk is full or not writable; `path` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[Path]:
         if reason is None:
             raise
         rerun = "Free some space and run the same command again. "
-        advice = rerun if reason.errno in FULL else ""
+        advice = rerun if reason.errno in DISK_FULL else ""
         raise HeadwiseError(
             f"could not write {path}: {reason.strerror or reason}. {advice}"
             "Files saved before are intact."
@@ -53,7 +53,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _os_error(error: BaseException) -> OSError | None:
-    """The OSError that caused `error`; the zip writer of torch raises another class from it."""
+    """The OSError that caused `error`; torch's zip writer wraps it in another class."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
@@ -85,28 +85,28 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a small json file atomically."""
+    """Write a small JSON file atomically."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, may_lack: bool = False) -> dict[str, Any]:
-    """Content of a small json file of a run.
+def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
+    """Return the content of a small JSON file of a run.
 
     Args:
         path: of the file.
-        may_lack: return an empty object if there is no file.
+        missing_ok: return an empty dict if there is no file.
 
     Raises:
-        RunError: it is not a json object, for example after an incomplete copy.
+        RunError: not a JSON object, for example after an incomplete copy.
     """
-    if may_lack and not path.is_file():
+    if missing_ok and not path.is_file():
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is broken: {error}. Copy it again, or remove it") from error
     if not isinstance(content, dict):
-        raise RunError(f"{path} is broken: not a json object. Copy it again, or remove it")
+        raise RunError(f"{path} is broken: not a JSON object. Copy it again, or remove it")
     return content
 
 
@@ -117,14 +117,14 @@ def locked(path: Path) -> Iterator[None]:
     Args:
         path: of the lock file, which exists while the lock is held.
     """
-    with _claimed(path):
+    with _acquired(path):
         try:
             yield
         finally:
             path.unlink(missing_ok=True)  # closing the file then releases the lock
 
 
-def _claimed(path: Path) -> IO[str]:
+def _acquired(path: Path) -> IO[str]:
     while True:
         file = open(path, "w")  # noqa: SIM115
         try:

@@ -6,7 +6,7 @@ WITHOUT_SPACES = frozenset({"ja", "zh", "yue", "th", "lo", "km", "my", "bo"})  #
 
 
 def language_of(code: str) -> str:
-    """The language of a code with region or script: "zh-CN" and "zh_Hans" are "zh"."""
+    """Return the language of a code with region or script: "zh-CN" and "zh_Hans" are "zh"."""
     return code.replace("_", "-").split("-")[0].lower()
 
 

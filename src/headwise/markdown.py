@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 
-def markdown_table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], of_numbers: bool = True
-) -> str:
-    """A table whose first column is text.
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: bool = True) -> str:
+    """Return a Markdown table whose first column is text.
 
     Args:
-        head: one text a column; may be empty.
-        rows: texts of the cells.
-        of_numbers: the other columns are numbers, aligned right.
+        head: one text per column; may be empty.
+        rows: cell texts.
+        numeric: whether the other columns are numbers, aligned right.
     """
-    marks = ["---", *("---:" if of_numbers else "---" for _ in head[1:])]
+    marks = ["---", *("---:" if numeric else "---" for _ in head[1:])]
     lines = [[_cell(text) for text in line] for line in (head, *rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], marks, *lines[1:]))
 
@@ -28,8 +26,8 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", r"\|")
 
 
-def renewed(text: str, name: str, content: str) -> str:
-    """`text` with `content` between its markers `<!-- name -->` and `<!-- /name -->`."""
+def with_part(text: str, name: str, content: str) -> str:
+    """Return `text` with `content` between its markers `<!-- name -->` and `<!-- /name -->`."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     before, _, rest = text.partition(begin)
     _, marker, after = rest.partition(end)
@@ -48,5 +46,5 @@ def print_or_write(about: str, parts: Mapping[str, Callable[[], str]]) -> None:
         return
     text = path.read_text(encoding="utf-8")
     for name, content in parts.items():
-        text = renewed(text, name, content())
+        text = with_part(text, name, content())
     path.write_text(text, encoding="utf-8")

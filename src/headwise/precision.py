@@ -1,4 +1,4 @@
-"""Precision of matrix products, and choice of GPU kernels."""
+"""Precision of matmuls, and choice of GPU kernels."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ PRECISIONS = ("auto", "fp32", "bf16")
 
 
 def check_precision(name: str, key: str) -> None:
-    """Refuse a value of the config `key` that is not a precision."""
+    """Raise ConfigError if the value of `key` is not a precision."""
     if name not in PRECISIONS:
         raise refuse(key, name, PRECISIONS)
 
 
 def resolve_precision(name: str, device: torch.device) -> str:
-    """Resolve `auto`: bf16 if the device multiplies it natively, else fp32.
+    """Resolve `auto`: bf16 if the device has native bf16 matmuls, else fp32.
 
     Autocast keeps weights, softmax, entmax, norms and the loss in float32.
     """
     if name != "auto":
         return name
-    return "bf16" if multiplies_bf16(device) else "fp32"
+    return "bf16" if has_native_bf16(device) else "fp32"
 
 
-def product_type(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products under `autocast` of a precision."""
+def matmul_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of matmuls under `autocast` of a precision."""
     return torch.bfloat16 if resolve_precision(precision, device) == "bf16" else torch.float32
 
 
-def multiplies_bf16(device: torch.device) -> bool:
-    """Whether the device has native matrix products in bf16."""
+def has_native_bf16(device: torch.device) -> bool:
+    """Whether the device has native matmuls in bf16."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     query = getattr(torch.cpu, "get_capabilities", dict)  # missing in older versions
@@ -45,7 +45,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """The context of the forward pass in fp32 or bf16."""
+    """Return the context of the forward pass in fp32 or bf16."""
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     if precision != "fp32":
@@ -54,7 +54,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def use_deterministic_kernels(device: torch.device) -> None:
-    """Use deterministic kernels on a GPU where they exist; those of a CPU are deterministic.
+    """Use deterministic kernels on GPU where they exist; those on CPU are deterministic.
 
     The backward pass of torch's fused attention (used by softmax) stays nondeterministic: torch
     replaces it only if operations without a deterministic kernel raise.
@@ -85,11 +85,11 @@ def disable_cudnn_attention() -> None:
 
     On Hopper and Blackwell torch prefers it in half precision. It builds a plan for each new
     shape, which takes tens to hundreds of milliseconds; batches of sentences have hundreds of
-    shapes, and each step of a search has its own.
+    shapes, and each step of a search has another.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Values in at least float32, as for all of attention except matrix products."""
+    """Return values in at least float32, as in all of attention except matmuls."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

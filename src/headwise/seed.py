@@ -1,6 +1,6 @@
 """Random numbers as a function of (seed, update, rank).
 
-Every update seeds torch again, so that no generator state must be saved and a resumed run draws
+Every update seeds torch again, so no generator state need be saved, and a resumed run draws
 the same numbers as an uninterrupted one.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A 63-bit seed from numbers or strings, the same in every process."""
+    """Return a 63-bit seed from numbers or strings, the same in every process."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

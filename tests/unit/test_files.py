@@ -38,7 +38,7 @@ def test_broken_json_error_names_the_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=r"results\.json is broken"):
-        read_json(path, may_lack=True)
+        read_json(path, missing_ok=True)
 
 
 @pytest.mark.parametrize("text", [DEEP, BOMB, "a: [1", "a: \x00", "a: ${oc.env:KEY}", "[1]"])
@@ -49,7 +49,7 @@ def test_invalid_config_is_rejected(tmp_path: Path, text: str) -> None:
 
 
 def test_missing_json_raises_unless_it_may_lack(tmp_path: Path) -> None:
-    assert read_json(tmp_path / "data.json", may_lack=True) == {}
+    assert read_json(tmp_path / "data.json", missing_ok=True) == {}
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "data.json")
 

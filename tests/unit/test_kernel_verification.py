@@ -223,7 +223,7 @@ FEW, MANY = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 200, 8)
 @pytest.mark.parametrize(
     ("query", "key", "power", "dropout", "padded_bias", "expected"),
     [
-        (FEW, MANY, Power.ANY, 0.0, False, (choice.FEW, "verified")),
+        (FEW, MANY, Power.ANY, 0.0, False, (choice.CPP_FEW, "verified")),
         (FEW, MANY, Power.ANY, 0.1, False, (choice.CPP, "verified")),
         (FEW, MANY[:, :, :12], Power.EXP, 0.1, False, (choice.CPP, "verified")),
         (MANY, MANY, Power.ANY, 0.0, False, (choice.CPP, "verified")),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.kernels import linear as module
-from headwise.kernels.linear import Linear, matmul, matmul_out, packed, weight_gradient
+from headwise.kernels.linear import Linear, matmul, matmul_out, packed_weights, weight_gradient
 
 Pair = tuple[Linear, nn.Linear]
 
@@ -169,7 +169,7 @@ class TestPacked:
     def test_results_are_those_of_torch(self, values: Tensor, bias: bool, is_low: bool) -> None:
         linear, torch_linear = make_pair(bias=bias)
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
-        with torch.no_grad(), low, packed(linear):
+        with torch.no_grad(), low, packed_weights(linear):
             assert is_low or linear._packed is not None
             result, expected = linear(values), torch_linear(values)
         assert result.dtype is (torch.bfloat16 if is_low else torch.float32)
@@ -179,7 +179,7 @@ class TestPacked:
     def test_packed_weights_are_released_on_exit(self) -> None:
         linear, _ = make_pair()
         for _ in range(2):
-            with pytest.raises(KeyError), packed(linear), packed(linear):
+            with pytest.raises(KeyError), packed_weights(linear), packed_weights(linear):
                 raise KeyError
         assert linear._packed is None
         assert set(linear.state_dict()) == {"weight", "bias"}
@@ -190,7 +190,7 @@ class TestPacked:
         linear, torch_linear = make_pair()
         values = torch.randn(6, 40)
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
-        with torch.no_grad(), low, packed(linear):
+        with torch.no_grad(), low, packed_weights(linear):
             for layer in (linear, torch_linear):
                 getattr(layer, which).mul_(2)
             torch.testing.assert_close(linear(values), torch_linear(values))
@@ -198,7 +198,7 @@ class TestPacked:
     def test_gradients_and_other_types_do_not_use_packed_weights(self) -> None:
         linear, torch_linear = make_pair()
         values = torch.randn(6, 40)
-        with packed(linear):
+        with packed_weights(linear):
             linear(values).square().sum().backward()
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
                 assert linear(values).dtype is torch.bfloat16
@@ -209,11 +209,11 @@ class TestPacked:
         linear, torch_linear = make_pair()
         linear, torch_linear = linear.double(), torch_linear.double()
         values = torch.randn(6, 40, dtype=torch.float64)
-        with packed(linear), torch.no_grad():
+        with packed_weights(linear), torch.no_grad():
             assert torch.equal(linear(values), torch_linear(values))
         for d_in, d_out in ((0, 5), (5, 0)):
             empty = Linear(d_in, d_out)
-            with packed(empty), torch.no_grad():
+            with packed_weights(empty), torch.no_grad():
                 assert empty(torch.ones(3, d_in)).shape == (3, d_out)
 
 

@@ -86,7 +86,7 @@ def test_probability_of_an_open_head_matches_the_paper() -> None:
         is_open = sum(g > 0 for g in factors) / n_draws
         is_whole = sum(g == 1 for g in factors) / n_draws
         assert gate.p_open()[head].item() == pytest.approx(is_open, abs=1e-4)
-        assert gate.p_whole()[head].item() == pytest.approx(is_whole, abs=1e-4)
+        assert gate.p_one()[head].item() == pytest.approx(is_whole, abs=1e-4)
 
 
 def test_one_draw_per_head_and_batch() -> None:

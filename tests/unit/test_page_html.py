@@ -12,7 +12,7 @@ import pytest
 
 from headwise.analysis.roles import OFFSET_NAMES
 from headwise.page import document
-from headwise.page.document import as_script_data, filled, page_text
+from headwise.page.document import fill_template, page_text, script_json
 from headwise.tasks.reading import Item, Items
 
 NASTY = [
@@ -108,11 +108,11 @@ def test_page_has_no_external_addresses(nasty: tuple[dict[str, Any], Outline]) -
 
 def test_nan_is_rejected() -> None:
     with pytest.raises(ValueError, match="Out of range"):
-        as_script_data({"loss": float("nan")})
+        script_json({"loss": float("nan")})
 
 
 def test_inserted_text_is_not_substituted_again() -> None:
-    assert filled("{{a}} {{b}}", {"a": "{{b}}", "b": r"\1"}) == r"{{b}} \1"
+    assert fill_template("{{a}} {{b}}", {"a": "{{b}}", "b": r"\1"}) == r"{{b}} \1"
 
 
 def test_runs_of_one_attention_are_labelled_by_folder() -> None:

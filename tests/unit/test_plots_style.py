@@ -10,27 +10,27 @@ import pytest
 from matplotlib.figure import Figure
 
 from figures_drawn import FIGURES
-from headwise.plots.style import DOUBLE, RULES, looks, save, shown
+from headwise.plots.style import RULES, TWO_COLUMNS, display_name, save, series_style
 
 
 def test_styles_are_the_same_in_every_figure_and_distinct() -> None:
     names = ["softmax", *(f"row {number}" for number in range(20))]
-    style = looks(names)
+    style = series_style(names)
     parts = [style[part] for part in ("palette", "markers", "dashes")]
     assert len({tuple(part[name] for part in parts) for name in names}) == 21
-    other = looks(["x", "softmax", "alpha_entmax"])
+    other = series_style(["x", "softmax", "alpha_entmax"])
     assert all(other[part]["softmax"] == style[part]["softmax"] for part in ("palette", "markers"))
     for one, two in itertools.combinations([*RULES, "x"], 2):  # also without any colour
-        few = looks([*RULES, "x"])
+        few = series_style([*RULES, "x"])
         assert few["markers"][one] != few["markers"][two]
         assert few["dashes"][one] != few["dashes"][two]
 
 
 def test_names_are_those_of_the_papers() -> None:
-    assert shown("alpha_entmax") == "α-entmax"
-    assert shown("entmax15, pattern fixed") == "1.5-entmax, pattern fixed"
-    assert shown("softmax (cross entmax15)") == "softmax (cross 1.5-entmax)"
-    assert shown("loss_entmax15 entmax15b") == "loss_entmax15 entmax15b"
+    assert display_name("alpha_entmax") == "α-entmax"
+    assert display_name("entmax15, pattern fixed") == "1.5-entmax, pattern fixed"
+    assert display_name("softmax (cross entmax15)") == "softmax (cross 1.5-entmax)"
+    assert display_name("loss_entmax15 entmax15b") == "loss_entmax15 entmax15b"
 
 
 def test_figures_are_reproducible(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,7 +65,7 @@ def test_every_figure_fits_the_page(name: str) -> None:
 
     figure = FIGURES[name]()
     width, height = figure.get_size_inches()
-    assert width <= DOUBLE
+    assert width <= TWO_COLUMNS
     FigureCanvasAgg(figure).draw()
     box = figure.get_tightbbox()
     assert box.x0 > -0.01

@@ -13,7 +13,7 @@ from command_line import composer
 from headwise.attention import capabilities
 from headwise.attention.capabilities import HEAD, built, capability_row
 from headwise.config.folders import group_choices
-from headwise.markdown import renewed
+from headwise.markdown import with_part
 from headwise.report import settings
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def test_tables_of_pages_are_up_to_date(
 ) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     renew = f"python -m {module.__name__} --write {page}"
-    assert renewed(text, name, content()) == text, f"run {renew}"
+    assert with_part(text, name, content()) == text, f"run {renew}"
 
 
 def test_every_training_key_is_documented() -> None:
@@ -50,7 +50,7 @@ def test_every_training_key_is_documented() -> None:
 
 def test_text_without_markers_is_rejected() -> None:
     with pytest.raises(SystemExit, match="capabilities"):
-        renewed("# nothing", "capabilities", "")
+        with_part("# nothing", "capabilities", "")
 
 
 @pytest.mark.parametrize("name", group_choices("attention"))

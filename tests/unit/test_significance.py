@@ -132,7 +132,7 @@ def test_improvement_is_positive_for_both_directions_of_a_metric() -> None:
     assert result.difference == pytest.approx(0.125)
     assert (result.low, result.high) == pytest.approx((0.125, 0.125))
     assert result.p_value == 1 / 201
-    score = Metric("score", "higher", nll.of_sums, (1, 2), "", "loss", "")
+    score = Metric("score", "higher", nll.from_sums, (1, 2), "", "loss", "")
     assert paired_bootstrap([lower], [base], score, 200).difference == pytest.approx(-0.125)
 
 

@@ -205,7 +205,7 @@ def test_online_run_without_network_falls_back_to_offline_with_one_warning(
     monkeypatch.setattr(wandb, "init", init)
     tracker = make(tmp_path, TrackerConfig(mode="online", init_timeout=7))
     assert modes == ["online", "offline"]
-    assert tracker.is_on
+    assert tracker.is_active
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
         "W&B is not reachable (CommError: no route); this run is logged offline"
     ]
@@ -229,7 +229,7 @@ def test_error_while_logging_disables_wandb_once(
     monkeypatch.setattr(wandb, "init", lambda **_: run)
     tracker = make(tmp_path, TrackerConfig(mode="offline"))
     log_everything(tracker)
-    assert not tracker.is_on
+    assert not tracker.is_active
     assert run.exit_code == 0
     assert sum("W&B logging stopped" in record.getMessage() for record in caplog.records) == 1
 
@@ -251,7 +251,7 @@ def test_training_works_without_wandb(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(wandb, "init", init)
     tracker = make(tmp_path, TrackerConfig(mode="online"))
     assert isinstance(tracker, WandbTracker)
-    assert not tracker.is_on
+    assert not tracker.is_active
     log_everything(tracker)
 
 

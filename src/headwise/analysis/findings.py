@@ -100,7 +100,7 @@ def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     table = markdown_table(
         ["finding", "site", "outcome", "value", "threshold", "heads", "top", ""],
         map(_cells, rows),
-        of_numbers=False,
+        numeric=False,
     )
     return f"# Heads of {about['run']}\n\n{lines}\n\n{table}\n"
 

@@ -94,12 +94,12 @@ def formula_row(name: str) -> tuple[str, ...]:
 def formulas() -> str:
     """Return the variants of `conf/attention/` and their formulas as a markdown table."""
     rows = map(formula_row, group_choices("attention"))
-    return markdown_table(("choice", "weights", "source"), rows, of_numbers=False)
+    return markdown_table(("choice", "weights", "source"), rows, numeric=False)
 
 
 def capabilities() -> str:
     """Return the capabilities of the variants as a markdown table."""
-    return markdown_table(HEAD, map(capability_row, group_choices("attention")), of_numbers=False)
+    return markdown_table(HEAD, map(capability_row, group_choices("attention")), numeric=False)
 
 
 TABLES = {"formulas": formulas, "capabilities": capabilities}  # by the markers in the page

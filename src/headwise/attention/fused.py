@@ -82,7 +82,7 @@ class FusedNormaliser(Normaliser):
             places = (mask.key_lengths_B, mask.causal, mask.query_offset)
             return triton_entmax_attention(*heads, alpha_H, *places, dropout, None, distances)
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
-        if chosen.kernel == choice.FEW:
+        if chosen.kernel == choice.CPP_FEW:
             return attention_of_few(*heads, alpha, self.power, visible, scale, distances)
         return attention(*heads, alpha, self.power, visible, dropout, scale, distances)
 
@@ -116,7 +116,7 @@ def _torch_softmax(
 
 def _log_once(chosen: Choice) -> None:
     """Log the kernel once, except for few queries (decoding) and under torch.compile."""
-    if torch.compiler.is_compiling() or chosen.kernel == choice.FEW or chosen in _LOGGED:
+    if torch.compiler.is_compiling() or chosen.kernel == choice.CPP_FEW or chosen in _LOGGED:
         return
     _LOGGED.add(chosen)
     if chosen.reason != choice.SHORT_ROWS:

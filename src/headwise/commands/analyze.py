@@ -37,7 +37,7 @@ from headwise.runs.folder import RunFolder, find_folders
 from headwise.tasks.evaluation import MAX_HEAD_PIECES
 from headwise.tasks.loading import load_selected
 from headwise.tasks.task import Inspected, TrainedRun
-from headwise.track.jsonl import read_if_there
+from headwise.track.jsonl import read_if_exists
 
 VERSION = 2  # of the analysis; results of another version are recomputed
 MAX_TOKENS = 4096  # padded tokens per batch: all weights of all layers are in memory at once
@@ -187,7 +187,7 @@ def _measure(
     about["counts"] = surveyed.counts
     for row in surveyed.tables["sentences"]:
         row["sentence"] = items.numbers[row["sentence"] - 1]
-    records = read_if_there(run.folder.heads)
+    records = read_if_exists(run.folder.heads)
     return {
         **surveyed.tables,
         "trajectories": trajectory_rows(records, present_heads(model)),

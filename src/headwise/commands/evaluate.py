@@ -70,7 +70,7 @@ def _earlier_scores(
     path: Path, content: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """Scores at `path` with the same weights and search, and files by set; else empty."""
-    before = read_json(path, may_lack=True)
+    before = read_json(path, missing_ok=True)
     scores: dict[str, Any] = before.pop("scores", {})
     files: dict[str, dict[str, str]] = before.pop("files", {})
     if before == content:

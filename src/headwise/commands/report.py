@@ -164,9 +164,9 @@ def _gather(config: ReportConfig, paper: Paper) -> _Report:
 
 def _run_folders(config: ReportConfig, paper: Paper) -> list[Path]:
     given = config.runs or paper.runs
-    may_lack = config.launch or not config.runs
+    missing_ok = config.launch or not config.runs
     # launched runs may be in a new folder
-    folders = find_folders([*given, *(paper.runs if config.launch else ())], may_lack)
+    folders = find_folders([*given, *(paper.runs if config.launch else ())], missing_ok)
     if not folders:
         print(f"no runs below {', '.join(given) or 'any folder: give runs=[FOLDER,…]'}")
     return folders

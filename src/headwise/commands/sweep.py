@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import Interrupted
-from headwise.track.jsonl import read_if_there
+from headwise.track.jsonl import read_if_exists
 
 if TYPE_CHECKING:
     from headwise.commands.train import Outcome
@@ -79,7 +79,7 @@ class Sweep:
 
     def jobs(self) -> list[dict[str, Any]]:
         """The recorded jobs, in order."""
-        return read_if_there(self.path)
+        return read_if_exists(self.path)
 
     def has_failed(self) -> bool:
         """Whether a job failed."""

@@ -26,7 +26,7 @@ from headwise.files import read_json, remove_partial
 from headwise.losses.loss import Loss
 from headwise.model.family import Model
 from headwise.model.kernels import kernels_of
-from headwise.precision import product_type, use_deterministic_kernels
+from headwise.precision import matmul_dtype, use_deterministic_kernels
 from headwise.report.outcome import draw, summary
 from headwise.runs.environment import git_commit, versions
 from headwise.runs.failure import Failure, UntouchedRun
@@ -307,7 +307,7 @@ class _Run:
 
     def _verify_kernels(self, model: Model, loss: Loss) -> None:
         """Verify the kernels of the run, and write their names to environment.json."""
-        low = product_type(self.config.trainer.precision, self.ranks.device)
+        low = matmul_dtype(self.config.trainer.precision, self.ranks.device)
         used = kernels_of(model, getattr(loss, "alpha", 1.0), low, self.ranks.gather)
         if self.ranks.is_main:
             environment = read_json(self.folder.path / "environment.json")

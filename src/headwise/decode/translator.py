@@ -22,7 +22,7 @@ from headwise.decode.hypothesis import (
 )
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
-from headwise.kernels.linear import packed
+from headwise.kernels.linear import packed_weights
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.family import evaluating
 from headwise.model.transformer import Transformer
@@ -53,8 +53,8 @@ class Translation:
 
 EMPTY = Translation("", 0.0, (("", 0.0),), ())
 SCORING_SHARE = 4  # forced decoding holds the logits of every position: a quarter of max_tokens
-# With fewer rows of all steps, packing the weights (`packed`) costs more time than it saves. The
-# number is estimated as source tokens times beam.
+# With fewer rows of all steps, packing the weights (`packed_weights`) takes longer than it saves.
+# The number is estimated as source tokens times beam.
 ROWS_WORTH_PACKING = 100
 
 
@@ -117,7 +117,7 @@ class Translator:
         batches = length_batches(lengths, self.config.max_tokens // self.beam)
         translations = [EMPTY] * len(sentences)
         is_long = sum(lengths) * self.beam >= ROWS_WORTH_PACKING
-        fast = packed(self.model) if is_long else nullcontext()
+        fast = packed_weights(self.model) if is_long else nullcontext()
         with self._ready(), fast, _bar(len(lines), "translate", progress) as bar:
             for places in batches:
                 batch = [lines[place] for place in places]

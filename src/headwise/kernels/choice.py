@@ -28,7 +28,7 @@ from headwise.kernels.problem import POWERS, Power
 from headwise.kernels.verification import Case, Reference
 
 CPP, TRITON, TORCH = "C++", "Triton", "torch"
-FEW = "C++, few queries"
+CPP_FEW = "C++, few queries"
 WEIGHTS = "weights are formed"  # by the maps; torch multiplies them by the values
 SHORT_ROWS = "rows are short"
 PADDED_BIAS = "with a bias and padding, torch would need a mask per head and sentence"
@@ -93,8 +93,8 @@ def attention(
     device, dtype, width = query_BHQE.device.type, query_BHQE.dtype, query_BHQE.shape[3]
     if dropout == 0 and native_attention.supports(query_BHQE, key_BHKE, value_BHKE):
         case = Case("C++ attention of few queries", device, dtype, power, width)
-        few = _verified(FEW, case, reference)
-        if few.kernel == FEW:
+        few = _verified(CPP_FEW, case, reference)
+        if few.kernel == CPP_FEW:
             return few
     fallback = TORCH if power is Power.EXP and not padded_bias else WEIGHTS
     reason = _without_cpp(device, dtype)

@@ -5,8 +5,8 @@ oneDNN, and it first broadcasts the bias to the output on one thread. oneDNN's l
 neither; torch.compile uses it, and this module uses it without torch.compile. Otherwise torch's
 linear layer is used.
 
-Decoding multiplies by the same weights hundreds of times: `packed` reorders them once into oneDNN's
-blocked layout.
+Decoding multiplies by the same weights hundreds of times: `packed_weights` reorders them once into
+oneDNN's blocked layout.
 
 Axes: N rows, D input width, O output width.
 """
@@ -58,7 +58,7 @@ class Linear(nn.Linear):
 
 
 @contextmanager
-def packed(model: nn.Module) -> Iterator[None]:
+def packed_weights(model: nn.Module) -> Iterator[None]:
     """Within the context, under no_grad, layers of `model` use weights packed for oneDNN.
 
     Doubles the memory of the weights; pays off after a few dozen calls. Under autocast, weights are
@@ -108,7 +108,7 @@ def _pack(weight_OD: Tensor, bias_O: Tensor | None) -> _Packed | None:
     dtype = _autocast_dtype() or weight_OD.dtype
     if not _usable(weight_OD) or dtype not in DTYPES or weight_OD.numel() == 0:
         return None
-    parameters = [weight_OD] if bias_O is None else [weight_OD, bias_O]
+    parameters = [p for p in (weight_OD, bias_O) if p is not None]
     if any(p.is_inference() or p.dtype is not weight_OD.dtype for p in parameters):
         return None
     with torch.no_grad():

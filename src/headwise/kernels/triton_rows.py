@@ -35,14 +35,14 @@ SIZES = ("n_rows", "n_heads", "n_queries", "n_keys", "beta_b", "beta_h", "beta_q
 MASKED_SIZES = (*SIZES, "mask_b", "mask_h", "mask_q")
 
 
-# Groups: `source` is (start of each row's scores, which rows exist, number of keys, start of each
+# Groups: `inputs` is (start of each row's scores, which rows exist, number of keys, start of each
 # row's mask if there is one, stride of its keys); `cut` is a `headwise.kernels.triton_maps.Cut`.
 
 
 @triton.jit
-def gaps(source, keys_N, top_M, HAS_MASK: tl.constexpr):
+def gaps(inputs, keys_N, top_M, HAS_MASK: tl.constexpr):
     """Return scores minus `top_M` (M, N), -inf where there is no key or it is masked."""
-    base_M, inside_M, n_keys, mask_M, mask_k = source
+    base_M, inside_M, n_keys, mask_M, mask_k = inputs
     inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
     if HAS_MASK:
         offsets_N = keys_N.to(tl.int64) * mask_k
@@ -60,13 +60,13 @@ def largest_of_rows(values_MN):
 
 
 @triton.jit
-def find_top(source, cut):
+def find_top(inputs, cut):
     """Return the largest score of each row (M,), -inf without keys, NaN if the row has NaN."""
     top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
-    for index in range(tl.cdiv(source[2], cut.BLOCK_N)):
+    for index in range(tl.cdiv(inputs[2], cut.BLOCK_N)):
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        scores_MN = gaps(source, keys_N, zero_M, cut.HAS_MASK)
+        scores_MN = gaps(inputs, keys_N, zero_M, cut.HAS_MASK)
         top_MN = tl.maximum(top_MN, scores_MN, propagate_nan=tl.PropagateNan.ALL)
     return largest_of_rows(top_MN)
 
@@ -101,15 +101,15 @@ def add_moments(gap_MN, level_M, beta_M, count_MN, sum_MN, square_MN):
 
 
 @triton.jit
-def start_shift(source, block_list, top_M, beta_M, shift_max_M, cut):
+def start_shift(inputs, block_list, top_M, beta_M, shift_max_M, cut):
     """Return the shift from the moments above the lowest threshold; write the list of blocks."""
     n_listed = 0
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
     zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
     count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
-    for index in range(tl.cdiv(source[2], cut.BLOCK_N)):
+    for index in range(tl.cdiv(inputs[2], cut.BLOCK_N)):
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        gap_MN = gaps(source, keys_N, top_M, cut.HAS_MASK)
+        gap_MN = gaps(inputs, keys_N, top_M, cut.HAS_MASK)
         x_MN, count_MN, sum_MN, square_MN = add_moments(
             gap_MN, zero_M + 1.0, beta_M, count_MN, sum_MN, square_MN
         )
@@ -129,18 +129,18 @@ def start_shift(source, block_list, top_M, beta_M, shift_max_M, cut):
 
 
 @triton.jit
-def find_shift(source, block_list, top_M, is_empty_M, beta_M, cut):
+def find_shift(inputs, block_list, top_M, is_empty_M, beta_M, cut):
     """Return the shift t and the correction c = (F - 1) / Σ s of each row, and the list length."""
     slope_M1 = beta_M[:, None]
-    shift_max_M = largest_shift(beta_M, source[2])
+    shift_max_M = largest_shift(beta_M, inputs[2])
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
     zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
-    shift_M, n_listed = start_shift(source, block_list, top_M, beta_M, shift_max_M, cut)
+    shift_M, n_listed = start_shift(inputs, block_list, top_M, beta_M, shift_max_M, cut)
     for _ in range(N_MOMENT_PASSES):
         count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
         for item in range(n_listed):
             keys_N = listed_block(block_list, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-            gap_MN = gaps(source, keys_N, top_M, cut.HAS_MASK)
+            gap_MN = gaps(inputs, keys_N, top_M, cut.HAS_MASK)
             _x_MN, count_MN, sum_MN, square_MN = add_moments(
                 gap_MN, 1.0 - shift_M, beta_M, count_MN, sum_MN, square_MN
             )
@@ -153,7 +153,7 @@ def find_shift(source, block_list, top_M, is_empty_M, beta_M, cut):
         mass_MN, total_MN = zero_MN, zero_MN
         for item in range(n_listed):
             keys_N = listed_block(block_list, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-            gap_MN = gaps(source, keys_N, top_M, cut.HAS_MASK)
+            gap_MN = gaps(inputs, keys_N, top_M, cut.HAS_MASK)
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope_M1, slope_M1, cut)
             mass_MN += s_MN * x_MN
             total_MN += s_MN
@@ -188,18 +188,18 @@ def weights_forward(
     mask_M = base_M  # unused without a mask
     if cut.HAS_MASK:
         mask_M = mask + indices[0] * mask_b + indices[1] * mask_h + indices[2] * mask_q
-    source = base_M, inside_M, n_keys, mask_M, mask_k
+    inputs = base_M, inside_M, n_keys, mask_M, mask_k
     block_list = lists
     if lists is not None:
         block_list = lists + tl.program_id(0).to(tl.int64) * tl.cdiv(n_keys, cut.BLOCK_N)
-    top_M = find_top(source, cut)
+    top_M = find_top(inputs, cut)
     is_empty_M = top_M == float("-inf")
     top_M = finite_top(top_M)
-    shift_M, excess_M, _n_listed = find_shift(source, block_list, top_M, is_empty_M, beta_M, cut)
+    shift_M, excess_M, _n_listed = find_shift(inputs, block_list, top_M, is_empty_M, beta_M, cut)
     out_M = weights + rows_M * n_keys
     for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
         keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        gap_MN = gaps(source, keys_N, top_M, cut.HAS_MASK)
+        gap_MN = gaps(inputs, keys_N, top_M, cut.HAS_MASK)
         x_MN, s_MN, _log2_x_MN = powers(
             gap_MN, shift_M[:, None], beta_M[:, None], beta_M[:, None], cut
         )

@@ -41,14 +41,14 @@ from headwise.kernels.triton_kernels import (
     visible,
 )
 
-# Groups: `source` is (queries, matrix of keys, limit of each query, keys visible to all of them,
+# Groups: `inputs` is (queries, matrix of keys, limit of each query, keys visible to all of them,
 # bias by distance), `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
 
 
 @triton.jit
-def scores_of_block(index, source, cut):
+def scores_of_block(index, inputs, cut):
     """Return unscaled scores (M, N) of one block of keys."""
-    query_ME, keys, limit_M, full, bias = source
+    query_ME, keys, limit_M, full, bias = inputs
     keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
     key_NE = load_rows(keys, keys_N, cut)
     is_edge = (index + 1) * cut.BLOCK_N > full
@@ -56,22 +56,22 @@ def scores_of_block(index, source, cut):
 
 
 @triton.jit
-def find_top(source, reach, cut):
+def find_top(inputs, reach, cut):
     """Return the largest score of each row, reduced along the row once."""
     top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
     for index in range(tl.cdiv(reach, cut.BLOCK_N)):
-        top_MN = tl.maximum(top_MN, scores_of_block(index, source, cut))
+        top_MN = tl.maximum(top_MN, scores_of_block(index, inputs, cut))
     return finite_top(tl.max(top_MN, 1))
 
 
 @triton.jit
-def start_shift(block_list, source, reach, top_M, rule, cut):
+def start_shift(block_list, inputs, reach, top_M, rule, cut):
     """Return the shift from the moments above the lowest threshold; write the list of blocks."""
     slope, beta, shift_max = rule
     n_listed = 0
     count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
     for index in range(tl.cdiv(reach, cut.BLOCK_N)):
-        gap_MN = scores_of_block(index, source, cut) - top_M[:, None]
+        gap_MN = scores_of_block(index, inputs, cut) - top_M[:, None]
         more_M, more_sum_M, more_square_M = moments(gap_MN, top_M * 0.0 + 1.0, slope)
         count_M += more_M
         sum_M += more_sum_M
@@ -85,7 +85,7 @@ def start_shift(block_list, source, reach, top_M, rule, cut):
 
 
 @triton.jit
-def improve_by_moments(shift_M, blocks, source, top_M, rule, cut):
+def improve_by_moments(shift_M, blocks, inputs, top_M, rule, cut):
     """Return the shift after more passes of moments.
 
     Unless POWER is ANY, moments give F too, and the exact shift for their support: the loop ends
@@ -101,7 +101,7 @@ def improve_by_moments(shift_M, blocks, source, top_M, rule, cut):
     while n_left > 0:
         count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
         for item in range(n_listed):
-            scores_MN = scores_of_block(tl.load(block_list + item).to(tl.int32), source, cut)
+            scores_MN = scores_of_block(tl.load(block_list + item).to(tl.int32), inputs, cut)
             more_M, more_sum_M, more_square_M = moments(scores_MN, base_M - shift_M, slope)
             count_M += more_M
             sum_M += more_sum_M
@@ -111,14 +111,14 @@ def improve_by_moments(shift_M, blocks, source, top_M, rule, cut):
             mass_M = sum_M
             if cut.POWER == SQUARE:
                 mass_M = square_M
-            is_open = (tl.abs(mass_M - 1.0) > loose) & (source[2] > 0)
+            is_open = (tl.abs(mass_M - 1.0) > loose) & (inputs[2] > 0)
             n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left, 0)
         shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
     return shift_M
 
 
 @triton.jit
-def improve_by_newton(shift_M, blocks, source, top_M, rule, cut):
+def improve_by_newton(shift_M, blocks, inputs, top_M, rule, cut):
     """Return the shift by Newton's method; stops when the next step should be within tolerance."""
     block_list, n_listed = blocks
     slope, beta, shift_max = rule
@@ -127,24 +127,24 @@ def improve_by_newton(shift_M, blocks, source, top_M, rule, cut):
     while n_left > 0:
         mass_M, total_M = top_M * 0.0, top_M * 0.0
         for item in range(n_listed):
-            scores_MN = scores_of_block(tl.load(block_list + item).to(tl.int32), source, cut)
+            scores_MN = scores_of_block(tl.load(block_list + item).to(tl.int32), inputs, cut)
             gap_MN = scores_MN - top_M[:, None]
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)
             mass_M += tl.sum(s_MN * x_MN, 1)
             total_M += tl.sum(s_MN, 1)
         next_M = newton(shift_M, mass_M, total_M, beta, shift_max)
-        is_open = (tl.abs(mass_M - 1.0) > loose) & (next_M != shift_M) & (source[2] > 0)
+        is_open = (tl.abs(mass_M - 1.0) > loose) & (next_M != shift_M) & (inputs[2] > 0)
         n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
         shift_M = next_M
     return shift_M
 
 
 @triton.jit
-def weighted_sums(shift_M, marks, blocks, source, values, top_M, rule, words, draws, cut):
+def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, rule, words, draws, cut):
     """Return F, Σ s, Σ p v and Σ s v at a shift; mark blocks with a weight, and skip the others."""
     marks_M, is_row_M = marks
     block_list, n_listed = blocks
-    query_ME, keys, limit_M, full, bias = source
+    query_ME, keys, limit_M, full, bias = inputs
     slope, beta, _shift_max = rule
     first_M, second_M = words
     mass_M, total_M = top_M * 0.0, top_M * 0.0
@@ -198,17 +198,17 @@ def forward_streaming(
     full = tl.where(first + cut.BLOCK_M <= n_queries, full, 0)
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
     bias = load_bias(distances, head, rows_M[:, None] + query_offset, scale)
-    source = query_ME, matrix(key, strides[1], batch, head, allowed), limit_M, full, bias
+    inputs = query_ME, matrix(key, strides[1], batch, head, allowed), limit_M, full, bias
     values = matrix(value, strides[2], batch, head, allowed)
 
     n_lists = tl.cdiv(n_keys, cut.BLOCK_N)
     block_list = lists + (row * n_blocks + block) * n_lists
-    top_M = find_top(source, reach, cut)
-    shift_M, n_listed = start_shift(block_list, source, reach, top_M, rule, cut)
+    top_M = find_top(inputs, reach, cut)
+    shift_M, n_listed = start_shift(block_list, inputs, reach, top_M, rule, cut)
     blocks = block_list, n_listed
-    shift_M = improve_by_moments(shift_M, blocks, source, top_M, rule, cut)
+    shift_M = improve_by_moments(shift_M, blocks, inputs, top_M, rule, cut)
     if cut.POWER == ANY:
-        shift_M = improve_by_newton(shift_M, blocks, source, top_M, rule, cut)
+        shift_M = improve_by_newton(shift_M, blocks, inputs, top_M, rule, cut)
 
     words = random_words(draws, row, rows_M, n_queries, n_blocks)
     lines_M = first // cut.BLOCK_N + tl.arange(0, cut.BLOCK_M // cut.BLOCK_N)
@@ -222,7 +222,7 @@ def forward_streaming(
     last_M, n_left = shift_M, N_EVALUATIONS + 0
     while n_left > 0:
         mass_M, total_M, context_ME, centre_ME = weighted_sums(
-            shift_M, marks, blocks, source, values, top_M, rule, words, draws, cut
+            shift_M, marks, blocks, inputs, values, top_M, rule, words, draws, cut
         )
         last_M = shift_M
         shift_M = newton(shift_M, mass_M, total_M, beta, rule[2])

@@ -26,14 +26,14 @@ def loss_forward(logits, stats, value, support, total, lists, alpha, beta, n_cla
     row = tl.program_id(0).to(tl.int64)
     row_M = row + tl.arange(0, 1)
     base_M = logits + row_M * n_classes
-    source = base_M, row_M == row, n_classes, base_M, 0
+    inputs = base_M, row_M == row, n_classes, base_M, 0
     zero_M = tl.zeros([1], tl.float32)
     n_blocks = tl.cdiv(n_classes, cut.BLOCK_N)
     zero_MN = tl.zeros([1, cut.BLOCK_N], tl.float32)
     max_MN, sum_MN = zero_MN + float("-inf"), zero_MN
     for index in range(n_blocks):
         classes_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        logits_MN = gaps(source, classes_N, zero_M, False)
+        logits_MN = gaps(inputs, classes_N, zero_M, False)
         max_MN = tl.maximum(max_MN, logits_MN, propagate_nan=tl.PropagateNan.ALL)
         if total is not None:
             sum_MN += tl.where((classes_N < n_classes)[None, :], logits_MN, 0.0)
@@ -47,7 +47,7 @@ def loss_forward(logits, stats, value, support, total, lists, alpha, beta, n_cla
     if cut.POWER == EXP:
         for index in range(n_blocks):
             classes_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-            gap_MN = gaps(source, classes_N, top_M, False)
+            gap_MN = gaps(inputs, classes_N, top_M, False)
             exp_MN = tl.exp2(gap_MN * LOG2_E)
             value_MN += exp_MN
             support_MN += tl.where(exp_MN > 0.0, 1.0, 0.0)
@@ -58,11 +58,11 @@ def loss_forward(logits, stats, value, support, total, lists, alpha, beta, n_cla
         if lists is not None:
             block_list = lists + row * n_blocks
         beta_M = zero_M + beta
-        shift_M, excess_M, n_listed = find_shift(source, block_list, top_M, is_empty_M, beta_M, cut)
+        shift_M, excess_M, n_listed = find_shift(inputs, block_list, top_M, is_empty_M, beta_M, cut)
         shift_M = shift_M + excess_M * beta_M  # apply the correction: p needs only the shift
         for item in range(n_listed):
             classes_N = listed_block(block_list, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-            gap_MN = gaps(source, classes_N, top_M, False)
+            gap_MN = gaps(inputs, classes_N, top_M, False)
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], beta, beta, cut)
             p_MN = x_MN * s_MN
             # z + (1 - p^β) / (αβ), to be averaged under p

@@ -114,8 +114,8 @@ class Loss(nn.Module):
         if self.measure == "nll":
             kinds.append(("perplexity", 1, lambda sums: math.exp(min(_mean(sums), 700.0))))
         return [
-            Metric(name, "lower", of_sums, (column, 2), UNIT, "loss", f"{name} {UNIT}")
-            for name, column, of_sums in kinds
+            Metric(name, "lower", from_sums, (column, 2), UNIT, "loss", f"{name} {UNIT}")
+            for name, column, from_sums in kinds
         ]
 
 

@@ -1,10 +1,10 @@
 """BLEU and chrF by sacreBLEU, each with its signature.
 
 BLEU (Papineni et al. 2002) is computed on detokenised text with the tokeniser of sacreBLEU (Post
-2018). `bleu_tokenised` is the BLEU of Moses-tokenised text that older papers report. chrF and
+2018). `bleu_tokenised` is BLEU on Moses-tokenised text, as in older papers. chrF and
 chrF++ are Popović 2015 and 2017.
 
-Columns of the statistics of a sentence. BLEU: numbers of tokens of hypothesis and reference, then
+Columns of a sentence's statistics. BLEU: numbers of tokens of hypothesis and reference, then
 matching and all n-grams of orders 1 to 4. chrF++: for each order (characters 1 to 6, words 1 and 2)
 the n-grams of hypothesis, of reference and in both. Tokenised BLEU: as BLEU, only for languages
 written with spaces.
@@ -117,7 +117,7 @@ def _bleu(language: str) -> Any:
 
 
 def _token_bleu() -> Any:
-    """Return the BLEU of tokenised text, as multi-bleu.perl computes it."""
+    """Return BLEU on tokenised text, as multi-bleu.perl computes it."""
     from sacrebleu.metrics.bleu import BLEU
 
     # force: no warning about tokenised text
@@ -125,7 +125,7 @@ def _token_bleu() -> Any:
 
 
 # The functions below call two private methods of sacreBLEU's scorers: the statistics of each
-# sentence, and the score of their sums. `corpus_score` and its significance test use them, too.
+# sentence, and the score of their sums. `corpus_score` and its significance test use them too.
 
 
 def _statistics(scorer: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Floats:
@@ -136,10 +136,10 @@ def _statistics(scorer: Any, hypotheses: Sequence[str], references: Sequence[str
 def _metric(
     name: str, label: str, scorer: Any, columns: Sequence[int], tokens: str = "tok:none"
 ) -> Metric:
-    def of_sums(sums: Floats) -> float:
+    def from_sums(sums: Floats) -> float:
         counts = [round(value) for value in sums.tolist()]
         return float(scorer._compute_score_from_stats(counts).score)
 
     scorer.num_refs = 1  # part of the signature
     signature = str(scorer.get_signature()).replace("tok:none", tokens)
-    return Metric(name, "higher", of_sums, columns, signature, UNIT, label)
+    return Metric(name, "higher", from_sums, columns, signature, UNIT, label)

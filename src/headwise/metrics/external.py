@@ -60,7 +60,7 @@ def run_external(
     Args:
         commands: metric name -> command with {source}, {hypotheses} and {references} for the
             files. Split like a shell command, but run without a shell: no pipes, no variables.
-        paths: these names -> files with one sentence per line.
+        paths: source, hypotheses and references -> files with one sentence per line.
         timeout_seconds: of each command.
 
     Returns:

@@ -33,10 +33,10 @@ class Metric:
     """A score of any number of items.
 
     Attributes:
-        name: in results.json, in records, and in `trainer.monitor`.
+        name: in results.json, in logs, and in `trainer.monitor`.
         better: whether a higher or a lower score is better.
-        of_sums: sums over the items, one per column -> score.
-        columns: the statistics of an item that it uses.
+        from_sums: sums over the items, one per column -> score.
+        columns: the statistics of an item that the metric uses.
         signature: how it is computed; scores with different signatures are not comparable.
         unit: kind of the items, as in the file `sums/<split>.<unit>.npy` of a run folder.
         label: on axes and in tables.
@@ -44,7 +44,7 @@ class Metric:
 
     name: str
     better: Literal["higher", "lower"]
-    of_sums: Callable[[Floats], float]
+    from_sums: Callable[[Floats], float]
     columns: Sequence[int]
     signature: str
     unit: str
@@ -57,7 +57,7 @@ class Metric:
 
     def score(self, items: Floats) -> float:
         """Return the score of items, (items, statistics)."""
-        return float(self.of_sums(items.sum(0)[list(self.columns)]))
+        return float(self.from_sums(items.sum(0)[list(self.columns)]))
 
 
 @dataclass(frozen=True)

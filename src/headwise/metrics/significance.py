@@ -2,12 +2,12 @@
 
 Items of a test set, such as sentences, are drawn with replacement, the same ones for both systems,
 and the difference in a metric is computed on each draw from the sums of their statistics. Systems
-trained from several seeds are compared by the mean over the seeds' differences on each draw, as in
-the tables. The p value covers the choice of test items only; the variance over seeds is reported
+trained from several seeds are compared by the mean difference over seeds on each draw, as in the
+tables. The p-value covers the choice of test items only; the variance over seeds is reported
 separately, as a standard deviation.
 
-The paired test of sacreBLEU takes one pair of systems and compares absolute differences: on equal
-systems its p value is below 0.05 about one time in ten. Hence this implementation.
+sacreBLEU's paired test takes one pair of systems and compares absolute differences: for equal
+systems its p-value is below 0.05 about one time in ten. Hence this implementation.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from headwise.errors import DataError, require
 from headwise.metrics.metric import Floats, Metric
 
-N_RESAMPLES = 10_000  # of 1,000, a p value near 0.01 moves between 0.007 and 0.014
-DRAWS_AT_ONCE = 100  # of 3,000 items 10,000 draws take below a second
+N_RESAMPLES = 10_000  # with 1,000, a p-value of 0.01 varies from 0.007 to 0.014
+BATCH_SIZE = 100  # 10,000 draws of 3,000 items take under a second
 RANDOM_SEED = 12345  # as in sacreBLEU; makes reports reproducible
 
 
@@ -32,12 +32,12 @@ class Comparison:
     Attributes:
         difference: mean over seeds of the difference in score, positive if the system is better,
             in the unit of the metric.
-        low: lower end of the middle 95 % of the differences on resampled items.
-        high: upper end of the same.
+        low: lower bound of the 95 % bootstrap confidence interval.
+        high: its upper bound.
         p_value: two-sided: probability of a difference at least as large between equal systems.
         n_seeds: number of pairs of systems.
         n_items: number of items of the test set.
-        n_resamples: number of draws of that many items.
+        n_resamples: number of draws.
     """
 
     difference: float
@@ -50,18 +50,18 @@ class Comparison:
 
 
 def _drawn_sums(columns: Floats, n_resamples: int) -> Floats:
-    """Sums (systems, draws, statistics) of as many items as there are, drawn with replacement.
+    """Sums (systems, draws, statistics) of n_items items, drawn with replacement.
 
     Args:
-        columns: (systems, items, statistics); the same items are drawn of each system.
+        columns: (systems, items, statistics); the same draws for all systems.
     """
     generator, n_items = np.random.default_rng(RANDOM_SEED), columns.shape[1]
     sums = []
-    for first in range(0, n_resamples, DRAWS_AT_ONCE):
-        n_draws = min(DRAWS_AT_ONCE, n_resamples - first)
-        drawn = generator.integers(n_items, size=(n_draws, n_items))
-        drawn += np.arange(n_draws)[:, None] * n_items
-        counts = np.bincount(drawn.ravel(), minlength=n_draws * n_items).reshape(n_draws, n_items)
+    for first in range(0, n_resamples, BATCH_SIZE):
+        n_draws = min(BATCH_SIZE, n_resamples - first)
+        indices = generator.integers(n_items, size=(n_draws, n_items))
+        indices += np.arange(n_draws)[:, None] * n_items
+        counts = np.bincount(indices.ravel(), minlength=n_draws * n_items).reshape(n_draws, n_items)
         sums.append(counts.astype(np.float64) @ columns)
     return np.concatenate(sums, axis=1)
 
@@ -74,12 +74,12 @@ def paired_bootstrap(
 ) -> Comparison:
     """Compare systems with baselines, pair by pair, on the same resampled items.
 
-    The p value is the share of the resampled differences, shifted to a mean of 0, that are at least
+    The p-value is the share of the resampled differences, shifted to a mean of 0, that are at least
     as far from 0 as the observed one.
 
     Args:
-        systems: items (items, statistics) of one system per seed, all of the same test set.
-        baselines: the same of the baselines, in the same order of seeds.
+        systems: (items, statistics) of one system per seed, all on the same test set.
+        baselines: the same for the baselines, in the same seed order.
         metric: a function of the sums of these items.
         n_resamples: number of draws.
 
@@ -95,17 +95,17 @@ def paired_bootstrap(
         raise DataError("cannot pair systems that were scored on different numbers of items")
     columns = np.stack([items[:, list(metric.columns)] for items in (*systems, *baselines)])
     sums = np.concatenate((columns.sum(1)[:, None], _drawn_sums(columns, n_resamples)), axis=1)
-    scores = metric.sign * np.array([[metric.of_sums(row) for row in of] for of in sums])
+    scores = metric.sign * np.array([[metric.from_sums(row) for row in s] for s in sums])
     differences = (scores[: len(systems)] - scores[len(systems) :]).mean(0)
     difference, resampled = float(differences[0]), differences[1:]
     centred = np.abs(resampled - resampled.mean())
-    n_as_far = int((centred >= abs(difference)).sum())
+    n_beyond = int((centred >= abs(difference)).sum())
     low, high = np.quantile(resampled, [0.025, 0.975])
     return Comparison(
         difference=difference,
         low=float(low),
         high=float(high),
-        p_value=(n_as_far + 1) / (n_resamples + 1),
+        p_value=(n_beyond + 1) / (n_resamples + 1),
         n_seeds=len(systems),
         n_items=n_items,
         n_resamples=n_resamples,

@@ -16,7 +16,7 @@ class Activation(nn.Module):
         """Return values of the same shape."""
         raise NotImplementedError
 
-    def dropped(self, inner_BNF: Tensor, rate: float) -> Tensor:
+    def with_dropout(self, inner_BNF: Tensor, rate: float) -> Tensor:
         """Return the activation followed by dropout; override to fuse both."""
         return dropout(self(inner_BNF), rate)
 
@@ -28,8 +28,8 @@ class ReLU(Activation):
         """See `Activation.forward`."""
         return functional.relu(inner_BNF)
 
-    def dropped(self, inner_BNF: Tensor, rate: float) -> Tensor:
-        """See `Activation.dropped`."""
+    def with_dropout(self, inner_BNF: Tensor, rate: float) -> Tensor:
+        """See `Activation.with_dropout`."""
         return relu_dropout(inner_BNF, rate)
 
 

@@ -29,11 +29,11 @@ class FeedForward(nn.Module):
     def forward(self, states_BND: Tensor) -> Tensor:
         """Return states (B, N, D)."""
         rate = self.dropout if self.training else 0.0
-        outer: Tensor = self.outer(self.activation.dropped(self.inner(states_BND), rate))
+        outer: Tensor = self.outer(self.activation.with_dropout(self.inner(states_BND), rate))
         return outer
 
     def extra_repr(self) -> str:
-        """For printing a model."""
+        """Return the rate, for printing a model."""
         return f"dropout={self.dropout}"
 
 
@@ -58,7 +58,7 @@ class Residual(nn.Module):
         return nn.Identity()
 
     def extra_repr(self) -> str:
-        """For printing a model."""
+        """Return the rate, for printing a model."""
         return f"dropout={self.dropout}"
 
 
@@ -98,8 +98,8 @@ def call_layer(layer: nn.Module, recompute: bool, *arguments: object) -> Any:
     """Return `layer(*arguments)`; with `recompute`, save only the arguments for backward.
 
     Activations are recomputed with the same dropout and autocast, so that loss and gradients are
-    bitwise equal (Child et al. 2019, section 5.4). Without effect in evaluation, and while weights
-    are recorded: the recomputation would run without the recorder.
+    bitwise equal (Child et al. 2019, section 5.4). No effect in evaluation, or while weights are
+    recorded, as the recomputation would run without the recorder.
     """
     if not (recompute and layer.training and torch.is_grad_enabled()) or _is_recorded(layer):
         return layer(*arguments)

@@ -30,7 +30,7 @@ M = TypeVar("M", bound=Model)
 
 
 def parts_of(config: Config) -> Parts:
-    """Return the parts that a config chooses."""
+    """Return the parts that a config selects."""
     return Parts(
         lambda **sizes: instantiate(config.norm, "norm", Residual, **sizes),
         lambda: instantiate(config.activation, "activation", Activation),
@@ -65,7 +65,7 @@ def attention_maker(config: Config, gates: Gates, sites: Sequence[Site]) -> Make
 
 
 def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int]) -> None:
-    """Build one of each part and discard it, to raise errors before data is loaded.
+    """Build one of each part and discard it, so that errors are raised before data is loaded.
 
     Args:
         sites: of the model.
@@ -77,10 +77,10 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
     parts.norm(d_model=config.model.d_model, dropout=config.model.dropout)
     parts.activation()
     make = attention_maker(config, instantiate(config.gates, "gates", Gates), sites)
-    whole = replace(config.model, heads=None)  # a pruned place may have no heads
+    unpruned = replace(config.model, heads=None)  # a pruned place may have no heads
     prefixed, n_registers = sites[0].queries, config.model.register_tokens
     for site in sites:
-        attention = make(place_of(whole, site.name, 1))
+        attention = make(place_of(unpruned, site.name, 1))
         n_prefix = n_registers if site.keys == prefixed else 0
         n_keys = longest.get(site.keys, 0) + n_prefix
         if attention.max_keys is not None and n_keys > attention.max_keys:
@@ -109,9 +109,9 @@ def _key_of(config: Config, site: str) -> str:
     return "attention" if getattr(config.sites, site) is None else f"sites.{site}"
 
 
-def build_model(config: Config, n_read: int, n_written: int, joint: bool) -> Transformer:
-    """Return the encoder-decoder of `config`; vocabularies of these sizes, one if `joint`."""
-    make = partial(Transformer, config.model, n_read, n_written, joint)
+def build_model(config: Config, input_size: int, output_size: int, joint: bool) -> Transformer:
+    """Return the encoder-decoder for these vocabulary sizes; one vocabulary if `joint`."""
+    make = partial(Transformer, config.model, input_size, output_size, joint)
     return _built(config, encoder_decoder_sites(config.model), make)
 
 
@@ -124,7 +124,7 @@ def _built(config: Config, sites: Sequence[Site], make: Callable[..., M]) -> M:
     """Return a model with the attentions, seed and parts of a config.
 
     Raises:
-        ConfigError: `model.heads` or other choices do not fit the model.
+        ConfigError: `model.heads` or other settings do not fit the model.
     """
     gates = instantiate(config.gates, "gates", Gates)
     model = make(attention_maker(config, gates, sites), config.seed, parts_of(config))

@@ -18,13 +18,13 @@ from headwise.model.parts import Parts
 from headwise.model.stack import Stack
 
 MAX_LAYERS = 1000
-COUNTS = ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff")
+SIZES = ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff")
 SHARING = ("all", "decoder", "none")
 
 
 def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> None:
     """Raise ConfigError, naming the key, for sizes and names that are not supported."""
-    for key in COUNTS:
+    for key in SIZES:
         require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
     for key in ("layers", "encoder_layers", "decoder_layers"):
         depth = getattr(config, key)
@@ -55,8 +55,8 @@ class Model(nn.Module):
     Attributes:
         sites: its attention sites.
         columns: column of a batch -> the module that embeds it.
-        states: `inputs` -> states (B, N, D) that `output` maps to logits, for the column of the
-            last site's queries.
+        states: `inputs` -> states (B, N, D) that `output` maps to logits, for the column that the
+            queries of the last site come from.
         output: from states to logits.
     """
 
@@ -83,7 +83,7 @@ class Model(nn.Module):
         """The stacks; the last one computes the states."""
         return [stack for stack in self.children() if isinstance(stack, Stack)]
 
-    def of_side(self, side: str) -> Iterator[nn.Module]:
+    def side_modules(self, side: str) -> Iterator[nn.Module]:
         """Yield the modules of the encoder or decoder."""
         for stack in self.stacks:
             if stack.sites[0].side == side:
@@ -98,7 +98,7 @@ class Model(nn.Module):
 
 
 def n_parameters(model: nn.Module) -> int:
-    """Return the number of parameters, tied ones counted once."""
+    """Return the number of parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

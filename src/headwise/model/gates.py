@@ -16,21 +16,21 @@ from headwise.model.places import chosen_sites
 
 
 class Gates:
-    """Base class: creates the gate of each place and prepares the model for gates."""
+    """Base class: creates the gate of each place and prepares the model."""
 
     def __call__(self, place: Place) -> HeadGate | None:
         """Return the gate of one place, or None for no gate."""
         raise NotImplementedError
 
     def check(self, sites: Sequence[Site]) -> None:
-        """Raise ConfigError for choices that a model with these sites does not support."""
+        """Raise ConfigError for settings that a model with these sites does not support."""
 
     def prepare(self, model: Model) -> None:
         """Prepare a complete model, before its optimizer is created."""
 
 
 class NoGates(Gates):
-    """Every head is open."""
+    """No gates: every head is open."""
 
     def __call__(self, place: Place) -> None:
         """Return None."""
@@ -51,7 +51,7 @@ class HardConcreteGate(HeadGate):
 
     def __init__(self, n_heads: int, gates: HardConcrete) -> None:
         super().__init__()
-        self.price, self.temperature = gates.penalty, gates.temperature
+        self.penalty_weight, self.temperature = gates.penalty, gates.temperature
         self.low, self.high = gates.stretch
         self.lr_factor = gates.lr_factor
         # one-dimensional, hence without weight decay
@@ -61,20 +61,20 @@ class HardConcreteGate(HeadGate):
         """Return P(g != 0) = σ(log a - β·log(-γ/ζ)) of every head, (H,)."""
         return torch.sigmoid(self.log_a - self.temperature * math.log(-self.low / self.high))
 
-    def p_whole(self) -> Tensor:
+    def p_one(self) -> Tensor:
         """Return P(g = 1) = σ(log a - β·log((1-γ)/(ζ-1))) of every head, (H,)."""
-        reach = math.log((1 - self.low) / (self.high - 1))
-        return torch.sigmoid(self.log_a - self.temperature * reach)
+        limit = math.log((1 - self.low) / (self.high - 1))
+        return torch.sigmoid(self.log_a - self.temperature * limit)
 
     def open_heads(self) -> Tensor:
         """Return whether each head is open in evaluation, bool (H,)."""
-        return self.p_whole() >= 1 - self.p_open()
+        return self.p_one() >= 1 - self.p_open()
 
     def factors(self) -> Tensor:
         """Return g of every head (H,): drawn in training, 0 or 1 in evaluation."""
         if not self.training:
             return self.open_heads().to(self.log_a.dtype)
-        uniform = torch.rand_like(self.log_a)  # below 1; a 0 makes s = 0, not NaN
+        uniform = torch.rand_like(self.log_a)  # in [0, 1); a 0 gives s = 0, not NaN
         noise = uniform.log() - torch.log1p(-uniform)
         concrete = torch.sigmoid((noise + self.log_a) / self.temperature)
         return ((self.high - self.low) * concrete + self.low).clamp(0, 1)
@@ -85,7 +85,7 @@ class HardConcreteGate(HeadGate):
 
     def penalty(self) -> Tensor:
         """Return λ · Σ P(g != 0)."""
-        return self.price * self.p_open().sum()
+        return self.penalty_weight * self.p_open().sum()
 
     def stats(self) -> dict[str, Tensor]:
         """Return P(g != 0) of every head."""
@@ -101,7 +101,7 @@ class HardConcrete(Gates):
     Args:
         penalty: λ, in nats per head: λ · Σ P(g != 0) is added to the loss per token.
         sites: where heads have gates; None: everywhere.
-        freeze: stacks whose weights are not trained: encoder, decoder, with their embeddings and
+        freeze: stacks whose weights are frozen: encoder, decoder, with their embeddings and
             modules that share these. Their gates are trained.
         temperature: β.
         stretch: γ < 0 and ζ > 1.
@@ -133,8 +133,8 @@ class HardConcrete(Gates):
 
     def __call__(self, place: Place) -> HardConcreteGate | None:
         """Return the gate of one place; None if the site is not chosen or has no heads."""
-        is_chosen = self.sites is None or place.site in self.sites
-        return HardConcreteGate(place.n_heads, self) if is_chosen and place.n_heads else None
+        has_gate = self.sites is None or place.site in self.sites
+        return HardConcreteGate(place.n_heads, self) if has_gate and place.n_heads else None
 
     def check(self, sites: Sequence[Site]) -> None:
         """See `Gates.check`."""
@@ -147,14 +147,14 @@ class HardConcrete(Gates):
     def prepare(self, model: Model) -> None:
         """Freeze the stacks of `freeze`, except for their gates."""
         for side in self.freeze:
-            for module in model.of_side(side):
+            for module in model.side_modules(side):
                 module.requires_grad_(False)
         for gate in head_gates(model):
             gate.requires_grad_(True)
 
 
 def head_gates(model: nn.Module) -> Iterator[HeadGate]:
-    """Return every gate of a model."""
+    """Yield every gate of a model."""
     return (module for module in model.modules() if isinstance(module, HeadGate))
 
 

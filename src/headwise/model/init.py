@@ -1,8 +1,8 @@
 """Initial weights: the config group `init`.
 
-The common weights are drawn here, from one generator with the seed: variants with equal seeds have
-equal initial projections. Parameters of a variant are drawn from a separate generator per place
-(`headwise.attention.build.AttentionFactory`).
+The common weights are drawn here, from one generator with the seed, so variants with equal seeds
+have equal initial projections. Parameters of a variant are drawn from a separate generator per
+place (`headwise.attention.build.AttentionFactory`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Glorot(Init):
         draw_all(model, seed, draw)
 
 
-class DrawnLast(nn.Embedding):
-    """A table that is drawn last, so that it does not change the other initial weights."""
+class LateEmbedding(nn.Embedding):
+    """A table that is initialised last, so that it does not change the other initial weights."""
 
 
 def draw_all(
@@ -65,7 +65,7 @@ def draw_all(
 ) -> None:
     """Draw the weights of linear layers and tables in the order of modules; biases are 0."""
     generator = torch.Generator().manual_seed(seed)
-    for module in sorted(model.modules(), key=lambda module: isinstance(module, DrawnLast)):
+    for module in sorted(model.modules(), key=lambda module: isinstance(module, LateEmbedding)):
         if isinstance(module, nn.Linear | nn.Embedding):
             draw(module, generator)
         if isinstance(module, nn.Linear) and module.bias is not None:

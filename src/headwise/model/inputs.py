@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
 from headwise.kernels.dropout import Dropout
-from headwise.model.init import DrawnLast
+from headwise.model.init import LateEmbedding
 from headwise.model.parts import Parts
 
 
 class Input(nn.Module):
     """Embeddings of tokens plus positions, after a prefix of registers.
 
-    Registers are learned vectors before every row, without text or position: the several CLS
-    tokens of the YUBERT note. They are attended to like tokens, whose positions count from 0.
+    Registers are learned vectors before every row, without text or position: the multiple CLS
+    tokens of the YUBERT note. They are attended to like tokens. Positions of tokens count from 0.
 
     Args:
         token: the table (V, D); pass the same module to share it with other columns.
@@ -37,7 +37,7 @@ class Input(nn.Module):
         if self.positions is not None and self.positions.n_summed:
             self.signal_scale = 1.0  # learned vectors are drawn at their final scale
         self.n_prefix = n_prefix
-        self.registers = DrawnLast(n_prefix, width) if n_prefix else None
+        self.registers = LateEmbedding(n_prefix, width) if n_prefix else None
         self.dropout = Dropout(config.dropout)
 
     def forward(self, ids_BN: Tensor, first: int = 0) -> Tensor:

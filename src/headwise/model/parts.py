@@ -1,4 +1,4 @@
-"""The parts of a model beside attention."""
+"""The parts of a model other than attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GLOROT, SINUSOIDAL = Glorot(), Sinusoidal()
 
 @dataclass(frozen=True)
 class Parts:
-    """The choices of the config groups of these names.
+    """The choices in the config groups of the same names.
 
     Attributes:
         norm: (d_model, dropout) -> residual connection of a sublayer.

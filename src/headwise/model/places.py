@@ -39,8 +39,8 @@ def place_of(config: ModelConfig, site: str, layer: int) -> Place:
     head_dim = config.d_model // config.n_heads
     if not config.heads or site not in config.heads:
         return Place(site, layer, config.n_heads, head_dim)
-    kept = tuple(config.heads[site][layer - 1])
-    return Place(site, layer, len(kept), head_dim, config.d_model, kept)
+    numbers = tuple(config.heads[site][layer - 1])
+    return Place(site, layer, len(numbers), head_dim, config.d_model, numbers)
 
 
 def places(config: ModelConfig, sites: Sequence[Site]) -> Iterator[Place]:
@@ -51,7 +51,7 @@ def places(config: ModelConfig, sites: Sequence[Site]) -> Iterator[Place]:
 
 
 def chosen_sites(key: str, names: Sequence[str] | None, sites: Sequence[Site]) -> list[str]:
-    """Return the names of sites, all for None; raise ConfigError at `key` for unknown ones."""
+    """Return the names of sites, for None all; raise ConfigError at `key` for unknown ones."""
     present = [site.name for site in sites]
     require(names is None or bool(names), key, f"some of {', '.join(present)}", names)
     for name in names or ():
@@ -60,16 +60,16 @@ def chosen_sites(key: str, names: Sequence[str] | None, sites: Sequence[Site]) -
     return present if names is None else list(names)
 
 
-def typed_heads(kept: Mapping[str, Any]) -> str:
+def typed_heads(heads: Mapping[str, Any]) -> str:
     """Return the command-line override for a model with only these heads."""
-    sites = ",".join(f"{site}:{layers}" for site, layers in kept.items())
+    sites = ",".join(f"{site}:{layers}" for site, layers in heads.items())
     return f"model.heads={{{sites}}}".replace(" ", "")
 
 
 def check_heads(config: ModelConfig, sites: Sequence[Site], key: str = "model.heads") -> None:
-    """Check that lists of kept heads fit this model; errors name `key`.
+    """Check that the lists of head numbers fit this model; errors name `key`.
 
-    A missing site keeps all its heads.
+    A missing site has all its heads.
 
     Raises:
         ConfigError: not lists of heads by layer, an unknown site, a wrong number of layers, or

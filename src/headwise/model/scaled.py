@@ -19,14 +19,14 @@ GAIN = 0.125  # factor on every standard deviation
 
 
 class Scaled(Init):
-    """Linear layers N(0, 0.125 / sqrt(d_in)), with smaller ends of branches in deep stacks.
+    """Linear layers N(0, 0.125 / sqrt(d_in)), smaller at the ends of branches in deep stacks.
 
-    The ends of residual branches (W_p and W_2) have a further factor 1 / sqrt(n), with n the
+    The ends of residual branches (W_p and W_2) have a further factor 1 / sqrt(n) for the n
     branches of their stack. Token embeddings are N(0, 0.125 / sqrt(D)), unscaled (equation 15);
     each of the n_emb position tables is N(0, 0.125 / sqrt(D · n_emb)); biases and the output
     matrix are 0, so that the first gradient reaches only the output matrix. Sinusoids, which the
-    paper does not use, are scaled as tokens. The paper has n = 2N for the two branches of each of
-    N layers; a decoder has 3N, with cross-attention. The second argument of N is read as a
+    paper does not use, are scaled like tokens. The paper has n = 2N for the two branches of each of
+    N layers; a decoder has 3N, with cross-attention. The second argument of N is taken as a
     standard deviation: UNVERIFIED, the paper does not say; as a variance, the residual stream
     would start about as large as it ends.
     """
@@ -45,7 +45,7 @@ class Scaled(Init):
 
     def __call__(self, model: nn.Module, output: nn.Linear, seed: int) -> None:
         """See `Init.__call__`."""
-        factors = _further_factors(model)
+        factors = _branch_factors(model)
 
         def draw(module: nn.Linear | nn.Embedding, generator: torch.Generator) -> None:
             width = max(module.weight.shape[1], 1)  # all heads of a place may be pruned
@@ -56,7 +56,7 @@ class Scaled(Init):
         nn.init.zeros_(output.weight)
 
 
-def _further_factors(model: nn.Module) -> dict[nn.Module, float]:
+def _branch_factors(model: nn.Module) -> dict[nn.Module, float]:
     """Return module -> further factor, for the ends of branches and for summed tables."""
     factors: dict[nn.Module, float] = {}
     for stack in (module for module in model.modules() if isinstance(module, Stack)):

@@ -1,7 +1,7 @@
 """Stacks of blocks, and their caches for decoding.
 
-Encoders, decoder-only stacks and decoders with a memory are one class: the sites determine what a
-block attends to.
+Encoders, decoder-only stacks and decoders with a memory are one class; the sites determine what
+blocks attend to.
 
 Axes: B batch, N positions, S positions of the memory, D width.
 """
@@ -31,7 +31,7 @@ MakeAttention = Callable[[Place], Attention]
 class Memory:
     """The output of an encoder: states (B, S, D) and lengths (B,) without padding.
 
-    Registers are the first positions of each row and counted in the lengths.
+    Registers are the first positions of each row and count in the lengths.
     """
 
     states_BSD: Tensor
@@ -51,14 +51,14 @@ class StackCache:
 
     def reorder(self, rows_B: Tensor) -> None:
         """Move row `rows_B[i]` of the prefixes to row i; rows may repeat or be dropped."""
-        for of_prefix, _ in self.blocks:
-            of_prefix.reorder(rows_B)
+        for prefix, _ in self.blocks:
+            prefix.reorder(rows_B)
 
     def reorder_memory(self, rows_B: Tensor) -> None:
-        """Do the same for the caches of the memory."""
-        for _, of_memory in self.blocks:
-            if of_memory is not None:
-                of_memory.reorder(rows_B)
+        """Reorder the caches of the memory in the same way."""
+        for _, memory in self.blocks:
+            if memory is not None:
+                memory.reorder(rows_B)
 
 
 class Block(nn.Module):
@@ -102,20 +102,20 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return states (B, N, D)."""
         self_cache, memory_cache = cache if cache is not None else (None, None)
-        read = self.self_residual.before(states_BND)
-        context_BND = self.self_attention(read, read, read, mask, self_cache)
+        normed = self.self_residual.before(states_BND)
+        context_BND = self.self_attention(normed, normed, normed, mask, self_cache)
         states_BND = self.self_residual.after(states_BND, context_BND)
         if self.cross_attention is not None:
             assert memory_BSD is not None
-            read = self.cross_residual.before(states_BND)
+            normed = self.cross_residual.before(states_BND)
             # rows that share a memory are one row with the queries of all
-            query_BQD = read.view(memory_BSD.shape[0], -1, read.shape[2])
+            query_BQD = normed.view(memory_BSD.shape[0], -1, normed.shape[2])
             context_BQD = self.cross_attention(
                 query_BQD, memory_BSD, memory_BSD, memory_mask, memory_cache
             )
-            states_BND = self.cross_residual.after(states_BND, context_BQD.view_as(read))
-        read = self.feed_forward_residual.before(states_BND)
-        return self.feed_forward_residual.after(states_BND, self.feed_forward(read))
+            states_BND = self.cross_residual.after(states_BND, context_BQD.view_as(normed))
+        normed = self.feed_forward_residual.before(states_BND)
+        return self.feed_forward_residual.after(states_BND, self.feed_forward(normed))
 
 
 class Stack(nn.Module):
@@ -165,8 +165,8 @@ class Stack(nn.Module):
         caches = []
         for block in self.blocks:
             cross = block.cross_attention
-            of_memory = None if cross is None else cross.make_cache(static=True)
-            caches.append((block.self_attention.make_cache(static=False), of_memory))
+            memory = None if cross is None else cross.make_cache(static=True)
+            caches.append((block.self_attention.make_cache(static=False), memory))
         return StackCache(caches)
 
     def forward(
@@ -195,9 +195,9 @@ class Stack(nn.Module):
             memory_BSD, memory_mask = memory.states_BSD, Mask(memory.lengths_B)
         recompute = self.recompute and cache is None
         for index, layer in enumerate(self.layers):
-            of_layer = cache.blocks[index] if cache is not None else None
+            layer_cache = cache.blocks[index] if cache is not None else None
             states_BND = call_layer(
-                layer, recompute, states_BND, mask, memory_BSD, memory_mask, of_layer
+                layer, recompute, states_BND, mask, memory_BSD, memory_mask, layer_cache
             )
         if cache is not None:
             cache.length += states_BND.shape[1]

@@ -36,7 +36,7 @@ class Transformer(Model):
         config: sizes and kinds.
         source_vocab: number of ids of the source.
         target_vocab: number of ids of the target, and of classes.
-        joint_vocab: whether both are one vocabulary, whose table can be shared.
+        joint_vocab: whether both are one vocabulary, whose table can be has_one_table.
         make_attention: place -> attention module (see `headwise.attention.build`).
         seed: of the initial weights.
         parts: of both stacks.
@@ -57,8 +57,8 @@ class Transformer(Model):
         super().__init__()
         check_model_config(config, joint_vocab, parts)
         source_table = nn.Embedding(source_vocab, config.d_model)
-        shared = config.share_embeddings == "all"
-        target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
+        has_one_table = config.share_embeddings == "all"
+        target_table = source_table if has_one_table else nn.Embedding(target_vocab, config.d_model)
         self.source_embedding = Input(source_table, config, parts, config.register_tokens)
         self.target_embedding = Input(target_table, config, parts)
         encoder, causal, cross = self.sites = encoder_decoder_sites(config)

@@ -1,1 +1,1 @@
-"""A page to inspect the heads of a run: one html file that needs no network."""
+"""A page to inspect the heads of a run: one HTML file that works offline."""

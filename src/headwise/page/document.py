@@ -1,4 +1,4 @@
-"""The text of a page: one self-contained html file that loads nothing else.
+"""The text of a page: one self-contained HTML file that loads nothing else.
 
 Everything that comes from a run (names, sentences, settings) is in a block of JSON; the script
 inserts it as text, never as markup. The template, style sheet and scripts are in `assets/`, without
@@ -27,13 +27,13 @@ def page_text(
     pictures: Sequence[tuple[str, bytes]],
     items: Items,
 ) -> str:
-    """Return the html of the page.
+    """Return the HTML of the page.
 
     Args:
         contents: of one run, or of two to compare: the result of `page.run.run_content`, with that
             of `page.readings.reading_contents` under `readings`.
         pictures: title and svg of each.
-        items: the texts that the readings are of.
+        items: the texts of the readings.
     """
     labels = _labels(contents)
     data = {
@@ -41,25 +41,25 @@ def page_text(
         "items": asdict(items),
         "sites": SITE_NAMES,
     }
-    return filled(
+    return fill_template(
         _asset("page.html"),
         {
             "title": html.escape(" and ".join(content["name"] for content in contents)),
             "style": _asset("page.css"),
             "pictures": "\n".join(_picture(title, svg) for title, svg in pictures),
-            "data": as_script_data(data),
+            "data": script_json(data),
             "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
         },
     )
 
 
 def _picture(title: str, svg: bytes) -> str:
-    """Return an image element with the embedded svg, which cannot load anything."""
+    """Return an image element with the embedded svg, which cannot load other files."""
     source = base64.b64encode(svg).decode("ascii")
     return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{source}">'
 
 
-def as_script_data(data: Any) -> str:
+def script_json(data: Any) -> str:
     """Return JSON that is safe in a script element.
 
     Raises:
@@ -70,7 +70,7 @@ def as_script_data(data: Any) -> str:
     return text.replace("<", "\\u003c")
 
 
-def filled(template: str, parts: Mapping[str, str]) -> str:
+def fill_template(template: str, parts: Mapping[str, str]) -> str:
     """Replace every `{{name}}` of the template once, without recursion."""
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], template)
 

@@ -17,10 +17,10 @@ from headwise.tasks.task import TrainedRun
 
 
 def reading_contents(run: TrainedRun, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Return for each item the texts that the run wrote, the axes of its sites, and all weights."""
+    """Return, for each item, the run's output texts, the axes of its sites, and all weights."""
     contents: list[dict[str, Any]] = [{} for _ in items]
-    for place, reading in run.task.readings(run, [item.text for item in items]):
-        contents[place] = {
+    for index, reading in run.task.readings(run, [item.text for item in items]):
+        contents[index] = {
             "texts": dict(reading.texts),
             "axes": {site: _axes_content(site, axes) for site, axes in reading.axes.items()},
             **weight_contents(reading.seen),
@@ -36,21 +36,21 @@ def _axes_content(site: str, axes: Axes) -> dict[str, Any]:
 def weight_contents(observations: Sequence[Observation]) -> dict[str, Any]:
     """Return the shapes of the attentions of one item, and their packed weights.
 
-    Heads with non-finite weights, or negative ones in distributions, are left out.
+    Heads with non-finite weights, or negative ones in distributions, are omitted.
     """
-    blocks, kept = [], []
-    for seen in observations:
-        weights_HQK, allowed_HQK = seen.weights_BHQK[0], seen.allowed_BHQK[0]
-        is_valid_H = seen.is_valid_H1[:, 0]
-        kept.append(rounded(weights_HQK[is_valid_H], allowed_HQK[is_valid_H]))
-        numbers = zip(seen.head_numbers, is_valid_H.tolist(), strict=True)
+    blocks, weights = [], []
+    for obs in observations:
+        weights_HQK, allowed_HQK = obs.weights_BHQK[0], obs.allowed_BHQK[0]
+        is_valid_H = obs.is_valid_H1[:, 0]
+        weights.append(rounded(weights_HQK[is_valid_H], allowed_HQK[is_valid_H]))
+        numbers = zip(obs.head_numbers, is_valid_H.tolist(), strict=True)
         blocks.append(
             {
-                "site": seen.site,
-                "layer": seen.layer,
+                "site": obs.site,
+                "layer": obs.layer,
                 "heads": [number for number, is_valid in numbers if is_valid],
                 "shape": list(weights_HQK.shape[1:]),
-                "signed": bool((kept[-1] < 0).any()),
+                "signed": bool((weights[-1] < 0).any()),
             }
         )
-    return {"blocks": blocks, "weights": packed(kept)}
+    return {"blocks": blocks, "weights": packed(weights)}

@@ -11,9 +11,9 @@ from headwise.model.family import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.runs.results import Results
 from headwise.tasks.task import TrainedRun
-from headwise.track.jsonl import read_if_there
+from headwise.track.jsonl import read_if_exists
 
-SHOWN_DIGITS = 4
+N_DIGITS = 4
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -40,7 +40,7 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
 def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
     model = run.config.model
     layers = [str(site.n_layers) for site in run.model.sites if site.queries == site.keys]
-    records = read_if_there(run.folder.metrics)
+    records = read_if_exists(run.folder.metrics)
     last = max((record.get("update", 0) for record in records), default=0)
     n_updates = last if results is None else results.updates
     facts = {
@@ -62,21 +62,21 @@ def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
     """Return every score: test sets first, and for each the main metric of the task first."""
     config, task = run.config, run.task
     labels = {metric.name: metric.label for metric in task.metrics(config)}
-    judge = task.judged_by(config).name
+    main = task.judged_by(config).name
     scored = {} if results is None else results.scores
     return [
-        {"split": split, "metric": labels.get(name, name), "is_judge": name == judge, **score}
+        {"split": split, "metric": labels.get(name, name), "is_main": name == main, **score}
         for split in sorted(scored, key=lambda split: split == config.data.valid)
-        for name, score in sorted(scored[split].items(), key=lambda named: named[0] != judge)
+        for name, score in sorted(scored[split].items(), key=lambda named: named[0] != main)
     ]
 
 
 def _other_weights(run: TrainedRun) -> str:
-    """Name the checkpoint of the analysis if it is not the one shown."""
-    about = read_settings(run.folder.path / FOLDER)
-    if about.get("weights") == run.weights["weights"]:
+    """Return the checkpoint of the analysis if it is not the one shown, else an empty string."""
+    settings = read_settings(run.folder.path / FOLDER)
+    if settings.get("weights") == run.weights["weights"]:
         return ""
-    return f"with other weights (checkpoint {about.get('checkpoint')}) than those shown"
+    return f"with other weights (checkpoint {settings.get('checkpoint')}) than those shown"
 
 
 def _head_rows(heads: Heads, table: Records, others: Records) -> list[dict[str, Any]]:
@@ -92,9 +92,9 @@ def _head_rows(heads: Heads, table: Records, others: Records) -> list[dict[str, 
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop missing values from a row and round its numbers to `SHOWN_DIGITS` digits."""
+    """Drop missing values from a row and round its numbers to `N_DIGITS` digits."""
     return {
-        name: float(f"{value:.{SHOWN_DIGITS}g}") if isinstance(value, float) else value
+        name: float(f"{value:.{N_DIGITS}g}") if isinstance(value, float) else value
         for name, value in row.items()
         if value is not None
     }

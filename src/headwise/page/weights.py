@@ -3,7 +3,7 @@
 Axes: H heads, Q queries, K keys.
 
 0 means exactly 0, NaN a masked key. Weights are rounded to eight binary digits, an error of at most
-0.4 %: all digits would make the page twice as large.
+0.4 %: full precision would double the size of the page.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def rounded(weights_HQK: Tensor, allowed_HQK: Tensor) -> Weights:
 
 def packed(weights: Iterable[Weights]) -> str:
     """Concatenate the weights of several attentions; zlib, then base64."""
-    joined = b"".join(block.astype("<f4").tobytes() for block in weights)
-    return base64.b64encode(zlib.compress(joined, 9)).decode("ascii")
+    data = b"".join(block.astype("<f4").tobytes() for block in weights)
+    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")

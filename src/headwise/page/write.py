@@ -12,7 +12,7 @@ from headwise.files import write_text
 from headwise.page.document import page_text
 from headwise.page.readings import reading_contents
 from headwise.page.run import run_content
-from headwise.plots.style import drawn_bytes
+from headwise.plots.style import figure_bytes
 from headwise.report.figures import figures_of, training_figures
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import load
@@ -20,9 +20,9 @@ from headwise.tasks.task import TrainedRun
 
 
 def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
-    """Write the page of `config.run`, with a second run if `config.compare` names one.
+    """Write the page of `config.run`; `config.compare` adds a second run.
 
-    A run folder without an analysis is analysed first; an existing analysis is used as it is.
+    A run folder without an analysis is analysed first; an existing analysis is used unchanged.
 
     Args:
         config: of the command.
@@ -47,7 +47,7 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
         if not (folder.path / FOLDER / SETTINGS).is_file():
             analyze(folder.path)
     runs = [load(folder.path, config.checkpoint, config.device) for folder in folders]
-    _check_alike(runs)
+    _check_comparable(runs)
     items = runs[0].task.items(runs[0], config.n_sentences, path)
     contents = [
         {**run_content(run), "readings": reading_contents(run, items.chosen)} for run in runs
@@ -70,12 +70,14 @@ def _folders(config: ReportConfig) -> list[RunFolder]:
     return folders
 
 
-def _check_alike(runs: Sequence[TrainedRun]) -> None:
-    read = [f"{run.task.name} {' → '.join(run.task.languages(run.config))}".strip() for run in runs]
-    if len(set(read)) > 1:
+def _check_comparable(runs: Sequence[TrainedRun]) -> None:
+    kinds = [
+        f"{run.task.name} {' → '.join(run.task.languages(run.config))}".strip() for run in runs
+    ]
+    if len(set(kinds)) > 1:
         raise ConfigError(
             f"compare={runs[1].folder.path} must be of the same task and languages as run "
-            f"({read[0]}), got {read[1]}"
+            f"({kinds[0]}), got {kinds[1]}"
         )
 
 
@@ -99,4 +101,4 @@ def _pictures(folders: Sequence[RunFolder]) -> list[tuple[str, bytes]]:
         figures = [
             f for folder in folders for f in training_figures(folder.path).values()
         ] + figures
-    return [(figure.get_suptitle(), drawn_bytes(figure, "svg")) for figure in figures]
+    return [(figure.get_suptitle(), figure_bytes(figure, "svg")) for figure in figures]

@@ -18,14 +18,14 @@ from matplotlib.figure import Figure
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.plots.style import GREY, styled
 
-PITCH = 0.11  # inches from one key to the next
-MOST_LETTERS = 12  # characters shown of a token
-# A jump at 0: the smallest weight is clearly darker than paper. Negative weights have another hue.
+KEY_SPACING = 0.11  # inches from one key to the next
+MAX_CHARACTERS = 12  # characters shown of a token
+# With a jump at 0: the smallest weight is clearly darker than white. Negative weights are brown.
 COLOURS = LinearSegmentedColormap.from_list(
     "weights", [(0, "#5c2300"), (0.5, "#f3c9a5"), (0.5, "#c3d9ee"), (1, "#0a2a52")], N=1024
 )
-UNSEEN = "#e4e4e4"
-ROWS = {  # by the kind of a site
+MASKED_COLOUR = "#e4e4e4"
+ROWS = {  # by kind of site
     "self": "Rows: queries. Columns: keys that they attend to.",
     "causal": "Rows: input tokens of each step. Columns: tokens that they attend to.",
     "cross": "Rows: tokens to be generated. Columns: encoder tokens that they attend to.",
@@ -78,8 +78,8 @@ def attention_maps(
     largest = max(1.0, *(float(np.abs(layer.weights_HQK).max()) for layer in layers))
     n_columns = max(len(layer.heads) for layer in layers)
     longest = max(map(len, _short(keys)))
-    height = len(layers) * (PITCH * len(queries) + 0.05 * longest + 0.35) + 0.9
-    width = max(5.0, n_columns * (PITCH * len(keys) + 0.2) + 1.5)
+    height = len(layers) * (KEY_SPACING * len(queries) + 0.05 * longest + 0.35) + 0.9
+    width = max(5.0, n_columns * (KEY_SPACING * len(keys) + 0.2) + 1.5)
     figure = Figure(figsize=(width, height))
     name = SITE_NAMES.get(site, site)
     figure.suptitle(textwrap.fill(": ".join(filter(None, (name, title))), int(width * 15)))
@@ -87,23 +87,23 @@ def attention_maps(
     figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
     grid = figure.subplots(len(layers), n_columns, squeeze=False)
     for line, layer in zip(grid, layers, strict=True):
-        for place, axes in enumerate(line):
-            if place >= len(layer.heads):
+        for index, axes in enumerate(line):
+            if index >= len(layer.heads):
                 axes.remove()
                 continue
-            weights_QK, allowed_QK = layer.weights_HQK[place], layer.allowed_HQK[place]
-            names = {"xticklabels": _short(keys), "yticklabels": place == 0 and _short(queries)}
+            weights_QK, allowed_QK = layer.weights_HQK[index], layer.allowed_HQK[index]
+            names = {"xticklabels": _short(keys), "yticklabels": index == 0 and _short(queries)}
             frame = {"cbar": False, "square": True, "ax": axes, **names}
             frame |= {"vmin": -largest, "vmax": largest}
             # weights of exactly 0 are not drawn
-            sns.heatmap(~allowed_QK, mask=allowed_QK, cmap=[UNSEEN], **frame)
+            sns.heatmap(~allowed_QK, mask=allowed_QK, cmap=[MASKED_COLOUR], **frame)
             sns.heatmap(weights_QK, mask=weights_QK == 0, cmap=COLOURS, **frame)
             axes.tick_params(length=0, labelsize=6, pad=1)
             axes.tick_params(axis="x", labelrotation=90)
             axes.spines[:].set(visible=True, color=GREY, linewidth=0.5)
-            alpha = layer.alphas[place]
-            shown = "" if alpha is None else f", α {alpha:.2f}"
-            axes.set_title(f"layer {layer.layer} head {layer.heads[place]}{shown}")
+            alpha = layer.alphas[index]
+            label = "" if alpha is None else f", α {alpha:.2f}"
+            axes.set_title(f"layer {layer.layer} head {layer.heads[index]}{label}")
     bar = figure.colorbar(grid[0, 0].collections[-1], ax=grid, shrink=0.6, aspect=30, pad=0.01)
     bar.set_label("weight")
     if not any((layer.weights_HQK < 0).any() for layer in layers):
@@ -112,4 +112,4 @@ def attention_maps(
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    return [n if len(n) <= MOST_LETTERS else n[: MOST_LETTERS - 1] + "…" for n in names]
+    return [n if len(n) <= MAX_CHARACTERS else n[: MAX_CHARACTERS - 1] + "…" for n in names]

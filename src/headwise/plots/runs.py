@@ -14,24 +14,24 @@ from matplotlib.figure import Figure
 from headwise.plots.style import (
     GREY,
     REFERENCES,
+    display_name,
     integer_axis,
     legend_right,
-    looks,
     mean_curves,
     panels,
-    shown,
+    series_style,
     styled,
     update_axis,
 )
 
-N_DRAWN = 2000  # queries per violin, in the proportions of its histogram
+N_POINTS = 2000  # queries per violin, in the proportions of its histogram
 ALL_HEADS = "all heads"
 MEAN = "A line is the mean over runs (seeds), in a band from the lowest to the highest."
 BASES = {"diversity_heads": "log(number of heads)", "diversity_keys": "log(number of keys)"}
 
 
 def titled(title: str, what: str) -> str:
-    """Append what was trained to a title."""
+    """Append the name of what was trained to a title."""
     return f"{title} ({what})" if what else title
 
 
@@ -47,7 +47,7 @@ def alpha_histograms(table: pd.DataFrame, what: str = "") -> Figure:
     figure, drawn = panels(
         table,
         "site",
-        titled("The α that the heads learned", what),
+        titled("Learned α of the heads", what),
         f"Heads of {table['run'].nunique()} run(s). Dashed: α at which a head computes softmax "
         "(1), 1.5-entmax and sparsemax (2).",
     )
@@ -110,7 +110,7 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
     Args:
         table: rows of the analysis' table DENSITY: histograms of the queries of every head.
         what: what was trained, for the title.
-        text: on which text it was measured, for the note.
+        text: the text it was measured on, for the note.
     """
     counts = table.groupby(["site", "name", "low", "high"], sort=False)["n_queries"].sum()
     bins = counts.reset_index()
@@ -120,12 +120,12 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
     figure, drawn = panels(
         bins,
         "site",
-        titled("Density: share of its visible keys to which a query gives a weight", what),
+        titled("Density: share of the visible keys of a query with a weight above zero", what),
         "Every query of every head and run counts once. Lines: quartiles. Above: share of the "
         f"queries with a density of exactly 1, which use every key, as in softmax. {text}",
     )
     for axes, part in drawn:
-        queries = part.loc[part.index.repeat((part["share"] * N_DRAWN).round().astype(int))]
+        queries = part.loc[part.index.repeat((part["share"] * N_POINTS).round().astype(int))]
         sns.violinplot(
             queries,
             x="name",
@@ -133,7 +133,7 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
             hue="name",
             order=names,
             hue_order=names,
-            palette=looks(names)["palette"],
+            palette=series_style(names)["palette"],
             cut=0,
             inner="quart",
             linewidth=0.7,
@@ -141,12 +141,12 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
             ax=axes,
         )
         dense = part[part["low"] == 1.0].set_index("name")["share"]
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             share = f"{100 * dense.get(name, 0.0):.0f} %"
-            axes.annotate(share, (place, 1.05), ha="center", fontsize=6.5, annotation_clip=False)
+            axes.annotate(share, (index, 1.05), ha="center", fontsize=6.5, annotation_clip=False)
         axes.set(xlabel="", ylabel="density of a query", ylim=(0, 1.15))
-        axes.set_xticks(range(len(names)), [shown(name) for name in names])
-        if sum(map(len, names)) > 30:  # they would overlap
+        axes.set_xticks(range(len(names)), [display_name(name) for name in names])
+        if sum(map(len, names)) > 30:  # horizontal names would overlap
             axes.tick_params(axis="x", rotation=90)
     return figure
 
@@ -161,10 +161,10 @@ def density_layers(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
     Args:
         table: rows of the analysis' table HEADS that have a density.
         what: what was trained, for the title.
-        text: on which text it was measured, for the note.
+        text: the text it was measured on, for the note.
     """
-    of_layer = table.groupby(["name", "run", "site", "layer"])["density"]
-    table = table.assign(rank=of_layer.rank(ascending=False, method="first"))
+    layers = table.groupby(["name", "run", "site", "layer"])["density"]
+    table = table.assign(rank=layers.rank(ascending=False, method="first"))
     keys = ["name", "site", "layer", "rank"]
     ranked = table.groupby(keys, sort=False)["density"].mean().reset_index()
     figure, drawn = panels(
@@ -204,7 +204,7 @@ def diversity_layers(
         table: rows of the analysis' table LAYERS that have the column.
         column: a key of `BASES` (Correia et al. 2019, section 5, use `diversity_keys`).
         what: what was trained, for the title.
-        text: on which text it was measured, for the note.
+        text: the text it was measured on, for the note.
     """
     figure, drawn = panels(
         table,
@@ -213,7 +213,7 @@ def diversity_layers(
         f"Jensen-Shannon divergence of the weights of a layer's heads, divided by {BASES[column]}; "
         f"0: all heads give the same weights. {MEAN} {text}",
     )
-    style = looks(table["name"])
+    style = series_style(table["name"])
     for axes, part in drawn:
         mean_curves(axes, part, "layer", column, "name", **style)
         axes.set_ylabel(f"Jensen-Shannon divergence\n/ {BASES[column]}")
@@ -230,7 +230,7 @@ def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
     Args:
         table: columns sites, fraction, score, metric, name and run; sites are ALL_HEADS or names.
         what: what was trained, for the title.
-        text: on which text it was measured, for the note.
+        text: the text it was measured on, for the note.
     """
     table = table.assign(removed=100 * table["fraction"])
     figure, drawn = panels(
@@ -239,7 +239,7 @@ def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
         titled("Scores when heads are removed, the least important first", what),
         f"{MEAN} {text}",
     )
-    style = looks([ALL_HEADS, *table["sites"]])
+    style = series_style([ALL_HEADS, *table["sites"]])
     for axes, part in drawn:
         mean_curves(axes, part, "removed", "score", "sites", **style)
         axes.set(xlabel="heads removed (%)", ylabel=part["metric"].iloc[0])
@@ -257,7 +257,7 @@ def score_curves(table: pd.DataFrame) -> Figure:
     title = "Scores on the validation set over training"
     table = table.assign(panel=table["corpus"] + ", " + table["metric"])
     figure, drawn = panels(table, "panel", title, MEAN, height=2.0, sharey=False)
-    style = looks(table["name"])
+    style = series_style(table["name"])
     for axes, part in drawn:
         mean_curves(axes, part, "update", "score", "name", **style)
         axes.set_ylabel(f"validation {part['metric'].iloc[0]}")

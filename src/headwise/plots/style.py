@@ -1,8 +1,8 @@
 """Common style of all figures, and how they are saved.
 
 A figure is as wide as one or two columns of a paper. Series differ in colour, dashes and marker, so
-that they are distinguishable without colours. Figures do not use pyplot: no window, no global
-state, any number of jobs in a process.
+that they are distinguishable without colours. Figures do not use pyplot, so there are no windows
+and no global state between jobs of a process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwise.files import replacing
 P = ParamSpec("P")
 T = TypeVar("T")
 
-DOUBLE = 7.0  # width of two columns, in inches
+TWO_COLUMNS = 7.0  # width of two columns, in inches
 FORMATS = ("png", "svg", "pdf")
 INK, GREY = "#222222", "#595959"
 REFERENCES = (1.0, 1.5, 2.0)  # α of softmax, 1.5-entmax and sparsemax
@@ -40,7 +40,7 @@ RULES = ("alpha_entmax", "entmax15", "softmax")  # have the same style in every 
 COLOURS = sns.color_palette("colorblind", 8)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 DASHES = ("", (5, 1.5), (1.5, 1.2), (6, 1.5, 1.2, 1.5), (3, 1, 1, 1), (9, 2), (3, 3), (1, 1))
-# DejaVu Sans is part of matplotlib; the others, if installed, have glyphs that it lacks.
+# DejaVu Sans is part of matplotlib; the others, if installed, have glyphs missing in it.
 FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "IPAexGothic", "Hiragino Sans", "Yu Gothic")
 STYLE: dict[str, Any] = {
     **sns.axes_style("ticks"),
@@ -58,7 +58,7 @@ STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,
 }
 
-logging.getLogger("fontTools.subset").setLevel(logging.WARNING)  # it logs every font of a pdf
+logging.getLogger("fontTools.subset").setLevel(logging.WARNING)  # it logs every font of a PDF
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
@@ -76,24 +76,24 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
     return drawn
 
 
-def shown(name: str) -> str:
-    """Return the name of a row with normalisers spelt as in papers."""
+def display_name(name: str) -> str:
+    """Return a name with normalisers spelt as in papers."""
     rules = "|".join(RULE_NAMES)
     return re.sub(rf"\b({rules})\b", lambda match: RULE_NAMES[match[1]], name)
 
 
-def looks(names: Iterable[str]) -> dict[str, Any]:
+def series_style(names: Iterable[str]) -> dict[str, Any]:
     """Return colours, markers and dashes of named series, as arguments of seaborn's line plots."""
     names = list(dict.fromkeys(names))
     others = [name for name in names if name not in RULES]
-    place = {name: number for number, name in enumerate([*RULES, *others])}
+    index = {name: number for number, name in enumerate([*RULES, *others])}
     return {
         "hue_order": names,
         "style_order": names,
-        "palette": {name: COLOURS[place[name] % 8] for name in names},
+        "palette": {name: COLOURS[index[name] % 8] for name in names},
         # colours repeat after 8 series, with other markers and dashes
-        "markers": {name: MARKERS[(place[name] + place[name] // 8) % 8] for name in names},
-        "dashes": {name: DASHES[(place[name] + place[name] // 8) % 8] for name in names},
+        "markers": {name: MARKERS[(index[name] + index[name] // 8) % 8] for name in names},
+        "dashes": {name: DASHES[(index[name] + index[name] // 8) % 8] for name in names},
     }
 
 
@@ -110,9 +110,9 @@ def panels(
 
     Args:
         table: the data.
-        column: its values are the panels, in order, at most three in a line.
+        column: each value has a panel, in order, at most three per line.
         title, note: above and below the panels.
-        row: a column whose values are the rows of panels.
+        row: a column; each value has a row of panels.
         height: of a row of panels, in inches.
         options: of matplotlib's `subplots`.
     """
@@ -120,19 +120,19 @@ def panels(
     down = [None] if row is None else list(table[row].unique())
     n_columns = {4: 2}.get(len(across), min(3, len(across)))
     n_lines = len(down) * -(-len(across) // n_columns)
-    width = min(DOUBLE, 1.4 + 2.1 * n_columns)
+    width = min(TWO_COLUMNS, 1.4 + 2.1 * n_columns)
     figure = Figure(figsize=(width, 0.6 + n_lines * height))
     figure.suptitle(textwrap.fill(title, int(width * 15)))
     figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
     grid = figure.subplots(n_lines, n_columns, squeeze=False, **{"sharey": True, **options})
     filled = []
-    for axes, (below, beside) in zip(
-        grid.flat, [(below, beside) for below in down for beside in across], strict=False
+    for axes, (line, value) in zip(
+        grid.flat, [(line, value) for line in down for value in across], strict=False
     ):
-        part = table[table[column] == beside]
-        part = part if below is None else part[part[row] == below]
-        name = SITE_NAMES.get(beside, shown(str(beside)))
-        axes.set_title(name if below is None else f"{shown(str(below))}\n{name}")
+        part = table[table[column] == value]
+        part = part if line is None else part[part[row] == line]
+        name = SITE_NAMES.get(value, display_name(str(value)))
+        axes.set_title(name if line is None else f"{display_name(str(line))}\n{name}")
         filled.append((axes, part))
     for axes in grid.flat[len(filled) :]:
         axes.remove()
@@ -145,7 +145,7 @@ def mean_curves(axes: Axes, table: pd.DataFrame, x: str, y: str, series: str, **
     Args:
         axes: to draw on.
         table: columns `run`, x, y and series; runs of one series differ only in their seed.
-        style: from `looks`, of all series of the figure.
+        style: from `series_style`, of all series of the figure.
     """
     n_runs = table.groupby(series)["run"].transform("nunique")
     n_measured = table.groupby([series, x])["run"].transform("nunique")
@@ -162,7 +162,7 @@ def mean_curves(axes: Axes, table: pd.DataFrame, x: str, y: str, series: str, **
 
 
 def legend_right(drawn: Sequence[tuple[Axes, Any]], title: str | None = None) -> None:
-    """Draw one legend for all panels, right of the last."""
+    """Draw one legend for all panels, to the right of the last."""
     handles: dict[str, Any] = {}
     for axes, _ in drawn:
         handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
@@ -171,7 +171,7 @@ def legend_right(drawn: Sequence[tuple[Axes, Any]], title: str | None = None) ->
     if handles:
         drawn[-1][0].legend(
             list(handles.values()),
-            [SITE_NAMES.get(label, shown(label)) for label in handles],
+            [SITE_NAMES.get(label, display_name(label)) for label in handles],
             loc="center left",
             bbox_to_anchor=(1.0, 0.5),
             title=title,
@@ -191,7 +191,7 @@ def integer_axis(axis: Axis) -> None:
 
 @styled
 def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Save a figure; the same figure gives the same bytes.
+    """Save a figure; equal figures give equal bytes.
 
     Args:
         figure: to save.
@@ -199,20 +199,20 @@ def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> list[Pa
         formats: png, svg or pdf.
 
     Returns:
-        Paths of the files.
+        The paths of the files.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     files = []
     for kind in formats:
         path = out.with_name(f"{out.stem}.{kind}")
         with replacing(path) as temporary:
-            temporary.write_bytes(drawn_bytes(figure, kind))
+            temporary.write_bytes(figure_bytes(figure, kind))
         files.append(path)
     return files
 
 
 @styled
-def drawn_bytes(figure: Figure, kind: str) -> bytes:
+def figure_bytes(figure: Figure, kind: str) -> bytes:
     """Return a figure as png, svg or pdf, without a date."""
     dated: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = io.BytesIO()

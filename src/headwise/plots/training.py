@@ -14,8 +14,8 @@ from headwise.plots.style import (
     GREY,
     REFERENCES,
     legend_right,
-    looks,
     panels,
+    series_style,
     styled,
     update_axis,
 )
@@ -29,7 +29,7 @@ MEASURED = (
     *("query_distance", "key_distance", "value_distance"),
 )
 SPLITS = {"train": "training", "valid": "validation"}
-FEW = 12  # up to this many updates each has a marker
+MAX_MARKERS = 12  # with more updates, lines have no markers
 
 
 def training_figures(
@@ -37,9 +37,9 @@ def training_figures(
     metrics: Records,
     labels: Labels,
     name: str = "",
-    kept: HeadNumbers | None = None,
+    present: HeadNumbers | None = None,
 ) -> dict[str, Figure]:
-    """Return file name -> figure: alpha, diversity, curves, and heads-… of what heads report.
+    """Return file name -> figure: alpha, diversity, curves, and heads-… for reported statistics.
 
     Statistics without values have no figure.
 
@@ -47,9 +47,9 @@ def training_figures(
         heads, metrics: records of a run's `heads.jsonl` and `metrics.jsonl`.
         labels: name -> label of the metrics to draw.
         name: of what was trained, for the titles.
-        kept: numbers of its heads, `model.heads`; None: all heads.
+        present: numbers of its heads, `model.heads`; None: all heads.
     """
-    values, scores = head_values(heads, kept), _curve_values(metrics, labels)
+    values, scores = head_values(heads, present), _curve_values(metrics, labels)
     figures = {}
     for statistic, table in values.groupby("statistic", sort=False):
         if statistic not in MEASURED or statistic in ("alpha", "diversity"):
@@ -60,14 +60,14 @@ def training_figures(
     return figures
 
 
-def head_values(records: Records, kept: HeadNumbers | None = None) -> pd.DataFrame:
+def head_values(records: Records, present: HeadNumbers | None = None) -> pd.DataFrame:
     """Return records of heads.jsonl as a table: update, statistic, site, layer, head, value."""
     rows = [
         (record["update"], statistic, *place, value)
         for record in records
         for statistic, values in record.items()
         if isinstance(values, Mapping)
-        for place, value in numbered(values, kept if statistic != "diversity" else None)
+        for place, value in numbered(values, present if statistic != "diversity" else None)
     ]
     return pd.DataFrame(rows, columns=["update", "statistic", "site", "layer", "head", "value"])
 
@@ -114,7 +114,7 @@ def trajectories(table: pd.DataFrame, name: str = "") -> Figure:
             units="head",
             estimator=None,
             linewidth=0.9,
-            marker="o" if part["update"].nunique() <= FEW else None,
+            marker="o" if part["update"].nunique() <= MAX_MARKERS else None,
             markersize=3,
             ax=axes,
         )
@@ -141,7 +141,7 @@ def curves(table: pd.DataFrame, name: str = "") -> Figure:
     title = f"{title[0].upper()}{title[1:]} over training{f' ({name})' if name else ''}"
     figure, drawn = panels(table, "metric", title, sharey=False)
     for axes, part in drawn:
-        style = looks(SPLITS.values()) | {"markers": {"training": ",", "validation": "o"}}
+        style = series_style(SPLITS.values()) | {"markers": {"training": ",", "validation": "o"}}
         sns.lineplot(part, x="update", y="value", hue="split", style="split", ax=axes, **style)
         axes.set_ylabel(part["metric"].iloc[0])
         update_axis(axes)

@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, Table, read_settings
 from headwise.plots import runs as plots
-from headwise.plots.style import save, shown
+from headwise.plots.style import display_name, save
 from headwise.plots.training import head_values
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
 from headwise.report.outcome import figures as drawn_from_records
 from headwise.report.paper_pruning import pruning_tables
 from headwise.report.paper_runs import SavedRun
 from headwise.runs.folder import RunFolder
-from headwise.track.jsonl import read_if_there
+from headwise.track.jsonl import read_if_exists
 
 Read = Callable[[SavedRun], pd.DataFrame]
 HEAD = ["site", "layer", "head"]
@@ -73,7 +73,7 @@ def training_figures(run: Path) -> dict[str, Figure]:
     """
     (corpus,) = corpus_rows([run])
     (name,) = corpus.rows
-    return drawn_from_records(RunFolder.existing(run), f"{shown(name)}, {corpus.corpus}")
+    return drawn_from_records(RunFolder.existing(run), f"{display_name(name)}, {corpus.corpus}")
 
 
 def unanalysed(runs: Sequence[Path]) -> list[Path]:
@@ -86,13 +86,13 @@ def _of_corpus(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
     alphas = _table(corpus, _alpha_ends)
     for name, of_name in alphas.groupby("name", sort=False):
         ending = f"-{file_stem(name)}" if alphas["name"].nunique() > 1 else ""
-        title = f"{shown(name)}, {corpus.corpus}"
+        title = f"{display_name(name)}, {corpus.corpus}"
         yield f"alpha_histograms{ending}", plots.alpha_histograms(of_name, title)
         moved = of_name.dropna(subset="start")
         if len(moved):
             yield f"alpha_start_end{ending}", plots.alpha_start_end(moved, title)
     # a single choice has no legend
-    only = [shown(name) for name in corpus.rows] if len(corpus.rows) == 1 else []
+    only = [display_name(name) for name in corpus.rows] if len(corpus.rows) == 1 else []
     title, text = ", ".join([*only, corpus.corpus]), _measured_on(corpus)
     densities = _table(corpus, _analysed(DENSITY))
     if len(densities):
@@ -149,7 +149,7 @@ def _alpha_ends(run: SavedRun) -> pd.DataFrame:
     """Return α of the heads at the start, and in the weights of the final scores."""
     records: list[Any] = [
         {"update": record["update"], "alpha": record["alpha"]}
-        for record in read_if_there(RunFolder(run.folder).heads)
+        for record in read_if_exists(RunFolder(run.folder).heads)
         if record.get("alpha")
     ]
     scored = {} if run.results is None else run.results.alpha
@@ -172,6 +172,6 @@ def _pruning(run: SavedRun) -> pd.DataFrame:
 
 def _scores(run: SavedRun) -> pd.DataFrame:
     """Return the main validation score of a run by update."""
-    records, name = read_if_there(RunFolder(run.folder).metrics), f"valid/{run.metric.name}"
+    records, name = read_if_exists(RunFolder(run.folder).metrics), f"valid/{run.metric.name}"
     rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]
     return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=run.metric.label)

@@ -8,7 +8,7 @@ from headwise.analysis.collect import alphas
 from headwise.analysis.observe import Observation
 from headwise.errors import DataError
 from headwise.plots.attention_maps import LayerMaps, attention_maps
-from headwise.plots.style import save, shown
+from headwise.plots.style import display_name, save
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.tasks.loading import load
 from headwise.track.base import HeadValues
@@ -43,7 +43,7 @@ def draw_attention(
         raise DataError("sentence must not be empty")
     loaded = load(run, checkpoint, device)
     ((_, reading),) = loaded.task.readings(loaded, [sentence])
-    about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
+    about = f"{display_name(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
     for site in dict.fromkeys(seen.site for seen in reading.seen):
         axes = reading.axes[site]

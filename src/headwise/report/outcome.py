@@ -10,7 +10,7 @@ from headwise.analysis.alpha_table import alpha_table
 from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
 from headwise.track.base import Tracker
-from headwise.track.jsonl import read_if_there
+from headwise.track.jsonl import read_if_exists
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
     task = task_of(config)
     drawn = {"loss", task.judged_by(config).name}
     labels = {m.name: m.label for m in task.metrics(config) if m.name in drawn}
-    heads, metrics = (read_if_there(record) for record in (folder.heads, folder.metrics))
+    heads, metrics = (read_if_exists(record) for record in (folder.heads, folder.metrics))
     return training_figures(heads, metrics, labels, name, config.model.heads)
 
 

@@ -23,7 +23,7 @@ from headwise.report.paper import Recipe, decisive
 from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
 from headwise.tasks.task import Task, task_of
-from headwise.track.jsonl import read_if_there
+from headwise.track.jsonl import read_if_exists
 
 Place = tuple[str, str]  # row and column of a cell
 MACHINE = ("platform", "cpus", "threads", "gpu", "world_size")  # keys that speed depends on
@@ -83,7 +83,7 @@ class SavedRun:
     @functools.cached_property
     def tokens_per_second(self) -> float | None:
         """Median training speed over the logging windows; pauses do not count."""
-        records = read_if_there(RunFolder(self.folder).metrics)
+        records = read_if_exists(RunFolder(self.folder).metrics)
         windows = [record[SPEED] for record in records if record.get(SPEED)]
         return statistics.median(windows) if windows else None
 
@@ -123,7 +123,7 @@ def read_run(path: Path) -> SavedRun:
     container = OmegaConf.to_container(OmegaConf.structured(config))
     assert isinstance(container, dict)
     environment, data = (
-        read_json(path / name, may_lack=True) for name in ("environment.json", "data.json")
+        read_json(path / name, missing_ok=True) for name in ("environment.json", "data.json")
     )
     return SavedRun(
         folder=path,
@@ -180,7 +180,7 @@ def _place(matching: Matching, run: SavedRun, recipe: Recipe, seeds: Sequence[in
 def _unfit(run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> str | None:
     """Return why a run of a recipe is not used, to follow its name; None if it is used."""
     if run.results is None:
-        failed = read_json(run.folder / "error.json", may_lack=True).get("message")
+        failed = read_json(run.folder / "error.json", missing_ok=True).get("message")
         if failed is not None:
             return f": failed: {' '.join(str(failed).split())}"
         return f": not finished ({run.updates:,} updates done)"

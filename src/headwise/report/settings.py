@@ -66,7 +66,7 @@ def tables() -> str:
         ]
         about = (inspect.getdoc(kind) or "").split("\n\n")[0]
         title = f"`{group}`" if group else "A run"
-        table = markdown_table(("key", "unless set", ""), rows, of_numbers=False)
+        table = markdown_table(("key", "unless set", ""), rows, numeric=False)
         parts.append(f"### {title}\n\n{' '.join(about.split())}\n\n{table}")
     return "\n\n".join(parts)
 

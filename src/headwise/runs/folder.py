@@ -133,7 +133,7 @@ class RunFolder:
     def read_last(self) -> dict[str, Any]:
         """Update and costs of the last checkpoint; empty without a checkpoint."""
         path = self.checkpoints / "last.json"
-        saved = read_json(path, may_lack=True)
+        saved = read_json(path, missing_ok=True)
         numbers = [saved.get(key) for key in ("update", "train_seconds")]
         if saved and not all(isinstance(number, int | float) for number in numbers):
             raise RunError(f"{path} is broken: no update or train_seconds. Restore it from a copy")
@@ -231,11 +231,11 @@ def read_config(folder: RunFolder) -> Config:
     return content
 
 
-def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
+def find_folders(given: Sequence[str], missing_ok: bool = False) -> list[Path]:
     """Folders of runs in the given folders and globs, or up to two levels below.
 
     Args:
-        may_lack: ignore folders that do not exist.
+        missing_ok: ignore folders that do not exist.
 
     Raises:
         RunError: a folder does not exist; the message suggests a similar one.
@@ -243,7 +243,7 @@ def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
     folders: dict[Path, Path] = {}
     for text in given:
         places = [Path(p) for p in sorted(glob.glob(str(Path(text).expanduser()), recursive=True))]
-        if not places and not may_lack:
+        if not places and not missing_ok:
             above = Path(text).parent
             beside = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
             close = nearest(text, beside)

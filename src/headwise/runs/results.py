@@ -65,7 +65,7 @@ class Results:
         Raises:
             RunError: the file is broken, or holds keys of another version.
         """
-        content = read_json(path, may_lack=True)
+        content = read_json(path, missing_ok=True)
         unknown = content.keys() - {known.name for known in dataclasses.fields(cls)}
         if unknown:
             raise RunError(f"{path} is of another version: unknown {', '.join(sorted(unknown))}")

@@ -11,7 +11,7 @@ from headwise.config.schema import RunSelection, SearchSelection
 from headwise.errors import RunError
 from headwise.files import read_json
 from headwise.model.kernels import kernels_of
-from headwise.precision import product_type
+from headwise.precision import matmul_dtype
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks.task import TrainedRun, task_of
 from headwise.tasks.translation_run import TranslationRun
@@ -49,7 +49,7 @@ def load(
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
     trained = TrainedRun(folder, config, task, model.eval().to(place), sizes, path, place)
     trained = task.loaded(trained, search)
-    low = product_type(trained.config.decode.precision, place)
+    low = matmul_dtype(trained.config.decode.precision, place)
     kernels_of(trained.model, None, low)  # verifies them
     return trained
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 HeadValues = Mapping[str, Sequence[Sequence[float | None]]]
-"""site -> layers -> one value per head; an empty layer has no such statistic."""
+"""site -> layers -> one value per head; a layer without this statistic is empty."""
 
 HeadNumbers = Mapping[str, Sequence[Sequence[int]]]
 """site -> layers -> ascending numbers from 1 of the present heads, as in `model.heads`."""
 
 
 class Tracker(Protocol):
-    """A mirror of a run. The record is the run folder; nothing is read back from a tracker."""
+    """A mirror of a run. The record is the run folder; nothing is read from a tracker."""
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Log scalars after `update` updates, named `split/name`."""
@@ -70,37 +70,39 @@ def head_name(statistic: str, site: str, layer: int, head: int) -> str:
 
 
 def head_metrics(
-    heads: Mapping[str, HeadValues], kept: HeadNumbers | None = None
+    heads: Mapping[str, HeadValues], present: HeadNumbers | None = None
 ) -> dict[str, float]:
     """Return the statistics of `Tracker.log_heads` as named scalars, without absent values."""
     return {
         head_name(statistic, *place): value
         for statistic, values in heads.items()
-        for place, value in numbered(values, kept)
+        for place, value in numbered(values, present)
     }
 
 
 def numbered(
-    values: HeadValues, kept: HeadNumbers | None = None
+    values: HeadValues, present: HeadNumbers | None = None
 ) -> Iterator[tuple[tuple[str, int, int], float]]:
     """Yield (site, layer, number of the head) and value of every head with a finite value.
 
     Args:
         values: of the present heads, in order.
-        kept: numbers of the present heads; None: counted from 1. A layer whose number of values is
-            not its number of heads is skipped.
+        present: numbers of the present heads; None: counted from 1. A layer with another
+            number of values than heads is skipped.
     """
     for site, layers in values.items():
-        for layer, of_layer in enumerate(layers, start=1):
-            numbers = head_numbers(kept, site, layer, len(of_layer))
-            for number, value in zip(numbers, of_layer, strict=False):
+        for layer, head_values in enumerate(layers, start=1):
+            numbers = head_numbers(present, site, layer, len(head_values))
+            for number, value in zip(numbers, head_values, strict=False):
                 if value is not None and math.isfinite(value):
                     yield (site, layer, number), float(value)
 
 
-def head_numbers(kept: HeadNumbers | None, site: str, layer: int, n_values: int) -> Sequence[int]:
+def head_numbers(
+    present: HeadNumbers | None, site: str, layer: int, n_values: int
+) -> Sequence[int]:
     """Return the head numbers of one layer; empty if there are not `n_values` heads."""
-    if not kept or site not in kept:
+    if not present or site not in present:
         return range(1, n_values + 1)
-    numbers = kept[site][layer - 1] if layer <= len(kept[site]) else ()
+    numbers = present[site][layer - 1] if layer <= len(present[site]) else ()
     return numbers if len(numbers) == n_values else ()

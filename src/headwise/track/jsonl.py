@@ -27,7 +27,7 @@ class JsonlWriter:
         path: created, with its folder, if it does not exist; an incomplete last line is removed.
 
     Raises:
-        RunError: the file cannot be opened or written (also from the methods).
+        RunError: the file cannot be opened or written (methods raise it too).
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,8 +50,8 @@ class JsonlWriter:
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record.
 
-        Numbers of numpy and torch become plain ones. A non-finite float is omitted (null inside a
-        list, so that the others keep their positions) and its path is added to the record's list
+        Numbers of numpy and torch become Python's. A non-finite float is omitted (null in a list,
+        so that others keep their positions) and its path is added to the record's list
         `nonfinite`.
         """
         line = encode_record(record)
@@ -122,8 +122,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return list(_records(Path(path)))
 
 
-def read_if_there(path: Path) -> list[dict[str, Any]]:
-    """As `read_jsonl`; empty if the file does not exist."""
+def read_if_exists(path: Path) -> list[dict[str, Any]]:
+    """Like `read_jsonl`; empty if the file does not exist."""
     return read_jsonl(path) if path.is_file() else []
 
 
@@ -161,22 +161,22 @@ def _decode(line: bytes, path: Path, number: int) -> dict[str, Any]:
         raise RunError(f"{path}, line {number}: not JSON ({error})") from error
     if not isinstance(record, dict):
         raise RunError(f"{path}, line {number}: must be a JSON object, got {line[:40]!r}")
-    wrong = [key for key, value in record.items() if not _is_measured(key, value)]
+    wrong = [key for key, value in record.items() if not _is_valid(key, value)]
     if wrong:
         raise RunError(f"{path}, line {number}: {wrong[0]} has a value of a wrong type")
     return record
 
 
-def _is_measured(key: str, value: Any) -> bool:
-    """Whether a metric is a number, and a statistic site -> layers -> a number or null a head."""
+def _is_valid(key: str, value: Any) -> bool:
+    """Whether a metric is a number; a statistic: site -> layers -> one number or null per head."""
     if isinstance(value, dict):
-        return all(_are_numbers(of, 2) for of in value.values())
+        return all(_are_numbers(layers, 2) for layers in value.values())
     return isinstance(value, int | float) or not (key == "update" or "/" in key)
 
 
 def _are_numbers(value: Any, depth: int) -> bool:
     if depth:
-        return isinstance(value, list) and all(_are_numbers(one, depth - 1) for one in value)
+        return isinstance(value, list) and all(_are_numbers(item, depth - 1) for item in value)
     return value is None or isinstance(value, int | float)
 
 
@@ -187,10 +187,10 @@ def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         nonfinite.append(path)
         return None
-    within = f"{path}." if path else ""
+    prefix = f"{path}." if path else ""
     if isinstance(value, Mapping):
-        plain = {str(key): _plain(one, f"{within}{key}", nonfinite) for key, one in value.items()}
-        return {key: one for key, one in plain.items() if f"{within}{key}" not in nonfinite}
+        plain = {str(key): _plain(item, f"{prefix}{key}", nonfinite) for key, item in value.items()}
+        return {key: item for key, item in plain.items() if f"{prefix}{key}" not in nonfinite}
     if isinstance(value, list | tuple):
-        return [_plain(one, f"{within}{i}", nonfinite) for i, one in enumerate(value, start=1)]
+        return [_plain(item, f"{prefix}{i}", nonfinite) for i, item in enumerate(value, start=1)]
     return value

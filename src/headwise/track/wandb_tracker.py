@@ -1,7 +1,7 @@
 """Weights & Biases as a mirror of the run folder.
 
 It never prompts, never blocks longer than its time-outs, and never stops the training. Without a
-network or an API key the data are saved offline in the run folder; `wandb sync` uploads them later.
+network or an API key, data is saved offline in the run folder; `wandb sync` uploads them later.
 
 An online run saves its id in the run folder and continues under it on resume. An offline run cannot
 be continued: resuming starts a second W&B run of the same name and group.
@@ -32,7 +32,7 @@ from headwise.track.base import (
 
 KINDS = ("wandb", "none")
 MODES = ("online", "offline", "disabled")
-FINISH_TIMEOUT_SECONDS = 60.0  # the rest is left to `wandb sync`
+FINISH_TIMEOUT_SECONDS = 60.0  # `wandb sync` uploads the rest
 HISTOGRAM_BINS = 64
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def make_tracker(
 
     Args:
         config: the group `tracker`; its `group` overrides the argument.
-        run_dir: the run folder; its name becomes the run's. Offline data are in its `wandb`.
+        run_dir: the run folder, whose name the W&B run gets. Offline data is in its `wandb`.
         group: name of the sweep, or None.
         container: the resolved config as plain dicts, lists, strings and numbers.
 
@@ -98,7 +98,7 @@ class WandbTracker:
             start (no network, an invalid key) falls back to offline.
 
     Attributes:
-        is_on: False after W&B raised an error.
+        is_active: False after W&B raised an error.
 
     Raises:
         ImportError: wandb is not installed.
@@ -117,8 +117,8 @@ class WandbTracker:
         self._wandb: Any = wandb
         self._run_dir = run_dir
         self._errors = _wandb_errors()
-        self.is_on = True
-        self._kept_heads: HeadNumbers | None = container.get("model", {}).get("heads")
+        self.is_active = True
+        self._head_numbers: HeadNumbers | None = container.get("model", {}).get("heads")
         self._arguments: dict[str, Any] = {
             "project": config.project,
             "entity": config.entity,
@@ -133,7 +133,7 @@ class WandbTracker:
             "console": "off",
             "init_timeout": float(config.init_timeout),
             "finish_timeout": FINISH_TIMEOUT_SECONDS,
-            "reinit": "create_new",  # leaves other W&B runs of the process alone
+            "reinit": "create_new",  # does not end other W&B runs of the process
             "disable_git": True,  # the run folder has environment.json
             "disable_code": True,
             "x_disable_stats": True,
@@ -147,7 +147,7 @@ class WandbTracker:
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
         """See `Tracker.log_heads`; α also as a histogram per site, `alpha/<site>/histogram`."""
-        row: dict[str, Any] = {"update": update, **head_metrics(heads, self._kept_heads)}
+        row: dict[str, Any] = {"update": update, **head_metrics(heads, self._head_numbers)}
         row.update(self._alpha_histograms(heads.get("alpha", {})))
         self._send(lambda run: run.log(row))
 
@@ -177,10 +177,10 @@ class WandbTracker:
     def _start(self, mode: str | None) -> Any:
         """Return the wandb run, or None if it cannot start."""
         # ValueError: an invalid WANDB_ variable in the environment
-        refusals: tuple[type[Exception], ...] = (*self._errors, ValueError)
+        start_errors: tuple[type[Exception], ...] = (*self._errors, ValueError)
         try:
             run = self._init(mode or "online")
-        except refusals as error:
+        except start_errors as error:
             if mode == "offline":
                 self._disable(error)
                 return None
@@ -205,7 +205,7 @@ class WandbTracker:
         return run
 
     def _send(self, send: Callable[[Any], None]) -> None:
-        if self._run is None or not self.is_on:
+        if self._run is None or not self.is_active:
             return
         try:
             send(self._run)
@@ -213,9 +213,9 @@ class WandbTracker:
             self._disable(error)
 
     def _disable(self, error: Exception) -> None:
-        if self.is_on:
+        if self.is_active:
             log.warning("W&B logging stopped (%s); the run continues", _first_line(error))
-        self.is_on = False
+        self.is_active = False
 
     def _alpha_histograms(self, alphas: HeadValues) -> dict[str, Any]:
         import numpy as np

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from headwise.files import GONE, discard
+from headwise.files import CLOSED, discard
 
 MESSAGE = (
     "\n{}: stopping after this update (and its validation, if due), then saving. Ctrl-C (again) "
@@ -45,7 +45,7 @@ def _print(number: signal.Signals) -> None:
     try:  # unbuffered: the signal may interrupt a write to a buffered stream
         os.write(2, MESSAGE.format(number.name).encode())
     except OSError as error:  # saving matters more than the message
-        if error.errno in GONE:  # Ctrl-C ends a `| tee` as well
+        if error.errno in CLOSED:  # Ctrl-C ends a `| tee` as well
             discard(2)
 
 

@@ -14,7 +14,7 @@ async function drawMaps() {
 async function mapFigure(run, chosen) {
   const { item, site, layer, head } = chosen;
   const content = run.readings[item];
-  const row = run.heads.find((one) => keyOf(one) === keyOf(chosen));
+  const row = run.heads.find((other) => keyOf(other) === keyOf(chosen));
   const weights = await headWeights(content, chosen);
   const place = `${data.sites[site]}, layer ${layer}, head ${head}`;
   const parts = [make("p", { class: "place", text: place }), make("p", { class: "facts" })];
@@ -48,25 +48,25 @@ async function overview(run, content, chosen) {
   const rows = run.heads.filter((row) => row.site === site && row.layer === layer);
   const pictures = rows.map(async (row) => {
     const weights = await headWeights(content, row);
-    const about = {
+    const attributes = {
       type: "button",
       "aria-pressed": String(keyOf(row) === keyOf(chosen)),
       onclick: () => chooseHead(row),
     };
-    const button = make("button", about, make("span", { text: `head ${row.head}` }));
+    const button = make("button", attributes, make("span", { text: `head ${row.head}` }));
     if (weights) button.prepend(thumbnail(weights));
     return button;
   });
-  const about = { class: "overview", role: "group", "aria-label": `All heads of layer ${layer}` };
-  return make("div", about, ...(await Promise.all(pictures)));
+  const attributes = { class: "overview", role: "group", "aria-label": `All heads of layer ${layer}` };
+  return make("div", attributes, ...(await Promise.all(pictures)));
 }
 
 /** One pixel per weight. */
 function thumbnail({ rows, columns, values, scale }) {
   const canvas = make("canvas", { width: columns, height: rows, "aria-hidden": "true" });
   const image = new ImageData(columns, rows);
-  values.forEach((weight, place) => {
-    if (weight) image.data[4 * place + 3] = 40 + 215 * inkOf(weight, scale); // opacity of black
+  values.forEach((weight, index) => {
+    if (weight) image.data[4 * index + 3] = 40 + 215 * inkOf(weight, scale); // opacity of black
   });
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;

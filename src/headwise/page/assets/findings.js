@@ -1,10 +1,10 @@
-// The table of findings; a named head is a button that selects it.
+// The table of findings; the name of a head is a button that selects it.
 
 const FINDING_COLUMNS = ["finding", "site", "outcome", "value", "threshold", "heads", "head", ""];
 
 /** A button for the head of a finding, if the run has this head. */
-function namedHead(row, run) {
-  if (!run.heads.some((one) => keyOf(one) === keyOf(row))) return "";
+function headLink(row, run) {
+  if (!run.heads.some((head) => keyOf(head) === keyOf(row))) return "";
   const text = `layer ${row.layer} head ${row.head}`;
   return make("button", { type: "button", class: "link", text, onclick: () => showHead(row) });
 }
@@ -17,7 +17,7 @@ function findingRow(row, run) {
     shown(row.value),
     shown(row.threshold),
     row.n_measured === undefined ? "" : `${row.n_heads} of ${row.n_measured}`,
-    namedHead(row, run),
+    headLink(row, run),
     row.sentence,
   ];
   return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));

@@ -72,9 +72,9 @@ function drawGrids() {
 function headTable(rows, measure, scale) {
   const layers = [...new Set(rows.map((row) => row.layer))];
   const nHeads = Math.max(0, ...rows.map((row) => row.head));
-  const numbers = Array.from({ length: nHeads }, (_, place) => place + 1);
+  const numbers = Array.from({ length: nHeads }, (_, index) => index + 1);
   const cellOf = (layer, head) => {
-    const row = rows.find((one) => one.layer === layer && one.head === head);
+    const row = rows.find((other) => other.layer === layer && other.head === head);
     return row ? make("td", {}, headButton(row, measure, scale)) : make("td", { class: "gone" });
   };
   const lines = layers.map((layer) => {
@@ -125,7 +125,7 @@ function legend(measure, scale) {
   return [...entries, make("span", { text: "· no role" })];
 }
 
-/** Outlines the chosen head in the grid of every run. */
+/** Outline the chosen head in the grid of every run. */
 function markHead() {
   for (const button of document.querySelectorAll("[data-key]"))
     button.setAttribute("aria-pressed", String(button.dataset.key === keyOf(state)));

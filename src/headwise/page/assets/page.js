@@ -1,4 +1,4 @@
-// The page: its header, the effect of a choice, and the start.
+// The page: its header, the choice of a head, and the start.
 
 function drawRuns() {
   const articles = data.runs.map((run) => {
@@ -21,15 +21,15 @@ function drawRuns() {
 /** The main score of every split with its signature; then all other scores. */
 function scoreTable(run) {
   if (!run.scores.length) return make("p", { class: "hint", text: "No scores yet." });
-  const judges = run.scores.filter(({ is_judge }) => is_judge);
-  const scores = judges.map(({ split, metric, score }) => {
+  const mains = run.scores.filter(({ is_main }) => is_main);
+  const scores = mains.map(({ split, metric, score }) => {
     const number = make("b", { text: score.toFixed(2) });
     return make("div", {}, number, make("span", { text: `${metric} ${split}` }));
   });
-  const signatures = new Set(judges.map(({ signature }) => signature));
+  const signatures = new Set(mains.map(({ signature }) => signature));
   const signature = make("p", { class: "signature", text: [...signatures].join("; ") });
   const others = run.scores
-    .filter(({ is_judge }) => !is_judge)
+    .filter(({ is_main }) => !is_main)
     .map(({ split, metric, score }) => `${metric} ${split} ${score.toFixed(2)}`);
   const summary = make("summary", { text: "Other scores" });
   const rest = make("details", {}, summary, make("p", { class: "hint", text: others.join(" · ") }));
@@ -50,7 +50,7 @@ function showHead(row) {
 
 /** The initial head: the first with a role, else the most confident. */
 function firstHead(rows) {
-  const higher = (most, row) => ((row.confidence ?? 0) > (most.confidence ?? 0) ? row : most);
+  const higher = (top, row) => ((row.confidence ?? 0) > (top.confidence ?? 0) ? row : top);
   return rows.find((row) => rolesOf(row).length) ?? rows.reduce(higher);
 }
 
@@ -61,12 +61,12 @@ function start() {
     state.measure = measure;
     drawGrids();
   });
-  const items = data.items.chosen.map(({ number, texts }, place) => {
+  const items = data.items.chosen.map(({ number, texts }, index) => {
     const [text] = Object.values(texts);
-    return [place, `${number} ${text}`];
+    return [index, `${number} ${text}`];
   });
-  offer("item", items, (place) => {
-    state.item = Number(place);
+  offer("item", items, (index) => {
+    state.item = Number(index);
     drawTexts();
     drawMaps();
   });

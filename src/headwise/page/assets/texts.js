@@ -3,8 +3,8 @@
 /** The origin of the items, as a sentence. */
 function originOf() {
   const { origin, unit, chosen, n_all, note } = data.items;
-  const [n, most] = [chosen.length, n_all].map((count) => count.toLocaleString("en"));
-  const share = chosen.length < n_all ? `${n} of ${most}` : n;
+  const [n, total] = [chosen.length, n_all].map((count) => count.toLocaleString("en"));
+  const share = chosen.length < n_all ? `${n} of ${total}` : n;
   return [`${share} ${unit} of ${origin}`, note].filter(Boolean).join(", ");
 }
 
@@ -17,9 +17,9 @@ function drawTexts() {
   }
   // the first text is in the source language, the others in the target language
   const { languages } = data.runs[0];
-  const terms = lines.flatMap(([name, text], place) => [
+  const terms = lines.flatMap(([name, text], index) => [
     make("dt", { text: name }),
-    make("dd", { lang: languages.at(place && -1), dir: "auto", text: text || "(empty)" }),
+    make("dd", { lang: languages.at(index && -1), dir: "auto", text: text || "(empty)" }),
   ]);
   byId("texts").replaceChildren(make("dl", {}, ...terms));
 }

@@ -1,4 +1,4 @@
-// The weights of all heads on a text, unpacked when it is first shown.
+// The weights of all heads on a text, unpacked when the text is first shown.
 // 0 is exactly 0, NaN a masked key.
 
 const unpacked = new Map(); // reading of a text -> its weights
@@ -15,18 +15,18 @@ async function allWeights(content) {
 
 /**
  * The weights of one head: {rows, columns, values, scale}, or null if the run has no such head or
- * the head no valid weights. The scale is the weight of the darkest colour.
+ * the head has no valid weights. The scale is the weight of the darkest colour.
  */
 async function headWeights(content, { site, layer, head }) {
   const all = await allWeights(content);
   let start = 0;
   for (const block of content.blocks) {
     const [rows, columns] = block.shape;
-    const place = block.heads.indexOf(head);
-    if (block.site === site && block.layer === layer && place >= 0) {
-      const first = start + place * rows * columns;
+    const index = block.heads.indexOf(head);
+    if (block.site === site && block.layer === layer && index >= 0) {
+      const first = start + index * rows * columns;
       const values = all.subarray(first, first + rows * columns);
-      const scale = values.reduce((most, value) => Math.max(most, Math.abs(value) || 0), 1);
+      const scale = values.reduce((top, value) => Math.max(top, Math.abs(value) || 0), 1);
       return { rows, columns, values, scale };
     }
     start += block.heads.length * rows * columns;

@@ -72,6 +72,12 @@ def build(config: Config, family: str) -> Model:
     return model.eval()
 
 
+def with_positions(choice: str) -> list[str]:
+    """Overrides that choose positions; text has no shape."""
+    shape = ["positions.shape=[2,2,3]"] if choice == "data_dims" else []
+    return [f"positions={choice}", *shape]
+
+
 def batch(rows: slice = slice(None), n_padding: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(0)
     columns = {}
@@ -119,7 +125,7 @@ def test_every_real_token_affects_the_output(make: Any, family: str) -> None:
 @pytest.mark.parametrize("family", ["translation", "encoder"])
 def test_registers_have_no_position(make: Any, family: str, positions: str) -> None:
     registers = ("attention=alpha_entmax", "model.register_tokens=2")
-    model = build(make(*registers, f"positions={positions}"), family)
+    model = build(make(*registers, *with_positions(positions)), family)
     before = logits(model, batch())
     table = next(iter(model.columns.values())).registers
     assert table is not None
@@ -156,7 +162,8 @@ def test_single_decoder_with_cache_equals_without(
     make: Any, attention: str, n_registers: int, positions: str
 ) -> None:
     registers = f"model.register_tokens={n_registers}"
-    model = build(make(f"attention={attention}", registers, f"positions={positions}"), "decoder")
+    config = make(f"attention={attention}", registers, *with_positions(positions))
+    model = build(config, "decoder")
     assert isinstance(model, SingleStack)
     column, cache = batch().columns["text"], model.make_cache()
     whole = model.states(column.ids_BN, column.lengths_B)

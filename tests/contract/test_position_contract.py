@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
@@ -17,11 +18,13 @@ from headwise.model.transformer import Transformer
 
 V = 13
 CONFIG = ModelConfig("contract", 2, 2, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
+SETTINGS = {"data_dims": {"shape": [2, 2, 3]}}  # without data, which has the shape
 CHOICES = pytest.mark.parametrize("choice", group_choices("positions"))
 
 
 def build(choice: str, n_registers: int = 0) -> Transformer:
-    positions = instantiate(group_node("positions", choice), "positions", Positions)
+    node = OmegaConf.create(group_node("positions", choice) | SETTINGS.get(choice, {}))
+    positions = instantiate(node, "positions", Positions)
     nodes = {"attention": group_node("attention", "alpha_entmax")}
     factory = AttentionFactory(nodes, positions=positions)
     config = ModelConfig(**{**vars(CONFIG), "register_tokens": n_registers})

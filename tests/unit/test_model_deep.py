@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
-from headwise.attention.positions import Grid, Learned, Positions
-from headwise.config.folders import group_node
-from headwise.config.schema import ModelConfig
+from headwise.attention.positions import DataDimensions, Grid, Learned, Positions
+from headwise.config.folders import composed, group_node
+from headwise.config.schema import ModelConfig, typed
+from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.activations import QuickGELU
+from headwise.model.build import parts_of
 from headwise.model.family import n_parameters
 from headwise.model.init import Glorot, Init
 from headwise.model.parts import SINUSOIDAL, Parts
@@ -150,6 +152,26 @@ def test_quick_gelu() -> None:
     torch.testing.assert_close(output, torch.tensor(expected, dtype=torch.float64))
     assert torch.autograd.gradcheck(QuickGELU(), (x,))
     assert (output - torch.nn.functional.gelu(x)).abs().max() < 0.021
+
+
+def test_positions_of_images_sum_row_column_and_channel() -> None:
+    vectors = DataDimensions([2, 3, 4]).embedding(5)
+    tables = [vectors.get_submodule(name).weight for name in ("row", "column", "channel")]
+    pictures = [(r, c, k) for r in range(2) for c in range(3) for k in range(4)]
+    expected = torch.stack([sum(t[i] for t, i in zip(tables, at, strict=True)) for at in pictures])
+    torch.testing.assert_close(vectors(0, 24), expected)
+    next_image = [21, 22, 23, 0, 1, 2]
+    torch.testing.assert_close(vectors(21, 6), expected[next_image])
+    with pytest.raises(ConfigError, match="shape must be rows, columns and channels"):
+        DataDimensions([4, 4])
+
+
+def test_attention_positions_use_the_stride_of_the_pattern() -> None:
+    chosen = composed("positions=attention_dims", "pattern=strided", "pattern.stride=32")
+    assert (chosen.positions.width, chosen.positions.max_positions) == (32, 1024)
+    text = typed(composed("positions=data_dims"))
+    with pytest.raises(ConfigError, match=r"positions\.shape must be .*; use attention_dims else"):
+        parts_of(text)
 
 
 # -- initial weights --------------------------------------------------------------------------

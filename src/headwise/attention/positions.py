@@ -4,7 +4,7 @@
 and scores at one place. Cross-attention has neither: its queries and keys are positions of
 different sequences.
 
-Vaswani et al. 2017, section 3.5; Child et al. 2019, equation 15, for grids. See
+Vaswani et al. 2017, section 3.5; Child et al. 2019, equation 15, for sums of dimensions. See
 `headwise.attention.rotary` and `headwise.attention.alibi` for schemes with `at`.
 
 Letters: B batch, H heads, N positions, D model width, E head width.
@@ -30,7 +30,7 @@ class PositionEmbedding(nn.Module):
         n_summed: number of learned tables that are summed; 0 if vectors are computed.
     """
 
-    n_summed: ClassVar[int] = 0
+    n_summed: int = 0
 
     def forward(self, first: int, n_positions: int) -> Tensor:
         """Return vectors (N, D) for the positions first .. first + N - 1."""
@@ -123,7 +123,29 @@ class Grid(Positions):
 
     def embedding(self, d_model: int) -> PositionEmbedding:
         """See `Positions.embedding`."""
-        return GridVectors(self.max_positions, self.width, d_model)
+        return SummedVectors(d_model, row=-(-self.max_positions // self.width), column=self.width)
+
+
+class DataDimensions(Positions):
+    """Positions in an image, row by row; a learned row plus column plus channel.
+
+    The position after the last one of an image is the first one of the next image. Child et al.
+    2019, equation 15 with n_emb = 3.
+
+    Args:
+        shape: rows, columns and channels of an image; None: the data have no dimensions.
+    """
+
+    def __init__(self, shape: list[int] | None = None) -> None:
+        sizes = "rows, columns and channels, as data.shape of images has; use attention_dims else"
+        require(shape is not None and len(shape) == 3 and min(shape) >= 1, "shape", sizes, shape)
+        assert shape is not None
+        self.shape = tuple(shape)
+
+    def embedding(self, d_model: int) -> PositionEmbedding:
+        """See `Positions.embedding`."""
+        rows, columns, channels = self.shape
+        return SummedVectors(d_model, row=rows, column=columns, channel=channels)
 
 
 def sinusoids(n_positions: int, d_model: int) -> Tensor:
@@ -167,20 +189,27 @@ class LearnedVectors(PositionEmbedding):
         return self.table.weight[first : first + n_positions]
 
 
-class GridVectors(PositionEmbedding):
-    """Position i is in row floor(i / width) and column i mod width."""
+class SummedVectors(PositionEmbedding):
+    """The sum of a learned vector per dimension, for positions in an array.
 
-    n_summed = 2
+    Args:
+        d_model: width of the vectors.
+        sizes: of the dimensions; the index of the last one changes first. Positions after the
+            last one of the array count from its beginning.
+    """
 
-    def __init__(self, n_positions: int, width: int, d_model: int) -> None:
+    def __init__(self, d_model: int, **sizes: int) -> None:
         super().__init__()
-        self.width = width
-        self.row = nn.Embedding(-(-n_positions // width), d_model)
-        self.column = nn.Embedding(width, d_model)
+        self.sizes, self.n_summed = sizes, len(sizes)
+        for name, size in sizes.items():
+            self.add_module(name, nn.Embedding(size, d_model))
 
     def forward(self, first: int, n_positions: int) -> Tensor:
         """See `PositionEmbedding.forward`."""
-        positions_N = torch.arange(first, first + n_positions, device=self.row.weight.device)
-        row_ND: Tensor = self.row(positions_N // self.width)
-        column_ND: Tensor = self.column(positions_N % self.width)
-        return row_ND + column_ND
+        device = next(self.parameters()).device
+        index_N = torch.arange(first, first + n_positions, device=device)
+        sum_ND = torch.zeros((), device=device)
+        for name, size in reversed(self.sizes.items()):
+            sum_ND = sum_ND + self.get_submodule(name)(index_N % size)
+            index_N = index_N // size
+        return sum_ND

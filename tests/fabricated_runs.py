@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from headwise.config.schema import typed
 from headwise.metrics.bleu import score_translations
 from headwise.runs.folder import RunFolder
-from headwise.tasks.settings import settle
+from headwise.tasks.settings import resolve
 
 REFERENCES = [
     "the dog sees the cat in the old house",
@@ -79,7 +79,7 @@ def write_run(
         changes: of results.json; `machine` of environment.json.
     """
     config = make(list(overrides))
-    container = settle(typed(config))
+    container = resolve(typed(config))
     folder.mkdir(parents=True)
     run = RunFolder(folder)
     run.describe(container, list(overrides))

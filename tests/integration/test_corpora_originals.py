@@ -135,7 +135,7 @@ def test_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     for part in (
         "data.dir=FOLDER with train.de, train.en, valid_dev2010.de, valid_dev2010.en",
         "HEADWISE_DATA=FOLDER with such a folder named ted_iwslt_de_en",
-        "IWSLT/iwslt2017 could not be loaded from the Hugging Face hub (Couldn't reach the hub)",
+        "IWSLT/iwslt2017 could not be loaded from the Hugging Face Hub (Couldn't reach the hub)",
         "put de-en.tgz or de-en.zip",
         str(tmp_path / "cache" / "downloads" / "iwslt17"),
     ):

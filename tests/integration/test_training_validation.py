@@ -139,7 +139,7 @@ def test_head_statistics_use_first_short_sentences(
     (text / "valid.de").write_text("Hund\nHund sieht Haus\nKatze\nHaus\nBaum\nAuto\n", "utf-8")
     (text / "valid.en").write_text("".join(f"{line}\n" for line in targets), "utf-8")
     monkeypatch.setattr(evaluation, "head_statistics", record_rows)
-    monkeypatch.setattr(evaluation, "MAX_HEAD_PIECES", 6)
+    monkeypatch.setattr(evaluation, "MAX_HEAD_TOKENS", 6)
     run = train_small(tmp_path, "tokenizer=char", "trainer.head_sentences=3")
     encode = headwise.load(str(run), device="cpu").tokenizers.target.encode
     assert analysed[0] == sorted([BOS, *ids] for ids in encode(["cat", "house", "tree"]))

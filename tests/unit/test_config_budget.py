@@ -129,11 +129,11 @@ def test_accumulation_adds_flops_but_no_memory() -> None:
 def test_description_adds_up_over_batches_and_updates() -> None:
     config = config_of("trainer.accumulate=2", "trainer.max_updates=1000", "model.recompute=true")
     text = describe_budget(config, make_model)
-    ((tokens, flops, unit),) = re.findall(r"an update: (\S+) .*, (\S+) (\w)FLOP", text)
+    ((tokens, flops, unit),) = re.findall(r"update: (\S+) .*, (\S+) (\w)FLOP", text)
     assert int(tokens) == 2 * N_ROWS * LENGTH
     total = sum(estimate(config).flops.values())
     assert float(flops) * {"M": 1e6, "G": 1e9}[unit] == pytest.approx(total, rel=0.01)
-    assert f"1,000 updates: {flops} {'GT'['MG'.index(unit)]}FLOP a rank" in text
+    assert f"1,000 updates: {flops} {'GT'['MG'.index(unit)]}FLOP per rank" in text
     for expected in ("parameters", "GiB", "dense attention", "every layer's input"):
         assert expected in text
 

@@ -21,7 +21,7 @@ from headwise.decode.hypothesis import check_decode_config
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.transformer import encoder_decoder_sites
 from headwise.precision import resolve_precision
-from headwise.tasks.settings import settle
+from headwise.tasks.settings import resolve
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
@@ -175,7 +175,7 @@ def test_packaged_configs_take_precedence(tmp_path: Path, monkeypatch: pytest.Mo
 def test_auto_settings_are_resolved_before_the_run_is_named(make: Any) -> None:
     node = make(["attention=softmax", "trainer.precision=auto", "decode.precision=auto"])
     config = typed(node)
-    container = settle(config)
+    container = resolve(config)
     expected = resolve_precision("auto", choose_device("auto"))
     for group, part in (("trainer", config.trainer), ("decode", config.decode)):
         assert container[group]["precision"] == part.precision == expected

@@ -84,11 +84,11 @@ def test_order_of_overrides_does_not_matter(fingerprint_of: Any) -> None:
 
 
 def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
-    first = RunFolder.place(tmp_path, "default", ["seed=3"], "0123abcd")
+    first = RunFolder.locate(tmp_path, "default", ["seed=3"], "0123abcd")
     first.path.mkdir(parents=True)
-    again = RunFolder.place(tmp_path, "default", ["seed=3", "trainer.accumulate=1"], "0123abcd")
+    again = RunFolder.locate(tmp_path, "default", ["seed=3", "trainer.accumulate=1"], "0123abcd")
     assert again.path == first.path
-    assert RunFolder.place(tmp_path, "default", ["seed=3"], "ffff0000").path != first.path
+    assert RunFolder.locate(tmp_path, "default", ["seed=3"], "ffff0000").path != first.path
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../other", "a/b", "", ".", ".."])
 def test_experiment_name_must_be_one_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="experiment_name"):
-        RunFolder.place(tmp_path, name, [], "01234567")
+        RunFolder.locate(tmp_path, name, [], "01234567")
 
 
 def test_folder_without_a_run_suggests_the_closest_run(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
     for stem, second in ("train", "00001-of-00003"), ("test", "0-of-00002"):
         for name in ("00000-of-00002", "00001-of-00002", second):
             write_parquet(tmp_path / f"{stem}-{name}.parquet", _rows(flat=False))
-        with pytest.raises(DataError, match=r"has 3 parquet shards.*expected 2, missing.*none"):
+        with pytest.raises(DataError, match=r"has 3 Parquet shards.*expected 2, missing.*none"):
             find_table(tmp_path, stem)
 
 
@@ -90,8 +90,8 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
         ("a.jsonl", b"[" * 100_000 + b"\n", "line 1: not JSON"),
         ("a.jsonl", rb'{"de": "\ud800", "en": "y"}' + b"\n", "line 1: half of a surrogate pair"),
         ("a.jsonl", rb'{"de": "\u0000", "en": "y"}' + b"\n", "line 1: a NUL character"),
-        ("a.parquet", b"PAR1 but not really", "truncated, not parquet"),
-        ("a.parquet", b"", "truncated, not parquet"),
+        ("a.parquet", b"PAR1 but not really", "truncated, not Parquet"),
+        ("a.parquet", b"", "truncated, not Parquet"),
     ],
 )
 def test_invalid_tables_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:

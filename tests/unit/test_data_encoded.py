@@ -19,7 +19,7 @@ from headwise.data.bpe_dropout_epochs import EpochSplits
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.prefetch import DEPTH
 from headwise.data.tokenizer_training import train_tokenizer_pair
-from headwise.data.workers import run_apart
+from headwise.data.workers import run_in_process
 from headwise.errors import ConfigError, DataError, HeadwiseError
 
 
@@ -149,8 +149,8 @@ def test_errors_of_workers_are_raised(tmp_path: Path, monkeypatch: pytest.Monkey
         prepare(corpus(), tmp_path, options(vocab_size=9000))
     assert list((tmp_path / "encoded").iterdir()) == []
     with pytest.raises(HeadwiseError, match=r"learning.*code 3.*max_training_sentences"):
-        run_apart("learning", os._exit, 3)
-    assert run_apart("adding", sum, [1, 2]) == 3
+        run_in_process("learning", os._exit, 3)
+    assert run_in_process("adding", sum, [1, 2]) == 3
 
 
 @pytest.mark.parametrize("victim", ["train.source", "tokenizer.model", "manifest.json"])

@@ -41,7 +41,7 @@ def test_encoding_by_word_equals_whole_sentences(
     tokenizer = train_tokenizer(iter(text), config)
     assert encoding.merges_within_words(tokenizer) == by_word
     monkeypatch.setattr(
-        encoding, "MOST_WORDS", 250
+        encoding, "MAX_CACHED_WORDS", 250
     )  # the cache of words is cleared and filled again
     encoder = encoding.WordEncoder(tokenizer, np.uint16)
     odd = ["", "  ", " ab\u3000 \tcd ", "\u6f22\u5b57 ab\u6f22", "a\x00b", "\U0001f600"]

@@ -92,7 +92,7 @@ def column_of(softmax: list[Any], sparse: list[Any]) -> ColumnRuns:
 
 def scores(column: ColumnRuns, row: str, metric: str = "bleu_tokenised") -> dict[int, float]:
     """Score by seed."""
-    return dict(zip(column.of(row).seed, column.of(row)[metric], strict=True))
+    return dict(zip(column.runs_of(row).seed, column.runs_of(row)[metric], strict=True))
 
 
 def tables(

@@ -72,7 +72,7 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     facts = facts_of(runs)
     (table,) = head_tables(PAPER, facts)
     assert table.title == "Heads, Corpus"
-    assert table.heads == ["softmax", "sparse"]
+    assert table.headers == ["softmax", "sparse"]
     rows = rows_of(table)
     assert rows["density, mean, encoder self-attention"] == ["1.00", "0.50 (0.20 to 0.90)"]
     assert rows["α, mean, encoder self-attention"] == ["–", "1.50 (1.40 to 1.60)"]

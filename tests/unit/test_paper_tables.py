@@ -86,8 +86,8 @@ def test_pivot_keeps_the_order_of_the_facts() -> None:
         return "+".join(map(str, cell.value))
 
     table = Table("", pivot(selected, "row", ["column"], joined))
-    assert table.heads == ["y", "x"]
+    assert table.headers == ["y", "x"]
     assert table.rows == [("b", ["1+4", "2"]), ("a", ["–", "3"])]
     table = Table("", pivot(selected, "row", ["column", "quantity"], joined, ["none", "b"]))
-    assert table.heads == ["y: q", "x: q"]
+    assert table.headers == ["y: q", "x: q"]
     assert table.rows == [("none", ["–", "–"]), ("b", ["1+4", "2"])]

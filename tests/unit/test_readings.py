@@ -9,7 +9,7 @@ from typing import Any
 
 from head_counting import CPU, Dense, build, with_normaliser
 from headwise.tasks.reading import Axes
-from headwise.tasks.translation_readings import OWN, readings
+from headwise.tasks.translation_readings import NOTE, readings
 
 
 @dataclass
@@ -53,12 +53,10 @@ def test_decoder_reads_the_translation_of_the_run() -> None:
     source, read, written = ["s5", "s6", "s7", "s3"], ["t2", "t8", "t9"], ["t8", "t9", "…"]
     assert first.axes == {
         "encoder_self": Axes(source, source, "5 6 7"),
-        "decoder_self": Axes(read, read, "one", OWN),
-        "cross": Axes(written, source, "5 6 7 → one", OWN),
+        "decoder_self": Axes(read, read, "one", NOTE),
+        "cross": Axes(written, source, "5 6 7 → one", NOTE),
     }
-    assert second.axes["cross"] == Axes(["t10", "t3"], ["s4", "s3"], "4 → two", OWN)
+    assert second.axes["cross"] == Axes(["t10", "t3"], ["s4", "s3"], "4 → two", NOTE)
     assert [first.texts, second.texts] == [{"translation": "one"}, {"translation": "two"}]
-    shapes = {
-        observation.site: tuple(observation.weights_BHQK.shape[2:]) for observation in first.seen
-    }
+    shapes = {obs.site: tuple(obs.weights_BHQK.shape[2:]) for obs in first.observations}
     assert shapes == {"encoder_self": (4, 4), "decoder_self": (3, 3), "cross": (3, 4)}

@@ -45,7 +45,7 @@ def test_every_training_key_is_documented() -> None:
         for key in config[group]
         if key != "_target_" and f"{group}.{key}" not in documented
     }
-    assert missing == {f"data.{key}" for key in (*settings.OF_A_CORPUS, "cleaning")}
+    assert missing == {f"data.{key}" for key in (*settings.CORPUS_KEYS, "cleaning")}
 
 
 def test_text_without_markers_is_rejected() -> None:

@@ -20,7 +20,7 @@ def update(memory: PeakMemory, number: int, n_floats: int) -> torch.Tensor:
     memory.begin(number)
     remaining = torch.ones(5 * FLOATS)  # like modules that the first update imports
     temporary = torch.ones(n_floats)
-    memory.all_alive()
+    memory.measure()
     del temporary
     memory.end()
     return remaining
@@ -48,7 +48,7 @@ def test_largest_of_several_batches_counts() -> None:
     memory.begin(FIRST_MEASURED)
     for n_floats in (FLOATS, 3 * FLOATS, 2 * FLOATS):
         temporary = torch.ones(n_floats)
-        memory.all_alive()
+        memory.measure()
         del temporary
     memory.end()
     assert abs(memory.bytes - 3 * FLOATS * 4) < SLACK

@@ -34,7 +34,7 @@ from headwise.losses.loss import Loss
 from headwise.report.heads import write_comparison
 from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
-from headwise.tasks.evaluation import MAX_HEAD_PIECES
+from headwise.tasks.evaluation import MAX_HEAD_TOKENS
 from headwise.tasks.loading import load_selected
 from headwise.tasks.task import Inspected, TrainedRun
 from headwise.track.jsonl import read_if_exists
@@ -100,7 +100,7 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     """Analyse one run unless its analysis is current; returns the folder of the analysis."""
     run = load_selected(folder.path, config)
     max_tokens = min(run.config.trainer.max_tokens, MAX_TOKENS)
-    items = run.task.inspected(run, config.data, max_tokens, MAX_HEAD_PIECES)
+    items = run.task.inspected(run, config.data, max_tokens, MAX_HEAD_TOKENS)
     about = _about(config, run, items)
     out = folder.path / FOLDER
     if not config.overwrite and _is_current(out, about):

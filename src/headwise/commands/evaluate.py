@@ -10,7 +10,7 @@ from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.report.outcome import score_lines
-from headwise.runs.folder import OWN_FILES
+from headwise.runs.folder import RESERVED_NAMES
 from headwise.tasks.evaluation import HYPOTHESES, evaluate_texts
 from headwise.tasks.loading import load_selected, translating
 from headwise.tasks.texts import Sides, check_aligned, named_sets, read_lines
@@ -27,7 +27,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if name is not None:
         check_file_name("name", name)
         require(not name.startswith("."), "name", "a name without a leading .", name)
-    if name in OWN_FILES:
+    if name in RESERVED_NAMES:
         raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
     texts = _user_text(config)
     run = translating(load_selected(config.run, config))

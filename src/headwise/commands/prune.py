@@ -136,7 +136,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
     print(_importance_table(importance, heads).to_string(index=False, float_format=FORMAT))
     folder = run.folder.path / "pruning"
     folder.mkdir(exist_ok=True)
-    monitor = run.task.judged_by(run.config)
+    monitor = run.task.main_metric(run.config)
     about = {
         **_origin(run),
         "split": items.split,

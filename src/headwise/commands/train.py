@@ -35,7 +35,7 @@ from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.runs.results import Results
 from headwise.seed import seed_everything
-from headwise.tasks.settings import check, settle
+from headwise.tasks.settings import check, resolve
 from headwise.tasks.task import Corpus, Data, Task, Validator, task_of
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
@@ -84,13 +84,13 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
         print(describe_budget(config, lambda changed: task.model(changed, task.sizes(changed))))
         return Outcome(None, None)
     failure = Failure(
-        lambda: _place(config, settle(config), overrides, []),
+        lambda: _place(config, resolve(config), overrides, []),
         overrides,
         in_sweep=group is not None,
     )
     with failure.recorded():
         check(config)
-        container = settle(config)
+        container = resolve(config)
         # fail on an invalid name before data is read
         failure.folder = _place(config, container, overrides, [])
         return _train(config, container, overrides, group, failure)
@@ -155,7 +155,7 @@ def _place(
 ) -> RunFolder:
     """The folder for settings and hashes of text (`_content_hashes`; empty: not read)."""
     digest = fingerprint(container, text)
-    return RunFolder.place(Path(config.paths.outputs), config.experiment_name, overrides, digest)
+    return RunFolder.locate(Path(config.paths.outputs), config.experiment_name, overrides, digest)
 
 
 def _check_checkpoint_exists(folder: RunFolder) -> None:

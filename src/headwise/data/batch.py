@@ -1,6 +1,6 @@
 """Batches: columns of ids, which models read, and the scored positions and their targets.
 
-Shapes: B rows, N positions of a column, R scored positions.
+Axes: B rows, N positions of a column, R scored positions.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Column:
-    """One sequence a row.
+    """One sequence per row.
 
     Attributes:
-        ids_BN: of text, pixels or samples, int64; padded with zeros, which are never attended to.
+        ids_BN: of text, pixels or audio samples, int64; padded with zeros, which are masked.
         lengths_B: int64, positions before the padding.
         n_begin: number of special tokens at the start of each row, such as bos.
         n_end: number of special tokens at the end of each row, such as eos.
@@ -50,12 +50,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows of a split. The share of a rank may be empty.
+    """Some rows of a split; the part of a rank may be empty.
 
     Attributes:
         columns: by name, such as source and target.
         scored_R: scored positions of the model's states, as row · N + position, int64.
-        targets_R: the correct class of each, int64; no class is ignored, 0 neither.
+        targets_R: the correct class of each, int64; no class is ignored, not even 0.
         rows: their numbers in the split.
         global_targets: scored positions of this batch over all ranks, without communication.
     """

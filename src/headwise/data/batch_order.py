@@ -22,8 +22,8 @@ class BatchPlan:
         return len(self.order)
 
     def __getitem__(self, batch: int) -> npt.NDArray[np.int32]:
-        place = self.order[batch]
-        return self.rows[self.bounds[place] : self.bounds[place + 1]]
+        b = self.order[batch]
+        return self.rows[self.bounds[b] : self.bounds[b + 1]]
 
 
 def plan_epoch(
@@ -54,7 +54,7 @@ def _sorted_rows(
     target_lengths: npt.NDArray[np.int32],
     generator: np.random.Generator,
 ) -> npt.NDArray[np.int32]:
-    # One integer key a pair: noisy length of the longer side, of the target, then random bits.
+    # One integer key per pair: noisy length of the longer side, of the target, then random bits.
     key = _noisy(longer, generator).astype(np.int64) << 32
     key |= _noisy(target_lengths, generator).astype(np.int64) << 16
     key |= generator.integers(1 << 16, size=len(key), dtype=np.uint16)

@@ -1,6 +1,6 @@
 """Batches of ids under a budget of padded tokens.
 
-Shapes: B batch, S source length, T target length.
+Axes: B batch, S source length, T target length.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class TrainingPairs:
 
     Args:
         split: the pairs, or a function from epoch to pairs (`headwise.data.bpe_dropout_epochs`).
-        max_tokens: of a batch of a rank: padded tokens of the longer side, with bos or eos.
-        seed: decides the batches and their order, with the epoch.
+        max_tokens: padded tokens of the longer side in a rank's batch, with bos or eos.
+        seed: with the epoch, determines the batches and their order.
         world_size: number of ranks.
-        row_multiple: batches of more rows than this are cut to a multiple of it.
+        row_multiple: batches of more rows than this are rounded down to a multiple of it.
         length_multiple: lengths of both sides are padded to a multiple of it, within the budget:
             fewer shapes are fewer graphs for torch.compile. Never padded beyond the longest
             sentence, so that no row exceeds the maximum length of a model.
@@ -134,8 +134,8 @@ def evaluation_batches(
     to translate: its targets are empty (bos in, eos out).
     """
     if not isinstance(split, EncodedSplit):
-        nothing = IdStore(np.zeros(0, np.int32), np.zeros(len(split) + 1, np.int64))
-        split = EncodedSplit(IdStore.from_lists(split), nothing)
+        no_targets = IdStore(np.zeros(0, np.int32), np.zeros(len(split) + 1, np.int64))
+        split = EncodedSplit(IdStore.from_lists(split), no_targets)
     longer = np.maximum(split.source.lengths, split.target.lengths) + 1
     order = np.argsort(-longer, kind="stable").astype(np.int32)
     start = 0

@@ -1,7 +1,7 @@
 """BPE-dropout (Provilkov et al. 2020, Algorithm 1), for all words of a batch at once.
 
-SentencePiece has it too, but seeds its generator differently in every process, so that a resumed
-run could not encode an epoch in the same way. Here a sample depends on the text and the generator
+SentencePiece has it too, but seeds its generator differently in every process, so a resumed run
+could not repeat the encoding of an epoch. Here a sample depends on the text and the generator
 alone.
 """
 
@@ -30,16 +30,16 @@ class DropoutSegmenter:
             if not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i))
         }
         self._byte_ids = [i for i in range(self._n_pieces) if processor.is_byte(i)]
-        self._of_character = np.full(0x110000, UNK, np.int64)
+        self._id_of_character = np.full(0x110000, UNK, np.int64)
         pairs: dict[int, int] = {}
         for piece, number in ids.items():
             if len(piece) == 1:
-                self._of_character[ord(piece)] = number
+                self._id_of_character[ord(piece)] = number
             for cut in range(1, len(piece)):
                 left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
                 if left is not None and right is not None:
                     pairs[left * self._n_pieces + right] = number
-        # the last key is of no pair, so that each search returns a valid index
+        # a sentinel as the last key, so that each search returns a valid index
         self._pair_keys = np.array([*sorted(pairs), self._n_pieces**2], np.int64)
         self._pair_pieces = np.array([pairs[key] for key in sorted(pairs)], np.int64)
         # SentencePiece scores BPE pieces by minus the order in which they were learnt.
@@ -56,7 +56,7 @@ class DropoutSegmenter:
         ends = np.cumsum(lengths)
         if not characters.size:
             return [[] for _ in sentences]
-        symbols = self._of_character[characters]
+        symbols = self._id_of_character[characters]
         starts = characters == WORD_START
         starts[(ends - lengths)[lengths > 0]] = True
         pieces = self._merge(symbols, np.cumsum(starts) - 1, dropout, generator)
@@ -74,11 +74,11 @@ class DropoutSegmenter:
         Each round drops every possible merge with probability `dropout`, then applies the best
         remaining merge of each word; a word without one is finished.
         """
-        places, pieces = np.arange(len(symbols)), np.full(len(symbols), -1, np.int64)
+        positions, pieces = np.arange(len(symbols)), np.full(len(symbols), -1, np.int64)
         # symbols of unfinished words in reading order: piece, number of its word, position of its
         # first character, and the piece of the merge with its right neighbour, or -1
-        live = np.stack([symbols, words, places, pieces])
-        self._look_up(live, places)
+        live = np.stack([symbols, words, positions, pieces])
+        self._set_merges(live, positions)
         while live.shape[1]:
             symbols, words, origins, merges = live
             ranks = np.where(merges >= 0, self._ranks[merges], NONE)
@@ -89,27 +89,27 @@ class DropoutSegmenter:
             keys = (ranks << 32) | np.arange(len(ranks))
             best = np.minimum.reduceat(keys, np.flatnonzero(first))
             ongoing = (best >> 32) < NONE
-            place = best[ongoing] & 0xFFFFFFFF
+            index = best[ongoing] & 0xFFFFFFFF
             stays = ongoing[np.cumsum(first) - 1]
             pieces[origins[~stays]] = symbols[~stays]
-            symbols[place] = merges[place]
-            stays[place + 1] = False
-            place = (np.cumsum(stays) - 1)[place]
+            symbols[index] = merges[index]
+            stays[index + 1] = False
+            index = (np.cumsum(stays) - 1)[index]
             live = live[:, stays]
-            self._look_up(live, place)
-            self._look_up(live, place[place > 0] - 1)
+            self._set_merges(live, index)
+            self._set_merges(live, index[index > 0] - 1)
         return pieces
 
-    def _look_up(self, live: Ints, places: Ints) -> None:
-        """Set the merge of each symbol at `places` with its right neighbour in the same word."""
+    def _set_merges(self, live: Ints, indices: Ints) -> None:
+        """Set the merge of each symbol at `indices` with its right neighbour in the same word."""
         symbols, words, _, merges = live
-        merges[places] = -1
-        places = places[places < len(symbols) - 1]
-        places = places[words[places] == words[places + 1]]
-        keys = symbols[places] * self._n_pieces + symbols[places + 1]
+        merges[indices] = -1
+        indices = indices[indices < len(symbols) - 1]
+        indices = indices[words[indices] == words[indices + 1]]
+        keys = symbols[indices] * self._n_pieces + symbols[indices + 1]
         nearest = np.searchsorted(self._pair_keys, keys)
         hit = self._pair_keys[nearest] == keys
-        merges[places[hit]] = self._pair_pieces[nearest[hit]]
+        merges[indices[hit]] = self._pair_pieces[nearest[hit]]
 
     def _finish(self, pieces: Ints, characters: npt.NDArray[np.uint32]) -> list[int]:
         """Ids with unknown characters as bytes if the model has them, else each run as one unk."""

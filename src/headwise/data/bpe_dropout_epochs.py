@@ -19,8 +19,8 @@ class EpochSplits:
     """Encodes the training text again for each epoch; a `split` of `TrainingPairs`.
 
     The ids of an epoch depend on the text, `dropout`, `seed` and the epoch alone, not on the
-    number of workers, so that a resumed run gets the same ids. Their rows are those of
-    `prepared.train` in the same order. They are stored in `scratch`, a folder that the ranks of
+    number of workers, so that a resumed run gets the same ids. The rows are those of
+    `prepared.train`, in the same order. They are stored in `scratch`, a folder that the ranks of
     a run share, and removed a few epochs later.
 
     Args:
@@ -28,7 +28,7 @@ class EpochSplits:
         dropout: probability in (0, 1) of dropping a merge, each time it could be applied.
         seed: of the run.
         scratch: folder for the ids; created if missing.
-        n_workers: processes for encoding; None means one a core.
+        n_workers: processes for encoding; None means one per core.
         progress: show a bar while encoding.
     """
 

@@ -1,8 +1,7 @@
 """Filters of training pairs, and normalisations of all text.
 
 Filters apply to training text only: a filtered test set would be a different test set.
-Normalisations apply to every split, since a model must be tested on the letters that it was
-trained on.
+Normalisations apply to every split, since test text must have the same letters as training text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from headwise.languages import has_spaces, language_of
 # Moses never splits a run of ASCII letters and digits, so this counts at least as many tokens as
 # Moses makes; white-space words are at most as many.
 _MOST_TOKENS = re.compile(r"[A-Za-z0-9]+|\S")
-# Moses removes these first, so a word of nothing else is no token.
+# Moses removes these first, so a word of nothing else is not a token.
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 # Romanian s and t with comma below (U+0218..U+021B) are the standard letters; text typed with
@@ -109,7 +108,7 @@ class Cleaner:
             )
         self._language = language_of(target)
 
-    def verdict(self, source: str, target: str) -> str | None:
+    def dropped_by(self, source: str, target: str) -> str | None:
         """Name of the first rule that drops the pair; None if it is kept."""
         rules = self.config
         if not source.strip() or not target.strip():
@@ -138,7 +137,7 @@ class Cleaner:
         for source, target in pairs:
             source, target = source.strip(), target.strip()
             report.read += 1
-            rule = self.verdict(source, target)
+            rule = self.dropped_by(source, target)
             if rule is not None:
                 report.dropped[rule] += 1
                 continue
@@ -151,7 +150,7 @@ class Cleaner:
     def _has_more_tokens(self, sentence: str) -> bool:
         """Whether a sentence has more Moses tokens than `max_target_moses_tokens`.
 
-        The tokeniser takes about 80 µs a sentence, the two bounds on its count take 3 µs: of
+        The tokeniser takes about 80 µs per sentence, the two bounds on its count take 3 µs: of
         437,433 English lines of KFTT only 8 % are between the bounds and are tokenised.
         """
         limit = self.config.max_target_moses_tokens

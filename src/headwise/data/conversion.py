@@ -1,7 +1,7 @@
 """The cached layout of text, to which each split is converted once.
 
-A folder of the cache has `SPLIT.xx` and `SPLIT.yy` (UTF-8, one normalised sentence a line,
-aligned), for each the start of its lines in bytes (`.offsets`, int64, one more than lines), so
+A folder of the cache has `SPLIT.xx` and `SPLIT.yy` (UTF-8, one normalised sentence per line,
+aligned), for each side the byte offsets of its lines (`.offsets`, int64, one more than lines), so
 that single lines can be read, and `manifest.json` with counts and hashes of the source.
 """
 
@@ -21,7 +21,7 @@ from headwise.data.store import FlatWriter, TextStore
 
 Pair = tuple[str, str]
 
-CHUNK_PAIRS = 10_000  # text in memory while it is written
+CHUNK_PAIRS = 10_000  # in memory while they are written
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def write_text(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = Fa
 
 
 def progress_bar(what: str, shown: bool, n_pairs: int | None = None) -> tqdm[NoReturn]:
-    """A progress bar over pairs, shown at a terminal only, and if `shown`."""
+    """A progress bar over pairs, shown if `shown` and on a terminal."""
     hidden = None if shown else True
     return tqdm(
         desc=what, total=n_pairs, unit=" pairs", unit_scale=True, disable=hidden, leave=False

@@ -2,8 +2,8 @@
 
 Sources are tried in this order:
 
-1. the folder `data.dir` (text, the original archives, or a copy of the hub's parquet files);
-2. `$HEADWISE_DATA/<data.folder>`, where that exists;
+1. the folder `data.dir` (text, the original archives, or a copy of the Hub's Parquet files);
+2. `$HEADWISE_DATA/<data.folder>`, if it exists;
 3. an origin of the yaml whose files are on disk;
 4. the origins of the yaml in their order, by download.
 
@@ -50,7 +50,7 @@ class Source(Protocol):
         """(source sentence, target sentence), streamed in bounded memory, without line feeds."""
 
     def identity(self, split: str) -> str:
-        """Hash of the content (or version of the generator), downloaded if missing.
+        """Hash of the content (or version of the generator); downloads missing files.
 
         Raises:
             DataError: the files are not available.
@@ -77,7 +77,7 @@ class Corpus:
             progress: show a bar during conversion.
 
         Raises:
-            DataError: an unknown split, or text that is missing, misaligned, empty or broken.
+            DataError: an unknown split, or text that is missing, misaligned, empty or corrupt.
         """
         return self._converted(split, False, progress)
 
@@ -187,7 +187,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
         origins (text of the user), all splits named `test*` are test sets.
 
     Raises:
-        ConfigError: a wrong cleaning rule, a missing language, or a set with an invalid name.
+        ConfigError: a wrong cleaning rule, a missing language, or a split with an invalid name.
         DataError: the corpus or one of its splits is missing; the message says where to put it.
     """
     check_data_config(config)
@@ -205,7 +205,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
 
 
 def check_data_config(config: DataConfig) -> None:
-    """Refuse languages, names and rules that no text can make valid.
+    """Reject languages, names and rules that are invalid for every text.
 
     Raises:
         ConfigError: names the key, the value and the allowed values.
@@ -245,13 +245,13 @@ def _local_folder(config: DataConfig) -> Path | None:
 
 
 def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
-    """Text in `folder`, else the original archives or parquet files in it."""
+    """Text in `folder`, else the original archives or Parquet files in it."""
     text = FolderSource(folder, config.source, config.target, config.files, cache_dir)
     for source in (text, *_origins(config, cache_dir, folder)):
         known = set(source.splits())
         required = _required(config, known)
         needed = {split for split, key in required.items() if key != "test"}
-        # Archives of some splits also select the source; `identity` reports the missing ones.
+        # A folder with archives of some splits is used too; `identity` reports the missing ones.
         if needed <= known or (source is not text and needed & known):
             return _checked(source, required)
     return _checked(text, _required(config, text.splits()))
@@ -259,7 +259,7 @@ def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
 
 def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
     reasons: list[str] = []
-    complete: list[tuple[Source, list[str]]] = []  # with the required splits of each
+    complete: list[tuple[Source, list[str]]] = []  # origin, required splits
     for origin in _origins(config, cache_dir, None):
         known = origin.splits()
         required = _required(config, known)
@@ -268,8 +268,8 @@ def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
             reasons.append(str(refuse(f"data.{required[absent[0]]}", absent[0], known)))
         else:
             complete.append((origin, list(required)))
-    # Origins on disk come first; otherwise the order of the list holds.
-    complete.sort(key=lambda one: not getattr(one[0], "is_local", lambda splits: True)(one[1]))
+    # Origins on disk come first, otherwise in the order of the list.
+    complete.sort(key=lambda c: not getattr(c[0], "is_local", lambda splits: True)(c[1]))
     for origin, splits in complete:
         try:
             return _checked(origin, splits)
@@ -304,7 +304,7 @@ def _origins(config: DataConfig, cache_dir: Path, folder: Path | None) -> Iterat
 
 
 def _advice(config: DataConfig, reasons: list[str]) -> str:
-    """The message for a missing corpus: what to put where."""
+    """The message for a missing corpus: which files are needed in which folder."""
     stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
     names = ", ".join(f"{s}.{code}" for s in stems for code in (config.source, config.target))
     lines = [f"data={config.name} is not on this machine. Either of these helps:"]

@@ -25,7 +25,7 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 def content_digest(path: Path) -> str:
-    """Short hash of the content of a file, whatever its path: weights, records."""
+    """Short hash of the content of a file, independent of its path."""
     return file_digest(path)[:16]
 
 

@@ -80,16 +80,16 @@ def verify(path: Path, entry: Entry | None, hashes: FileHashes) -> None:
         DataError: it differs.
     """
     expected = published_checksum(entry or {})
-    what = "the published file"
+    original = "the published file"
     if expected is None and (recorded := _recorded(path)):
-        expected, what = ("sha256", recorded), f"the file that {_record(path)} recorded"
+        expected, original = ("sha256", recorded), f"the file recorded in {_record(path)}"
     if expected is None:
         return
     actual = hashes(path, expected[0])
     if actual != expected[1]:
         raise DataError(
-            f"{path} is not {what}: {expected[0]} {actual}, expected {expected[1]}. Delete it to "
-            "download it again, or, to use another version, set data.dir= to its folder"
+            f"{path} is not {original}: {expected[0]} {actual}, expected {expected[1]}. Delete it "
+            "to download it again, or, to use another version, set data.dir= to its folder"
         )
 
 

@@ -27,7 +27,7 @@ from headwise.data.tokenizer_training import (
     load_tokenizers,
     train_tokenizer_pair,
 )
-from headwise.data.workers import run_apart
+from headwise.data.workers import run_in_process
 from headwise.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["EncodedSplit", "IdStore", "PreparedCorpus", "prepare_corpus"]
 
 FORMAT = 2  # increase when the files or the samples for them change
-SAMPLE_SEED = 1  # of the training sample of a tokenizer; the same for all runs
+SAMPLE_SEED = 1  # of the sample that trains a tokenizer; the same for all runs
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def prepare_corpus(
 ) -> PreparedCorpus:
     """Train or load the tokenizers and encode both splits, or open them in the cache.
 
-    The cache is used if text and options are unchanged. `n_workers` None means one process a core;
+    The cache is used if text and options are unchanged. `n_workers` None means one per core;
     the result does not depend on it.
 
     Raises:
@@ -113,7 +113,7 @@ def prepare_corpus(
 def _fingerprint(corpus: Corpus, config: TokenizerConfig, loaded: TokenizerPair | None) -> str:
     data = corpus.config
     options = dataclasses.asdict(config)
-    del options["folder"]  # its content counts, not its path
+    del options["folder"]  # its content is hashed, not its path
     if loaded is not None:
         options["given"] = loaded.fingerprint()
     del options["dropout"]  # used only to sample an epoch
@@ -163,4 +163,4 @@ def _trained(text: ParallelText, config: TokenizerConfig) -> TokenizerPair:
     train = functools.partial(train_tokenizer_pair, text.paths, config, SAMPLE_SEED)
     if len(text) < POOL_PAIRS:  # starting a process takes a second
         return train()
-    return run_apart("training the tokenizer", train)
+    return run_in_process("training the tokenizer", train)

@@ -21,16 +21,16 @@ import numpy.typing as npt
 import sentencepiece
 
 from headwise.data.conversion import progress_bar
-from headwise.data.store import FlatWriter, TextStore, beside
+from headwise.data.store import FlatWriter, TextStore, with_ending
 from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
 from headwise.data.workers import SPAWN, follow_parent, n_cores
 from headwise.errors import HeadwiseError
 
 Ints = npt.NDArray[np.integer[Any]]
 
-SHARD_PAIRS = 2000  # decides the samples of BPE-dropout: a new value needs a new cache format
+SHARD_PAIRS = 2000  # affects the samples of BPE-dropout: a new value needs a new cache format
 POOL_PAIRS = 50_000  # below this, starting processes takes longer than they save
-MOST_WORDS = 100_000  # whose ids an encoder caches; about 20 MB
+MAX_CACHED_WORDS = 100_000  # per encoder; about 20 MB
 WORD_START = "\u2581"  # a space in SentencePiece
 
 FlatRows = tuple[Ints, npt.NDArray[np.int64]]  # values of all rows, and the length of each
@@ -46,7 +46,7 @@ class EncodingJob:
 
     text: tuple[Path, Path]  # of the two sides, in the layout of `conversion`
     tokenizers: TokenizerPair
-    max_pieces: float = math.inf  # longer pairs are dropped; under dropout, not sampled
+    max_tokens: float = math.inf  # longer pairs are dropped; under dropout, not sampled
     rows: Path | None = None
     shard_pairs: int = field(default_factory=lambda: SHARD_PAIRS)
     dropout: float = 0.0
@@ -71,7 +71,7 @@ class EncodedShard(NamedTuple):
 def encode_corpus(job: EncodingJob, n_workers: int | None) -> Iterator[EncodedShard]:
     """Yield the shards in order, with at most a few of them in memory.
 
-    `n_workers` None means one process a core; a small corpus is always encoded in this process.
+    `n_workers` None means one process per core; a small corpus is always encoded in this process.
     """
     n_pairs = len(job.row_numbers())
     n_shards = -(-n_pairs // job.shard_pairs)
@@ -108,8 +108,8 @@ def write_encoded(
     n_pairs, n_unknown, kept = len(job.row_numbers()), [0, 0], []
     with (
         progress_bar(f"encoding {path.name}", progress, n_pairs) as bar,
-        FlatWriter(beside(path, ".source")) as source,
-        FlatWriter(beside(path, ".target")) as target,
+        FlatWriter(with_ending(path, ".source")) as source,
+        FlatWriter(with_ending(path, ".target")) as target,
     ):
         for shard in encode_corpus(job, n_workers):
             for side, writer in enumerate((source, target)):
@@ -118,7 +118,7 @@ def write_encoded(
                 n_unknown[side] += int((ids == UNK).sum())
             kept.append(shard.kept)
             bar.update(job.shard_pairs)
-    np.save(beside(path, ".rows.npy"), np.concatenate(kept))
+    np.save(with_ending(path, ".rows.npy"), np.concatenate(kept))
     counts: dict[str, Any] = {"pairs": source.n_rows, "dropped_too_long": n_pairs - source.n_rows}
     for side, name, writer in ((0, "source", source), (1, "target", target)):
         counts[f"{name}_pieces"] = writer.n_values
@@ -135,9 +135,9 @@ class ShardEncoder:
         self._texts = [TextStore(path) for path in job.text]
         source, target = job.tokenizers.source, job.tokenizers.target
         self._tokenizers = [source, target]
-        shared = WordEncoder(source, job.tokenizers.id_dtype)
-        other = WordEncoder(target, job.tokenizers.id_dtype)
-        self._encoders = [shared, shared if target is source else other]
+        first = WordEncoder(source, job.tokenizers.id_dtype)
+        second = WordEncoder(target, job.tokenizers.id_dtype)
+        self._encoders = [first, first if target is source else second]
         self._rows = job.row_numbers()
 
     def encode(self, shard: int) -> EncodedShard:
@@ -145,7 +145,7 @@ class ShardEncoder:
         first, last = shard * self._job.shard_pairs, (shard + 1) * self._job.shard_pairs
         rows = np.asarray(self._rows[first:last], np.int64)
         sides = [self._encode_side(side, rows, shard) for side in range(2)]
-        is_kept = np.maximum(*(lengths for _, lengths in sides)) <= self._job.max_pieces
+        is_kept = np.maximum(*(lengths for _, lengths in sides)) <= self._job.max_tokens
         kept = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
         return EncodedShard(kept, rows[is_kept])
 
@@ -157,8 +157,8 @@ class ShardEncoder:
         sampled = tokenizer.encode_sampled(
             sentences, job.dropout, [job.seed, job.epoch, shard, side]
         )
-        # Pairs are kept by their plain segmentation; replace samples that are too long by it.
-        long = [i for i, ids in enumerate(sampled) if len(ids) > job.max_pieces]
+        # Pairs were selected by length without dropout; that encoding replaces longer samples.
+        long = [i for i, ids in enumerate(sampled) if len(ids) > job.max_tokens]
         for i, ids in zip(long, tokenizer.encode([sentences[i] for i in long]), strict=True):
             sampled[i] = ids
         return _flat(sampled, job.tokenizers.id_dtype)
@@ -180,7 +180,7 @@ class WordEncoder:
 
     def encode(self, sentences: list[str]) -> FlatRows:
         """Concatenated ids of all sentences, and the length of each."""
-        # SentencePiece reads the mark as a space, and strips it at the end of a text
+        # SentencePiece treats the mark as a space, and strips it at the end of a text
         if not self._by_word or any(WORD_START in text for text in sentences):
             return _flat(self._tokenizer.encode(sentences), self._dtype)
         rows = [text.split() for text in sentences]
@@ -191,7 +191,7 @@ class WordEncoder:
         self._cache.update((word, ids[start:end]) for word, start, end in spans)
         parts = [b"".join(map(self._cache.__getitem__, row)) for row in rows]
         n_bytes = np.fromiter(map(len, parts), np.int64, len(parts))
-        if len(self._cache) > MOST_WORDS:
+        if len(self._cache) > MAX_CACHED_WORDS:
             self._cache.clear()
         return np.frombuffer(b"".join(parts), self._dtype), n_bytes // self._dtype.itemsize
 
@@ -211,9 +211,9 @@ def merges_within_words(tokenizer: Tokenizer) -> bool:
     is_bpe = all(processor.get_score(piece) == -rank for rank, piece in enumerate(learned))
     spellings = [processor.id_to_piece(piece) for piece in learned]
     # if the mark is not a piece it is unknown, and adjacent unknown pieces become one
-    is_apart = WORD_START in spellings and not any(WORD_START in s[1:] for s in spellings)
+    is_separate = WORD_START in spellings and not any(WORD_START in s[1:] for s in spellings)
     # some models omit the mark before the first word of a sentence
-    return is_bpe and is_apart and processor.encode("a", out_type=str)[0].startswith(WORD_START)
+    return is_bpe and is_separate and processor.encode("a", out_type=str)[0].startswith(WORD_START)
 
 
 def _flat(rows: list[list[int]], dtype: npt.DTypeLike) -> FlatRows:

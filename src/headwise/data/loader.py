@@ -39,13 +39,13 @@ class Examples(Protocol):
         ...
 
     def identity(self) -> dict[str, int]:
-        """Settings that the plans depend on; a run is resumed only if they are equal."""
+        """Settings that the plans depend on; a run resumes only if they are unchanged."""
         ...
 
 
 @dataclass
 class BatchLoader:
-    """The same batches for the same examples, from any position.
+    """Batches of `examples`, reproducible from any position.
 
     Each rank takes every `world_size`-th row of a batch, so that two ranks train on the same batch
     as one rank with twice the budget.

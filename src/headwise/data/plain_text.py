@@ -20,7 +20,7 @@ from headwise.file_names import check_file_name
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """The files of a text, one a split."""
+    """The files of a text, one per split."""
 
     config: TextDataConfig
     cache_dir: Path

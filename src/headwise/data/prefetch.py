@@ -19,15 +19,15 @@ _Made = tuple[Batch, dict[str, int]] | BaseException
 
 
 class Prefetched:
-    """A `BatchLoader` whose batches a thread makes ahead, in the same order.
+    """A `BatchLoader` whose batches are made ahead by a thread, in the same order.
 
     `state` is the position after the last batch returned, without those made ahead, so that a run
     resumes exactly. Errors of the loader are raised in place of its batch. The thread also starts
     new epochs, with their encoding under BPE-dropout.
 
-    The thread starts with the first batch and ends with `close`, which waits for an encoding of
-    the loader. After an error or an interruption nothing waits for it: it ends with the process,
-    after the current shards of the workers.
+    The thread starts with the first batch and ends with `close`, which waits for an encoding in
+    progress. After an error or an interruption nothing waits for the thread: it ends with the
+    process, after the current shards of the workers.
 
     Args:
         loader: must not be used elsewhere.
@@ -87,7 +87,7 @@ class Prefetched:
     ) -> None:
         if kind is None:
             self.close()
-        else:  # an encoding may take minutes, a cluster kills after seconds
+        else:  # do not wait: encoding may take minutes, and schedulers kill after seconds
             self._request_stop()
 
     def _begin(self) -> None:
@@ -112,7 +112,7 @@ class Prefetched:
 
     def _make(self, made: queue.Queue[_Made], stop: threading.Event) -> None:
         try:
-            if self._gpu is not None:  # the default of a thread is GPU 0
+            if self._gpu is not None:  # the default in a new thread is GPU 0
                 torch.cuda.set_device(self._gpu)
             while not stop.is_set():
                 batch = next(self._loader)

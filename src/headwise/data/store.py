@@ -23,11 +23,11 @@ Rows = npt.NDArray[np.integer[Any]]
 
 
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:
-    """The smaller type for ids that fits a vocabulary."""
+    """The smaller dtype for ids that fits a vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
-def beside(path: Path, end: str) -> Path:
+def with_ending(path: Path, end: str) -> Path:
     """`path` with `end` appended to its name; dots in these names are not suffixes."""
     return path.with_name(path.name + end)
 
@@ -37,7 +37,7 @@ class FlatWriter:
 
     def __init__(self, path: Path) -> None:
         self._flat = open(path, "wb")  # noqa: SIM115
-        self._offsets = open(beside(path, ".offsets"), "wb")  # noqa: SIM115
+        self._offsets = open(with_ending(path, ".offsets"), "wb")  # noqa: SIM115
         self.n_rows = self.n_values = 0
         self._offsets.write(np.int64(0).tobytes())
 
@@ -69,7 +69,7 @@ class TextStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offsets = _map(beside(path, ".offsets"), np.int64)
+        self._offsets = _map(with_ending(path, ".offsets"), np.int64)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -95,7 +95,7 @@ class TextStore:
 
 
 class IdStore:
-    """Piece ids of many sentences: `flat` values and int64 `offsets`, one more than rows."""
+    """Token ids of many sentences: `flat` values and int64 `offsets`, one more than rows."""
 
     def __init__(self, flat: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> None:
         self.flat = flat
@@ -104,7 +104,7 @@ class IdStore:
     @classmethod
     def open(cls, path: Path, dtype: npt.DTypeLike) -> IdStore:
         """Memory-map the files that a `FlatWriter` wrote at `path`."""
-        return cls(_map(path, dtype), _map(beside(path, ".offsets"), np.int64))
+        return cls(_map(path, dtype), _map(with_ending(path, ".offsets"), np.int64))
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> IdStore:
@@ -146,9 +146,9 @@ class IdStore:
         longest = int(n_ids.max(initial=0))
         before, after = int(prefix is not None), int(suffix is not None)
         ids_BL = np.zeros((len(rows), max(before + longest + after, width)), np.int64)
-        places = np.arange(longest)
-        real = places < n_ids[:, None]
-        ids_BL[:, before : before + longest][real] = self.flat[(starts[:, None] + places)[real]]
+        columns = np.arange(longest)
+        valid = columns < n_ids[:, None]
+        ids_BL[:, before : before + longest][valid] = self.flat[(starts[:, None] + columns)[valid]]
         if prefix is not None:
             ids_BL[:, 0] = prefix
         if suffix is not None:
@@ -173,7 +173,7 @@ class EncodedSplit:
     @classmethod
     def open(cls, path: Path, dtype: npt.DTypeLike) -> EncodedSplit:
         """Memory-map `PATH.source` and `PATH.target`."""
-        source, target = (IdStore.open(beside(path, end), dtype) for end in (".source", ".target"))
+        source, target = (IdStore.open(with_ending(path, s), dtype) for s in (".source", ".target"))
         return cls(source, target)
 
     def __len__(self) -> int:

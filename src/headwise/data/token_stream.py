@@ -111,7 +111,7 @@ class PreparedTokens:
     Attributes:
         fingerprint: of the splits and the tokenizer.
         report: sizes, by split.
-        folder: of the streams, one a split.
+        folder: of the streams, one per split.
     """
 
     corpus: DensityCorpus
@@ -208,8 +208,8 @@ def encode(corpus: DensityCorpus, split: str, tokenizer: Tokenizer, path: Path) 
             if tokenizer.is_byte:
                 ids = np.frombuffer(line, np.uint8).astype(np.int64) + N_SPECIALS
             else:
-                ids, of_tokens = _encoded(line, _text(line, corpus, split), tokenizer)
-                sizes_file.write(of_tokens.tobytes())
+                ids, token_bytes = _encoded(line, _text(line, corpus, split), tokenizer)
+                sizes_file.write(token_bytes.tobytes())
             ids_file.write(ids.astype(dtype).tobytes())
             n_tokens, n_bytes = n_tokens + len(ids), n_bytes + len(line)
     if tokenizer.is_byte:
@@ -241,8 +241,8 @@ def _encoded(
     ids = [*pieces, EOS] if line.endswith(b"\n") or not pieces else pieces
     spelled = (tokenizer.id_to_piece(i).replace("\u2581", " ") for i in ids[:-1])
     sizes = [len(piece.encode()) for piece in spelled]
-    left = len(line)
+    n_left = len(line)
     for i, size in enumerate(sizes):
-        sizes[i] = min(size, left)
-        left -= sizes[i]
-    return np.array(ids, np.int64), np.array([*sizes, left], np.int32)
+        sizes[i] = min(size, n_left)
+        n_left -= sizes[i]
+    return np.array(ids, np.int64), np.array([*sizes, n_left], np.int32)

@@ -1,8 +1,8 @@
-"""Text to token ids and back: SentencePiece models and plain UTF-8 bytes behind one interface.
+"""Text to token ids and back: SentencePiece models and UTF-8 bytes with one interface.
 
 Every tokenizer has the ids pad 0, unk 1, bos 2, eos 3, then the other tokens. A tokenizer is one
 file. Runs of white space become one space and are stripped at the ends; nothing else is
-normalised, so that hypotheses are spelled as the references. Japanese needs no segmenter:
+normalised, so that hypotheses are spelled like the references. Japanese needs no segmenter:
 SentencePiece learns its tokens from the raw characters of whole sentences.
 """
 
@@ -25,12 +25,12 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 N_SPECIALS = 4
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 
-# Never a SentencePiece file: that is a protocol buffer, which begins with a newline.
+# Cannot be a SentencePiece file: those are protocol buffers, which begin with a newline.
 BYTE_MODEL = b"headwise byte tokenizer, version 1\n"
 
 
 class ByteProcessor:
-    """UTF-8 bytes as tokens, 4 + byte, with the methods of a SentencePieceProcessor that we use.
+    """UTF-8 bytes as tokens, 4 + byte, with the used methods of a SentencePieceProcessor.
 
     Text is encoded unchanged, white space included, so that decoding returns the same string.
     """
@@ -44,7 +44,7 @@ class ByteProcessor:
         return SPECIALS[piece] if piece < N_SPECIALS else f"<0x{piece - N_SPECIALS:02X}>"
 
     def encode(self, sentences: list[str], num_threads: int = 1) -> list[list[int]]:
-        """One id a byte; `num_threads` is ignored."""
+        """One id per byte; `num_threads` is ignored."""
         return [[N_SPECIALS + byte for byte in text.encode()] for text in sentences]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
@@ -73,7 +73,7 @@ class Tokenizer:
     """Encodes and decodes sentences; built from the bytes of a saved model.
 
     Raises:
-        DataError: the bytes are not a tokenizer model, or one with other special ids.
+        DataError: the bytes are not a tokenizer model, or its special ids differ.
     """
 
     def __init__(self, model_bytes: bytes) -> None:
@@ -156,7 +156,7 @@ class Tokenizer:
         """Plain text of each row; pad, bos and eos are skipped, unk becomes " ⁇ ".
 
         Raises:
-            IndexError: an id is outside of [0, vocab_size).
+            IndexError: an id is outside [0, vocab_size).
         """
         rows = [[int(i) for i in row] for row in ids]
         for row in rows:
@@ -185,7 +185,7 @@ class TokenizerPair:
     joint: bool
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.model`, or one file a side if they are separate."""
+        """Write `tokenizer.model`, or one file per side if they are separate."""
         for name, tokenizer in self._files():
             tokenizer.save(Path(folder) / name)
 
@@ -204,7 +204,7 @@ class TokenizerPair:
 
     @property
     def id_dtype(self) -> type[np.uint16] | type[np.int32]:
-        """The type of stored ids of both sides."""
+        """The dtype of stored ids of both sides."""
         return id_dtype(max(self.source.vocab_size, self.target.vocab_size))
 
     @property

@@ -26,11 +26,11 @@ from headwise.data.tokenizer import (
 from headwise.errors import ConfigError, DataError, refuse, require
 
 KINDS = ("bpe", "unigram", "char", "byte", "given")
-LEAST_COVERAGE = 0.98  # of SentencePiece
+MIN_COVERAGE = 0.98  # allowed by SentencePiece
 
 
 def check_tokenizer_config(config: TokenizerConfig) -> None:
-    """Refuse values that no text can make valid; reads no data.
+    """Reject values that are invalid for every text; reads no data.
 
     Raises:
         ConfigError: names the key, the value and the allowed values.
@@ -42,17 +42,17 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
             "tokenizer=given and tokenizer.folder=RUN must be set together, got "
             f"tokenizer.kind={config.kind} and tokenizer.folder={config.folder}"
         )
-    least = N_SPECIALS + 256 if config.kind == "byte" or config.byte_fallback else N_SPECIALS + 1
+    minimum = N_SPECIALS + 256 if config.kind == "byte" or config.byte_fallback else N_SPECIALS + 1
     require(
-        config.vocab_size >= least,
+        config.vocab_size >= minimum,
         "tokenizer.vocab_size",
-        f"at least {least} for tokenizer.kind={config.kind}",
+        f"at minimum {minimum} for tokenizer.kind={config.kind}",
         config.vocab_size,
     )
     require(
-        LEAST_COVERAGE <= config.character_coverage <= 1,
+        MIN_COVERAGE <= config.character_coverage <= 1,
         "tokenizer.character_coverage",
-        f"in [{LEAST_COVERAGE}, 1]",
+        f"in [{MIN_COVERAGE}, 1]",
         config.character_coverage,
     )
     require(0 <= config.dropout < 1, "tokenizer.dropout", "in [0, 1)", config.dropout)
@@ -64,7 +64,7 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
     )
     for key in ("max_training_sentences", "max_sentence_tokens"):
         value = getattr(config, key)
-        require(value >= 1, f"tokenizer.{key}", "at least 1", value)
+        require(value >= 1, f"tokenizer.{key}", "at minimum 1", value)
 
 
 def load_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:
@@ -85,7 +85,7 @@ def load_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:
 
 
 def vocabulary_limits(config: TokenizerConfig) -> dict[str, int]:
-    """Vocabulary size of each side; for kind=char an upper limit, since the text decides it."""
+    """Vocabulary size of each side; for kind=char an upper limit, since it depends on the text."""
     tokenizers = load_tokenizers(config)
     if tokenizers is not None:
         return tokenizers.sizes
@@ -100,7 +100,7 @@ def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokeni
     and `byte` it is an upper limit.
 
     Raises:
-        ConfigError: the text has too few tokens for `vocab_size`, or too many characters.
+        ConfigError: the text has too sizes tokens for `vocab_size`, or too many characters.
         DataError: there are no sentences.
     """
     check_tokenizer_config(config)
@@ -139,7 +139,7 @@ def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokeni
 def train_tokenizer_pair(
     text: tuple[Path, Path], config: TokenizerConfig, seed: int
 ) -> TokenizerPair:
-    """One tokenizer from both sides of a text, or one from each, as `config.joint` says.
+    """One tokenizer from both sides of a text, or one from each, depending on `config.joint`.
 
     `text` has the paths of both sides, in the layout of `conversion`. Of more than
     `config.max_training_sentences` sentences a uniform sample is used, drawn by `seed`.
@@ -174,13 +174,13 @@ def sample_sentences(stores: list[TextStore], limit: int, seed: int) -> Iterator
 
 
 def _explain(error: RuntimeError, config: TokenizerConfig) -> ConfigError | DataError:
-    """An error of SentencePiece in terms of our options."""
+    """An error of SentencePiece, in terms of headwise's options."""
     message = str(error)
-    few = re.search(r"(\d+) vs (\d+)", message)
-    if "smaller than required_chars" in message and few:
+    sizes = re.search(r"(\d+) vs (\d+)", message)
+    if "smaller than required_chars" in message and sizes:
         return ConfigError(
-            f"tokenizer.vocab_size={config.vocab_size} is too small: the text needs {few[2]} "
-            f"tokens for its characters alone; set tokenizer.vocab_size above {few[2]}, or lower "
+            f"tokenizer.vocab_size={config.vocab_size} is too small: the text needs {sizes[2]} "
+            f"tokens for its characters alone; set tokenizer.vocab_size above {sizes[2]}, or lower "
             f"tokenizer.character_coverage={config.character_coverage}"
         )
     if "sentences_.empty()" in message:

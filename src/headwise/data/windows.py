@@ -3,7 +3,7 @@
 A window scores `window` tokens, each given the previous ones of the window and the token before
 the window. A start token precedes the first token of a split, so that it is scored too.
 
-Letters: B windows, N tokens of one, R scored tokens of a batch.
+Axes: B windows, N tokens of a window, R scored tokens of a batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headwise.errors import DataError
 Ints = npt.NDArray[np.integer[Any]]
 
 
-def windows_of(ids: Ints, start_id: int, starts: Ints, window: int, rows: Ints) -> Batch:
+def window_batch(ids: Ints, start_id: int, starts: Ints, window: int, rows: Ints) -> Batch:
     """The batch of the windows at `starts`.
 
     Args:
@@ -62,7 +62,7 @@ class TrainingWindows:
         start_id: id of the token before it.
         window: scored tokens of a window.
         max_tokens: a rank's batch has max(1, max_tokens // window) windows.
-        seed: decides windows and order, with the epoch.
+        seed: with the epoch, determines the windows and their order.
         world_size: number of ranks.
 
     Raises:
@@ -84,14 +84,14 @@ class TrainingWindows:
             )
 
     def _first(self, epoch: int) -> tuple[int, np.random.Generator]:
-        draw = np.random.default_rng([self.seed, epoch])
-        most = min(self.window - 1, len(self.ids) - self.window)
-        return int(draw.integers(most + 1)), draw
+        generator = np.random.default_rng([self.seed, epoch])
+        last = min(self.window - 1, len(self.ids) - self.window)
+        return int(generator.integers(last + 1)), generator
 
     def plan(self, epoch: int) -> list[Ints]:
         """See `Examples.plan`."""
-        first, draw = self._first(epoch)
-        order = draw.permutation((len(self.ids) - first) // self.window)
+        first, generator = self._first(epoch)
+        order = generator.permutation((len(self.ids) - first) // self.window)
         n_rows = max(1, self.max_tokens // self.window) * self.world_size
         return [order[start : start + n_rows] for start in range(0, len(order), n_rows)]
 
@@ -102,7 +102,7 @@ class TrainingWindows:
     def collate(self, epoch: int, rows: Ints) -> Batch:
         """See `Examples.collate`."""
         starts = self._first(epoch)[0] + rows * self.window
-        return windows_of(self.ids, self.start_id, starts, self.window, rows)
+        return window_batch(self.ids, self.start_id, starts, self.window, rows)
 
     def identity(self) -> dict[str, int]:
         """See `Examples.identity`."""
@@ -116,4 +116,4 @@ def evaluation_windows(ids: Ints, start_id: int, window: int, max_tokens: int) -
     n_rows = max(1, max_tokens // window)
     for first in range(0, len(starts), n_rows):
         rows = np.arange(first, min(first + n_rows, len(starts)))
-        yield windows_of(ids, start_id, starts[rows], window, rows)
+        yield window_batch(ids, start_id, starts[rows], window, rows)

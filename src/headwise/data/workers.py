@@ -46,7 +46,7 @@ def follow_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def run_apart(what: str, function: Callable[..., Result], *arguments: Any) -> Result:
+def run_in_process(what: str, function: Callable[..., Result], *arguments: Any) -> Result:
     """`function(*arguments)` in a separate process, so that all of its memory is freed.
 
     Its `HeadwiseError`s are raised here. Ctrl-C also ends native code.

@@ -23,7 +23,7 @@ def reading_contents(run: TrainedRun, items: Sequence[Item]) -> list[dict[str, A
         contents[index] = {
             "texts": dict(reading.texts),
             "axes": {site: _axes_content(site, axes) for site, axes in reading.axes.items()},
-            **weight_contents(reading.seen),
+            **weight_contents(reading.observations),
         }
     return contents
 

@@ -62,7 +62,7 @@ def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
     """Return every score: test sets first, and for each the main metric of the task first."""
     config, task = run.config, run.task
     labels = {metric.name: metric.label for metric in task.metrics(config)}
-    main = task.judged_by(config).name
+    main = task.main_metric(config).name
     scored = {} if results is None else results.scores
     return [
         {"split": split, "metric": labels.get(name, name), "is_main": name == main, **score}

@@ -23,7 +23,7 @@ from headwise.report.tables import Fact
 from headwise.runs.folder import RunFolder
 
 ROUNDING = 0.005  # tolerance between a saved score and the score of the saved sums
-LEAST_TEXT = 0.8  # least share of the paper's training pairs for comparable scores
+MIN_TEXT_SHARE = 0.8  # of the paper's training pairs, for comparable scores
 RUN_COLUMNS = ("row", "seed", "folder", "run", "recipe_updates", "updates", "stopped_early",
                "precision", "text", "train_pairs", "machine", "tokens_per_second")  # fmt: skip
 
@@ -52,13 +52,13 @@ class ColumnRuns:
     comparisons: dict[str, Comparison] = field(default_factory=dict)
     speeds: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
-    def of(self, row: str) -> pd.DataFrame:
+    def runs_of(self, row: str) -> pd.DataFrame:
         """The runs of a row in this column."""
         return self.runs[self.runs.row == row]
 
 
 def column_runs(paper: Paper, recipes: Sequence[Recipe], matching: Matching) -> list[ColumnRuns]:
-    """Return every spec of a paper with its runs; runs without the test set become unused."""
+    """Return every column of a paper with its runs; runs without its test scores become unused."""
     metrics = list(paper.metrics)
     signatures = [f"{metric}_signature" for metric in metrics]
     columns = []
@@ -78,14 +78,14 @@ def _scored(
     matching: Matching, recipe: Recipe, test: str | None, metrics: Sequence[str]
 ) -> list[SavedRun]:
     """Return the runs of a cell that were scored on its test set."""
-    place = (recipe.cell.row, recipe.cell.column)
+    key = (recipe.cell.row, recipe.cell.column)
     scored = []
-    for run in matching.used[place]:
+    for run in matching.used[key]:
         results = run.results
         if results and any(results.score(test, metric) is not None for metric in metrics):
             scored.append(run)
             continue
-        reason = f"{' × '.join(place)}, seed {run.seed}: {test} is not scored in results.json"
+        reason = f"{' × '.join(key)}, seed {run.seed}: {test} is not scored in results.json"
         matching.unused.append(Unused(run, reason))
     return scored
 
@@ -149,7 +149,7 @@ def _check(column: ColumnRuns) -> None:
     if runs[column.metrics[0]].isna().all():
         column.notes.append(f"no run has {column.metrics[0]}: it is not defined for this corpus")
     n_pairs, n_paper = runs.train_pairs.min(), column.spec.train_pairs
-    if n_paper is not None and n_pairs < LEAST_TEXT * n_paper:
+    if n_paper is not None and n_pairs < MIN_TEXT_SHARE * n_paper:
         column.notes.append(
             f"OTHER TEXT: ours was trained on {n_pairs:,.0f} pairs, the paper on about "
             f"{n_paper:,}: the scores are not comparable"
@@ -170,7 +170,7 @@ def _note_updates(column: ColumnRuns) -> None:
 
 def _compare(column: ColumnRuns, row: str, baseline: str, n_resamples: int) -> None:
     """Test the runs of a row against the baseline's of the same seeds."""
-    pairs = column.of(row).merge(column.of(baseline), on="seed")
+    pairs = column.runs_of(row).merge(column.runs_of(baseline), on="seed")
     if pairs.empty:
         return
     run = pairs.run_x[0]
@@ -178,7 +178,7 @@ def _compare(column: ColumnRuns, row: str, baseline: str, n_resamples: int) -> N
     if metric is None:  # noted by `_check`
         return
     try:
-        _refuse_other_references([*pairs.run_x, *pairs.run_y], column.spec.test)
+        _check_references([*pairs.run_x, *pairs.run_y], column.spec.test)
         systems, baselines = ([_items(run, metric, column.spec.test) for run in pairs[side]]
                               for side in ("run_x", "run_y"))  # fmt: skip
         column.comparisons[row] = paired_bootstrap(systems, baselines, metric, n_resamples)
@@ -191,17 +191,17 @@ def _items(run: SavedRun, metric: Metric, test: str | None) -> Floats:
     saved = None if run.results is None else run.results.score(test, metric.name)
     items = RunFolder(run.folder).read_sums(f"{test}.{metric.unit}.npy")
     if saved is None or items is None:
-        lacking = metric.name if saved is None else f"sums/{test}.{metric.unit}.npy"
-        raise DataError(f"{run.folder} has no {lacking}")
+        missing = metric.name if saved is None else f"sums/{test}.{metric.unit}.npy"
+        raise DataError(f"{run.folder} has no {missing}")
     score = metric.score(items)
     if abs(score - saved) > ROUNDING:
         raise DataError(
-            f"the sums in {run.folder} give {score:.2f}, its results.json says {saved:.2f}"
+            f"the sums in {run.folder} give {score:.2f}, its results.json has {saved:.2f}"
         )
     return items
 
 
-def _refuse_other_references(runs: Sequence[SavedRun], test: str | None) -> None:
+def _check_references(runs: Sequence[SavedRun], test: str | None) -> None:
     texts: dict[bytes, SavedRun] = {}
     for run in runs:
         if run.task.references:
@@ -216,7 +216,7 @@ def _refuse_other_references(runs: Sequence[SavedRun], test: str | None) -> None
 
 def _compare_speed(column: ColumnRuns, row: str, baseline: str) -> None:
     """Compute ratios of median tokens/s, if all runs were trained on the same kind of machine."""
-    runs, base = column.of(row), column.of(baseline)
+    runs, base = column.runs_of(row), column.runs_of(baseline)
     if runs.empty or base.empty:
         return
     if pd.concat([runs.machine, base.machine]).nunique() > 1:
@@ -269,7 +269,8 @@ def missing_cells(
     missing = []
     for column in columns:
         for recipe in (recipe for recipe in recipes if recipe.cell.column == column.name):
-            absent = [seed for seed in seeds if seed not in set(column.of(recipe.cell.row).seed)]
+            done = set(column.runs_of(recipe.cell.row).seed)
+            absent = [seed for seed in seeds if seed not in done]
             if absent:
                 overrides = (*recipe.overrides, *_folders(recipe, list(column.runs.run)))
                 missing.append(Missing(recipe.cell.row, column.name, tuple(absent), overrides))
@@ -278,11 +279,11 @@ def missing_cells(
 
 def _folders(recipe: Recipe, runs: Sequence[SavedRun]) -> list[str]:
     keys = {override.partition("=")[0] for override in recipe.overrides}
-    places = {
+    values_by_key = {
         "data.dir": {getattr(run.config.data, "dir", None) for run in runs},
         "paths.outputs": {_outputs(run.folder) for run in runs},
     }
-    common = {key: values.pop() for key, values in places.items() if len(values) == 1}
+    common = {key: values.pop() for key, values in values_by_key.items() if len(values) == 1}
     return [f"{key}={value}" for key, value in common.items() if value and key not in keys]
 
 
@@ -312,16 +313,16 @@ def cell_facts(
         ours = {"column": column.name, "origin": "ours"}
         yield from ({**ours, "quantity": "not_averaged", "note": n} for n in column.problems)
         yield from ({**ours, "quantity": "note", "note": note} for note in column.notes)
-        for lack in (lack for lack in missing if lack.column == column.name):
-            place = {**ours, "row": lack.row, "quantity": "missing", "note": lack.command}
-            yield from ({**place, "seed": seed} for seed in lack.seeds)
+        for absent in (cell for cell in missing if cell.column == column.name):
+            place = {**ours, "row": absent.row, "quantity": "missing", "note": absent.command}
+            yield from ({**place, "seed": seed} for seed in absent.seeds)
     for row, speed in paper.speed.items():
         about = {"quantity": "speed_percent", "value": speed.value, "mark": speed.mark}
         yield {"row": row, "origin": "paper", **about}
 
 
 def _row_facts(column: ColumnRuns, row: str) -> Iterator[Fact]:
-    runs = column.of(row)
+    runs = column.runs_of(row)
     for run in runs.to_dict("records"):
         about = {"seed": run["seed"], "run": run["folder"]}
         for metric in column.metrics:

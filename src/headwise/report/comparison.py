@@ -27,9 +27,9 @@ FACT = ["row", "quantity", "site", "value", "sign"]  # sign: of scores, 1 where 
 def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
     """Return the comparison as a table.
 
-    Scores are those of the main metric, mean ± sample standard deviation, the best of several in
-    bold. Ratios are to the row named softmax, else to the first. Density and diversity are means
-    over heads and layers, see `headwise.analysis.collect.head_statistics`.
+    Scores are those of the main metric, mean ± sample standard deviation, the best of several
+    rows in bold. Ratios are to the row named softmax, else to the first row. Density and diversity
+    are means over heads and layers, see `headwise.analysis.collect.head_statistics`.
 
     Args:
         jobs: records of a sweep: overrides, and the folder of the run, an error, or interrupted.
@@ -46,9 +46,9 @@ def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
     scores = facts[facts.sign.notna()].astype({"value": float, "sign": float})
     signed = scores.assign(value=scores.value * scores.sign)
     means = signed.groupby(["quantity", "row"]).value.mean()
-    best = {of.idxmax() for _, of in means.groupby("quantity") if len(of) > 1}
+    best = {rows.idxmax() for _, rows in means.groupby("quantity") if len(rows) > 1}
 
-    def shown(cell: pd.DataFrame) -> str:
+    def cell_text(cell: pd.DataFrame) -> str:
         first = cell.iloc[0]
         if first.quantity == "runs":
             return _counts(cell.value)
@@ -56,13 +56,13 @@ def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
             value, base = (medians.get((first.quantity, row)) for row in (first.row, baseline))
             return f"{value / base:.2f}" if pd.notna(value) and base else "-"
         if first.quantity in HEADS:
-            of_sites = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
-            values = [of_sites.get(site) for site in sites]
+            site_means = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
+            values = [site_means.get(site) for site in sites]
             return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in values)
         score = mean_and_deviation(cell.value)
         return f"**{score}**" if (first.quantity, first.row) in best else score
 
-    frame = pivot(facts, "row", ["quantity"], shown)
+    frame = pivot(facts, "row", ["quantity"], cell_text)
     order = [*scores.quantity.unique(), "runs", *COSTS, *HEADS]
     frame = frame.reindex(columns=[(name,) for name in order], fill_value="-")
     frame.columns = [heads.get(name, name) for name in order]
@@ -104,8 +104,8 @@ def _facts(jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[
                     yield {"row": row, "quantity": quantity, "site": site, "value": value}
 
 
-def _counts(ends: pd.Series) -> str:
+def _counts(outcomes: pd.Series) -> str:
     """Count finished and unfinished runs: `3 (1 failed)`."""
-    counts = ends.value_counts()
-    lost = ", ".join(f"{counts[end]} {end}" for end in ("failed", "interrupted") if end in counts)
-    return f"{counts.get('', 0)}" + (f" ({lost})" if lost else "")
+    counts = outcomes.value_counts()
+    unfinished = ", ".join(f"{counts[k]} {k}" for k in ("failed", "interrupted") if k in counts)
+    return f"{counts.get('', 0)}" + (f" ({unfinished})" if unfinished else "")

@@ -39,7 +39,7 @@ def draw_figures(runs: Sequence[Path], output: Path) -> list[Path]:
         Paths of the files; empty if nothing was measured.
 
     Raises:
-        RunError: a folder is no run folder.
+        RunError: a folder is not a run folder.
         DataError: another version wrote a table.
     """
     figures = figures_of(runs)
@@ -52,13 +52,13 @@ def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
     The validation scores of all corpora are one figure. A single run has its training figures
     instead.
 
-    Args, raises: as of `draw_figures`.
+    Args, raises: as for `draw_figures`.
     """
     corpora = corpus_rows(runs)
     figures = {
         f"{name}-{corpus.stem}" if len(corpora) > 1 else name: figure
         for corpus in corpora
-        for name, figure in _of_corpus(corpus)
+        for name, figure in _corpus_figures(corpus)
     }
     if len(runs) == 1:
         return training_figures(runs[0]) | figures
@@ -69,7 +69,7 @@ def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
 def training_figures(run: Path) -> dict[str, Figure]:
     """Return file name -> figure of one run over its training, with its name in the titles.
 
-    Args, raises: as of `draw_figures`.
+    Args, raises: as for `draw_figures`.
     """
     (corpus,) = corpus_rows([run])
     (name,) = corpus.rows
@@ -81,19 +81,19 @@ def unanalysed(runs: Sequence[Path]) -> list[Path]:
     return [run for run in runs if not HEADS.path(run / FOLDER).is_file()]
 
 
-def _of_corpus(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
-    """Yield file name and figure of all that was measured."""
+def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
+    """Yield file name and figure for every measurement."""
     alphas = _table(corpus, _alpha_ends)
-    for name, of_name in alphas.groupby("name", sort=False):
+    for name, rows in alphas.groupby("name", sort=False):
         ending = f"-{file_stem(name)}" if alphas["name"].nunique() > 1 else ""
         title = f"{display_name(name)}, {corpus.corpus}"
-        yield f"alpha_histograms{ending}", plots.alpha_histograms(of_name, title)
-        moved = of_name.dropna(subset="start")
-        if len(moved):
-            yield f"alpha_start_end{ending}", plots.alpha_start_end(moved, title)
-    # a single choice has no legend
-    only = [display_name(name) for name in corpus.rows] if len(corpus.rows) == 1 else []
-    title, text = ", ".join([*only, corpus.corpus]), _measured_on(corpus)
+        yield f"alpha_histograms{ending}", plots.alpha_histograms(rows, title)
+        paired = rows.dropna(subset="start")
+        if len(paired):
+            yield f"alpha_start_end{ending}", plots.alpha_start_end(paired, title)
+    # without a legend, the title names the choice
+    names = [display_name(name) for name in corpus.rows] if len(corpus.rows) == 1 else []
+    title, text = ", ".join([*names, corpus.corpus]), _measured_on(corpus)
     densities = _table(corpus, _analysed(DENSITY))
     if len(densities):
         yield "density_violins", plots.density_violins(densities, title, text)
@@ -102,9 +102,9 @@ def _of_corpus(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
         yield "density_layers", plots.density_layers(heads, title, text)
     layers = _table(corpus, _analysed(LAYERS))
     for column in plots.BASES:
-        diverse = layers.dropna(subset=column)
-        if len(diverse):
-            yield column, plots.diversity_layers(diverse, column, title, text)
+        measured = layers.dropna(subset=column)
+        if len(measured):
+            yield column, plots.diversity_layers(measured, column, title, text)
     pruning = _table(corpus, _pruning)
     if len(pruning):
         yield "pruning", plots.pruning_curves(pruning, corpus.corpus, text)
@@ -132,12 +132,12 @@ def _analysed(table: Table) -> Read:
 
 
 def _measured_on(corpus: CorpusRows) -> str:
-    """Return a sentence on the text of the analyses, if it is the same for all."""
+    """Return a sentence that names the text of the analyses, if it is the same for all."""
     runs = [run for runs in corpus.rows.values() for run in runs]
     texts = {
-        (about.get("sentences"), about.get("split"))
+        (settings.get("sentences"), settings.get("split"))
         for run in runs
-        if (about := read_settings(run.folder / FOLDER))
+        if (settings := read_settings(run.folder / FOLDER))
     }
     if len(texts) != 1:
         return ""

@@ -45,9 +45,10 @@ def draw_attention(
     ((_, reading),) = loaded.task.readings(loaded, [sentence])
     about = f"{display_name(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
-    for site in dict.fromkeys(seen.site for seen in reading.seen):
+    for site in dict.fromkeys(obs.site for obs in reading.observations):
         axes = reading.axes[site]
-        layers = [_layer(seen, alphas(loaded.model)) for seen in reading.seen if seen.site == site]
+        of_site = (obs for obs in reading.observations if obs.site == site)
+        layers = [_layer(obs, alphas(loaded.model)) for obs in of_site]
         note = f"{about} {axes.note}".strip()
         figure = attention_maps(site, layers, axes.queries, axes.keys, axes.text, note)
         if figure is not None:
@@ -55,17 +56,17 @@ def draw_attention(
     return files
 
 
-def _layer(seen: Observation, of_heads: HeadValues) -> LayerMaps:
+def _layer(obs: Observation, head_alphas: HeadValues) -> LayerMaps:
     """Return the heads with finite weights."""
-    layers = of_heads.get(seen.site, [])
-    values = layers[seen.layer - 1] if seen.layer <= len(layers) else []
-    weights_HQK, allowed_HQK = seen.weights_BHQK[0], seen.allowed_BHQK[0]
+    layers = head_alphas.get(obs.site, [])
+    values = layers[obs.layer - 1] if obs.layer <= len(layers) else []
+    weights_HQK, allowed_HQK = obs.weights_BHQK[0], obs.allowed_BHQK[0]
     is_finite_H = weights_HQK.isfinite().all(2).all(1).cpu()
-    places = [place for place, is_finite in enumerate(is_finite_H.tolist()) if is_finite]
+    indices = [i for i, is_finite in enumerate(is_finite_H.tolist()) if is_finite]
     return LayerMaps(
-        seen.layer,
-        [seen.head_numbers[place] for place in places],
-        weights_HQK.double().cpu().numpy()[places],
-        allowed_HQK.cpu().numpy()[places],
-        [values[place] if place < len(values) else None for place in places],
+        obs.layer,
+        [obs.head_numbers[i] for i in indices],
+        weights_HQK.double().cpu().numpy()[indices],
+        allowed_HQK.cpu().numpy()[indices],
+        [values[i] if i < len(values) else None for i in indices],
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from headwise.report.paper_runs import SavedRun, differing_keys, read_run
-from headwise.report.run_names import BESIDE, choice_name, class_word, corpus_name
+from headwise.report.run_names import OTHER_GROUPS, choice_name, class_word, corpus_name
 
-FIRST = ("softmax", "entmax15", "alpha_entmax")  # first in figures, as in papers
-MOST_KEYS = 3  # keys in the name of a row
-NAMED = ("attention", "sites", *BESIDE)
+FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
+MAX_KEYS = 3  # in the name of a row
+NAMED_GROUPS = ("attention", "sites", *OTHER_GROUPS)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def corpus_rows(folders: Sequence[Path]) -> list[CorpusRows]:
     """Group runs by corpus and choice, in the order of first occurrence.
 
     Raises:
-        RunError: a folder is no run folder, or of another version.
+        RunError: a folder is not a run folder, or of another version.
     """
     texts: dict[tuple[Any, ...], list[SavedRun]] = {}
     for folder in folders:
@@ -62,18 +62,18 @@ def named_rows(runs: Sequence[SavedRun]) -> dict[str, list[SavedRun]]:
             choices.append((run.decisive, [run]))
         else:
             row.append(run)
-    chosen = [f"{group}._target_" for group in ("attention", *BESIDE)]  # always in the name
+    target_keys = [f"{group}._target_" for group in ("attention", *OTHER_GROUPS)]  # always named
     differing = differing_keys([decisive for decisive, _ in choices])
-    keys = [key for key in differing if key not in chosen]
-    elsewhere = [key for key in keys if key.partition(".")[0] not in NAMED]
-    names = [_name(same[0], decisive, elsewhere) for decisive, same in choices]
+    keys = [key for key in differing if key not in target_keys]
+    other_keys = [key for key in keys if key.partition(".")[0] not in NAMED_GROUPS]
+    names = [_name(same[0], decisive, other_keys) for decisive, same in choices]
     if len(set(names)) < len(names):  # the same attention with other settings
         names = [_name(same[0], decisive, keys) for decisive, same in choices]
     rows: dict[str, list[SavedRun]] = {}
     for name, (_, same) in zip(names, choices, strict=True):
         unique = name if name not in rows else f"{name} ({len(rows) + 1})"
         rows[unique] = sorted(same, key=lambda run: run.seed)
-    return {name: rows[name] for name in (*filter(rows.__contains__, FIRST), *rows)}
+    return {name: rows[name] for name in (*filter(rows.__contains__, FIRST_ROWS), *rows)}
 
 
 def file_stem(name: str) -> str:
@@ -83,7 +83,7 @@ def file_stem(name: str) -> str:
 
 def _name(run: SavedRun, decisive: Mapping[str, Any], keys: Sequence[str]) -> str:
     parts = [choice_name(run.config)]
-    for key in keys[:MOST_KEYS]:
+    for key in keys[:MAX_KEYS]:
         group, _, last = key.rpartition(".")
         value = decisive.get(key)
         if last == "_target_":

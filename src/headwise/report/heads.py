@@ -47,10 +47,10 @@ def write_comparison(runs: Mapping[Path, Path], thresholds: Thresholds, output: 
     frame = head_frame(facts, ["row"])
     notes = ["– : not measured, or no such head."]
     for run, analysis in runs.items():
-        about = read_settings(analysis)
+        settings = read_settings(analysis)
         notes.append(
-            f"{labels[run]}: `{run}`, {about['sentences']} sentences of {about['split']}, weights "
-            f"`{about['checkpoint']}`"
+            f"{labels[run]}: `{run}`, {settings['sentences']} sentences of {settings['split']}, "
+            f"weights `{settings['checkpoint']}`"
         )
     notes += definitions(facts.quantity, thresholds)
     text = Table("", frame, notes).markdown()
@@ -84,7 +84,7 @@ def analysis_facts(analysis: Path) -> list[dict[str, Any]]:
     """Return every measured quantity of a run, from the folder of its analysis."""
     heads, layers = (_numbers(table, analysis) for table in (HEADS, LAYERS))
     first = heads[heads.site.isin(heads.site[:1])]
-    values = [*_of_positions(heads), *_of_words(first)]
+    values = [*_position_values(heads), *_word_values(first)]
     for site, rows in heads.groupby("site", sort=False):
         values += [(name, site, None, rows[name].mean()) for name in ("alpha", "density")]
         values.append(("confidence", site, None, rows.confidence.median()))
@@ -104,23 +104,23 @@ def _numbers(table: AnalysisTable, analysis: Path) -> pd.DataFrame:
     return pd.DataFrame(table.read(analysis), columns=list(table.columns)).astype(floats)
 
 
-def _of_positions(heads: pd.DataFrame) -> Iterator[Value]:
+def _position_values(heads: pd.DataFrame) -> Iterator[Value]:
     for role in ("previous", "next"):
         yield f"{role}_heads", None, None, _n_heads(heads, role, f"{role}_share")
         yield f"{role}_share", None, None, heads[f"{role}_share"].max()
         yield f"{role}_weight", None, None, heads[_has(heads, role)][f"{role}_weight"].median()
 
 
-def _of_words(heads: pd.DataFrame) -> Iterator[Value]:
-    """Yield quantities of merging, interrogation and rare-word heads of a site."""
+def _word_values(heads: pd.DataFrame) -> Iterator[Value]:
+    """Yield quantities of merging, interrogation and rare-token heads of a site."""
     values = {
         "merging_heads": _n_heads(heads, "merging", "merge_score"),
         "interrogation_heads": _n_heads(heads, "interrogation", "question_weight"),
         "cluster_mass": heads.cluster_mass.max(),
         "rare_share": heads.rare_share.max(),
     }
-    for place, score in enumerate(heads.merge_score.nlargest(2), start=1):
-        values[f"merge_score_{place}"] = score
+    for rank, score in enumerate(heads.merge_score.nlargest(2), start=1):
+        values[f"merge_score_{rank}"] = score
     contrast = (heads.question_weight - heads.statement_weight.fillna(0)).dropna()
     if len(contrast):  # of the head with the largest difference
         values |= heads.loc[contrast.idxmax(), ["question_weight", "statement_weight"]]
@@ -139,18 +139,18 @@ def _n_heads(heads: pd.DataFrame, role: str, column: str) -> float:
 def head_frame(facts: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Return a table of quantities by columns of the facts: means over runs, numbers of papers."""
     keys = [*facts[["quantity", "site", "layer"]].itertuples(index=False, name=None)]
-    names = facts.assign(name=[name_of(key) for key in keys])
-    return pivot(names, "name", columns, _shown, map(name_of, in_order(keys)))
+    names = facts.assign(name=[quantity_name(key) for key in keys])
+    return pivot(names, "name", columns, _cell_text, map(quantity_name, sorted_keys(keys)))
 
 
-def in_order(keys: Iterable[Key]) -> list[Key]:
+def sorted_keys(keys: Iterable[Key]) -> list[Key]:
     """Sort unique keys by quantity, then site (in order of occurrence), then layer."""
     keys, order = list(dict.fromkeys(keys)), list(QUANTITIES)
     sites = [None, *dict.fromkeys(site for _, site, _ in keys if site is not None)]
     return sorted(keys, key=lambda k: (order.index(k[0]), sites.index(k[1]), k[2] or 0))
 
 
-def name_of(key: Key) -> str:
+def quantity_name(key: Key) -> str:
     """Return the displayed name of a quantity."""
     quantity, site, layer = key
     name = QUANTITIES[quantity][0]
@@ -164,7 +164,7 @@ def shown_value(kind: str, value: float) -> str:
     return {"count": f"{value:.0f}", "share": percent(value), "number": f"{value:.2f}"}[kind]
 
 
-def _shown(cell: pd.DataFrame) -> str:
+def _cell_text(cell: pd.DataFrame) -> str:
     """Format `0.52 (0.50 to 0.55)` over runs; for a paper its number or text, with the mark."""
     first = cell.iloc[0]
     kind = QUANTITIES[first.quantity][1]
@@ -196,7 +196,7 @@ def definitions(quantities: Iterable[str], thresholds: Thresholds) -> list[str]:
         "merge_score_1": "Merge score of a word: the largest weight of one of its tokens on the "
         "others; of a word of one token its weight on itself. A head's is the mean over words. A "
         f"merging head (of Correia et al. 2019) has {percent(thresholds.merge_score)}, and "
-        f"{percent(MIN_SPLIT_SCORE)} over words of several tokens. Mass inside of the word: "
+        f"{percent(MIN_SPLIT_SCORE)} over words of several tokens. Mass inside the word: "
         "share of the weight of the tokens of words that stays in the same word.",
         "question_weight": "An interrogation head (of Correia et al. 2019) gives at least "
         f"{percent(thresholds.question_weight)} of the weight of question words to the question "
@@ -223,7 +223,7 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
     Args:
         facts: of `paper_head_facts`.
     """
-    of_paper = facts[facts.origin == "paper"]
+    paper_facts = facts[facts.origin == "paper"]
     tables = []
     for name, column in paper.columns.items():
         ours = facts[facts.column == name]
@@ -233,10 +233,10 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
             part
             for row in paper.rows
             if row in set(ours.row)
-            for part in (of_paper[of_paper.row == row], ours[ours.row == row])
+            for part in (paper_facts[paper_facts.row == row], ours[ours.row == row])
         ]
         both = pd.concat(parts)
-        both.loc[~both.row.isin(of_paper.row), "origin"] = ""
+        both.loc[~both.row.isin(paper_facts.row), "origin"] = ""
         frame = head_frame(both, ["row", "origin"]).rename(columns=paper.rows, level=0)
         seeds = both[both.origin != "paper"].groupby("row", sort=False).run.nunique()
         n_seeds = ", ".join(f"{paper.rows[row]} {n}" for row, n in seeds.items())
@@ -245,9 +245,9 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
             f"Seeds: {n_seeds}."
         )
         tables.append(Table(f"Heads, {column.label}", frame, [note]))
-    if not tables and len(of_paper):
-        order = [row for row in paper.rows if row in set(of_paper.row)]
-        frame = head_frame(of_paper, ["row"])[[(row,) for row in order]]
+    if not tables and len(paper_facts):
+        order = [row for row in paper.rows if row in set(paper_facts.row)]
+        frame = head_frame(paper_facts, ["row"])[[(row,) for row in order]]
         tables.append(Table("Heads, the paper alone", frame.rename(columns=paper.rows)))
     if tables:
         marks = mark_notes(number.mark for number in paper.heads)

@@ -30,8 +30,8 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
 
     config = read_config(folder)
     task = task_of(config)
-    drawn = {"loss", task.judged_by(config).name}
-    labels = {m.name: m.label for m in task.metrics(config) if m.name in drawn}
+    names = {"loss", task.main_metric(config).name}
+    labels = {m.name: m.label for m in task.metrics(config) if m.name in names}
     heads, metrics = (read_if_exists(record) for record in (folder.heads, folder.metrics))
     return training_figures(heads, metrics, labels, name, config.model.heads)
 
@@ -71,9 +71,8 @@ def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str
 def shown_score(score: Mapping[str, Any]) -> str:
     """Format a score with its signature, the exactness of a search, or the warning of a command."""
     if "exact" in score:
-        return (
-            f"{100 * score['exact']:6.2f}  % of searches exact; {score['support']:.1f} words a step"
-        )
+        exact, support = 100 * score["exact"], score["support"]
+        return f"{exact:6.2f}  % of searches exact; {support:.1f} tokens per step"
     if "score" not in score:
         return f"{'-':>6}  {score['warning']}"
     return f"{score['score']:6.2f}  {score.get('signature', score.get('command', ''))}"

@@ -19,7 +19,7 @@ from headwise.config.schema import SITE_NAMES, Config, typed
 from headwise.errors import ConfigError, refuse, require
 from headwise.report.quantities import QUANTITIES
 from headwise.runs.fingerprint import comparable
-from headwise.tasks.settings import settle
+from headwise.tasks.settings import resolve
 from headwise.tasks.task import task_of
 
 MARKS = {
@@ -40,7 +40,7 @@ class Column:
     """A column of the table: a test set, or a quantity that only the paper has."""
 
     label: str = MISSING
-    test: str | None = None  # as results.json names it; null: the paper's numbers only
+    test: str | None = None  # its name in results.json; null: the paper's numbers only
     unit: str | None = None  # if the quantity is not the paper's metric
     decimals: int = 2  # of the paper's numbers
     note: str | None = None
@@ -189,14 +189,14 @@ def _choices(paper: Paper) -> Iterator[tuple[str, str | None, Collection[str]]]:
     for row, speed in paper.speed.items():
         yield "paper.speed", row, paper.rows
         yield f"paper.speed.{row}.mark", speed.mark, MARKS
-    for number, of_heads in enumerate(paper.heads):
+    for number, head_number in enumerate(paper.heads):
         key = f"paper.heads[{number}]"
-        yield f"{key}.quantity", of_heads.quantity, QUANTITIES
-        if of_heads.site is not None:
-            yield f"{key}.site", of_heads.site, SITE_NAMES
-        yield from ((f"{key}.values", row, paper.rows) for row in of_heads.values)
-        yield from ((f"{key}.text", row, paper.rows) for row in of_heads.text)
-        yield f"{key}.mark", of_heads.mark, MARKS
+        yield f"{key}.quantity", head_number.quantity, QUANTITIES
+        if head_number.site is not None:
+            yield f"{key}.site", head_number.site, SITE_NAMES
+        yield from ((f"{key}.values", row, paper.rows) for row in head_number.values)
+        yield from ((f"{key}.text", row, paper.rows) for row in head_number.text)
+        yield f"{key}.mark", head_number.mark, MARKS
     for number, fact in enumerate(paper.pruning):
         key = f"paper.pruning[{number}]"
         yield from ((f"{key}.sites", site, SITE_NAMES) for site in fact.sites)
@@ -208,8 +208,8 @@ def _choices(paper: Paper) -> Iterator[tuple[str, str | None, Collection[str]]]:
 
 def check_seeds(key: str, seeds: Sequence[int]) -> None:
     """Validate seeds: unique numbers of at least 0."""
-    fits = bool(seeds) and len(set(seeds)) == len(seeds) and min(seeds) >= 0
-    require(fits, key, "different numbers of at least 0, at least one of them", list(seeds))
+    is_valid = bool(seeds) and len(set(seeds)) == len(seeds) and min(seeds) >= 0
+    require(is_valid, key, "one or more different numbers of at least 0", list(seeds))
 
 
 # -- recipes --------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Recipe:
 def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
     """Compose the configuration of a cell as `headwise train` does with its overrides.
 
-    Hydra must be initialised with the configs, as it is in every command.
+    Hydra must be initialised with the configs, as in every command.
 
     Args:
         changes: overrides of the whole report, applied after those of the cell.
@@ -256,7 +256,7 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
         # training may run on another machine
         node.trainer.precision, node.trainer.device = "fp32", "cpu"
         config = typed(node, Config)
-        container = settle(config)
+        container = resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
@@ -269,7 +269,7 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
 
 
 def check_metrics(paper: Paper, recipes: Sequence[Recipe]) -> None:
-    """Validate that some recipe's task has each metric of the paper."""
+    """Validate that each metric of the paper is defined by the task of some recipe."""
     known = {name for recipe in recipes for name in recipe.metrics}
     for name in paper.metrics:
         if recipes and name not in known:

@@ -19,7 +19,7 @@ from headwise.files import read_json
 from headwise.report.figures_rows import named_rows
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_runs import SavedRun
-from headwise.report.tables import NOTHING, Fact, Table, fact_table, pivot
+from headwise.report.tables import EMPTY, Fact, Table, fact_table, pivot
 
 SCORE = "score"  # quantity of a statement without a unit
 N_NAMED = 3  # runs named in a list of commands
@@ -45,8 +45,8 @@ def pruning_report(paper: Paper, runs: Sequence[SavedRun]) -> PruningReport:
         labels = [statement.label for statement in paper.pruning if statement.table == title]
         rows = fact_table(fact for fact in facts if fact["column"] == title)
         rows["kind"] = rows.note.where(rows.origin == "ours", "paper")
-        frame = pivot(rows, "row", ["kind"], _shown, labels)
-        frame = frame.reindex(columns=[(name,) for name in ("paper", *kinds)], fill_value=NOTHING)
+        frame = pivot(rows, "row", ["kind"], _cell_text, labels)
+        frame = frame.reindex(columns=[(name,) for name in ("paper", *kinds)], fill_value=EMPTY)
         tables.append(Table(title, frame))
     if paper.pruned_runs:
         tables += _pruned_runs(runs)
@@ -67,7 +67,7 @@ def _facts(statement: PruningFact, kinds: Mapping[str, Sequence[SavedRun]]) -> I
                 yield {**place, "origin": "ours", "value": round(value, 4), **about}
 
 
-def _shown(cell: pd.DataFrame) -> str:
+def _cell_text(cell: pd.DataFrame) -> str:
     """Format the number or text of the paper; for runs mean, deviation and their number."""
     first = cell.iloc[0]
     unit = "" if first.quantity == SCORE else f" {first.quantity}"
@@ -101,15 +101,15 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
     curve = _curve(folder, fact.sites)
     if not curve:
         return None
-    whole = curve[0][1]
+    full = curve[0][1]
     if fact.measure == "score_left":
         target = fact.removed or 0
         share, score = min(curve, key=lambda step: abs(step[0] - target))
         is_near = abs(share - target) <= NEAR_SHARE
-        return 100 * score / whole if is_near and whole else None
+        return 100 * score / full if is_near and full else None
     removable = 0.0
     for share, score in curve:
-        if score < whole - (fact.tolerance or 0):
+        if score < full - (fact.tolerance or 0):
             break
         removable = share
     return 100 * (1 - removable if fact.measure == "kept" else removable)
@@ -119,8 +119,8 @@ def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
     """Return (share of the heads of `sites` that is removed, score), by ascending share."""
     for content in pruning_tables(folder, "curve"):
         if set(content["sites"]) == set(sites):
-            left = [sum(row[site] for site in sites) for row in content["rows"]]
-            shares = [1 - n / max(left) for n in left]
+            n_left = [sum(row[site] for site in sites) for row in content["rows"]]
+            shares = [1 - n / max(n_left) for n in n_left]
             scores = (row[content["metric"]] for row in content["rows"])
             return sorted(zip(shares, scores, strict=True))
     return []
@@ -134,18 +134,18 @@ def pruning_tables(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
 def _one_left(folder: Path, fact: PruningFact) -> float | None:
     (site,) = fact.sites
     for content in pruning_tables(folder, "one_left"):
-        whole = _whole_score(folder, content)
+        full = _full_score(folder, content)
         for row in content["rows"]:
-            if (row["site"], row["layer"]) == (site, fact.layer) and whole is not None:
-                return float(row[content["metric"]] - whole)
+            if (row["site"], row["layer"]) == (site, fact.layer) and full is not None:
+                return float(row[content["metric"]] - full)
     return None
 
 
-def _whole_score(folder: Path, about: Mapping[str, Any]) -> float | None:
+def _full_score(folder: Path, table: Mapping[str, Any]) -> float | None:
     """Return the score with all heads, for the same weights and sentences."""
-    same, name = ("weights", "split", "sentences", "metric"), about["metric"]
+    keys, name = ("weights", "split", "sentences", "metric"), table["metric"]
     for content in pruning_tables(folder, "curve"):
-        if all(content.get(key) == about.get(key) for key in same):
+        if all(content.get(key) == table.get(key) for key in keys):
             return next((float(r[name]) for r in content["rows"] if r["removed"] == 0), None)
     return None
 
@@ -162,12 +162,12 @@ def _pruned_runs(runs: Sequence[SavedRun]) -> list[Table]:
     rows = {}
     for run in (run for run in runs if run.config.model.heads is not None):
         score, origin = _score(run.folder, run), _origin(run.folder, run)
-        whole = None if origin is None else _score(origin, run)
+        full = None if origin is None else _score(origin, run)
         rows[str(run.folder)] = {
-            "heads kept": ", ".join(_kept(run)),
-            "score": NOTHING if score is None else f"{score:.2f} {run.metric.label}",
+            "heads kept": ", ".join(_heads_left(run)),
+            "score": EMPTY if score is None else f"{score:.2f} {run.metric.label}",
             "difference to the original run": (
-                NOTHING if score is None or whole is None else f"{score - whole:+.2f}"
+                EMPTY if score is None or full is None else f"{score - full:+.2f}"
             ),
         }
     if not rows:
@@ -180,18 +180,18 @@ def _pruned_runs(runs: Sequence[SavedRun]) -> list[Table]:
     return [Table("Our runs with fewer heads", frame, [note], "run")]
 
 
-def _kept(run: SavedRun) -> Iterator[str]:
+def _heads_left(run: SavedRun) -> Iterator[str]:
     model = run.config.model
     for site, n_layers in run.sites.items():
         total = n_layers * model.n_heads
-        left = sum(map(len, model.heads[site])) if site in model.heads else total
-        yield f"{site} {left} of {total}"
+        n_left = sum(map(len, model.heads[site])) if site in model.heads else total
+        yield f"{site} {n_left} of {total}"
 
 
 def _origin(folder: Path, run: SavedRun) -> Path | None:
     """Return the run with all heads, from pruned.json of the folder or of its `init_from`."""
-    for place in (folder, run.config.init_from):
-        path = None if place is None else Path(place) / "pruned.json"
+    for origin in (folder, run.config.init_from):
+        path = None if origin is None else Path(origin) / "pruned.json"
         if path is not None and path.is_file():
             return Path(read_json(path)["origin"])
     return None
@@ -222,9 +222,9 @@ def _commands(paper: Paper, runs: Sequence[SavedRun]) -> list[str]:
             lines.append(f"{command} ablation=true")
         for sites in curves:
             is_all = not sites or {*sites} == {*run.sites}
-            some = "" if is_all else f" 'sites=[{','.join(sites)}]'"
-            is_there = bool(_curve(run.folder, sites or [*run.sites])) or (bool(lines) and not some)
-            if not is_there:
-                lines.append(f"{command}{some}")
+            option = "" if is_all else f" 'sites=[{','.join(sites)}]'"
+            exists = bool(_curve(run.folder, sites or [*run.sites])) or (bool(lines) and not option)
+            if not exists:
+                lines.append(f"{command}{option}")
         missing += [lines] if lines else []
     return [line for lines in missing[:N_NAMED] for line in lines]

@@ -25,7 +25,7 @@ from headwise.runs.results import Results
 from headwise.tasks.task import Task, task_of
 from headwise.track.jsonl import read_if_exists
 
-Place = tuple[str, str]  # row and column of a cell
+CellKey = tuple[str, str]  # row and column of a cell
 MACHINE = ("platform", "cpus", "threads", "gpu", "world_size")  # keys that speed depends on
 
 SPEED = "time/tokens_per_second"  # of metrics.jsonl
@@ -66,7 +66,7 @@ class SavedRun:
     @functools.cached_property
     def metric(self) -> Metric:
         """The main metric of the run."""
-        return self.task.judged_by(self.config)
+        return self.task.main_metric(self.config)
 
     @functools.cached_property
     def sites(self) -> dict[str, int]:
@@ -107,7 +107,7 @@ class Matching:
     """
 
     runs: list[SavedRun] = field(default_factory=list)
-    used: dict[Place, list[SavedRun]] = field(default_factory=dict)
+    used: dict[CellKey, list[SavedRun]] = field(default_factory=dict)
     unused: list[Unused] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
@@ -116,7 +116,7 @@ def read_run(path: Path) -> SavedRun:
     """Read a run folder.
 
     Raises:
-        RunError: config.yaml or results.json is invalid, or of another version.
+        RunError: config.yaml or results.json is invalid or from another version.
     """
     folder = RunFolder.existing(path)
     config = read_config(folder)
@@ -150,35 +150,35 @@ def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[in
             matching.unreadable.append(str(error))
             continue
         matching.runs.append(run)
-        fits = [r for r in recipes if not differing(run, r)]
-        if recipes and not fits:
+        matches = [r for r in recipes if not differing(run, r)]
+        if recipes and not matches:
             matching.unused.append(_nearest(run, recipes))
-        for fit in fits:
-            _place(matching, run, fit, seeds)
+        for recipe in matches:
+            _assign(matching, run, recipe, seeds)
     for runs in matching.used.values():
         runs.sort(key=lambda run: run.seed)
     return matching
 
 
-def _place(matching: Matching, run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> None:
-    place = (recipe.cell.row, recipe.cell.column)
-    used, name = matching.used[place], " × ".join(place)
+def _assign(matching: Matching, run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> None:
+    key = (recipe.cell.row, recipe.cell.column)
+    used, name = matching.used[key], " × ".join(key)
     reason = _unfit(run, recipe, seeds)
     if reason is not None:
         matching.unused.append(Unused(run, f"{name}, seed {run.seed}{reason}"))
         return
     same = next((other for other in used if other.seed == run.seed), None)
     if same is not None:
-        kept, left = (run, same) if run.updates > same.updates else (same, run)
-        reason = f"{name}: duplicate seed {run.seed}, {kept.folder} is used"
-        matching.unused.append(Unused(left, reason))
+        chosen, other = (run, same) if run.updates > same.updates else (same, run)
+        reason = f"{name}: duplicate seed {run.seed}, {chosen.folder} is used"
+        matching.unused.append(Unused(other, reason))
         used.remove(same)
-        run = kept
+        run = chosen
     used.append(run)
 
 
 def _unfit(run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> str | None:
-    """Return why a run of a recipe is not used, to follow its name; None if it is used."""
+    """Return why a run of a recipe is not used, as the end of a message; None if it is used."""
     if run.results is None:
         failed = read_json(run.folder / "error.json", missing_ok=True).get("message")
         if failed is not None:
@@ -198,16 +198,16 @@ def differing(run: SavedRun, recipe: Recipe) -> list[str]:
     for key in differing_keys([run.decisive, recipe.decisive]):
         both = [settings.get(key) for settings in (run.decisive, recipe.decisive)]
         group, is_class, _ = key.rpartition("._target_")
-        mine, theirs = map(_class if is_class else _shown, both)
+        value, recipe_value = map(_class if is_class else _shown, both)
         if key not in open_keys:
-            lines.append(f"{group or key}={mine} (recipe: {theirs})")
+            lines.append(f"{group or key}={value} (recipe: {recipe_value})")
     return lines
 
 
 def differing_keys(choices: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys that differ; for a group with another choice only the key that names it."""
     keys = sorted({key for decisive in choices for key in decisive})
-    keys = [k for k in keys if any(one.get(k) != choices[0].get(k) for one in choices)]
+    keys = [k for k in keys if any(choice.get(k) != choices[0].get(k) for choice in choices)]
     for end in ("name", "_target_"):
         groups = tuple(key.removesuffix(end) for key in keys if key.endswith(f".{end}"))
         keys = [key for key in keys if key.endswith(f".{end}") or not key.startswith(groups)]
@@ -220,10 +220,10 @@ def _nearest(run: SavedRun, recipes: Sequence[Recipe]) -> Unused:
         return Unused(run, "the table has no recipes")
     by_distance = [(len(differing(run, r)), number) for number, r in enumerate(recipes)]
     n_differing, number = min(by_distance)
-    near = recipes[number]
-    keys = differing(run, near)
+    nearest, cell = recipes[number], recipes[number].cell
+    keys = differing(run, nearest)
     shown = "; ".join(keys[:6]) + (f"; and {len(keys) - 6} more" if len(keys) > 6 else "")
-    return Unused(run, f"nearest {near.cell.row} × {near.cell.column}, but {shown}", n_differing)
+    return Unused(run, f"nearest {cell.row} × {cell.column}, but {shown}", n_differing)
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from headwise.report.paper import MARKS, Paper
-from headwise.report.tables import NOTHING, Table, mean_and_deviation, pivot, select
+from headwise.report.tables import EMPTY, Table, mean_and_deviation, pivot, select
 
 NOT_AVERAGED = "not averaged"
 MISSING = "missing"
@@ -37,19 +37,19 @@ def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return a table of rows by columns, with the paper's numbers and ours."""
     units = [column.unit for column in paper.columns.values() if column.unit]
     cells = select(facts, quantity=[metric, "missing", "updates", *units])
-    barred = set(facts[facts.quantity == "not_averaged"].column)
+    not_averaged = set(facts[facts.quantity == "not_averaged"].column)
 
-    def shown(cell: pd.DataFrame) -> str:
+    def cell_text(cell: pd.DataFrame) -> str:
         first = cell.iloc[0]
         if first.origin == "paper":
             return f"{first.value:.{paper.columns[first.column].decimals}f}{_marked(first.mark)}"
         has_runs = (cell.quantity == "updates").any()
-        if first.column in barred or not has_runs:
+        if first.column in not_averaged or not has_runs:
             return NOT_AVERAGED if has_runs else MISSING
         scores = cell[cell.quantity == metric].value
-        return f"{mean_and_deviation(scores)} ({len(scores)})" if len(scores) else NOTHING
+        return f"{mean_and_deviation(scores)} ({len(scores)})" if len(scores) else EMPTY
 
-    frame = pivot(cells, "row", ["column", "origin"], shown, paper.rows)
+    frame = pivot(cells, "row", ["column", "origin"], cell_text, paper.rows)
     labels = {
         name: column.label + (f" ({column.unit})" if column.unit else "")
         for name, column in paper.columns.items()
@@ -78,8 +78,8 @@ def _main(paper: Paper, facts: pd.DataFrame) -> Table:
             note = f"; {column.note}" if column.note else ""
             notes.append(f"{column.label}: scored on {column.test}{note}.")
         for fact in select(facts, column=name, quantity=["not_averaged", "note"]).itertuples():
-            is_barred = fact.quantity == "not_averaged"
-            kind = "NOT AVERAGED, NOT COMPARED: " if is_barred else ""
+            is_excluded = fact.quantity == "not_averaged"
+            kind = "NOT AVERAGED, NOT COMPARED: " if is_excluded else ""
             notes.append(f"{column.label}: {kind}{fact.note}.")
     notes += _signatures(facts, paper.metric)
     return Table(title, frame, notes)
@@ -107,22 +107,22 @@ def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: 
     cells = {}
     for name in (name for name, column in paper.columns.items() if column.unit is None):
         for row in (row for row in paper.rows if row != baseline):
-            of_paper = _paper_difference(paper, row, baseline, name)
+            published = _paper_difference(paper, row, baseline, name)
             tested = _tested(select(facts, column=name), paper.metric, row, baseline, n_resamples)
-            shown = {**of_paper, **tested}
-            if shown:
-                cells[f"{paper.columns[name].label}, {paper.rows[row]}"] = shown
-    frame = pd.DataFrame.from_dict(cells, orient="index").fillna(NOTHING)
+            texts = {**published, **tested}
+            if texts:
+                cells[f"{paper.columns[name].label}, {paper.rows[row]}"] = texts
+    frame = pd.DataFrame.from_dict(cells, orient="index").fillna(EMPTY)
     frame = frame[[kind for kind in ("paper", OURS, "p") if kind in frame]]
     notes = []
     if OURS in frame:
         notes = [
-            "Ours: the mean over the seeds that both rows have (their number; of how many, where a "
-            "row has more, so that its mean above is another); above 0 is better than "
+            "Ours: mean over the n seeds that both rows have (n; n of m if a row has m seeds, and "
+            "thus another mean in the table above); above 0 is better than "
             f"{base}. Interval and p are by paired bootstrap over items of the test set (Koehn "
             f"2004), {n_resamples:,} draws, the same items for both rows and all seeds.",
             "p is two-sided. It covers the choice of items, not of seeds, and is not corrected for "
-            "the number of cells. ≤ marks the smallest p value that this many draws can give.",
+            "the number of cells. ≤ marks the smallest p-value that this many draws can give.",
         ]
     return Table(f"Difference to {base}, in {paper.metrics[paper.metric]}", frame, notes)
 
@@ -139,11 +139,11 @@ def _tested(
     )
     p_value, n_seeds = tested.value["p_value"], tested.n_seeds["p_value"]
     n_runs = select(facts, row=[row, baseline], quantity="updates").row.value_counts().max()
-    of_all = f" of {n_runs}" if n_runs > n_seeds else ""
-    least = 1 / (n_resamples + 1)
+    total = f" of {n_runs}" if n_runs > n_seeds else ""
+    smallest = 1 / (n_resamples + 1)
     return {
-        OURS: f"{difference} [{low} to {high}] ({n_seeds}{of_all})",
-        "p": f"{p_value:.3f}" if p_value > least else f"≤ {least:.1g}",
+        OURS: f"{difference} [{low} to {high}] ({n_seeds}{total})",
+        "p": f"{p_value:.3f}" if p_value > smallest else f"≤ {smallest:.1g}",
     }
 
 
@@ -159,7 +159,7 @@ def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:
     """Return a table of training tokens/s in percent of the baseline's."""
     percents = facts[facts.quantity.str.startswith("speed_percent")].fillna({"column": "paper"})
 
-    def shown(cell: pd.DataFrame) -> str:
+    def cell_text(cell: pd.DataFrame) -> str:
         values = [f"{value:.0f}" for value in cell.value]
         if len(values) == 1:
             return values[0] + _marked(cell.mark.iloc[0])
@@ -167,7 +167,7 @@ def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:
         return ratio if low == high else f"{ratio} ({low} to {high})"
 
     rows = [row for row in paper.rows if row != baseline]
-    frame = pivot(percents, "row", ["column"], shown, rows)
+    frame = pivot(percents, "row", ["column"], cell_text, rows)
     frame = frame[sorted(frame, key=lambda name: name != ("paper",))]
     labels = {name: column.label for name, column in paper.columns.items()}
     frame = frame.rename(index=paper.rows).rename(columns=labels)
@@ -176,8 +176,8 @@ def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:
         machines = facts[facts.quantity == "updates"].note.unique()
         notes = [
             "Ours: a run's speed is the median over the windows of its log; ratio of medians over "
-            "the seeds that both rows have (lowest to highest ratio of one seed), as they were "
-            "trained: other load on the machine counts.",
+            "the seeds that both rows have (lowest to highest ratio of one seed), as "
+            "measured in training: other load on the machine lowers it.",
             f"Ours were trained on: {'; '.join(sorted(machines))}.",
         ]
     return Table(f"Training speed, tokens/s in % of {paper.rows[baseline]}", frame, notes)

@@ -11,8 +11,8 @@ from headwise.config.folders import config_dir
 from headwise.config.schema import Config
 from headwise.tasks.task import task_of
 
-# Groups that are named with the attention, and the choice that is not mentioned.
-BESIDE = {
+# Groups that are named after the attention -> the choice that is not named.
+OTHER_GROUPS = {
     "pattern": "none",
     "scaling": "none",
     "positions": "sinusoidal",
@@ -22,7 +22,7 @@ BESIDE = {
     "repulsion": "none",
     "gates": "none",
 }
-# As in papers; only Ro→En for WMT16, since not every folder of it has WMT's training text.
+# As in papers; only Ro→En for WMT16, since some folders of it have other training text.
 CORPORA = {
     "builtin": "built-in corpus",
     "iwslt17": "IWSLT17",
@@ -51,8 +51,8 @@ def attention_name(config: Config) -> str:
 
 def choice_name(config: Config) -> str:
     """Return the names of the yaml files of the attention and of the other groups of a run."""
-    beside = {group: class_word(getattr(config, group)["_target_"]) for group in BESIDE}
-    others = [f"{group} {word}" for group, word in beside.items() if word != BESIDE[group]]
+    words = {group: class_word(getattr(config, group)["_target_"]) for group in OTHER_GROUPS}
+    others = [f"{group} {word}" for group, word in words.items() if word != OTHER_GROUPS[group]]
     return ", ".join([attention_name(config), *others])
 
 

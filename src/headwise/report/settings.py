@@ -2,7 +2,7 @@
 
     python -m headwise.report.settings [--write docs/settings.md]
 
-Defaults are those of `python train.py`, meanings the comments of `headwise.config.schema`. With
+Defaults are those of `python train.py`; meanings are the comments of `headwise.config.schema`. With
 `--write`, the lines between the two markers of the file are replaced. Keys of open groups
 (attention, loss and the like) are in the yamls of their choices.
 """
@@ -34,7 +34,7 @@ GROUPS = {  # key of a group -> its class
     "paths": schema.PathsConfig,
 }
 # Set by the yamls of `data`, not by users.
-OF_A_CORPUS = ("tasks", "files", "origins", "licence", "notes")
+CORPUS_KEYS = ("tasks", "files", "origins", "licence", "notes")
 
 
 def settings(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str]]:
@@ -44,7 +44,7 @@ def settings(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str]]:
     assert isinstance(plain, dict)
     for name in (field.name for field in dataclasses.fields(kind)):
         is_group = isinstance(plain[name], dict) and plain[name]
-        if not is_group and name not in OF_A_CORPUS and name[0] != "_":
+        if not is_group and name not in CORPUS_KEYS and name[0] != "_":
             comment = re.search(rf"^    {name}: [^#\n]*  # (.*)$", source, re.MULTILINE)
             yield name, _yaml(plain[name]), comment[1] if comment else ""
 
@@ -66,7 +66,7 @@ def tables() -> str:
         ]
         about = (inspect.getdoc(kind) or "").split("\n\n")[0]
         title = f"`{group}`" if group else "A run"
-        table = markdown_table(("key", "unless set", ""), rows, numeric=False)
+        table = markdown_table(("key", "default", ""), rows, numeric=False)
         parts.append(f"### {title}\n\n{' '.join(about.split())}\n\n{table}")
     return "\n\n".join(parts)
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from headwise.markdown import markdown_table
 
-NOTHING = "–"  # an empty cell
+EMPTY = "–"  # text of an empty cell
 Fact = Mapping[str, Any]
 COLUMNS = (
     "paper",
@@ -24,7 +24,7 @@ COLUMNS = (
     "site",  # of heads
     "layer",
     "value",
-    "mark",  # of the paper's: OK, r+ or r-
+    "mark",  # of the paper's numbers: OK, r+ or r-
     "n_seeds",
     "seed",
     "signature",
@@ -71,7 +71,7 @@ def pivot(
     facts: pd.DataFrame,
     row: str,
     columns: Sequence[str],
-    shown: Callable[[pd.DataFrame], str],
+    cell_text: Callable[[pd.DataFrame], str],
     rows: Iterable[Any] | None = None,
 ) -> pd.DataFrame:
     """Return a table of text: a cell for each row and column, in the order of their first facts.
@@ -80,14 +80,14 @@ def pivot(
         facts: tidy; the columns named here must have a value in every row.
         row: the column whose values are the rows.
         columns: those whose values are the columns, outer level first.
-        shown: the facts of a cell -> its text.
+        cell_text: the facts of a cell -> its text.
         rows: names of the rows; None: those of the facts.
     """
-    texts = {key: shown(cell) for key, cell in facts.groupby([row, *columns], sort=False)}
+    texts = {key: cell_text(cell) for key, cell in facts.groupby([row, *columns], sort=False)}
     names = list(dict.fromkeys(facts[row]) if rows is None else rows)
-    heads = list(dict.fromkeys(facts[list(columns)].itertuples(index=False, name=None)))
-    cells = [[texts.get((name, *head), NOTHING) for head in heads] for name in names]
-    labels = pd.MultiIndex.from_tuples(heads) if heads else None
+    keys = list(dict.fromkeys(facts[list(columns)].itertuples(index=False, name=None)))
+    cells = [[texts.get((name, *key), EMPTY) for key in keys] for name in names]
+    labels = pd.MultiIndex.from_tuples(keys) if keys else None
     return pd.DataFrame(cells, index=names, columns=labels)
 
 
@@ -117,7 +117,7 @@ class Table:
     corner: str = ""
 
     @property
-    def heads(self) -> list[str]:
+    def headers(self) -> list[str]:
         """Headers of the columns."""
         return [": ".join(filter(None, names)) for names in self._names()]
 
@@ -132,7 +132,7 @@ class Table:
     def markdown(self) -> str:
         """Return heading, table and notes as Markdown."""
         rows = [[name, *cells] for name, cells in self.rows]
-        table = markdown_table([self.corner, *self.heads], rows)
+        table = markdown_table([self.corner, *self.headers], rows)
         notes = "".join(f"\n- {note}" for note in self.notes)
         heading = f"## {self.title}\n\n" if self.title else ""
         return f"{heading}{table}\n" + (f"{notes}\n" if notes else "")

@@ -25,9 +25,9 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> dict[str, Any] | None:
-    """Commit of the source tree and whether it has changes; None outside of a git checkout.
+    """Commit of the source tree and whether it has changes; None outside a git checkout.
 
-    A checkout that does not track this file is ignored, such as one with an environment in it.
+    A checkout that does not track this file is ignored, such as one that contains a venv.
     """
     here = Path(__file__)
 

@@ -20,17 +20,17 @@ class UntouchedRun(RunError):
 
 @dataclass
 class Failure:
-    """Where to write the error of this command.
+    """Writes the error of a command to its run folder.
 
     Attributes:
-        place: returns the folder of the settings alone, for errors before `folder` is known;
+        locate: returns the folder of the settings alone, for errors before `folder` is known;
             raises an error for invalid settings.
         overrides: the command line.
-        in_sweep: write invalid settings too, which a single command only prints.
+        in_sweep: also write errors of invalid settings, which a single command only prints.
         folder: of the settings alone, then of settings and text; None until it is known.
     """
 
-    place: Callable[[], RunFolder]
+    locate: Callable[[], RunFolder]
     overrides: list[str]
     in_sweep: bool
     folder: RunFolder | None = None
@@ -52,7 +52,7 @@ class Failure:
         if os.environ.get("RANK", "0") != "0":  # only the first rank writes
             return
         try:
-            folder = self.folder or self.place()
+            folder = self.folder or self.locate()
         except (ConfigError, OmegaConfBaseException):
             return
         is_expected = isinstance(error, HeadwiseError)

@@ -41,19 +41,19 @@ MAX_SLUG_BYTES = 100
 def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in the fingerprint, by dotted key.
 
-    `trainer.save_every` counts only if the saved checkpoints are averaged.
+    `trainer.save_every` is included only if the saved checkpoints are averaged.
     """
     flat: dict[str, Any] = {}
-    left_out = list(NOT_IN_FINGERPRINT)
+    excluded = list(NOT_IN_FINGERPRINT)
     if not container.get("trainer", {}).get("average"):
-        left_out.append("trainer.save_every")
+        excluded.append("trainer.save_every")
 
     def walk(prefix: str, value: Any) -> None:
-        if any(prefix == key or prefix.startswith(f"{key}.") for key in left_out):
+        if any(prefix == key or prefix.startswith(f"{key}.") for key in excluded):
             return
         if isinstance(value, Mapping) and value:
-            for name, below in value.items():
-                walk(f"{prefix}.{name}" if prefix else str(name), below)
+            for name, child in value.items():
+                walk(f"{prefix}.{name}" if prefix else str(name), child)
         else:
             flat[prefix] = value
 
@@ -67,7 +67,7 @@ def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
     Args:
         container: the resolved configuration.
         text: hashes of the training and validation text, and of an existing tokenizer. The
-            content of the text counts, its path does not.
+            content of the text is included, its path is not.
     """
     decisive = {**comparable(container), "text": list(text)}
     canonical = json.dumps(decisive, sort_keys=True, ensure_ascii=False)
@@ -76,9 +76,9 @@ def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
 
 def slug(overrides: Iterable[str]) -> str:
     """Short folder name of the overrides, without `=`, `,`, `+`, `/` and similar characters."""
-    left_out = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
-    kept = [o for o in overrides if not re.match(rf"[+~]*({left_out})[.=/@]", o)]
-    words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(kept)]
+    excluded = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
+    included = [o for o in overrides if not re.match(rf"[+~]*({excluded})[.=/@]", o)]
+    words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(included)]
     name = "_".join(word for word in words if word)
     # file systems allow 255 bytes, and the fingerprint is appended
     short = name.encode()[:MAX_SLUG_BYTES].decode(errors="ignore").rstrip("-._")

@@ -25,8 +25,8 @@ from headwise.runs.results import Results
 
 Floats = npt.NDArray[np.float64]
 MAX_YAML_DEPTH = 50
-# Reserved names <name>.json in a run folder; evaluations write others.
-OWN_FILES = ("data", "environment", "error", "pruned", "results")
+# <name>.json in a run folder that an evaluation must not overwrite.
+RESERVED_NAMES = ("data", "environment", "error", "pruned", "results")
 
 
 class RunFolder:
@@ -54,7 +54,7 @@ class RunFolder:
         self.results = path / "results.json"
 
     @classmethod
-    def place(
+    def locate(
         cls, outputs: Path, experiment: str, overrides: list[str], run_fingerprint: str
     ) -> RunFolder:
         """The existing folder with this fingerprint, or the path of a new one.
@@ -83,11 +83,11 @@ class RunFolder:
             return cls(folder)
         # a run above or below the path, else one with a similar name
         above = [up for up in folder.parents if (up / "config.yaml").is_file()]
-        certain = [*above, *sorted(_runs_below(folder), key=_is_unfinished)]
-        beside = [
+        related = [*above, *sorted(_runs_below(folder), key=_is_unfinished)]
+        nearby = [
             str(run) for up in (folder.parent, folder.parent.parent) for run in _runs_below(up)
         ]
-        close = str(certain[0]) if certain else nearest(str(folder), beside)
+        close = str(related[0]) if related else nearest(str(folder), nearby)
         hint = f" Did you mean {key}={close}?" if close else ""
         raise RunError(f"{key}={folder} holds no run (no config.yaml there).{hint}")
 
@@ -231,8 +231,8 @@ def read_config(folder: RunFolder) -> Config:
     return content
 
 
-def find_folders(given: Sequence[str], missing_ok: bool = False) -> list[Path]:
-    """Folders of runs in the given folders and globs, or up to two levels below.
+def find_folders(patterns: Sequence[str], missing_ok: bool = False) -> list[Path]:
+    """Folders of runs that match `patterns` (folders or globs), or up to two levels below.
 
     Args:
         missing_ok: ignore folders that do not exist.
@@ -241,17 +241,18 @@ def find_folders(given: Sequence[str], missing_ok: bool = False) -> list[Path]:
         RunError: a folder does not exist; the message suggests a similar one.
     """
     folders: dict[Path, Path] = {}
-    for text in given:
-        places = [Path(p) for p in sorted(glob.glob(str(Path(text).expanduser()), recursive=True))]
-        if not places and not missing_ok:
-            above = Path(text).parent
-            beside = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
-            close = nearest(text, beside)
+    for pattern in patterns:
+        text = str(Path(pattern).expanduser())
+        paths = [Path(p) for p in sorted(glob.glob(text, recursive=True))]
+        if not paths and not missing_ok:
+            above = Path(pattern).parent
+            nearby = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
+            close = nearest(pattern, nearby)
             hint = f" Did you mean runs={close}?" if close else ""
-            raise RunError(f"runs={text}: folder not found.{hint}")
-        for place in places:
-            runs = [place] if (place / "config.yaml").is_file() else []
-            for run in runs + _runs_below(place):
+            raise RunError(f"runs={pattern}: folder not found.{hint}")
+        for path in paths:
+            runs = [path] if (path / "config.yaml").is_file() else []
+            for run in runs + _runs_below(path):
                 if not run.name.startswith("."):  # unfinished pruned runs
                     folders.setdefault(run.resolve(), run)
     return list(folders.values())

@@ -38,8 +38,8 @@ class Records:
         if not self._files:
             return
         self._files[1].write({"update": update, **heads})
-        of_heads = {name: sites for name, sites in heads.items() if name not in LAYER_STATISTICS}
-        of_layers = {
+        per_head = {name: sites for name, sites in heads.items() if name not in LAYER_STATISTICS}
+        per_layer = {
             f"attention/{name}/{site}/layer{layer}": value
             for name in LAYER_STATISTICS
             for site, layers in heads.get(name, {}).items()
@@ -47,10 +47,10 @@ class Records:
             for value in values
             if value is not None
         }
-        if of_heads:
-            self.tracker.log_heads(update, of_heads)
-        if of_layers:
-            self.tracker.log(update, of_layers)
+        if per_head:
+            self.tracker.log_heads(update, per_head)
+        if per_layer:
+            self.tracker.log(update, per_layer)
 
     def n_lines(self) -> list[int]:
         """Lengths of the two records in lines; 0 on ranks that do not write."""

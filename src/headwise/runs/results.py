@@ -34,7 +34,7 @@ class Results:
         wall_seconds: of training.
         tokens_per_second: tokens / wall_seconds.
         peak_memory_bytes: None where not measured.
-        git: commit of the source tree; None outside of a checkout.
+        git: commit of the source tree; None outside a checkout.
         versions: of the packages that affect results.
         finished_at: local time.
         status: finished.
@@ -82,21 +82,21 @@ class Results:
 
     def score(self, split: str | None, metric: str) -> float | None:
         """A score of a split; None if it was not computed."""
-        return self._of(split, metric).get("score")
+        return self._entry(split, metric).get("score")
 
     def signature(self, split: str | None, metric: str) -> str | None:
         """Signature of the metric, as sacrebleu defines it; None if it was not computed."""
-        return self._of(split, metric).get("signature")
+        return self._entry(split, metric).get("signature")
 
-    def _of(self, split: str | None, metric: str) -> Mapping[str, Any]:
+    def _entry(self, split: str | None, metric: str) -> Mapping[str, Any]:
         return self.scores.get(split or "", {}).get(metric, {})
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """As `fits`, and checks the values of mappings and sequences."""
+    """Like `fits`, but also checks the values of mappings and sequences."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Mapping:
-        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
+        return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
     if origin is Sequence:
-        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
     return fits(value, hint)

@@ -50,7 +50,7 @@ CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
 
 
 def bits_per_value(sums: Floats) -> float:
-    """Bits per byte or dimension, from the sums of nats (first) and bytes (second)."""
+    """Bits per byte or dimension, from the sums (nats, bytes)."""
     return float(sums[0] / math.log(2) / sums[1])
 
 
@@ -58,8 +58,8 @@ def density_metrics(config: Config) -> list[Metric]:
     """Metrics of the loss, with bits per byte (or dimension) first if its measure is the nll."""
     loss: Loss = instantiate(config.loss, "loss")
     (unit,) = {metric.unit for metric in loss.metrics}
-    of_what = config.data.unit
-    names = f"bits_per_{of_what}", f"bits per {of_what}"
+    value = config.data.unit
+    names = f"bits_per_{value}", f"bits per {value}"
     bits = Metric(names[0], "lower", bits_per_value, (1, 3), "", unit, names[1])
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
 
@@ -160,7 +160,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         marks, token = {BOS: "", EOS: "\n"}, data.tokenizer.id_to_piece
         return ColumnText(config.data.language or "", rows, lambda i: marks.get(i, token(i)))
 
-    def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
+    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
         """See `Task.items`: windows, without characters that a window boundary splits."""
         data, tokenizer = run.config.data, Tokenizer.load(run.folder.path / TOKENIZER)
         if path is None:
@@ -174,7 +174,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         starts = range(0, len(ids), data.window)
         chosen = [
             Item(start // data.window + 1, {"text": text})
-            for start in (starts[:most] if path else spaced(starts, most))
+            for start in (starts[:max_items] if path else spaced(starts, max_items))
             if (text := ids_text(ids[start : start + data.window], tokenizer)).strip()
         ]
         if not chosen:
@@ -184,14 +184,14 @@ class Density(Task[DensityCorpus, PreparedTokens]):
     def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
         """See `Task.readings`: each text is truncated to one window."""
         window, tokenizer = run.config.data.window, Tokenizer.load(run.folder.path / TOKENIZER)
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             if not text:
-                raise DataError(f"text {place + 1} is empty: there is no attention to show")
+                raise DataError(f"text {index + 1} is empty: there is no attention to show")
             ids = text_ids(text, tokenizer)[:window]
             batches = evaluation_windows(ids, BOS, window, window)
             ((batch, observed),) = observations(run.model, batches, run.device)
             names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
-            yield place, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
+            yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
 
 
 def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedTokens:

@@ -36,7 +36,7 @@ from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
 
 # Longer sentences are left out of head statistics, which need all weights of all layers.
-MAX_HEAD_PIECES = 512
+MAX_HEAD_TOKENS = 512
 HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
 
 
@@ -74,8 +74,8 @@ class TranslationValidator:
         source, target = prepared.valid.source, prepared.valid.target
         self.translator.check_targets((target.lengths + 1).tolist(), config.data.valid)
         longer = np.maximum(source.lengths, target.lengths)
-        short = np.flatnonzero(longer <= MAX_HEAD_PIECES)[: config.trainer.head_sentences]
-        sides = ([side[i].tolist() for i in short] for side in (source, target))
+        rows = np.flatnonzero(longer <= MAX_HEAD_TOKENS)[: config.trainer.head_sentences]
+        sides = ([side[i].tolist() for i in rows] for side in (source, target))
         inspected = EncodedSplit.from_lists(*sides)
         self.head_batches = list(evaluation_batches(inspected, config.trainer.max_tokens))
 
@@ -83,8 +83,8 @@ class TranslationValidator:
         """Measure the model with its current weights."""
         measured = [measure_losses(self.model, self.loss, self.batches, self.ranks)]
         if self.sources:
-            of_rank = self.translator.translate(self.ranks.share(self.sources))
-            hypotheses = [translation.text for translation in self.ranks.gather(of_rank)]
+            share = self.translator.translate(self.ranks.share(self.sources))
+            hypotheses = [translation.text for translation in self.ranks.gather(share)]
             target = self.config.data.target
             measured.append(score_translations(hypotheses, self.references, target))
         return Validation(measured, self.heads())
@@ -109,15 +109,15 @@ def measure_losses(
     loss: Loss,
     batches: Sequence[Batch],
     ranks: Ranks,
-    more: Callable[[Tensor, Tensor], Tensor] | None = None,
+    extra: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Measured:
     """Loss, its measure and target tokens of every row of a split, with the metrics of the loss.
 
     Args:
         batches: the whole split; each rank evaluates its share and gets all items.
-        more: logits (R, V) and targets (R,) of the scored positions -> a fourth statistic (R,).
+        extra: logits (R, V) and targets (R,) of the scored positions -> a fourth statistic (R,).
     """
-    n_statistics = 3 if more is None else 4
+    n_statistics = 3 if extra is None else 4
     items_NS = torch.zeros(
         sum(map(len, batches)), n_statistics, dtype=torch.float64, device=ranks.device
     )
@@ -128,8 +128,8 @@ def measure_losses(
             states_RD, targets_R = batch.scored(states_BND), batch.targets_R
             statistics = [*model.output.rows(states_RD, targets_R, loss)]
             statistics.append(torch.ones_like(statistics[0]))
-            if more is not None:
-                statistics.append(more(model.output(states_RD), targets_R))
+            if extra is not None:
+                statistics.append(extra(model.output(states_RD), targets_R))
             statistics_RS = torch.stack(statistics, 1).double()
             rows_B = torch.tensor(batch.rows, device=ranks.device)
             rows_R = rows_B[batch.scored_R // states_BND.shape[1]]
@@ -168,29 +168,29 @@ def evaluate_texts(
     folder: RunFolder,
     ranks: Ranks,
     progress: bool,
-    within: str = "",
+    subfolder: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
     """Translate and score sentences, and write the results to the run folder.
 
     Writes `<name>.txt`, `.ref.txt` and `.src.txt` to `hypotheses/`, and `<name>.<unit>.npy`, the
     statistics of every sentence, to `sums/`. External metrics are those of the translator's
-    settings. Without the loss if a reference is longer than the model's learned positions.
+    settings. The loss is left out if a reference is longer than the model's learned positions.
 
     Args:
         config: of the run.
-        within: folder below `hypotheses/` and `sums/`.
+        subfolder: below `hypotheses/` and `sums/`.
 
     Returns:
         The scores in the form of results.json, and the hypotheses. A sparse output map adds
         "search", see `search_summary`.
 
     Raises:
-        ConfigError: `name` is a path outside of the folder.
+        ConfigError: `name` is a path outside the folder.
     """
     check_file_name("data.test", name)
     shown = progress and ranks.is_main and sys.stderr.isatty()
-    of_rank = translator.translate(ranks.share(list(sources)), progress=shown)
-    translations = ranks.gather(of_rank)
+    share = translator.translate(ranks.share(list(sources)), progress=shown)
+    translations = ranks.gather(share)
     hypotheses = [translation.text for translation in translations]
     measured = [score_translations(hypotheses, references, config.data.target)]
     tokenizers, limit = translator.tokenizers, translator.max_positions
@@ -205,8 +205,8 @@ def evaluate_texts(
         scores |= part.scores()
     if ranks.is_main:
         for part in measured:
-            folder.write_sums(Path(within, f"{name}.{part.metrics[0].unit}.npy"), part.items)
-        texts = folder.path / HYPOTHESES / within
+            folder.write_sums(Path(subfolder, f"{name}.{part.metrics[0].unit}.npy"), part.items)
+        texts = folder.path / HYPOTHESES / subfolder
         texts.mkdir(parents=True, exist_ok=True)
         paths = {
             "hypotheses": texts / f"{name}.txt",

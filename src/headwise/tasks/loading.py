@@ -38,19 +38,19 @@ def load(
         CheckpointError: the checkpoint does not exist or cannot be read.
         ConfigError: an unknown device or an invalid setting of the search.
     """
-    place = choose_device(device, key="device")
+    run_device = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
     task = task_of(config)
-    path = checkpoint_path(folder, checkpoint)  # fail before the model is built
+    path = checkpoint_path(folder, checkpoint)  # raises before the model is built
     sizes = read_json(folder.path / "data.json")["sizes"]
     model = task.model(config, sizes)
     load_weights(model, load_checkpoint(path)["model"], str(path))
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
-    trained = TrainedRun(folder, config, task, model.eval().to(place), sizes, path, place)
+    trained = TrainedRun(folder, config, task, model.eval().to(run_device), sizes, path, run_device)
     trained = task.loaded(trained, search)
-    low = matmul_dtype(trained.config.decode.precision, place)
-    kernels_of(trained.model, None, low)  # verifies them
+    dtype = matmul_dtype(trained.config.decode.precision, run_device)
+    kernels_of(trained.model, None, dtype)  # verifies them
     return trained
 
 

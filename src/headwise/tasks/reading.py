@@ -1,4 +1,4 @@
-"""Texts to show a run on, and the attention weights of its model on them."""
+"""Texts to show, and the attention weights of a model on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Item:
 
     Attributes:
         number: of the item in its file, from 1.
-        texts: name -> text; the first is the model's input, the others are shown beside it.
+        texts: name -> text; the first is the model's input, the others are shown next to it.
     """
 
     number: int
@@ -71,16 +71,16 @@ class Reading:
 
     Attributes:
         axes: by name of the site.
-        seen: weights of every attention that has them, a batch of one.
+        observations: weights of every attention that has them, a batch of one.
         texts: name -> text that the model generated.
     """
 
     axes: Mapping[str, Axes]
-    seen: Sequence[Observation]
+    observations: Sequence[Observation]
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def spaced(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` items, evenly spaced, starting with the first."""
-    n = min(most, len(items))
-    return [items[place * len(items) // n] for place in range(n)]
+def spaced(items: Sequence[T], max_items: int) -> list[T]:
+    """At max_items `max_items` items, evenly spaced, starting with the first."""
+    n = min(max_items, len(items))
+    return [items[i * len(items) // n] for i in range(n)]

@@ -56,7 +56,7 @@ def check(config: Config) -> None:
 
 def _warn_of_warmup(schedule: object, max_updates: int) -> None:
     warmup = getattr(schedule, "warmup_updates", 0)
-    if isinstance(warmup, (int, float)) and warmup > max_updates:  # a user's class may have any
+    if isinstance(warmup, (int, float)) and warmup > max_updates:  # of a user's class: any type
         log.warning(
             "scheduler.warmup_updates=%d is more than trainer.max_updates=%d: the learning "
             "rate reaches %.2g of its peak",
@@ -66,7 +66,7 @@ def _warn_of_warmup(schedule: object, max_updates: int) -> None:
         )
 
 
-def settle(config: Config) -> dict[str, Any]:
+def resolve(config: Config) -> dict[str, Any]:
     """Resolve `auto` values and the names of variants in `config`, in place.
 
     Returns the config as plain types, for the fingerprint and the run folder: `auto` may mean
@@ -78,8 +78,8 @@ def settle(config: Config) -> dict[str, Any]:
         part.precision = resolve_precision(part.precision, device)
     for group, sites in SITE_GROUPS.items():
         setattr(config, group, completed(group, getattr(config, group)))
-        of_sites = getattr(config, sites)
-        for site, node in vars(of_sites).items():
+        nodes = getattr(config, sites)
+        for site, node in vars(nodes).items():
             if node is not None:
-                setattr(of_sites, site, completed(group, node))
+                setattr(nodes, site, completed(group, node))
     return asdict(config)

@@ -100,12 +100,12 @@ class TrainedRun:
 
     Attributes:
         folder: its paths and small files.
-        config: as it was trained with.
-        task: the one that the config names.
+        config: the settings of its training.
+        task: selected by the config.
         model: in evaluation mode, on `device`, with the weights of `checkpoint`.
         sizes: of its vocabularies.
         checkpoint: the file of its weights.
-        device: where the model computes.
+        device: of the model.
     """
 
     folder: RunFolder
@@ -202,8 +202,8 @@ class Task(Generic[C, D]):
     Attributes:
         monitor: default metric for the `best` checkpoint and early stopping.
         data: the class of its `data`.
-        command: what applies a finished run to text; empty: there is none.
-        references: file of a run folder, by {split}, with the reference of each item.
+        command: that applies a finished run to text; empty if there is none.
+        references: file in a run folder with the reference of each item; `{split}` is replaced.
     """
 
     monitor: str
@@ -213,7 +213,7 @@ class Task(Generic[C, D]):
 
     @property
     def name(self) -> str:
-        """Name in the yaml of data."""
+        """Name in the yaml files of data."""
         return type(self).__name__.lower()
 
     def sites(self, config: Config) -> tuple[Site, ...]:
@@ -232,8 +232,8 @@ class Task(Generic[C, D]):
         """Metric that selects the best checkpoint unless `trainer.monitor` is set."""
         return self.monitor
 
-    def judged_by(self, config: Config) -> Metric:
-        """Metric of tables and curves: the task's monitor, or the run's if it lacks that."""
+    def main_metric(self, config: Config) -> Metric:
+        """Metric of tables and curves: the task's monitor if measured, else the run's monitor."""
         metrics = {metric.name: metric for metric in self.metrics(config)}
         return metrics.get(self.monitored(config)) or metrics[config.trainer.monitor or ""]
 
@@ -241,7 +241,7 @@ class Task(Generic[C, D]):
         """Raise `ConfigError` for invalid settings of this task, before data is read."""
 
     def sizes(self, config: Config) -> Sizes:
-        """Sizes of the vocabularies before data is read; upper limits if text decides them."""
+        """Sizes of the vocabularies before data is read; upper limits if they depend on text."""
         raise NotImplementedError
 
     def open(self, config: Config, cache: Path) -> C:
@@ -249,7 +249,7 @@ class Task(Generic[C, D]):
         return cast(C, NoFiles(config.data.test, self.sizes(config)))
 
     def prepare(self, corpus: C, config: Config, progress: bool) -> D:
-        """Prepare the data; the first rank does it, the others read its result."""
+        """Prepare the data; the first rank is called first and fills the cache for the others."""
         return cast(D, corpus)
 
     def model(self, config: Config, sizes: Sizes) -> Model:
@@ -265,7 +265,7 @@ class Task(Generic[C, D]):
     ) -> Sequence[Batch]:
         """Batches of the first `n_items` of a split, or of all; their `rows` start at 0.
 
-        The default methods below use it.
+        Used by the default methods below.
         """
         raise NotImplementedError
 
@@ -363,8 +363,8 @@ class Task(Generic[C, D]):
         """Rows of ids with the name of each id; by default its number."""
         return ColumnText("", rows, str)
 
-    def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
-        """Items to show a run on: of its first test set, or the first ones of a file.
+    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
+        """Items to show with attention: of the run's first test set, or the first ones of a file.
 
         Raises:
             DataError: the text is empty or cannot be read.
@@ -376,7 +376,7 @@ class Task(Generic[C, D]):
         """Yield the index and the reading of each text, in any order.
 
         Raises:
-            DataError: a text that the model cannot read.
+            DataError: a text that cannot be the model's input.
         """
         raise NotImplementedError
 
@@ -386,6 +386,6 @@ class Task(Generic[C, D]):
 
 
 def task_of(config: Config) -> Task[Any, Any]:
-    """The task that a config names."""
+    """The task that a config selects."""
     task: Task[Any, Any] = instantiate(config.task, "task", Task)
     return task

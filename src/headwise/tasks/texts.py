@@ -38,7 +38,7 @@ def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
 def check_aligned(
     sources: Sequence[str], references: Sequence[str], source: str, reference: str
 ) -> None:
-    """Raise `DataError` for different lengths; `source` and `reference` are names for it."""
+    """Raise `DataError` for different lengths; `source` and `reference` name them in it."""
     if len(sources) != len(references):
         raise DataError(
             f"{source} has {len(sources)} lines and {reference} {len(references)}: they must be "
@@ -65,12 +65,12 @@ def named_sets(run: TrainedRun, names: list[str], folder: str | None) -> dict[st
     parts = {name: joined_splits(name, saved) for name in requested}
     absent = [name for name in requested if not set(parts[name]) <= set(saved)]
     others = _corpus_sets(run, absent, None) if absent or not requested else {}
-    read = {name: _saved_set(run.folder, parts[name]) for name in requested if name not in absent}
-    return {name: {**read, **others}[name] for name in requested or others}
+    local = {name: _saved_set(run.folder, parts[name]) for name in requested if name not in absent}
+    return {name: {**local, **others}[name] for name in requested or others}
 
 
 def set_to_show(run: TrainedRun) -> str:
-    """The first test set of a run, or its validation set without any."""
+    """The first test set of a run, or its validation set if it has none."""
     data: DataConfig = run.config.data
     return [*data.test, *_saved_tests(run), data.valid][0]
 
@@ -130,8 +130,8 @@ def inspected_pairs(
     sources, references = (sentences[: data.sentences] for sentences in sides)
     pair, languages = run.tokenizers, run.config.data
     ids = pair.source.encode(sources), pair.target.encode(references)
-    everything = zip(range(1, len(sources) + 1), sources, references, *ids, strict=True)
-    rows = [row for row in everything if max(map(len, row[3:])) <= longest]
+    pairs = zip(range(1, len(sources) + 1), sources, references, *ids, strict=True)
+    rows = [row for row in pairs if max(map(len, row[3:])) <= longest]
     if not rows:
         raise DataError(f"{name} has no sentence of up to {longest} tokens")
     n_left_out = len(sources) - len(rows)

@@ -35,7 +35,7 @@ from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 
 COMPILED_LENGTH_MULTIPLE = 8  # limits the recompilations of a compiled model
-SHOWN = 100  # sentences of a test set that a tracker logs
+MAX_LOGGED = 100  # sentences of a test set that a tracker logs
 
 
 class Translation(Task[Corpus, PreparedCorpus]):
@@ -68,7 +68,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
         longest = parts_of(config).positions.max_positions
         allowed = f"above tokenizer.max_sentence_tokens={n_tokens}"
         require(longest is None or longest > n_tokens, "positions.max_positions", allowed, longest)
-        check_model(config, self.sites(config), {"source": n_tokens + 1})  # and the end of sentence
+        check_model(config, self.sites(config), {"source": n_tokens + 1})  # and eos
         units = {metric.name: metric.unit for metric in self.metrics(config)}
         monitor, n_sentences = config.trainer.monitor, config.trainer.valid_sentences
         is_measured = units.get(monitor or self.monitor) != UNIT or n_sentences > 0
@@ -108,7 +108,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
 
     def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> TranslationRun:
         """See `Task.loaded`."""
-        return TranslationRun.of(run, search)
+        return TranslationRun.from_run(run, search)
 
     def inspected(
         self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
@@ -117,10 +117,10 @@ class Translation(Task[Corpus, PreparedCorpus]):
         assert isinstance(run, TranslationRun)
         return inspected_pairs(run, data, max_tokens, longest)
 
-    def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
+    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
         """See `Task.items`."""
         assert isinstance(run, TranslationRun)
-        return chosen_sentences(run, most, path)
+        return chosen_sentences(run, max_items, path)
 
     def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
         """See `Task.readings`: the target is the run's translation."""
@@ -146,7 +146,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
             scores, hypotheses = evaluate_texts(
                 translator, config, *sides, split, folder, ranks, progress
             )
-            rows = list(zip(*sides, hypotheses, strict=True))[:SHOWN]
+            rows = list(zip(*sides, hypotheses, strict=True))[:MAX_LOGGED]
             columns = ["source", "reference", "hypothesis"]
             tracker.log_table(f"hypotheses/{split}", columns, rows)
             return scores

@@ -1,4 +1,4 @@
-"""Sentences to show a run of translation on, and the attention of its model on them.
+"""Sentences to show for a translation run, and the attention of its model on them.
 
 The decoder input is the run's translation, not the reference: forced decoding of the ids that the
 search returned.
@@ -22,20 +22,20 @@ from headwise.tasks.texts import named_sets, read_lines, set_to_show
 from headwise.tasks.translation_run import TranslationRun
 
 NAMES = "source", "reference"
-OWN = "The target is the model's own translation."
-QUESTIONS = 4  # at most one in so many sentences is chosen as a question
+NOTE = "The target is the model's own translation."
+QUESTIONS = 4  # at most one in four sentences is chosen as a question
 UNFINISHED = "…"  # last label of a translation that reached the length limit
 
 
-def chosen_sentences(run: TranslationRun, most: int, path: Path | None) -> Items:
+def chosen_sentences(run: TranslationRun, max_items: int, path: Path | None) -> Items:
     """Evenly spaced lines of the run's first test set, or the first lines of a file.
 
     Up to a quarter of the lines of a test set are questions with an interrogative word, evenly
-    spaced among those: heads that detect questions need some.
+    spaced: the role of interrogation heads shows on these only.
 
     Args:
         run: a run of translation.
-        most: maximum number of sentences.
+        max_items: maximum number of sentences.
         path: source sentences, one per line; a tab and a reference may follow.
 
     Raises:
@@ -56,10 +56,10 @@ def chosen_sentences(run: TranslationRun, most: int, path: Path | None) -> Items
     if not items:
         raise DataError(f"{path or origin} has no sentence to show")
     if path is not None:
-        return Items(origin, "sentences", items[:most], len(items))
-    questions = spaced(_questions(items, run.config.data.source), most // QUESTIONS)
+        return Items(origin, "sentences", items[:max_items], len(items))
+    questions = spaced(_questions(items, run.config.data.source), max_items // QUESTIONS)
     others = [item for item in items if item not in questions]
-    others = spaced(others, most - len(questions))
+    others = spaced(others, max_items - len(questions))
     chosen = sorted([*questions, *others], key=lambda item: item.number)
     note = "some of them questions" if questions else ""
     return Items(origin, "sentences", chosen, len(items), note)
@@ -96,18 +96,18 @@ def readings(run: TranslationRun, sentences: Sequence[str]) -> Iterator[tuple[in
     # one pair per batch: no padding, and little memory for the weights
     batches = evaluation_batches(split, max_tokens=1)
     for batch, observed in observations(run.model, batches, run.device):
-        (place,) = batch.rows
-        source_text, target_text = sources[place], translations[place].text
-        encoded = source.labels([*source_ids[place], EOS])
-        _, *written = read = target.labels([BOS, *best[place].ids])
-        written += target.labels([EOS]) if best[place].finished else [UNFINISHED]
+        (index,) = batch.rows
+        source_text, target_text = sources[index], translations[index].text
+        encoded = source.labels([*source_ids[index], EOS])
+        _, *outputs = inputs = target.labels([BOS, *best[index].ids])
+        outputs += target.labels([EOS]) if best[index].finished else [UNFINISHED]
         yield (
-            place,
+            index,
             Reading(
                 {
                     "encoder_self": Axes(encoded, encoded, source_text),
-                    "decoder_self": Axes(read, read, target_text, OWN),
-                    "cross": Axes(written, encoded, f"{source_text} → {target_text}", OWN),
+                    "decoder_self": Axes(inputs, inputs, target_text, NOTE),
+                    "cross": Axes(outputs, encoded, f"{source_text} → {target_text}", NOTE),
                 },
                 observed,
                 {"translation": target_text},

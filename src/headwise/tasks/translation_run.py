@@ -30,7 +30,7 @@ class TranslationRun(TrainedRun):
     translator: Translator
 
     @classmethod
-    def of(cls, run: TrainedRun, search: Mapping[str, Any]) -> TranslationRun:
+    def from_run(cls, run: TrainedRun, search: Mapping[str, Any]) -> TranslationRun:
         """The run with changed search settings; None leaves a setting unchanged.
 
         Raises:
@@ -64,7 +64,7 @@ class TranslationRun(TrainedRun):
 
     @property
     def normaliser(self) -> Normaliser:
-        """Text normalisation of the corpus, required for input sentences too."""
+        """Text normalisation of the corpus, also applied to input sentences."""
         data = self.config.data
         return Normaliser(data.cleaning.normalise, data.source, data.target)
 
@@ -86,7 +86,7 @@ class TranslationRun(TrainedRun):
 
 
 def search_settings(settings: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConfig:
-    """Search settings with changes; see `TranslationRun.of`."""
+    """Search settings with changes; see `TranslationRun.from_run`."""
     names = [field.name for field in fields(DecodeConfig) if field.name[0] != "_"]
     merged = OmegaConf.structured(settings)
     for key, value in changes.items():

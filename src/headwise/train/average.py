@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 
 def choose_weights(trainer: Trainer) -> str:
-    """Load the average of the last checkpoints if it validates better than the best one.
+    """Load the average of the last checkpoints if it validates better than the best checkpoint.
 
     Returns:
         The weights in the model: average, best or last.
     """
     model, folder, ranks = trainer.model, trainer.folder, trainer.ranks
     n_averaged = trainer.config.average
-    ranks.barrier()  # wait until the first rank has written the last one
+    ranks.barrier()  # wait until the first rank has written the last checkpoint
     average = folder.checkpoints / "average.pt"
     recent = numbered_checkpoints(folder.checkpoints)[-n_averaged:] if n_averaged else []
     if recent:

@@ -21,10 +21,11 @@ from headwise.model.family import Model, n_parameters
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
 
-SENTENCE_TOKENS = 60  # assumed length of both sides; not a head dimension, see `_is_weights`
+SENTENCE_TOKENS = 60  # assumed length of both sides; must differ from head sizes, see `_is_weights`
 ROWS = 2  # of the counted batch; all figures are proportional to it
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
-SHARE_KEPT = {"fp32": 1.0, "bf16": 0.68}  # saved bytes relative to float32; autocast keeps some
+# saved bytes relative to float32; autocast keeps some tensors in float32
+SAVED_SHARE = {"fp32": 1.0, "bf16": 0.68}
 
 
 MakeModel = Callable[[Config], Model]
@@ -37,7 +38,7 @@ class Budget:
     Attributes:
         n_parameters: scalars of the model, tied ones counted once.
         n_alphas: number of logits of α among them.
-        flops: part -> FLOPs of the matrix products of an update, with backward and recomputation.
+        flops: part -> FLOPs of the matmuls of an update, with backward and recomputation.
         weight_bytes: weights, gradients and moments.
         activation_bytes: tensors that autograd saves for one batch (with recomputation the inputs
             of all layers and the activations of one), and the gradients that the loss computes in
@@ -57,14 +58,14 @@ def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENC
     Attention is counted as dense, even if the variant or the pattern masks pairs of positions.
     """
     trainer = config.trainer
-    model, flops, kept_bytes = _counted(config, make_model, sentence_tokens)
+    model, flops, saved_bytes = _counted(config, make_model, sentence_tokens)
     if config.model.recompute:
-        kept = replace(config, model=replace(config.model, recompute=False))
-        _, _, all_bytes = _counted(kept, make_model, sentence_tokens)
-        kept_bytes += all_bytes / sum(len(stack.layers) for stack in model.stacks)
+        config = replace(config, model=replace(config.model, recompute=False))
+        _, _, all_bytes = _counted(config, make_model, sentence_tokens)
+        saved_bytes += all_bytes / sum(len(stack.layers) for stack in model.stacks)
     # the run may be planned on a machine without the GPU
     device = torch.device("cuda") if trainer.device == "cuda" else choose_device(trainer.device)
-    share = SHARE_KEPT[resolve_precision(trainer.precision, device)]
+    saved_share = SAVED_SHARE[resolve_precision(trainer.precision, device)]
     batches = trainer.max_tokens / (ROWS * sentence_tokens)
     vocabulary, width = model.output.weight.shape
     alphas = [p.numel() for name, p in model.named_parameters() if name.endswith("alpha_logit")]
@@ -74,7 +75,7 @@ def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENC
         n_alphas=sum(alphas),
         flops={part: trainer.accumulate * batches * n for part, n in flops.items()},
         weight_bytes=float(n_weights * BYTES_PER_WEIGHT),
-        activation_bytes=batches * kept_bytes * share
+        activation_bytes=batches * saved_bytes * saved_share
         + (trainer.max_tokens + vocabulary) * width * 4,
     )
 
@@ -82,32 +83,32 @@ def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENC
 def _counted(
     config: Config, make_model: MakeModel, length: int
 ) -> tuple[Model, dict[str, float], float]:
-    """A model on the meta device; FLOPs by part and kept bytes of a batch of `ROWS` sentences."""
+    """A model on the meta device; FLOPs by part and saved bytes of a batch of `ROWS` sentences."""
     with torch.device("meta"):
         model = make_model(config)
         ids = torch.zeros(ROWS, length, dtype=torch.long)
         column = Column(ids, torch.zeros(ROWS, dtype=torch.long))
         batch = Batch(dict.fromkeys(model.columns, column), ids, ids, list(range(ROWS)), 0)
-    kept: dict[int, torch.UntypedStorage] = {}
+    saved: dict[int, torch.UntypedStorage] = {}
     is_fused = all(
         isinstance(attention, ScoreAttention) and attention.normaliser.is_fused
         for _, _, attention in model.attentions()
     )
     positions = {length, *(length + model.n_prefix(column) for column in model.columns)}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         if not (is_fused and _is_weights(tensor, positions)):
             storage = tensor.untyped_storage()
-            kept[storage._cdata] = storage
+            saved[storage._cdata] = storage
         return tensor
 
     parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     with FlopCounterMode(display=False) as counter:
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
+        with saved_tensors_hooks(save, lambda tensor: tensor):
             states_BTD = model.train().states(**model.inputs(batch))
         torch.autograd.backward((states_BTD @ model.output.weight.T).sum())
-    kept_bytes = sum(storage.nbytes() for key, storage in kept.items() if key not in parameters)
-    return model, _by_part(counter.get_flop_counts()), float(kept_bytes)
+    saved_bytes = sum(storage.nbytes() for key, storage in saved.items() if key not in parameters)
+    return model, _by_part(counter.get_flop_counts()), float(saved_bytes)
 
 
 def _is_weights(tensor: Tensor, positions: set[int]) -> bool:
@@ -122,7 +123,7 @@ def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
     parts = {
         "dense attention": sum(n for op, n in counts["Global"].items() if op not in linear),
         "feed-forward": sum(
-            sum(of.values()) for name, of in counts.items() if name.endswith(".feed_forward")
+            sum(ops.values()) for name, ops in counts.items() if name.endswith(".feed_forward")
         ),
         "vocabulary": total - sum(counts["Stack"].values()),
     }
@@ -132,17 +133,17 @@ def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
 def describe_budget(config: Config, make_model: MakeModel) -> str:
     """Parameters, memory and FLOPs of an update, as text."""
     needs = budget(config, make_model)
-    trainer = config.trainer
+    trainer, n_updates = config.trainer, config.trainer.max_updates
     flops = sum(needs.flops.values())
     tokens = trainer.max_tokens * trainer.accumulate
     recomputed = " (those of one layer, and every layer's input)" if config.model.recompute else ""
     lines = [
         f"model {config.model.name}: {needs.n_parameters:,} parameters, {needs.n_alphas} of them α",
-        f"an update: {tokens:,} padded tokens a side and rank, {_engineering(flops)}FLOP",
+        f"update: {tokens:,} padded tokens per side and rank, {_engineering(flops)}FLOP",
         *(f"  {name:<15} {_engineering(n):>9}FLOP" for name, n in needs.flops.items()),
         f"memory: {_gib(needs.weight_bytes)} of weights, gradients and moments, "
         f"about {_gib(needs.activation_bytes)} of activations{recomputed}",
-        f"{trainer.max_updates:,} updates: {_engineering(flops * trainer.max_updates)}FLOP a rank",
+        f"{n_updates:,} updates: {_engineering(flops * n_updates)}FLOP per rank",
         f"(sentences of {SENTENCE_TOKENS} tokens; shorter ones need less)",
     ]
     return "\n".join(lines)

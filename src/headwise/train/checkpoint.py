@@ -23,7 +23,7 @@ KIND = "headwise-checkpoint"
 
 
 def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` with the kind of file and its format version."""
+    """Write `content` with the file kind and the format version."""
     payload = {"kind": KIND, "format": FORMAT_VERSION, **content}
     with replacing(path) as temporary, open(temporary, "wb") as handle:
         # a handle, not a path: torch writes the file's name into the archive
@@ -34,7 +34,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     """Read a headwise checkpoint without executing code in it.
 
     Raises:
-        CheckpointError: missing, truncated, not of headwise, or of an unsupported format.
+        CheckpointError: missing, truncated, not a headwise checkpoint, or of an unsupported format.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint {path} not found")
@@ -44,11 +44,11 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         if damaged is not None:
             raise ValueError(f"{damaged} in it is corrupted")
         payload = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # damaged and foreign files raise a dozen kinds
+    except Exception as error:  # damaged and foreign files raise many error types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path} is truncated or corrupted, or not a headwise checkpoint ({reason})."
-            f"{_others(path)}"
+            f"{_hint(path)}"
         ) from error
     if not isinstance(payload, dict) or payload.get("kind") != KIND or "model" not in payload:
         raise CheckpointError(f"{path} is not a headwise checkpoint")
@@ -66,7 +66,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     return payload
 
 
-def _others(path: Path) -> str:
+def _hint(path: Path) -> str:
     """Hint at other checkpoints in the folder of a corrupted one."""
     names = sorted(other.stem for other in path.parent.glob("*.pt") if other != path)
     if not names:

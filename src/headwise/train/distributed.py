@@ -22,7 +22,7 @@ from headwise.errors import ConfigError, Interrupted, refuse
 from headwise.precision import disable_cudnn_attention
 
 # The other ranks wait while the first prepares a corpus, which may take longer than torch's
-# ten minutes; a rank that dies is noticed by torchrun at once.
+# ten minutes; torchrun notices a rank that dies at once.
 TIMEOUT = timedelta(hours=6)
 
 T = TypeVar("T")
@@ -82,8 +82,8 @@ class Ranks:
             return shares
         collected: list[list[T]] = [[]] * self.world_size
         dist.all_gather_object(collected, shares)
-        places = range(sum(map(len, collected)))
-        return [collected[i % self.world_size][i // self.world_size] for i in places]
+        indices = range(sum(map(len, collected)))
+        return [collected[i % self.world_size][i // self.world_size] for i in indices]
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:

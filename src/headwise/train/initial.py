@@ -19,7 +19,7 @@ from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_wei
 log = logging.getLogger(__name__)
 
 # Settings that change a model's outputs but not the shapes of its weights.
-SHAPELESS = (
+SHAPE_PRESERVING = (
     *SITE_GROUPS,
     *SITE_GROUPS.values(),
     "loss",
@@ -32,7 +32,7 @@ PROJECTIONS = ("query", "key", "value", "output")  # of every attention with hea
 
 
 def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str) -> None:
-    """Load the evaluated weights of another run into a new model.
+    """Load the weights of another run (`checkpoint=auto`) into a new model.
 
     Weights of an attention variant, a scaling, gates or register tokens that `origin` lacks keep
     their initial values; those that the model lacks are ignored. Both are logged as warnings, as
@@ -54,11 +54,11 @@ def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str)
             f"init_from={origin.path} has another vocabulary than this run: reuse it with "
             f"tokenizer=given tokenizer.folder={origin.path}"
         )
-    before = read_config(origin)
-    if before.model.n_heads != config.model.n_heads:
+    old_config = read_config(origin)
+    if old_config.model.n_heads != config.model.n_heads:
         raise RunError(
-            f"init_from={origin.path} has {before.model.n_heads} heads at each site: "
-            f"set model.n_heads={before.model.n_heads}"
+            f"init_from={origin.path} has {old_config.model.n_heads} heads at each site: "
+            f"set model.n_heads={old_config.model.n_heads}"
         )
     weights = load_checkpoint(checkpoint_path(origin, "auto"))["model"]
     initial = model.state_dict()
@@ -69,49 +69,49 @@ def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str)
             "gates"
         )
     optional = _optional(model, initial.keys() | weights.keys())
-    taken = {name: weights[name] for name in weights if name not in optional or name in initial}
+    loaded = {name: weights[name] for name in weights if name not in optional or name in initial}
     shared = initial.keys() & weights.keys()
     fitting = {name for name in shared if initial[name].shape == weights[name].shape}
     new = {name: initial[name] for name in (optional.keys() & initial.keys()) - fitting}
     try:
-        load_weights(model, {**taken, **new}, f"init_from={origin.path}")
+        load_weights(model, {**loaded, **new}, f"init_from={origin.path}")
     except CheckpointError as error:
-        kept = origin.read_config()["model"].get("heads")
-        if kept is None:
+        heads = origin.read_config()["model"].get("heads")
+        if heads is None:
             raise
-        raise CheckpointError(f"{error}. It is a pruned run: add '{typed_heads(kept)}'") from error
+        raise CheckpointError(f"{error}. It is a pruned run: add '{typed_heads(heads)}'") from error
     for what, names in (
         ("newly initialised, not in its checkpoint", new),
-        ("ignored, not in this model", weights.keys() - taken.keys()),
+        ("ignored, not in this model", weights.keys() - loaded.keys()),
     ):
         if names:
             parts = sorted({optional[name] for name in names})
             log.warning("init_from=%s: %s: %s", origin.path, what, ", ".join(parts))
-    differences = _differences(before, config)
+    differences = _differences(old_config, config)
     if differences:
         settings = ", ".join(differences)
         log.warning("the weights of %s were trained with other settings: %s", origin.path, settings)
 
 
 def _optional(model: Model, names: Iterable[str]) -> dict[str, str]:
-    """Weights that depend on the attention variant, and register tokens -> name in their part."""
-    within = [f"{of}." for of, part in model.named_modules() if isinstance(part, Attention)]
+    """Name -> name within its attention, for weights of a variant, and for register tokens."""
+    prefixes = [f"{p}." for p, module in model.named_modules() if isinstance(module, Attention)]
     parts = {}
     for name in names:
-        place = next((of for of in within if name.startswith(of)), "")
-        part = name.removeprefix(place)
-        if "registers" in name.split(".") or (place and part.split(".")[0] not in PROJECTIONS):
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+        part = name.removeprefix(prefix)
+        if "registers" in name.split(".") or (prefix and part.split(".")[0] not in PROJECTIONS):
             parts[name] = part
     return parts
 
 
-def _differences(before: Config, now: Config) -> list[str]:
-    """Settings of `SHAPELESS` that differ between two runs."""
-    there, here = (comparable(asdict(config)) for config in (before, now))
-    keys = sorted(there.keys() | here.keys())
-    values = ((key, str(there.get(key, "unset")), str(here.get(key, "unset"))) for key in keys)
+def _differences(old_config: Config, config: Config) -> list[str]:
+    """Settings of `SHAPE_PRESERVING` that differ between two runs."""
+    old, new = comparable(asdict(old_config)), comparable(asdict(config))
+    keys = sorted(old.keys() | new.keys())
+    values = ((key, str(old.get(key, "unset")), str(new.get(key, "unset"))) for key in keys)
     return [
-        f"{key}={then} (here {today})"
-        for key, then, today in values
-        if then != today and f"{key}.".startswith(tuple(f"{of}." for of in SHAPELESS))
+        f"{key}={old_value} (here {value})"
+        for key, old_value, value in values
+        if old_value != value and f"{key}.".startswith(tuple(f"{k}." for k in SHAPE_PRESERVING))
     ]

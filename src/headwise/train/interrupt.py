@@ -44,7 +44,7 @@ class StopRequest:
 def _print(number: signal.Signals) -> None:
     try:  # unbuffered: the signal may interrupt a write to a buffered stream
         os.write(2, MESSAGE.format(number.name).encode())
-    except OSError as error:  # saving matters more than the message
+    except OSError as error:  # a lost message must not prevent saving
         if error.errno in CLOSED:  # Ctrl-C ends a `| tee` as well
             discard(2)
 

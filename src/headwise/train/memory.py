@@ -12,7 +12,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = 2**31 - 1
 
 MEASURE_EVERY = 10  # updates between measurements: mallinfo2 may take milliseconds
-FIRST_MEASURED = 2  # update; the optimizer's moments do not exist before
+FIRST_MEASURED = 2  # update; the optimizer's moments do not exist before the first step
 
 
 def keep_freed_memory() -> None:
@@ -48,7 +48,7 @@ class PeakMemory:
     On a GPU the peak is torch's maximum of allocated memory. On a CPU it is the memory allocated by
     malloc before the output projection, where the activations of all layers are alive. It excludes
     temporaries of single operations, the chunks of the projection, the gradients of the batch (not
-    those of earlier batches with `trainer.accumulate`) and free memory that malloc keeps. Memory
+    those of earlier batches with `trainer.accumulate`) and freed memory that malloc keeps. Memory
     that remains at the end of an update, such as weights and imported modules, is subtracted.
 
     Args:
@@ -80,13 +80,13 @@ class PeakMemory:
         if self._is_measuring and self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def all_alive(self) -> None:
+    def measure(self) -> None:
         """Measure now, with the activations of all layers of a batch alive."""
         if not self._is_measuring:
             return
-        held = self._held()
-        if held is not None:
-            self._peak = max(self._peak or 0, held)
+        allocated = self._allocated()
+        if allocated is not None:
+            self._peak = max(self._peak or 0, allocated)
 
     def end(self) -> None:
         """End the update, after its gradients were freed."""
@@ -95,11 +95,11 @@ class PeakMemory:
         peak = self._peak
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
-        held = self._held()
-        if peak is not None and held is not None:
-            self.bytes = max(self.bytes or 0, peak - held + self._moments())
+        allocated = self._allocated()
+        if peak is not None and allocated is not None:
+            self.bytes = max(self.bytes or 0, peak - allocated + self._moments())
 
-    def _held(self) -> int | None:
+    def _allocated(self) -> int | None:
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         if self._mallinfo is None:

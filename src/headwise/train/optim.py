@@ -21,7 +21,7 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     the middle of its range. Gates, if any, are a group with another learning rate.
     """
     gates = [module for module in model.modules() if isinstance(module, HardConcreteGate)]
-    gated = {id(p) for gate in gates for p in gate.parameters()}
+    gate_ids = {id(p) for gate in gates for p in gate.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     if not any(p.numel() for p in trained):
         raise ConfigError(
@@ -29,8 +29,8 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
             "model.heads leave"
         )
     decayed = [p for p in trained if p.ndim > 1]
-    free = [p for p in trained if p.ndim <= 1 and id(p) not in gated]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+    undecayed = [p for p in trained if p.ndim <= 1 and id(p) not in gate_ids]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
     if gates:
         logits = [gate.log_a for gate in gates]
         groups.append({"params": logits, "weight_decay": 0.0, "lr_factor": gates[0].lr_factor})

@@ -55,10 +55,10 @@ def stein_gradient(
         particles_nMP: T.
         gradients_nMP: G.
         weight: of the repulsive term.
-        bandwidth: h; None takes `median_bandwidth` of each set.
+        bandwidth: h; None: `median_bandwidth` of each set.
 
-    If h is the median's and no larger than rounding, most particles are equal: they average their
-    gradients, and the repulsion is zero. A single particle keeps its gradient.
+    If h is the median and no larger than rounding errors, most particles are equal: their gradients
+    are averaged, and the repulsion is zero. A single particle keeps its gradient.
     """
     squared_nMM = squared_distances(particles_nMP)
     if bandwidth is None:
@@ -68,8 +68,8 @@ def stein_gradient(
     rounding_n11 = _rounding(particles_nMP)[:, None, None]
     strength_n11 = torch.where(bandwidth_n11 > rounding_n11, weight / bandwidth_n11, 0.0)
     kernel_nMM = torch.exp(-squared_nMM / (2 * torch.maximum(bandwidth_n11, rounding_n11)))
-    # R is invariant to a common shift; relative to one particle, differences between near particles
-    # keep their precision
+    # R is invariant to a common shift; positions relative to one particle keep the precision of
+    # differences between near particles
     relative_nMP = particles_nMP - particles_nMP[:, :1]
     repulsion_nMP = kernel_nMM.sum(-1, keepdim=True) * relative_nMP - kernel_nMM @ relative_nMP
     phi_nMP = kernel_nMM @ gradients_nMP - strength_n11 * repulsion_nMP

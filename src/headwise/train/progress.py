@@ -48,11 +48,11 @@ class Progress:
         self._bar.update()
 
     def show(self, tokens_per_second: float | None = None, **notes: float) -> None:
-        """Print the latest figures; the speed excludes validations."""
+        """Print the latest values; the speed excludes validations."""
         self._notes.update(notes)
         if tokens_per_second is not None:
             self._speed = f"{tokens_per_second:.0f} tokens/s, "
-        # the bar shows all figures, a line in a log the new ones
+        # the bar shows all values, a line in a log only the new ones
         if not self._bar.disable:
             self._bar.set_postfix_str(self._speed + _text(self._notes))
         elif self._shown:

@@ -44,8 +44,8 @@ class Repulsion:
     def __call__(self, model: Model, update: int, seed: int) -> None:
         """Overwrite gradients in place.
 
-        Called once per update, after the sum over batches and ranks and before clipping. The same
-        on every rank: noise depends on (seed, update).
+        Called once per update, after the sum over batches and ranks and before clipping. The result
+        is the same on every rank: noise depends on (seed, update).
         """
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class SVGD(Repulsion):
         G'_i = step_size * (sum_j k_ij G_j - weight * R_i) / M
 
     with the kernel k and the repulsion R of `headwise.train.particles`. Biases, the output
-    projection and everything outside of attention keep their gradients. A single head (after
+    projection and everything outside attention keep their gradients. A single head (after
     pruning) gets step_size * G.
 
     Args:

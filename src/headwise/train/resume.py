@@ -16,14 +16,14 @@ def resume_or_start(trainer: Trainer) -> None:
     """Restore the state of the last checkpoint (`Trainer.restore`), or clear the records.
 
     Raises:
-        CheckpointError: the checkpoint is corrupted or of another model.
+        CheckpointError: the checkpoint is corrupt or not of this model.
     """
     folder = trainer.folder
     if not can_resume(folder):
-        trainer.records.rewind(0, 0)  # of a process that ended before its first checkpoint
+        trainer.records.rewind(0, 0)  # left over from before the first checkpoint
         return
-    # on the CPU: the optimizer moves the state that belongs on the device
+    # load to CPU; load_state_dict then moves state to the device
     trainer.restore(load_checkpoint(folder.last))
-    if costs := folder.read_last():  # of the processes before this one
+    if costs := folder.read_last():  # of earlier processes
         trainer.seconds = float(costs["train_seconds"])
         trainer.step.memory.bytes = costs.get("peak_memory_bytes")

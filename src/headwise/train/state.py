@@ -16,10 +16,10 @@ class TrainState:
         data: position of the batch loader.
         metrics_lines, heads_lines: lengths of the records; resuming truncates to them.
         window_loss, window_measure, window_tokens: sums since the last logged update.
-        best_score: of the monitored quantity; None before the first validation.
+        best_score: of the monitored metric; None before the first validation.
         best_update: update of the best validation.
-        bad_validations: validations since then.
-        stopped_early: patience was exhausted.
+        bad_validations: number of validations since then.
+        stopped_early: `patience` validations brought no better score.
     """
 
     update: int = 0

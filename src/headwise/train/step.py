@@ -31,7 +31,7 @@ class TrainingStep:
     """Performs one update per call.
 
     Args:
-        model: the module without compilation, as saved in checkpoints.
+        model: the uncompiled module, as saved in checkpoints.
         loss: minimised, per target token.
         optimizer, schedule: the optimizer and its learning rates.
         config, seed: settings.
@@ -96,7 +96,7 @@ class TrainingStep:
         batch = batch.to(device)
         with autocast(device, self.config.precision):
             states_BND = self.states(**self.model.inputs(batch))
-            self.memory.all_alive()
+            self.memory.measure()
             states_RD = batch.scored(states_BND)
             sums = self.model.output.loss(states_RD, batch.targets_R, self.loss)
         torch.autograd.backward(sums.loss / n_update_tokens)
@@ -107,7 +107,7 @@ def build_step(config: Config, model: Model, loss: Loss, ranks: Ranks) -> Traini
     """Build the step with the optimizer, schedule, repulsion and gates of a config.
 
     Raises:
-        ConfigError: one of them cannot be built, by key.
+        ConfigError: one of them cannot be built; names its key.
     """
     repulsion = instantiate(config.repulsion, "repulsion")
     return TrainingStep(

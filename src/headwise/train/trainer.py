@@ -77,9 +77,9 @@ def check_trainer_config(config: TrainerConfig) -> None:
     for key in ("threads", "n_workers"):
         count = getattr(config, key)
         require(count is None or count >= 1, f"trainer.{key}", "null or at least 1", count)
-    enough = config.average <= config.keep
+    is_allowed = config.average <= config.keep
     allowed = f"at most trainer.keep={config.keep}"
-    require(enough, "trainer.average", allowed, config.average)
+    require(is_allowed, "trainer.average", allowed, config.average)
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Trainer:
         self.records.rewind(self.state.metrics_lines, self.state.heads_lines)
         self._saved_at = self.state.update
         if self.ranks.is_main:
-            self._remove_old()  # a process killed while saving leaves one more
+            self._remove_old()  # a process killed while saving leaves one too many
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Trainer:
         self._require_finite(float(largest), "largest weight")
 
     def evaluate(self) -> tuple[Validation, float]:
-        """Validate; returns the measurements and the monitored score, signed: higher is better."""
+        """Validate; returns the metrics and the monitored score, negated if lower is better."""
         self.model.eval()
         with torch.no_grad():
             validation = self.validate()
@@ -265,7 +265,7 @@ class Trainer:
         values = validation.values()
         self.records.log(state.update, {f"valid/{name}": value for name, value in values.items()})
         logged = self.reported() if self._reported_at == state.update else {}
-        new = {name: of for name, of in validation.heads.items() if logged.get(name) != of}
+        new = {k: values for k, values in validation.heads.items() if logged.get(k) != values}
         if new:
             self.records.log_heads(state.update, new)
         progress.show(**{f"valid_{name}": value for name, value in values.items()})
@@ -309,13 +309,13 @@ class Trainer:
 
     def _remove_former_last(self) -> None:
         """After `max_updates` was raised: remove the last checkpoint if it is off `save_every`."""
-        between = self.state.update % self.config.save_every != 0
-        if self.ranks.is_main and self.config.average and between:
+        is_extra = self.state.update % self.config.save_every != 0
+        if self.ranks.is_main and self.config.average and is_extra:
             self._numbered().unlink(missing_ok=True)
 
     def _stop_if_requested(self) -> None:
-        cadence = SIGNAL_CHECK_EVERY[self.ranks.device.type] if self.ranks.world_size > 1 else 1
-        if self.state.update % cadence or not self.ranks.any(bool(self.stop)):
+        interval = SIGNAL_CHECK_EVERY[self.ranks.device.type] if self.ranks.world_size > 1 else 1
+        if self.state.update % interval or not self.ranks.any(bool(self.stop)):
             return
         self.save(numbered=False)
         raise Interrupted(

@@ -52,7 +52,7 @@ def words_of(text: str) -> list[str]:
 
 
 class BuiltinCorpus:
-    """German-English sentence pairs from a seed; see the module.
+    """German-English sentence pairs from a seed; see the module's docstring.
 
     Generated at the first use of a split and cached. A smaller `n_train` gives the first pairs of a
     larger one. Every word of `test` occurs in `train` (a held-out compound as its two parts),
@@ -102,24 +102,24 @@ class BuiltinCorpus:
         return f"builtin-{GENERATOR_VERSION}-{digest[:16]}"
 
     def _generate(self) -> dict[str, list[Pair]]:
-        seen: set[str] = set()  # sentences of either language
-        valid = self._draw("valid", self.sizes["valid"], seen)
-        train = self._draw("train", self.sizes["train"], seen)
+        drawn: set[str] = set()  # sentences of either language
+        valid = self._draw("valid", self.sizes["valid"], drawn)
+        train = self._draw("train", self.sizes["train"], drawn)
         # Draw extra pairs: those of known words come first, others only if `train` is very small.
         size, known = self.sizes["test"], _known_words(train)
-        test = self._draw("test", size + size // 8 + 1, seen)
+        test = self._draw("test", size + size // 8 + 1, drawn)
         test.sort(key=lambda pair: not known.issuperset(words_of(" ".join(pair))))
         return {"train": train, "valid": valid, "test": test[:size]}
 
-    def _draw(self, split: str, size: int, seen: set[str]) -> list[Pair]:
+    def _draw(self, split: str, size: int, drawn: set[str]) -> list[Pair]:
         """New pairs; those with a held-out combination in the test set only."""
         sampler = Sampler(f"headwise {self.seed} {split}")
         pairs: list[Pair] = []
         while len(pairs) < size:
             pair = sampler.draw()
-            held = any(map(held_out, sampler.combinations))
-            if held == (split == "test") and seen.isdisjoint(pair):
-                seen.update(pair)
+            is_held_out = any(map(held_out, sampler.combinations))
+            if is_held_out == (split == "test") and drawn.isdisjoint(pair):
+                drawn.update(pair)
                 pairs.append(pair)
         return pairs
 
@@ -139,5 +139,5 @@ def _known_words(pairs: list[Pair]) -> set[str]:
     forms = compound_forms()
     modifiers = {forms[word][0] for word in known & forms.keys()}
     heads = {forms[word][1] for word in known & forms.keys()}
-    made = {form for form, (first, last) in forms.items() if first in modifiers and last in heads}
-    return known | made
+    composed = {f for f, (first, last) in forms.items() if first in modifiers and last in heads}
+    return known | composed

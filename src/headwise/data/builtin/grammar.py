@@ -29,10 +29,10 @@ class Phrase(NamedTuple):
     pronoun: Pronoun  # that replaces it
     kind: str = "p"  # as of nouns
     noun: str = ""  # "" of a pronoun
-    form: str = "pronoun"  # or definite, indefinite: decides its position
+    form: str = "pronoun"  # or definite, indefinite: determines its position
 
     @classmethod
-    def of(cls, pronoun: Pronoun, kind: str = "p") -> Phrase:
+    def from_pronoun(cls, pronoun: Pronoun, kind: str = "p") -> Phrase:
         """The phrase of a pronoun that replaces a noun of `kind`."""
         return cls(pronoun.de, pronoun.en, pronoun, kind)
 
@@ -110,8 +110,8 @@ def spelled(layout: str, language: str, clauses: Mapping[str, Clause]) -> str:
     text = re.sub(
         r"\{(\w)\.(\w+)\}", lambda slot: clauses[slot[1]].spelled(language, slot[2]), f" {layout}"
     )
-    for apart, together in RULES["spelling"].items():
-        text = text.replace(apart, together)
+    for separate, joined in RULES["spelling"].items():
+        text = text.replace(separate, joined)
     return text[1].upper() + text[2:]
 
 

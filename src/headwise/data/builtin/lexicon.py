@@ -7,7 +7,7 @@ nouns it may describe; `subject`, `object` and `dative` of a verb those of its a
 is drawn twice as often), `adverbials` the optional parts of its clause.
 
 - Nouns: `pronoun` is a key of the rules' pronouns and gives the gender, `oblique` the singular
-  outside of the nominative, `where` a key of the rules' prepositions. Names and mass nouns have no
+  of the other cases, `where` a key of the rules' prepositions. Names and mass nouns have no
   plural. A compound has its first part as `modifier`.
 - Verbs: several `frames` are separated by slashes. `ich`, `du`, `er`, `wir` lack the particle,
   `infinitive`, `zu`, `participle` have it. `en` includes a preposition that stays with the

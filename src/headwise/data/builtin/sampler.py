@@ -47,13 +47,13 @@ class _Discarded(Exception):
 
 
 @cache
-def _verbs(frame: str, settled: tuple[tuple[str, str], ...]) -> list[Word]:
-    """The verbs of a frame that accept the settled (role, kind of noun) pairs."""
+def _verbs(frame: str, fixed: tuple[tuple[str, str], ...]) -> list[Word]:
+    """The verbs of a frame that accept the fixed (role, kind of noun) pairs."""
     return [
         verb
         for verb in VERBS
         if frame in verb["frames"].split("/")
-        and all(kind in verb.get(role, verb["adverbials"]) for role, kind in settled)
+        and all(kind in verb.get(role, verb["adverbials"]) for role, kind in fixed)
     ]
 
 
@@ -117,7 +117,7 @@ class Sampler:
             head: the noun phrase that it describes as a relative clause.
         """
         rule = {**RULES["clause"], **rule}
-        phrases: dict[str, Phrase] = {}  # by role; the settled ones first
+        phrases: dict[str, Phrase] = {}  # by role; the fixed ones first
         if first:
             phrases = {role: _again(first, role, other) for role, other in rule["again"].items()}
         if rule["wh"]:
@@ -183,7 +183,7 @@ class Sampler:
         """A pronoun, a name or a noun phrase of one of the kinds.
 
         Args:
-            role: `subject`, `object`, `dative`, `place` or `wh`; decides the choices.
+            role: `subject`, `object`, `dative`, `place` or `wh`; determines the choices.
             kinds: letters as of nouns.
             rule: of the clause.
             subject: of the clause, if this phrase is not the subject.
@@ -197,7 +197,7 @@ class Sampler:
             if subject and subject.pronoun in _SPEAKERS:
                 raise _Discarded
             names = RULES["speakers"] if subject else rule["pronouns"]
-            return Phrase.of(PRONOUNS[self._pick(names)])
+            return Phrase.from_pronoun(PRONOUNS[self._pick(names)])
         noun = self._noun(kind.upper() if choice == "name" else kind)
         plural = noun["plural"] != "" and self._chance(0.2)
         number = "plural" if plural else "singular" if noun["plural"] else "mass"
@@ -245,7 +245,7 @@ def _again(first: Clause, role: str, other: str) -> Phrase:
     alike = phrase.pronoun.de == subject.pronoun.de
     if role == "subject" != other and phrase.kind in _ANIMATE and alike:
         raise _Discarded
-    return Phrase.of(phrase.pronoun, phrase.kind)
+    return Phrase.from_pronoun(phrase.pronoun, phrase.kind)
 
 
 def _check_order(verb: Word, subject: Phrase, thing: Phrase) -> None:

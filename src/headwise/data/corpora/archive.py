@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headwise.data.corpora.segments import aligned_segments, read_segments, unescape
-from headwise.data.corpora.text import DAMAGED, aligned, decoded_lines, open_bytes
+from headwise.data.corpora.text import READ_ERRORS, aligned, decoded_lines, open_bytes
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.data.download import download, verify
 from headwise.errors import ConfigError, DataError, nearest, refuse
@@ -40,7 +40,7 @@ class Archives:
         folder: the user's own folder of archives.
 
     Raises:
-        ConfigError: a path outside of its folder.
+        ConfigError: a path outside its folder.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Archives:
         """The first of `members` that an archive has, or the single file; and its name."""
         path = self.path(key)
         if members:
-            with _open_member(path, members) as opened:
-                yield opened
+            with _open_member(path, members) as member:
+                yield member
         else:
             with open_bytes(path) as stream:
                 yield stream, str(path)
 
     def _local_path(self, key: str) -> Path | None:
-        """The archive in `folder` or, without one, in the download folder; None: not there."""
+        """The archive in `folder` if given, else in the download folder; None if not there."""
         folder = self.downloads if self.folder is None else self.folder
         paths = (folder / name for name in self._archives[key]["files"])
         return next((path for path in paths if path.is_file()), None)
@@ -122,7 +122,7 @@ class ArchiveSource:
         target: language code of the target side.
 
     Raises:
-        ConfigError: a path outside of its folder, or an unknown language.
+        ConfigError: a path outside its folder, or an unknown language.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class ArchiveSource:
             DataError: missing, damaged, misaligned, empty or not UTF-8.
         """
         for part in self._splits[split]:
-            with ExitStack() as opened:
-                sides = [opened.enter_context(self._open(part, code)) for code in self.languages]
+            with ExitStack() as stack:
+                sides = [stack.enter_context(self._open(part, code)) for code in self.languages]
                 yield from _pairs(*sides)
 
     def _needed(self, split: str) -> list[str]:
@@ -182,23 +182,23 @@ class ArchiveSource:
         if split not in self._splits:
             raise DataError(str(refuse(f"a split of {self.archives.name}", split, self._splits)))
         parts = self._splits[split]
-        keys = [_of_language(part["archive"], code) for part in parts for code in self.languages]
+        keys = [_for_language(part["archive"], code) for part in parts for code in self.languages]
         return list(dict.fromkeys(keys))
 
     def _open(
         self, part: Mapping[str, Any], code: str
     ) -> AbstractContextManager[tuple[IO[bytes], str]]:
         """One side of a part: its bytes, and its name in messages."""
-        patterns = _of_language(part.get("members", []), code)
+        patterns = _for_language(part.get("members", []), code)
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        # Sets published in one direction only are used for the other one too.
+        # Sets published in one direction only are used for the other direction too.
         roles = ("src", "ref") if code == self.languages[0] else ("ref", "src")
         members = [p.format(lang=code, role=role) for role in roles for p in patterns]
-        archive = _of_language(part["archive"], code)
+        archive = _for_language(part["archive"], code)
         return self.archives.open(archive, list(dict.fromkeys(members)))
 
 
-def _of_language(value: Any, code: str) -> Any:
+def _for_language(value: Any, code: str) -> Any:
     return value[code] if isinstance(value, Mapping) else value
 
 
@@ -207,25 +207,25 @@ def _open_member(archive: Path, members: Sequence[str]) -> Iterator[tuple[IO[byt
     """Open the first of `members` that the archive holds, in any of its folders.
 
     Raises:
-        DataError: none is there, or the file is not an archive.
+        DataError: the archive has none of them, or the file is not an archive.
     """
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         open_file: Any
         try:
             if zipfile.is_zipfile(archive):
-                unzipped = opened.enter_context(zipfile.ZipFile(archive))
+                unzipped = stack.enter_context(zipfile.ZipFile(archive))
                 names, open_file = unzipped.namelist(), unzipped.open
             else:
-                untarred = opened.enter_context(tarfile.open(archive))
+                untarred = stack.enter_context(tarfile.open(archive))
                 names, open_file = untarred.getnames(), untarred.extractfile
-        except DAMAGED as error:
+        except READ_ERRORS as error:
             raise DataError(
                 f"{archive} is truncated or not a zip or tar archive ({error}); download it again"
             ) from error
         name = _member(archive, names, members)
         try:
-            stream = opened.enter_context(open_file(name))
-        except (*DAMAGED, RuntimeError) as error:  # encrypted, or an unknown compression
+            stream = stack.enter_context(open_file(name))
+        except (*READ_ERRORS, RuntimeError) as error:  # encrypted, or an unknown compression
             raise DataError(f"{archive}:{name} cannot be extracted: {error}") from error
         yield stream, f"{archive}:{name}"
 

@@ -1,4 +1,4 @@
-"""A folder of text: for each split one file a language, or one table of both."""
+"""A folder of text: for each split one file per language, or one table of both."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class FolderSource:
     """Splits in one folder.
 
     The files of a stem are `<stem>.<language>` or `<stem>.<language>.gz` for both languages
-    (one sentence a line, aligned by line number), else `<stem>.parquet`, `.jsonl`, `.jsonl.gz`,
-    `.tsv`, `.tsv.gz`, or parquet shards.
+    (one sentence per line, aligned by line number), else `<stem>.parquet`, `.jsonl`, `.jsonl.gz`,
+    `.tsv`, `.tsv.gz`, or Parquet shards.
 
     Args:
-        folder: of the files.
+        folder: with the files.
         source: language code of the source side.
         target: language code of the target side.
         files: split name -> stems tried in order; other stems in the folder that have both
@@ -127,7 +127,7 @@ class FolderSource:
         return stems
 
     def _missing_side(self, stems: Sequence[str]) -> str | None:
-        """A message for the first stem that has one language only; None if there is none."""
+        """Error message for the first stem with one language only; None if there is none."""
         for stem in stems:
             sides = {code: self._side(stem, code) for code in (self.source, self.target)}
             present = [path for path in sides.values() if path]
@@ -147,7 +147,7 @@ def _missing_folder(folder: Path) -> str:
     if folder.exists():
         return f"data.dir={folder} must be a folder, got a file"
     parent = folder.parent
-    beside = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-    closest = nearest(folder.name, beside)
+    siblings = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    closest = nearest(folder.name, siblings)
     hint = f" Did you mean {parent / closest}?" if closest else ""
     return f"data.dir={folder} does not exist.{hint}"

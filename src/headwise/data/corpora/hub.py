@@ -1,6 +1,6 @@
-"""Corpora of the Hugging Face hub: loaded by `datasets` at a revision, or local parquet files.
+"""Hugging Face Hub corpora: a revision loaded by `datasets`, or local Parquet files.
 
-For data sets with a loading script the yaml names the hub's converted branch
+For datasets with a loading script the yaml names the Hub's converted branch
 (`revision: refs/convert/parquet`).
 """
 
@@ -16,19 +16,19 @@ from headwise.data.corpora.tables import find_table, row_pair, table_pairs
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.errors import ConfigError, DataError, refuse
 
-_SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<first>\d*):(?P<last>\d*)\])?")
+_SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
 
 
 class HubSource:
-    """Splits of a data set with one `translation` column.
+    """Splits of a dataset with one `translation` column.
 
     Args:
-        repo: data set on the hub.
-        splits: our split name -> the hub's, or a slice of rows of one: `test[0:1568]`.
-        source: language code of the source side; columns are read by name, in any order.
-        target: language code of the target side.
+        repo: dataset on the Hub.
+        splits: our split name -> Hub split or a slice of it: `test[0:1568]`.
+        source: source language code, the key in `translation`.
+        target: target language code.
         cache_dir: caches hashes of files.
-        config_name: the configuration, a folder of parquet files in the repository.
+        config_name: the configuration, a folder of Parquet files in the repository.
         revision: commit, tag or branch.
         folder: a local copy, with the files in `<config_name>/`, `data/` or the folder itself.
     """
@@ -46,12 +46,12 @@ class HubSource:
     ) -> None:
         self.repo, self.source, self.target = repo, source, target
         self.config_name, self.revision, self.folder = config_name, revision, folder
-        self._splits = {name: _parse(name, where) for name, where in splits.items()}
+        self._splits = {name: _parse(name, spec) for name, spec in splits.items()}
         self._hashes = FileHashes(cache_dir)
         self._tables: dict[str, Any] = {}
 
     def splits(self) -> list[str]:
-        """Splits on the hub, or those of the local copy."""
+        """Configured splits, or those in the local copy."""
         return [n for n in sorted(self._splits) if self.folder is None or self.is_local([n])]
 
     def is_local(self, splits: Sequence[str]) -> bool:
@@ -59,10 +59,10 @@ class HubSource:
         return self.folder is not None and all(self._paths(self.folder, s) for s in splits)
 
     def identity(self, split: str) -> str:
-        """Hash of the rows and of the local files, or of the hub's data; downloads what is missing.
+        """Hash of the row range and local files or Hub data; downloads missing data.
 
         Raises:
-            DataError: not in the local copy, or the hub is unreachable.
+            DataError: split not in the local copy, or Hub unreachable.
         """
         if self.folder is not None:
             parts = [self._hashes(path) for path in self._files(self.folder, split)]
@@ -71,23 +71,23 @@ class HubSource:
         return combined_digest([str(self._rows(split)), *parts])
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The split's sentences, streamed from parquet or from memory-mapped arrow files.
+        """The split's sentences, streamed from Parquet or from memory-mapped Arrow files.
 
         Raises:
-            DataError: missing, damaged, or without one of the languages.
+            DataError: files missing or corrupt, or a language missing.
         """
-        _, first, last = self._rows(split)
+        _, start, stop = self._rows(split)
         if self.folder is not None:
             files = self._files(self.folder, split)
-            return islice(table_pairs(files, self.source, self.target), first, last)
-        rows = enumerate(islice(self._table(split), first, last), first)
+            return islice(table_pairs(files, self.source, self.target), start, stop)
+        rows = enumerate(islice(self._table(split), start, stop), start)
         return (
             row_pair(row, self.source, self.target, f"{self.repo} {split}, row {number}")
             for number, row in rows
         )
 
     def _rows(self, split: str) -> tuple[str, int, int | None]:
-        """The hub's split, its first row and the one after its last."""
+        """Hub split, first row, and end row (exclusive)."""
         if split not in self._splits:
             raise DataError(str(refuse(f"a split of {self.repo}", split, self._splits)))
         return self._splits[split]
@@ -95,46 +95,46 @@ class HubSource:
     def _files(self, folder: Path, split: str) -> list[Path]:
         paths = self._paths(folder, split)
         if not paths:
-            base = self._rows(split)[0]
+            name = self._rows(split)[0]
             raise DataError(
-                f"{folder} has no parquet files of {base!r}, such as "
-                f"{self.config_name}/{base}-00000-of-00001.parquet"
+                f"{folder} has no Parquet files of {name!r}, such as "
+                f"{self.config_name}/{name}-00000-of-00001.parquet"
             )
         return paths
 
     def _paths(self, folder: Path, split: str) -> list[Path]:
         """Parquet files of a split in a copy of the repository; empty if there are none."""
-        for below in (folder / self.config_name, folder / "data", folder):
-            paths = find_table(below, self._rows(split)[0]) if below.is_dir() else []
+        for root in (folder / self.config_name, folder / "data", folder):
+            paths = find_table(root, self._rows(split)[0]) if root.is_dir() else []
             if paths:
                 return paths
         return []
 
     def _table(self, split: str) -> Any:
-        """The hub's split as a memory-mapped table, loaded once for all slices of it."""
-        base = self._rows(split)[0]
-        if base in self._tables:
-            return self._tables[base]
+        """The Hub split as a memory-mapped table, loaded once for all slices of it."""
+        name = self._rows(split)[0]
+        if name in self._tables:
+            return self._tables[name]
         try:
             import datasets
 
             table = datasets.load_dataset(
-                self.repo, data_dir=self.config_name, revision=self.revision, split=base
+                self.repo, data_dir=self.config_name, revision=self.revision, split=name
             )
         except Exception as error:
-            # The libraries that `datasets` uses raise errors of many classes; each means that
-            # this origin is not available. The cause is kept.
+            # `datasets` and its dependencies raise many error types; each means that the data is
+            # unavailable. The cause is chained.
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DataError(
-                f"{self.repo} could not be loaded from the Hugging Face hub ({reason}); without a "
-                f"network, copy its parquet files and set data.dir= to their folder"
+                f"{self.repo} could not be loaded from the Hugging Face Hub ({reason}); if "
+                f"offline, copy its Parquet files and set data.dir= to their folder"
             ) from error
-        return self._tables.setdefault(base, table)
+        return self._tables.setdefault(name, table)
 
 
-def _parse(name: str, where: str) -> tuple[str, int, int | None]:
-    match = _SLICE.fullmatch(where)
+def _parse(name: str, spec: str) -> tuple[str, int, int | None]:
+    match = _SLICE.fullmatch(spec)
     if not match:
-        raise ConfigError(f"splits.{name} must be a split or rows of one, got {where!r}")
-    first, last = match["first"], match["last"]
-    return match["split"], int(first or 0), int(last) if last else None
+        raise ConfigError(f"splits.{name} must be split or split[i:j], got {spec!r}")
+    start, stop = match["start"], match["stop"]
+    return match["split"], int(start or 0), int(stop) if stop else None

@@ -19,7 +19,7 @@ _TAG = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""")
-# Only entities that end in a semicolon: html.unescape alone also turns "&not" of free text.
+# Only entities that end in a semicolon: html.unescape alone also converts "&not" in plain text.
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[A-Za-z][A-Za-z0-9]*);")
 
 
@@ -27,7 +27,7 @@ class Segment(NamedTuple):
     """One line of a test set."""
 
     document: str  # docid
-    position: int  # which document of the file, from 0
+    position: int  # index of the document in the file
     number: str  # id within the document
     text: str
 
@@ -71,7 +71,7 @@ def aligned_segments(
     aligned with the n-th of the other.
 
     Raises:
-        DataError: a segment has no partner; the message names the counts and the first one.
+        DataError: a segment has no partner; the message has the counts and the first such segment.
     """
     names = [{(s.document, s.position) for s in side} for side in (source, target)]
     first, second = ({document for document, _ in side} for side in names)
@@ -82,10 +82,10 @@ def aligned_segments(
         return (segment.document if by_name else segment.position, segment.number)
 
     sides = [{key(segment): segment.text for segment in side} for side in (source, target)]
-    lonely = [k for k in sides[0] if k not in sides[1]]
+    unmatched = [k for k in sides[0] if k not in sides[1]]
     extra = sides[1].keys() - sides[0].keys()
-    if lonely or extra:
-        orphan = lonely[0] if lonely else min(extra, key=str)
+    if unmatched or extra:
+        orphan = unmatched[0] if unmatched else min(extra, key=str)
         raise DataError(
             f"the two sides are misaligned: {source_name} has {len(source)} segments, "
             f"{target_name} has {len(target)}; no partner for document {orphan[0]!r}, "

@@ -1,7 +1,7 @@
-"""Both languages in one file: parquet, JSON lines or tab-separated values, streamed.
+"""Both languages in one file: Parquet, JSON lines or tab-separated values, streamed.
 
-A table has one column (key) a language, or one column `translation` with both, as translation
-corpora of the hub have. A tab-separated file starts with a header of language codes.
+A table has one column (key) per language, or one column `translation` with both, as on the
+Hugging Face Hub. A tab-separated file starts with a header of language codes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.parquet")
 
 
 def find_table(folder: Path, stem: str) -> list[Path]:
-    """The file or parquet shards of `stem` in `folder`, in order; empty if there are none.
+    """The file or Parquet shards of `stem` in `folder`, in order; empty if there are none.
 
-    Shards are `<stem>-00000-of-00003.parquet` or `<stem>/0000.parquet`, the hub's two layouts.
+    Shards are `<stem>-00000-of-00003.parquet` or `<stem>/0000.parquet`, the Hub's two layouts.
 
     Raises:
         DataError: a shard is missing.
@@ -38,12 +38,12 @@ def find_table(folder: Path, stem: str) -> list[Path]:
     if shards:
         _check_complete(shards)
         return shards
-    below = folder / stem
-    return sorted(below.glob("*.parquet")) if below.is_dir() else []
+    subfolder = folder / stem
+    return sorted(subfolder.glob("*.parquet")) if subfolder.is_dir() else []
 
 
 def table_stem(path: Path) -> str | None:
-    """The stem of a table, a shard or a folder of shards at `path`; None: it is none of them."""
+    """The stem of a table, a shard or a folder of shards at `path`; None if it is none of these."""
     if path.is_dir():
         return path.name if any(path.glob("*.parquet")) else None
     shard = _SHARD.fullmatch(path.name)
@@ -59,7 +59,7 @@ def _check_complete(shards: Sequence[Path]) -> None:
     missing = sorted(set(range(expected)) - {int(match["number"]) for match in matches})
     if missing or len(totals) > 1 or len(shards) > expected:
         raise DataError(
-            f"{shards[0].parent} has {len(shards)} parquet shards like {shards[0].name}; "
+            f"{shards[0].parent} has {len(shards)} Parquet shards like {shards[0].name}; "
             f"expected {expected}, missing numbers: {', '.join(map(str, missing)) or 'none'}"
         )
 
@@ -81,7 +81,7 @@ def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tup
 
 
 def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
-    """The pair of one record, flat or below `translation`.
+    """The pair of one record, flat or under `translation`.
 
     Raises:
         DataError: a language is missing or not text; `where` starts the message.
@@ -123,7 +123,7 @@ def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, 
                     yield row_pair(row, source, target, f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} is truncated, not parquet or not UTF-8 (after row {number}: {error})"
+            f"{path} is truncated, not Parquet or not UTF-8 (after row {number}: {error})"
         ) from error
 
 

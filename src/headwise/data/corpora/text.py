@@ -1,4 +1,4 @@
-"""Reading text one sentence a line: strict UTF-8, cut at line feeds only, bounded memory.
+"""Reading text with one sentence per line: strict UTF-8, cut at line feeds only, bounded memory.
 
 `str.splitlines` and the text mode of `open` also cut at a lone carriage return, U+0085 or
 U+2028, which occur inside sentences of Europarl and Common Crawl; one such cut misaligns all
@@ -22,8 +22,8 @@ from headwise.errors import DataError
 
 MAX_LINE = 2**20  # bytes
 ONE_A_LINE = "Write one sentence a line; tr '\\r' '\\n' converts carriage returns to line feeds"
-# Errors of the standard library for a compressed file that is truncated or of another format.
-DAMAGED = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+# Raised by the standard library for a truncated compressed file or another format.
+READ_ERRORS = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse NUL and surrogates; `where` starts the message."""
+    """Raise `DataError` for NUL or surrogates; `where` starts the message."""
     if "\0" in text:
         raise DataError(
             f"{where}: a NUL character. If the file is UTF-16, convert it, for example with "
@@ -74,7 +74,7 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
 
 
 def decoded_lines(stream: IO[bytes], name: str, may_be_empty: bool = False) -> Iterator[str]:
-    """The lines of `stream`; messages call it `name`.
+    """The lines of `stream`; `name` is its name in messages.
 
     Raises:
         DataError: no line, unless `may_be_empty`; a line that is not UTF-8; a damaged compressed
@@ -88,7 +88,7 @@ def decoded_lines(stream: IO[bytes], name: str, may_be_empty: bool = False) -> I
             if number == 1 and not raw.endswith(b"\n") and b"\r" in raw.rstrip(b"\r"):
                 raise DataError(f"{name} ends its lines with carriage returns only. {ONE_A_LINE}")
             yield decode_line(raw, name, number)
-    except DAMAGED as error:
+    except READ_ERRORS as error:
         raise DataError(
             f"{name} is truncated or damaged after line {number} ({error}); download it again"
         ) from error

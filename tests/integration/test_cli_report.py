@@ -98,7 +98,7 @@ def test_runs_fill_cells_by_settings_not_names(runs: Write, report: Report, tmp_
     text = result.out
     assert f"| 30.00 | {means['softmax']:.2f} ± " in text
     assert "| 30.50 (r+) |" in text
-    assert "(r+): recalled in detail" in text
+    assert "(r+): from memory, in detail" in text
     assert "+0.50 (r+)" in text
     assert "Signature: nrefs:1|case:mixed|eff:no|tok:moses-en" in text
     assert "## Missing" not in text

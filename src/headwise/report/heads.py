@@ -248,7 +248,7 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
     if not tables and len(paper_facts):
         order = [row for row in paper.rows if row in set(paper_facts.row)]
         frame = head_frame(paper_facts, ["row"])[[(row,) for row in order]]
-        tables.append(Table("Heads, the paper alone", frame.rename(columns=paper.rows)))
+        tables.append(Table("Heads, in the paper", frame.rename(columns=paper.rows)))
     if tables:
         marks = mark_notes(number.mark for number in paper.heads)
         tables[0].notes += ([paper.heads_note] if paper.heads_note else []) + marks

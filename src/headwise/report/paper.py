@@ -24,8 +24,8 @@ from headwise.tasks.task import task_of
 
 MARKS = {
     "OK": "read in a source",
-    "r+": "recalled in detail, not read again: a target, not a test",
-    "r-": "recalled vaguely or inferred: no target",
+    "r+": "from memory, in detail, not verified",
+    "r-": "from memory, uncertain, or inferred: direction only",
 }
 MEASURES = {  # measure of pruning tables -> the key that it requires
     "removable": "tolerance",

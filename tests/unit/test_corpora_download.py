@@ -52,7 +52,7 @@ def test_without_a_published_checksum_the_first_download_is_recorded(
     assert (tmp_path / "got" / "a.tgz.sha256").read_text() == f"{SHA256}  a.tgz\n"
     verify(path, None, FileHashes(tmp_path))
     path.write_bytes(b"another")
-    with pytest.raises(DataError, match=r"is not the file that .*a\.tgz\.sha256 recorded: sha256"):
+    with pytest.raises(DataError, match=r"is not the file recorded in .*a\.tgz\.sha256: sha256"):
         verify(path, None, FileHashes(tmp_path))
 
 

@@ -52,7 +52,7 @@ def test_moses_bounds_agree_with_the_tokeniser() -> None:
         sentence = " ".join(generator.choices(words, k=generator.randint(1, 14)))
         limit = generator.randint(1, 20)
         cleaner = Cleaner(CleaningConfig(max_target_moses_tokens=limit), "en")
-        is_dropped = cleaner.verdict("x", sentence) is not None
+        is_dropped = cleaner.dropped_by("x", sentence) is not None
         assert is_dropped == (cleaner.n_tokens(sentence) > limit), (limit, sentence)
 
 

@@ -99,12 +99,12 @@ def test_numbers_of_the_paper_are_shown_with_and_without_runs(tmp_path: Path) ->
     paper = replace(PAPER, heads=numbers, heads_note="Of other corpora.")
     run = analysed(tmp_path / "a", 0.2, 1.4, 1)
     (with_runs,) = head_tables(paper, facts_of({"sparse": [run], "no": [run]}, paper))
-    assert with_runs.heads == ["sparse: paper", "sparse: ours", "none"]
+    assert with_runs.headers == ["sparse: paper", "sparse: ours", "none"]
     assert rows_of(with_runs)["heads at -1"] == ["4", "1", "1"]
     assert rows_of(with_runs)["highest merge score"] == ["88.5 % (r+)", "–", "–"]
     facts = facts_of({}, paper)
     (without_runs,) = head_tables(paper, facts)
-    assert without_runs.heads == ["softmax", "sparse"]
+    assert without_runs.headers == ["softmax", "sparse"]
     assert dict(without_runs.rows) == {
         "heads at -1": ["–", "4"],
         "highest merge score": ["below 80 % (r+)", "88.5 % (r+)"],

@@ -86,7 +86,7 @@ def test_broken_cpp_kernel_is_reported(scores: Tensor, caplog: pytest.LogCapture
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
         caplog.messages[-1]  # one warning for several calls
     ]
-    assert "C++ maps (float32, SQUARE): not used, torch is used instead" in caplog.text
+    assert "C++ maps (float32, SQUARE): replaced by torch" in caplog.text
     assert "weights differ from float64" in caplog.text
     assert choice.maps(scores, Power.SQUARE).kernel == choice.TORCH
 
@@ -114,7 +114,7 @@ class TestTriton:
         torch.testing.assert_close(
             weights.cpu().double(), alpha_entmax(scores.double(), 1.2), rtol=0, atol=1e-5
         )
-        assert "Triton maps (float32, ANY): not used, torch is used instead" in caplog.text
+        assert "Triton maps (float32, ANY): replaced by torch" in caplog.text
 
     def test_attention_is_verified_with_and_without_dropout(self) -> None:
         for has_dropout in (False, True):
@@ -136,7 +136,7 @@ def test_error_of_a_kernel_is_not_cached(
         patch.setattr(native_dropout, "drop", fail)
         dropped = dropout(values, 0.5)
     assert set(dropped.tolist()) == {0.0, 2.0}
-    assert "C++ dropout (float32, EXP): not used" in caplog.text
+    assert "C++ dropout (float32, EXP): replaced by torch" in caplog.text
     assert "it raised MemoryError: no memory" in caplog.text
     assert not cache.exists()
 

@@ -1,4 +1,4 @@
-"""α-entmax attention on CPU, without saving the weights.
+"""Attention with softmax or α-entmax on CPU, without saving the weights.
 
 Scores, weights and their gradients are computed for a few rows at a time: memory grows with the
 number of queries and keys, not with their product. Saved for the backward pass are two numbers per

@@ -26,7 +26,7 @@ class Power(IntEnum):
 
 
 ALPHAS = {Power.EXP: 1.0, Power.SQUARE: 1.5, Power.LINEAR: 2.0}
-POWERS = {alpha: power for power, alpha in ALPHAS.items()}  # specialised kernels
+POWERS = {alpha: power for power, alpha in ALPHAS.items()}  # α -> specialised kernel
 
 
 @dataclass(frozen=True)

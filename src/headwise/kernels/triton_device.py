@@ -61,7 +61,7 @@ def supports(values: Tensor) -> bool:
     return values.device.type == "cuda" and values.dtype in DTYPES and _can_run(values.device)
 
 
-@constant_in_graphs  # the argument is no tensor: torch.compile would compute its values
+@constant_in_graphs  # takes a device: torch.compile would compute the values of a tensor
 def _can_run(device: torch.device) -> bool:
     return unavailable_reason(device) is None
 

@@ -325,7 +325,7 @@ def random_words(draws, row, rows, n_rows, n_blocks):
 
 @triton.jit
 def keep_mask(first, second, keys, draws):
-    """Return whether dropout keep_mask each weight, by a hash of the query's words and the key.
+    """Return whether dropout keeps each weight, by a hash of the query's words and the key.
 
     The hash has two rounds of multiply and shift; a counter-based generator would need ten. The
     words are drawn from torch's generator.

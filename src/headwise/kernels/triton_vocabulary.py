@@ -1,6 +1,6 @@
 """Kernels for losses over a vocabulary, including cross-entropy. Forward: one program per row.
 
-Forward reads the row for the maximum, stats search, and loss. Backward recomputes the
+Forward reads the row for the maximum, threshold search, and loss. Backward recomputes the
 probabilities from two numbers per row, maximum and shift (see `losses.py` for the formulas); it may
 overwrite the logits with the gradient.
 

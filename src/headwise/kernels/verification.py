@@ -143,7 +143,7 @@ def reject(wrong: dict[Case, str]) -> None:
 
 
 def _warn(case: Case, reason: str) -> None:
-    log.warning("%s: not used, torch is used instead: %s", case, reason)
+    log.warning("%s: replaced by torch: %s", case, reason)
 
 
 def _judge(case: Case, reference: Reference | None) -> tuple[str | None, bool]:

@@ -36,7 +36,7 @@ class Transformer(Model):
         config: sizes and kinds.
         source_vocab: number of ids of the source.
         target_vocab: number of ids of the target, and of classes.
-        joint_vocab: whether both are one vocabulary, whose table can be has_one_table.
+        joint_vocab: whether both are one vocabulary, whose table can be shared.
         make_attention: place -> attention module (see `headwise.attention.build`).
         seed: of the initial weights.
         parts: of both stacks.

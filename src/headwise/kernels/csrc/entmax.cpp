@@ -110,10 +110,10 @@ void backward(const Problem& problem) {
 
 template <int before, class From, class To>
 void drop(const DropoutProblem& problem) {
-    const int64_t n_chunkes = (problem.n + CHUNK - 1) / CHUNK;
+    const int64_t n_chunks = (problem.n + CHUNK - 1) / CHUNK;
     [[maybe_unused]] const int n_threads = problem.n <= SERIAL_FLOATS ? 1 : problem.n_threads;
 #pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
-    for (int64_t chunk = 0; chunk < n_chunkes; ++chunk)
+    for (int64_t chunk = 0; chunk < n_chunks; ++chunk)
         drop_chunk<before, From, To>(problem, chunk);
 }
 

@@ -215,19 +215,19 @@ static inline void solve(Rows& rows, const Layout& layout) {
         S = largest(S, splat(FLT_MIN));
         const Floats excess = F - 1.0f;
         const Floats size = excess < 0.0f ? -excess : excess;
-        const Ints is_next = is_open & (left ? size > tolerance : Ints{});  // not for NaN
-        rows.correction = is_open & ~is_next ? excess / S : rows.correction;
-        if (!any(is_next)) return;
+        const Ints needs_step = is_open & (left ? size > tolerance : Ints{});  // not for NaN
+        rows.correction = is_open & ~needs_step ? excess / S : rows.correction;
+        if (!any(needs_step)) return;
         // F = 0 (by rounding) leads back to t = 0
         F = largest(F, splat(FLT_MIN));
         const Floats y = beta * log2(F);
         Floats shift = rows.shift + F / S * one_minus_exp2(-y);
         shift = least(largest(shift, Floats{}), rows.shift_max);
         // an unchanged shift has converged to rounding
-        const Ints is_moved = is_next & (shift != rows.shift);
-        rows.correction = is_next & ~is_moved ? excess / S : rows.correction;
-        rows.shift = is_next ? shift : rows.shift;
-        is_open = is_moved;
+        const Ints has_moved = needs_step & (shift != rows.shift);
+        rows.correction = needs_step & ~has_moved ? excess / S : rows.correction;
+        rows.shift = needs_step ? shift : rows.shift;
+        is_open = has_moved;
         if (!any(is_open)) return;
     }
 }

@@ -10,6 +10,7 @@ import torch
 
 from headwise.data.batch import Batch
 from headwise.data.loader import BatchLoader
+from headwise.data.token_stream import TokenStream
 from headwise.data.windows import TrainingWindows, evaluation_windows
 from headwise.errors import DataError
 
@@ -24,14 +25,14 @@ def pairs(batch: Batch) -> list[tuple[int, int]]:
 
 
 def examples(max_tokens: int = 35, seed: int = 1, world_size: int = 1) -> TrainingWindows:
-    return TrainingWindows(IDS, START, WINDOW, max_tokens, seed, world_size)
+    return TrainingWindows(TokenStream(IDS), START, WINDOW, max_tokens, seed, world_size)
 
 
 @pytest.mark.parametrize("max_tokens", [5, 35, 10_000])
 @pytest.mark.parametrize("n_tokens", [203, 200, 7, 1])
 def test_every_token_is_scored_from_its_predecessor(n_tokens: int, max_tokens: int) -> None:
     ids = IDS[:n_tokens]
-    batches = list(evaluation_windows(ids, START, WINDOW, max_tokens))
+    batches = list(evaluation_windows(TokenStream(ids), START, WINDOW, max_tokens))
     scored = [pair for batch in batches for pair in pairs(batch)]
     assert scored == list(zip([START, *ids[:-1].tolist()], ids.tolist(), strict=True))
     assert sum(batch.global_targets for batch in batches) == n_tokens
@@ -40,6 +41,24 @@ def test_every_token_is_scored_from_its_predecessor(n_tokens: int, max_tokens: i
         assert len(batch) == 1 or column.ids_BN.numel() <= max(max_tokens, WINDOW)
         assert not column.ids_BN[~column.is_real_BN].any()
     assert [row for batch in batches for row in batch.rows] == list(range(-(-n_tokens // WINDOW)))
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_documents_are_predicted_from_the_start_token(aligned: bool) -> None:
+    starts = np.arange(0, len(IDS), 5)
+    stream = TokenStream(IDS, starts=starts)
+    before = [START if i % 5 == 0 else int(IDS[i - 1]) for i in range(len(IDS))]
+    expected = list(zip(before, IDS.tolist(), strict=True))
+    batches = list(evaluation_windows(stream, START, WINDOW, 35))
+    assert [pair for batch in batches for pair in pairs(batch)] == expected
+    windows = TrainingWindows(stream, START, WINDOW, 35, 1, aligned=aligned)
+    first_positions = set()
+    for epoch in range(1, 9):
+        trained = pairs(windows.collate(epoch, np.arange(3)))
+        first = expected.index(trained[0])
+        assert trained == expected[first : first + 3 * WINDOW]
+        first_positions.add(first)
+    assert (first_positions == {0}) == aligned
 
 
 def test_epochs_have_different_windows_in_different_orders() -> None:
@@ -80,5 +99,5 @@ def test_batches_resume_from_every_position() -> None:
 
 def test_text_shorter_than_a_window_is_refused() -> None:
     with pytest.raises(DataError, match=r"203 tokens, fewer than data\.window=204"):
-        TrainingWindows(IDS, START, 204, 10, 1)
-    assert len(TrainingWindows(IDS, START, 203, 10, 1).plan(1)) == 1
+        TrainingWindows(TokenStream(IDS), START, 204, 10, 1)
+    assert len(TrainingWindows(TokenStream(IDS), START, 203, 10, 1).plan(1)) == 1

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from omegaconf import MISSING
 
 
 @dataclass
 class DensityDataConfig:
-    """Data whose values are predicted one by one."""
+    """Data whose values are predicted one by one.
+
+    Attributes:
+        documents: whether every chunk of the corpus is read from the start token on.
+        aligned: whether training windows start at documents, or at equal parts of them.
+    """
+
+    documents: ClassVar[bool] = False
+    aligned: ClassVar[bool] = False
 
     _target_: str = MISSING
     tasks: list[str] = field(default_factory=lambda: ["density"])  # that it serves

@@ -81,21 +81,35 @@ class TokenStream:
     Attributes:
         ids: (tokens,).
         n_bytes: (tokens,), whose sum is the size of the file; None: one byte each.
+        starts: (documents,), positions of their first tokens; None: one document.
     """
 
     ids: npt.NDArray[np.integer[Any]]
-    n_bytes: npt.NDArray[np.int32] | None
+    n_bytes: npt.NDArray[np.int32] | None = None
+    starts: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def open(cls, path: Path, tokenizer: Tokenizer) -> TokenStream:
         """Memory-map the tokens that `encode` wrote at `path`."""
         ids = np.memmap(path, id_dtype(tokenizer.vocab_size), mode="r")
-        sizes = path.with_name(f"{path.name}.bytes")
-        return cls(ids, np.memmap(sizes, np.int32, mode="r") if sizes.exists() else None)
+        sizes, starts = (path.with_name(f"{path.name}.{end}") for end in ("bytes", "starts"))
+        return cls(
+            ids,
+            np.memmap(sizes, np.int32, mode="r") if sizes.exists() else None,
+            np.memmap(starts, np.int64, mode="r") if starts.exists() else None,
+        )
 
     def first(self, n: int | None) -> TokenStream:
         """The first n tokens; None: all."""
-        return TokenStream(self.ids[:n], None if self.n_bytes is None else self.n_bytes[:n])
+        n_bytes = None if self.n_bytes is None else self.n_bytes[:n]
+        return TokenStream(self.ids[:n], n_bytes, self.starts)
+
+    def before(self, positions: npt.NDArray[np.int64], start_id: int) -> npt.NDArray[np.int64]:
+        """The token before each position of the stream; `start_id` at the start of a document."""
+        starts = np.zeros(1, np.int64) if self.starts is None else self.starts
+        next_start = np.minimum(np.searchsorted(starts, positions), len(starts) - 1)
+        tokens = self.ids[np.maximum(positions - 1, 0)]
+        return np.where(starts[next_start] == positions, start_id, tokens.astype(np.int64))
 
     def bytes_of(self, first: int, end: int) -> int:
         """Number of bytes of the tokens [first, end), clipped to the end of the split."""
@@ -198,13 +212,16 @@ def _text(line: bytes, corpus: DensityCorpus, split: str) -> str:
 def encode(corpus: DensityCorpus, split: str, tokenizer: Tokenizer, path: Path) -> dict[str, int]:
     """Write the tokens of a split to `path`, and their sizes to `<path>.bytes` unless all are 1.
 
+    If chunks are documents, their first positions are written to `<path>.starts`.
+
     Raises:
         DataError: the split is empty, or not UTF-8 where the tokenizer needs it.
     """
     dtype, n_tokens, n_bytes = id_dtype(tokenizer.vocab_size), 0, 0
-    sizes = path.with_name(f"{path.name}.bytes")
+    sizes, starts = path.with_name(f"{path.name}.bytes"), []
     with open(path, "wb") as ids_file, open(sizes, "wb") as sizes_file:
         for line in corpus.chunks(split):
+            starts.append(n_tokens)
             if tokenizer.is_byte:
                 ids = np.frombuffer(line, np.uint8).astype(np.int64) + N_SPECIALS
             else:
@@ -214,6 +231,8 @@ def encode(corpus: DensityCorpus, split: str, tokenizer: Tokenizer, path: Path) 
             n_tokens, n_bytes = n_tokens + len(ids), n_bytes + len(line)
     if tokenizer.is_byte:
         sizes.unlink()
+    if corpus.config.documents:
+        np.array(starts, np.int64).tofile(path.with_name(f"{path.name}.starts"))
     if not n_tokens:
         raise DataError(f"{corpus.path(split)} is empty")
     return {"tokens": n_tokens, "bytes": n_bytes}

@@ -1,7 +1,8 @@
-"""Windows of one long text, on which a density model is trained and scored.
+"""Windows of one stream of tokens, on which a density model is trained and scored.
 
 A window scores `window` tokens, each given the previous ones of the window and the token before
-the window. A start token precedes the first token of a split, so that it is scored too.
+the window. A start token precedes the first token of a split and of each of its documents, so that
+it is scored too.
 
 Axes: B windows, N tokens of a window, R scored tokens of a batch.
 """
@@ -17,33 +18,31 @@ import numpy.typing as npt
 import torch
 
 from headwise.data.batch import Batch, Column
-from headwise.data.token_stream import COLUMN
+from headwise.data.token_stream import COLUMN, TokenStream
 from headwise.errors import DataError
 
 Ints = npt.NDArray[np.integer[Any]]
 
 
-def window_batch(ids: Ints, start_id: int, starts: Ints, window: int, rows: Ints) -> Batch:
+def window_batch(
+    stream: TokenStream, start_id: int, starts: Ints, window: int, rows: Ints
+) -> Batch:
     """The batch of the windows at `starts`.
 
     Args:
-        ids: of the whole text.
-        start_id: id of the token before it.
+        stream: the tokens of a split.
+        start_id: id of the token before a document.
         starts: position of the first scored token of each window.
-        window: scored tokens; fewer in a window at the end of the text.
+        window: scored tokens; fewer in a window at the end of the split.
         rows: numbers of the windows.
     """
-    lengths_B = np.minimum(len(ids) - starts, window).astype(np.int64)
+    lengths_B = np.minimum(len(stream.ids) - starts, window).astype(np.int64)
     width = int(lengths_B.max(initial=0))
     positions_BN = starts[:, None] + np.arange(width)
     is_real_BN = np.arange(width) < lengths_B[:, None]
-    targets_BN = np.zeros(positions_BN.shape, np.int64)
-    targets_BN[is_real_BN] = ids[positions_BN[is_real_BN]]
-    before_BN = np.zeros_like(targets_BN)
-    before_BN[:, 1:] = targets_BN[:, :-1]
-    if len(starts):
-        before_BN[:, 0] = np.where(starts > 0, ids[np.maximum(starts - 1, 0)], start_id)
-    before_BN *= is_real_BN
+    targets_BN, before_BN = np.zeros((2, *positions_BN.shape), np.int64)
+    targets_BN[is_real_BN] = stream.ids[positions_BN[is_real_BN]]
+    before_BN[is_real_BN] = stream.before(positions_BN[is_real_BN], start_id)
     tensor = torch.from_numpy
     scored_R, targets_R = np.flatnonzero(is_real_BN), targets_BN[is_real_BN]
     columns = {COLUMN: Column(tensor(before_BN), tensor(lengths_B))}
@@ -58,40 +57,42 @@ class TrainingWindows:
     skips the tokens left at both ends.
 
     Args:
-        ids: of the whole text.
-        start_id: id of the token before it.
+        stream: the tokens of the training split.
+        start_id: id of the token before a document.
         window: scored tokens of a window.
         max_tokens: a rank's batch has max(1, max_tokens // window) windows.
         seed: with the epoch, determines the windows and their order.
         world_size: number of ranks.
+        aligned: whether the first window starts at position 0 in every epoch.
 
     Raises:
-        DataError: the text is shorter than a window.
+        DataError: the split is shorter than a window.
     """
 
-    ids: Ints
+    stream: TokenStream
     start_id: int
     window: int
     max_tokens: int
     seed: int
     world_size: int = 1
+    aligned: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.ids) < self.window:
+        if len(self.stream.ids) < self.window:
             raise DataError(
-                f"the training text has {len(self.ids)} tokens, fewer than data.window="
+                f"the training split has {len(self.stream.ids)} tokens, fewer than data.window="
                 f"{self.window}"
             )
 
     def _first(self, epoch: int) -> tuple[int, np.random.Generator]:
         generator = np.random.default_rng([self.seed, epoch])
-        last = min(self.window - 1, len(self.ids) - self.window)
+        last = 0 if self.aligned else min(self.window - 1, len(self.stream.ids) - self.window)
         return int(generator.integers(last + 1)), generator
 
     def plan(self, epoch: int) -> list[Ints]:
         """See `Examples.plan`."""
         first, generator = self._first(epoch)
-        order = generator.permutation((len(self.ids) - first) // self.window)
+        order = generator.permutation((len(self.stream.ids) - first) // self.window)
         n_rows = max(1, self.max_tokens // self.window) * self.world_size
         return [order[start : start + n_rows] for start in range(0, len(order), n_rows)]
 
@@ -102,7 +103,7 @@ class TrainingWindows:
     def collate(self, epoch: int, rows: Ints) -> Batch:
         """See `Examples.collate`."""
         starts = self._first(epoch)[0] + rows * self.window
-        return window_batch(self.ids, self.start_id, starts, self.window, rows)
+        return window_batch(self.stream, self.start_id, starts, self.window, rows)
 
     def identity(self) -> dict[str, int]:
         """See `Examples.identity`."""
@@ -110,10 +111,12 @@ class TrainingWindows:
         return {"seed": self.seed, "budget": budget, "window": self.window}
 
 
-def evaluation_windows(ids: Ints, start_id: int, window: int, max_tokens: int) -> Iterator[Batch]:
-    """Batches of consecutive windows of the whole text; each token is scored once."""
-    starts = np.arange(0, len(ids), window)
+def evaluation_windows(
+    stream: TokenStream, start_id: int, window: int, max_tokens: int
+) -> Iterator[Batch]:
+    """Batches of consecutive windows of the whole split; each token is scored once."""
+    starts = np.arange(0, len(stream.ids), window)
     n_rows = max(1, max_tokens // window)
     for first in range(0, len(starts), n_rows):
         rows = np.arange(first, min(first + n_rows, len(starts)))
-        yield window_batch(ids, start_id, starts[rows], window, rows)
+        yield window_batch(stream, start_id, starts[rows], window, rows)

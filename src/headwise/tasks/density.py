@@ -24,6 +24,7 @@ from headwise.data.token_stream import (
     TOKENIZER,
     DensityCorpus,
     PreparedTokens,
+    TokenStream,
     ids_text,
     prepare_tokens,
     text_ids,
@@ -120,17 +121,17 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         self, config: Config, data: PreparedTokens, ranks: Ranks, scratch: Path
     ) -> Examples:
         """See `Task.examples`."""
-        ids, trainer = data.stream(config.data.train).ids, config.trainer
+        stream, trainer = data.stream(config.data.train), config.trainer
         sizes = config.data.window, trainer.max_tokens, config.seed, ranks.world_size
-        return TrainingWindows(ids, BOS, *sizes)
+        return TrainingWindows(stream, BOS, *sizes, aligned=config.data.aligned)
 
     def batches(
         self, data: PreparedTokens, config: Config, split: str, n_items: int | None = None
     ) -> list[Batch]:
         """See `Task.batches`: windows."""
         window = config.data.window
-        ids = data.stream(split).first(n_items and n_items * window).ids
-        return list(evaluation_windows(ids, BOS, window, config.trainer.max_tokens))
+        stream = data.stream(split).first(n_items and n_items * window)
+        return list(evaluation_windows(stream, BOS, window, config.trainer.max_tokens))
 
     def measured(
         self,
@@ -188,7 +189,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
             if not text:
                 raise DataError(f"text {index + 1} is empty: there is no attention to show")
             ids = text_ids(text, tokenizer)[:window]
-            batches = evaluation_windows(ids, BOS, window, window)
+            batches = evaluation_windows(TokenStream(ids), BOS, window, window)
             ((batch, observed),) = observations(run.model, batches, run.device)
             names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
             yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)

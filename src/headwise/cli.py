@@ -161,7 +161,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     from headwise.config.schema import register, typed
 
     register()
-    os.environ["HYDRA_DISK_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     composed = False
 
     def checked(config: Any) -> None:

@@ -7,21 +7,21 @@ import random
 import pytest
 import torch
 
-from headwise.attention.cache import FIRST_LENGTH, KeyValueCache
+from headwise.attention.cache import INITIAL_CAPACITY, KeyValueCache
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("is_cheap_to_read", [True, False])
+@pytest.mark.parametrize("is_on_cpu", [True, False])
 def test_steps_equal_concatenation(
-    seed: int, is_cheap_to_read: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int, is_on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwise.attention.cache._is_cheap_to_read", lambda _: is_cheap_to_read)
+    monkeypatch.setattr("headwise.attention.cache._is_on_cpu", lambda _: is_on_cpu)
     numbers = random.Random(seed)
     torch.manual_seed(seed)
     cache = KeyValueCache(static=False)
     n_rows, expected = 4, [torch.zeros(4, 2, 0, 3), torch.zeros(4, 2, 0, 3)]
-    for _ in range(3 * FIRST_LENGTH):
-        n_new = numbers.choice([1, 1, 1, 1, 1, 3, 3 * FIRST_LENGTH])
+    for _ in range(3 * INITIAL_CAPACITY):
+        n_new = numbers.choice([1, 1, 1, 1, 1, 3, 3 * INITIAL_CAPACITY])
         new = [torch.randn(n_rows, 2, n_new, 3) for _ in range(2)]
         expected = [torch.cat(pair, dim=2) for pair in zip(expected, new, strict=True)]
         actual = cache.update(new[0], new[1])

@@ -18,7 +18,7 @@ from headwise.attention import mixed
 from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.mask import Mask
-from headwise.attention.mixed import NOTE, Mixed
+from headwise.attention.mixed import NOTE_NAMES, Mixed
 from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
@@ -55,7 +55,9 @@ class Flat(Pattern):
         return (query_positions_Q[:, None] - torch.arange(n_keys)).abs() <= 3
 
 
-def make(normalisers: tuple[str, ...] = NOTE, rows: str = "sqrt", place: Place = PLACE) -> Mixed:
+def make(
+    normalisers: tuple[str, ...] = NOTE_NAMES, rows: str = "sqrt", place: Place = PLACE
+) -> Mixed:
     """Make a mixed normaliser; α, if any, depends on the query."""
     torch.manual_seed(0)
     choices = CHOICES if "alpha_entmax" in normalisers else None
@@ -91,7 +93,7 @@ def alone(name: str, place: Place, rows: str) -> Normaliser:
 
 @pytest.mark.parametrize("mask", ["all", "padding", "causal", "pattern", "flat"])
 @pytest.mark.parametrize("numbers", [None, (2, 3, 7, 8, 9), (5,)])
-@pytest.mark.parametrize("normalisers", [NOTE, ALL, ("tanh", "tanh", "softmax", "softmax")])
+@pytest.mark.parametrize("normalisers", [NOTE_NAMES, ALL, ("tanh", "tanh", "softmax", "softmax")])
 def test_each_head_equals_its_normaliser_alone(
     normalisers: tuple[str, ...], numbers: tuple[int, ...] | None, mask: str
 ) -> None:

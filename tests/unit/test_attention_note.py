@@ -55,7 +55,7 @@ class Shifted(Elementwise):
 
     l2_acts_on = "weights"
 
-    def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
+    def activate(self, scores_BHQK: Tensor, typical_size: Tensor) -> Tensor:
         return scores_BHQK + 3.0
 
 

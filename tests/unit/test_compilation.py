@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.attention.sparse_pattern import of_heads
+from headwise.attention.sparse_pattern import head_mask
 from headwise.compilation import constant_in_graphs, outside_graphs
 
 
@@ -62,8 +62,8 @@ def test_masks_of_heads_are_constants_of_the_graph() -> None:
         return graph
 
     def combined_mask(scores_BHQK: Tensor) -> Tensor:
-        first = of_heads(scores_BHQK > 0, (True, False, True))
-        return first | of_heads(scores_BHQK < -1, (False, False, True))
+        first = head_mask(scores_BHQK > 0, (True, False, True))
+        return first | head_mask(scores_BHQK < -1, (False, False, True))
 
     scores = torch.randn(2, 3, 4, 4)
     assert torch.equal(

@@ -11,7 +11,7 @@ import pytest
 
 from command_line import composer
 from headwise.attention import capabilities
-from headwise.attention.capabilities import HEAD, built, capability_row
+from headwise.attention.capabilities import HEADER, attentions_by_site, capability_row
 from headwise.config.folders import group_choices
 from headwise.markdown import with_part
 from headwise.report import settings
@@ -56,6 +56,6 @@ def test_text_without_markers_is_rejected() -> None:
 @pytest.mark.parametrize("name", group_choices("attention"))
 def test_every_variant_has_a_line(name: str) -> None:
     row = capability_row(name)
-    assert len(row) == len(HEAD)
+    assert len(row) == len(HEADER)
     supported = [cell == "yes" for cell in row[1:4]]
-    assert sum(supported) == len(built(name))
+    assert sum(supported) == len(attentions_by_site(name))

@@ -1,7 +1,7 @@
-"""The activations that the YUBERT note assigns to heads, beside softmax and ymish.
+"""Activations of the YUBERT note other than softmax and ymish.
 
 They have no yaml, because the note proposes no model in which every head is unnormalised.
-`headwise.attention.mixed` takes them by name.
+`headwise.attention.mixed` selects them by name.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Activation(Elementwise):
     Args:
         place: site, layer and sizes.
         name: key of `ACTIVATIONS`.
-        rows: as in `Elementwise`; "l2" first divides the scores by their norm; nearly all
-            of them are then so small that these functions are linear, with one slope per sign.
+        rows: as in `Elementwise`. "l2" first divides the scores by their norm; nearly all are then
+            so small that these functions are almost linear, with one slope per sign.
     """
 
     def __init__(self, place: Place, name: str, rows: str = "sqrt") -> None:
@@ -45,6 +45,6 @@ class Activation(Elementwise):
             raise refuse("name", name, ACTIVATIONS)
         self.name = name
 
-    def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
+    def activate(self, scores_BHQK: Tensor, typical_size: Tensor) -> Tensor:
         """Apply the activation to every score."""
         return ACTIVATIONS[self.name](scores_BHQK)

@@ -14,7 +14,7 @@ from headwise.kernels.problem import Distances
 def slopes(n_heads: int) -> list[float]:
     """Return the slopes of the paper, section 3: 2^(-8/n), 2^(-16/n), … for n heads.
 
-    If n is not a power of 2: the slopes for the next lower power p, then every other one for 2p,
+    If n is not a power of 2: the slopes for the next lower power p, then every second slope for 2p,
     as in the authors' code.
     """
     power = 1 << (n_heads.bit_length() - 1)
@@ -30,7 +30,7 @@ class ALiBi(Positions):
     heads cannot distinguish earlier positions from later ones.
 
     Args:
-        heads: numbers of the heads that have a slope, from 1; null: all. The others get no bias.
+        heads: numbers of the heads that have a slope, from 1; null: all. Other heads get no bias.
     """
 
     biases = True
@@ -44,7 +44,7 @@ class ALiBi(Positions):
         """See `Positions.at`.
 
         Raises:
-            ConfigError: the model has no head of such a number.
+            ConfigError: the model has no head with such a number.
         """
         if place.kind == "cross":
             return None

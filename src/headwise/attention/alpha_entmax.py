@@ -1,6 +1,6 @@
 """α-entmax with a learned α per head (Correia, Niculae and Martins 2019).
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DEPENDENCIES = ("head", "query")
 class AlphaEntmax(FusedNormaliser):
     """Sparse weights with a learned α per head.
 
-    α = alpha_min + (alpha_max - alpha_min) · sigmoid(a) with one free scalar a per head: a smooth
-    form of 1 + sigmoid(a) clamped to [1.01, 2], without zero gradients at the bounds.
+    α = alpha_min + (alpha_max - alpha_min) · sigmoid(a) with one learned scalar a per head: a
+    smooth form of 1 + sigmoid(a) clamped to [1.01, 2], without zero gradients at the bounds.
     If α depends on the query q, a + <w, q> replaces a, as in 1 + sigmoid(<w, q> + c), at least
     1.01, in later code of the authors' group (deep-spin/S7). w is initialised with zeros, so that
-    α starts as without it.
+    the initial α does not depend on the query.
 
     Args:
         place: site, layer and sizes.
@@ -70,8 +70,8 @@ class AlphaEntmax(FusedNormaliser):
                 raise refuse("alpha_init", alpha_init, ["normal", "a number"])
             start = torch.randn(n_free)
         else:
-            inside = alpha_min < alpha_init < alpha_max
-            require(inside, "alpha_init", f"in ({alpha_min}, {alpha_max})", alpha_init)
+            is_inside = alpha_min < alpha_init < alpha_max
+            require(is_inside, "alpha_init", f"in ({alpha_min}, {alpha_max})", alpha_init)
             position = (alpha_init - alpha_min) / (alpha_max - alpha_min)
             start = torch.full((n_free,), math.log(position / (1 - position)))
         # one-dimensional, hence without weight decay, which would pull α to the middle of its range
@@ -96,8 +96,8 @@ class AlphaEntmax(FusedNormaliser):
         """Return α of every query (B, H, Q), if it depends on it; float32 even under autocast."""
         assert self.alpha_weight is not None
         # no matmul: autocast would compute it in half precision
-        product_BHQE = full_precision(queries_BHQE) * full_precision(self.alpha_weight)[:, None]
-        return self._alpha(full_precision(self.alpha_logit)[:, None] + product_BHQE.sum(-1))
+        weighted_BHQE = full_precision(queries_BHQE) * full_precision(self.alpha_weight)[:, None]
+        return self._alpha(full_precision(self.alpha_logit)[:, None] + weighted_BHQE.sum(-1))
 
     def _alpha(self, logit: Tensor) -> Tensor:
         return self.alpha_min + (self.alpha_max - self.alpha_min) * torch.sigmoid(logit)

@@ -1,11 +1,11 @@
-"""Self-attention computed for the pairs of a sparse pattern only (Child et al. 2019).
+"""Self-attention computed only for the pairs of a sparse pattern (Child et al. 2019).
 
 Positions are split into blocks of `stride`. Scores have shape (B, H, N, K), where K counts slots
 of a layout, not keys: each query has slots for the keys it may attend to and some more, which are
 masked. With a stride near sqrt(N), K is of that order too, and time and memory grow as
 N · sqrt(N).
 
-Letters: B batch, H heads, N positions, K slots of a layout, E head width.
+Axes: B batch, H heads, N positions, K slots of a layout, E head width.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.nn import functional
 
 
 class Part(Protocol):
-    """Some of the slots of a layout, and which keys they hold."""
+    """Some of the slots of a layout, and the keys in them."""
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
-        """Return the products (B, H, N, K) of each query with the keys in its slots."""
+        """Return the dot products (B, H, N, K) of each query with the keys in its slots."""
         ...
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
@@ -34,10 +34,10 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How the scores of one self-attention are laid out.
+    """Layout of the scores of one self-attention.
 
     Attributes:
-        parts: concatenated along K, each with its number of slots.
+        parts: the parts, concatenated along K, each with its number of slots.
         allowed_BHNK: bool, (B or 1, H or 1, N, K). A key that is in several slots of a query is
             allowed in at most one of them.
     """
@@ -46,7 +46,7 @@ class BlockLayout:
     allowed_BHNK: Tensor
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Part, Tensor]]) -> BlockLayout:
+    def from_parts(cls, parts: Sequence[tuple[Part, Tensor]]) -> BlockLayout:
         """Build a layout from parts and their masks (B or 1, H or 1, N, slots)."""
         batch, heads = (max(allowed.shape[axis] for _, allowed in parts) for axis in (0, 1))
         masks = [allowed.expand(batch, heads, -1, -1) for _, allowed in parts]
@@ -90,8 +90,8 @@ class Neighbours:
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
         """See `Part.scores`."""
         blocks = in_blocks(query_BHNE, self.stride)
-        products = blocks @ self._around(key_BHNE).transpose(-1, -2)
-        return products.flatten(2, 3)[:, :, : query_BHNE.shape[2]]
+        scores = blocks @ self._around(key_BHNE).transpose(-1, -2)
+        return scores.flatten(2, 3)[:, :, : query_BHNE.shape[2]]
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
         """See `Part.context`."""
@@ -111,10 +111,10 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Columns:
-    """All positions equal to the query's modulo `stride`; slot p holds the one of block p.
+    """All positions equal to the query's modulo `stride`; slot p holds the key in block p.
 
-    In rows of `stride` positions, these are the column of the query; after a transposition each
-    column is one dense attention.
+    With positions arranged in rows of `stride`, these are the column of the query; after a
+    transposition each column is one dense attention.
     """
 
     stride: int
@@ -122,8 +122,8 @@ class Columns:
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
         """See `Part.scores`."""
         query, key = (self._columns(states) for states in (query_BHNE, key_BHNE))
-        products = query @ key.transpose(-1, -2)
-        return products.transpose(2, 3).flatten(2, 3)[:, :, : query_BHNE.shape[2]]
+        scores = query @ key.transpose(-1, -2)
+        return scores.transpose(2, 3).flatten(2, 3)[:, :, : query_BHNE.shape[2]]
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
         """See `Part.context`."""

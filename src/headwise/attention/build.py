@@ -26,10 +26,10 @@ class AttentionFactory:
         choices: group (attention, pattern, scaling) -> the common choice, a node with `_target_`.
             A missing group is `none`.
         sites: group -> site -> the choice of that site, or None for the common one.
-        dropout: rate on the attention weights.
-        positions: the scheme of the model; None for none.
+        dropout: dropout rate of the attention weights.
+        positions: the position scheme of the model; None: no positions.
         present: names of the sites that the model has; default: all.
-        seed: of the initial weights that variants draw themselves (α, projections of Linformer),
+        seed: seed of the initial weights that variants draw (α, projections of Linformer),
             which depend only on seed, site, layer and group, not on the order of building.
 
     Raises:
@@ -64,9 +64,9 @@ class AttentionFactory:
                 for site in present
             }
             for site in present:
-                self._refuse_unsupported(group, site)
+                self._check_supported(group, site)
 
-    def _refuse_unsupported(self, group: str, site: str) -> None:
+    def _check_supported(self, group: str, site: str) -> None:
         key, node = self._chosen[group][site]
         reason = unsupported_sites(node, key).get(site)
         if reason is None:
@@ -82,7 +82,7 @@ class AttentionFactory:
         )
 
     def __call__(self, place: Place) -> Attention:
-        """Return the attention module of one place; places share nothing unless declared."""
+        """Return the attention module of one place; places share no weights unless declared."""
         if not place.n_heads:
             return NoHeads(place)
         module: Normaliser | Attention = self._make("attention", place, Normaliser, Attention)
@@ -103,8 +103,8 @@ class AttentionFactory:
         ):
             if not is_none:
                 raise ConfigError(
-                    f"{type(module).__name__} computes no scores, which {type(part).__name__} "
-                    f"needs, at {place.site}; use {group}=none, or at this site alone "
+                    f"{type(module).__name__} at {place.site} computes no scores, which "
+                    f"{type(part).__name__} needs; use {group}=none, or at this site only "
                     f"{group}@{SITE_GROUPS[group]}.{place.site}=none"
                 )
         if positions is not None:
@@ -139,7 +139,7 @@ class AttentionFactory:
 def _share(first: Variant, module: Variant, part: str) -> None:
     """Share the weights of `first` with `module`: the attribute `part`, or all if empty.
 
-    `module` keeps its own place, where other heads may have been pruned.
+    The place of `module` is unchanged: its pruned heads can differ.
     """
     names = [part]
     if not part:
@@ -158,10 +158,10 @@ def _share(first: Variant, module: Variant, part: str) -> None:
 
 
 def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
-    """Return key and node of a site that follows the common choice.
+    """Return key and node of a site that uses the common choice.
 
-    With `instead`, a yaml names the replacement at sites that its variant does not support. It is
-    used for `group=`; an unsupported variant chosen for one site by name is an error.
+    With `instead`, a yaml names the replacement at sites that its variant does not support. It
+    applies to `group=`; choosing an unsupported variant for one site is an error.
     """
     instead = common.get("instead", {}) if isinstance(common, Mapping) else {}
     require(isinstance(instead, Mapping), f"{group}.instead", "site: choice", instead)
@@ -171,10 +171,10 @@ def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
     if site not in instead:
         return group, _without_instead(common)
     key = f"{group}.instead.{site}"
-    named = instead[site]
-    if isinstance(named, str) and named not in group_choices(group):
-        raise refuse(key, named, group_choices(group))
-    return key, _without_instead(group_node(group, named) if isinstance(named, str) else named)
+    node = instead[site]
+    if isinstance(node, str) and node not in group_choices(group):
+        raise refuse(key, node, group_choices(group))
+    return key, _without_instead(group_node(group, node) if isinstance(node, str) else node)
 
 
 def completed(group: str, node: Any) -> Any:
@@ -185,8 +185,8 @@ def completed(group: str, node: Any) -> Any:
         settings = target.completed(settings)
     if isinstance(settings.get("instead"), Mapping):
         settings["instead"] = {
-            site: completed(group, group_node(group, named) if isinstance(named, str) else named)
-            for site, named in settings["instead"].items()
+            site: completed(group, group_node(group, node) if isinstance(node, str) else node)
+            for site, node in settings["instead"].items()
         }
     return settings
 

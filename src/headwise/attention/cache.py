@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-FIRST_LENGTH = 16  # initial capacity of a growing buffer, in positions
+INITIAL_CAPACITY = 16  # initial capacity of a growing buffer, in positions
 
 
 class AttentionCache(Protocol):
@@ -15,7 +15,7 @@ class AttentionCache(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is appended any more (cross-attention after the first step)."""
+        """Whether the cache is final (cross-attention after the first step)."""
         ...
 
     def reorder(self, rows_B: Tensor) -> None:
@@ -27,7 +27,7 @@ class KeyValueCache:
     """Keys and values (B, H, K, E) in preallocated buffers.
 
     A step writes only its new position. `reorder` copies only the rows that move; on an
-    accelerator it copies all, which is cheaper there than finding out which ones move.
+    accelerator it copies all, which is cheaper there than finding the rows that move.
     Dropping rows at the end copies nothing: rows after the last one are ignored.
     """
 
@@ -35,7 +35,7 @@ class KeyValueCache:
         self.static = static
         self.length = 0
         self._n_rows = 0
-        self._buffers: list[Tensor] = []  # of keys and of values, empty before the first update
+        self._buffers: list[Tensor] = []  # keys and values, empty before the first update
 
     @property
     def is_complete(self) -> bool:
@@ -47,9 +47,9 @@ class KeyValueCache:
         before, self.length = self.length, self.length + key_BHKE.shape[2]
         self._n_rows = key_BHKE.shape[0]
         new = (key_BHKE, value_BHKE)
-        self._buffers = [self._with_capacity(which, one, before) for which, one in enumerate(new)]
-        for filled, one in zip(self.content(), new, strict=True):
-            filled[:, :, before:] = one
+        self._buffers = [self._with_capacity(i, states, before) for i, states in enumerate(new)]
+        for filled, states in zip(self.content(), new, strict=True):
+            filled[:, :, before:] = states
         return self.content()
 
     def content(self) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ class KeyValueCache:
         n_rows = len(rows_B)
         if n_rows > self._n_rows:
             self._buffers = [buffer.index_select(0, rows_B) for buffer in self._buffers]
-        elif not _is_cheap_to_read(rows_B):
+        elif not _is_on_cpu(rows_B):
             for filled in self.content():
                 filled[:n_rows] = filled.index_select(0, rows_B)
         else:
@@ -75,18 +75,18 @@ class KeyValueCache:
                     filled.index_copy_(0, moved_M, filled.index_select(0, from_M))
         self._n_rows = n_rows
 
-    def _with_capacity(self, which: int, new_BHKE: Tensor, before: int) -> Tensor:
+    def _with_capacity(self, index: int, new_BHKE: Tensor, before: int) -> Tensor:
         """Return the buffer, or a longer copy of its first `before` positions."""
-        if self._buffers and self.length <= self._buffers[which].shape[2]:
-            return self._buffers[which]
+        if self._buffers and self.length <= self._buffers[index].shape[2]:
+            return self._buffers[index]
         n_rows, heads, _, width = new_BHKE.shape
-        n_positions = self.length if self.static else max(2 * before, self.length, FIRST_LENGTH)
+        n_positions = self.length if self.static else max(2 * before, self.length, INITIAL_CAPACITY)
         longer = new_BHKE.new_empty(n_rows, heads, n_positions, width)
         if self._buffers:
-            longer[:, :, :before] = self._buffers[which][:n_rows, :, :before]
+            longer[:, :, :before] = self._buffers[index][:n_rows, :, :before]
         return longer
 
 
-def _is_cheap_to_read(values: Tensor) -> bool:
+def _is_on_cpu(values: Tensor) -> bool:
     """Return whether values can be read without waiting for a device."""
     return values.device.type == "cpu"

@@ -19,50 +19,50 @@ from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table, print_or_write
 
 N_HEADS, HEAD_DIM = 8, 4  # arbitrary: the capabilities do not depend on them
-HEAD = (
+HEADER = (
     "`attention=`",
     *(f"{SITE_NAMES[s]}{' (causal)' * (kind == 'causal')}" for s, kind in SITE_KINDS.items()),
-    "decoding keeps",
+    "decoding cache",
     "fused, or no scores",
     "weights",
     "patterns, scalings",
     "rotary, ALiBi",
-    "most positions",
+    "max positions",
 )
 
 
-def built(name: str) -> dict[str, Attention]:
+def attentions_by_site(name: str) -> dict[str, Attention]:
     """Return the variant's attention at each site that supports it."""
     node = group_node("attention", name)
     softmax = group_node("attention", "softmax")
-    refused = unsupported_sites(node, "attention")
+    unsupported = unsupported_sites(node, "attention")
     return {
         site: AttentionFactory({"attention": softmax}, {"attention": {site: node}})(
             Place(site, 1, N_HEADS, HEAD_DIM)
         )
         for site in SITE_KINDS
-        if site not in refused
+        if site not in unsupported
     }
 
 
 def capability_row(name: str) -> tuple[str, ...]:
     """Return one row of the table."""
-    attentions = built(name)
+    attentions = attentions_by_site(name)
     instead = group_node("attention", name).get("instead", {})
     by_site = [
-        "yes" if s in attentions else f"no ({instead.get(s, 'refused')})" for s in SITE_KINDS
+        "yes" if s in attentions else f"no ({instead.get(s, 'rejected')})" for s in SITE_KINDS
     ]
     by_scores = [a for a in attentions.values() if isinstance(a, ScoreAttention)]
-    is_whole = not by_scores
+    has_no_scores = not by_scores
     limits = {a.max_keys for a in attentions.values()} - {None}
     return (
         name,
         *by_site,
-        _kept(attentions),
-        "yes" if is_whole else _fused(by_scores),
+        _cache(attentions),
+        "yes" if has_no_scores else _fused(by_scores),
         ", ".join(dict.fromkeys(a.forms_weights for a in attentions.values())),
-        "no" if is_whole else "yes",
-        _positions(attentions) if is_whole else "yes",
+        "no" if has_no_scores else "yes",
+        _positions(attentions) if has_no_scores else "yes",
         ", ".join(f"{n} (max_length)" for n in sorted(n for n in limits if n is not None)) or "any",
     )
 
@@ -75,10 +75,10 @@ def _positions(attentions: dict[str, Attention]) -> str:
     return "rotary" if any(a.rotates for a in attentions.values()) else "no"
 
 
-def _kept(attentions: dict[str, Attention]) -> str:
+def _cache(attentions: dict[str, Attention]) -> str:
     growing = [a for site, a in attentions.items() if SITE_KINDS[site] == "causal"]
     if not growing:
-        return "memory only"
+        return "cross only"
     cache = growing[0].make_cache(static=False)
     return "keys, values" if isinstance(cache, KeyValueCache) else "constant state"
 
@@ -99,10 +99,10 @@ def formulas() -> str:
 
 def capabilities() -> str:
     """Return the capabilities of the variants as a markdown table."""
-    return markdown_table(HEAD, map(capability_row, group_choices("attention")), numeric=False)
+    return markdown_table(HEADER, map(capability_row, group_choices("attention")), numeric=False)
 
 
-TABLES = {"formulas": formulas, "capabilities": capabilities}  # by the markers in the page
+TABLES = {"formulas": formulas, "capabilities": capabilities}  # by marker in the page
 
 if __name__ == "__main__":
-    print_or_write("what each attention variant is and can do where", TABLES)
+    print_or_write("formulas and capabilities of the attention variants", TABLES)

@@ -1,6 +1,6 @@
 """The fixed pattern (Child et al. 2019, section 4): a block, and the summaries of all blocks.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, N positions, C summary cells.
+Axes: B batch, H heads, Q and K numbers of queries and keys, N positions, C summary cells.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.attention.block_sparse import BlockLayout, Gathered, Neighbours, Part
 from headwise.attention.place import Place
-from headwise.attention.sparse_pattern import SparsePattern, is_real, of_heads, per_head
+from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
 from headwise.errors import require
 
 
@@ -20,8 +20,8 @@ class Fixed(SparsePattern):
     """Keys of the query's block of `stride` positions, and the last cells of every block.
 
     A1_i = {j : floor(j/l) = floor(i/l)}, A2_i = {j : j mod l in {l-c, ..., l-1}}; in a causal
-    decoder only j <= i of both. In an encoder the final block of a sentence may be too short to
-    have these cells: then its last c real tokens are the summary cells.
+    decoder only j <= i of both sets. In an encoder the final block of a sentence may be too short
+    to have these cells: then its last c real tokens are the summary cells.
 
     Args:
         place, stride, combine, heads, block_sparse_from: see `SparsePattern`; the far keys are
@@ -45,8 +45,8 @@ class Fixed(SparsePattern):
         block_sparse_from: int = 256,
     ) -> None:
         super().__init__(place, stride, combine, heads, block_sparse_from)
-        inside = 1 <= summary_cells <= stride
-        require(inside, "summary_cells", f"between 1 and stride={stride}", summary_cells)
+        is_inside = 1 <= summary_cells <= stride
+        require(is_inside, "summary_cells", f"between 1 and stride={stride}", summary_cells)
         n_heads = max(place.head_numbers, default=1) if own_cells else 1
         require(
             n_heads * summary_cells <= stride,
@@ -85,8 +85,8 @@ class Fixed(SparsePattern):
             return first
         lengths = key_lengths_B.view(-1, 1, 1)
         final = (lengths - 1) // self.stride
-        of_final = torch.maximum(lengths - self.summary_cells - behind, final * self.stride)
-        return torch.where(blocks == final, of_final, first)
+        first_in_final = torch.maximum(lengths - self.summary_cells - behind, final * self.stride)
+        return torch.where(blocks == final, first_in_final, first)
 
     def _cells_behind(self, blocks: Tensor) -> Tensor:
         """Return the number of positions after the summary cells in a block (1, H or 1, 1)."""
@@ -103,14 +103,14 @@ class Fixed(SparsePattern):
         """See `SparsePattern.make_layout`.
 
         Summary cells of the query's own block belong to the part for that block. Heads with only
-        far keys have that part too, for the query's own position.
+        far keys have that part too, for the position of the query.
         """
         n_blocks = -(-n_positions // self.stride)
-        own = self._own_block(n_blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
-        parts: list[tuple[Part, Tensor]] = [(Neighbours(self.stride, 0, 0), own)]
+        own_block = self._own_block(n_blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
+        parts: list[tuple[Part, Tensor]] = [(Neighbours(self.stride, 0, 0), own_block)]
         if any(self.far_H):
             parts.append(self._summaries(n_blocks, n_positions, causal, lengths_B))
-        return BlockLayout.of(parts)
+        return BlockLayout.from_parts(parts)
 
     def _summaries(
         self, n_blocks: int, n_positions: int, causal: bool, lengths_B: Tensor
@@ -119,23 +119,23 @@ class Fixed(SparsePattern):
         blocks = torch.arange(n_blocks, device=lengths_B.device)
         first = self._first_cells(blocks, None if causal else lengths_B)
         cells = first[..., None] + torch.arange(self.summary_cells, device=blocks.device)
-        of_queries = (torch.arange(n_positions, device=blocks.device) // self.stride)[:, None]
-        elsewhere = blocks < of_queries if causal else blocks != of_queries
+        query_blocks = (torch.arange(n_positions, device=blocks.device) // self.stride)[:, None]
+        is_other_block = blocks < query_blocks if causal else blocks != query_blocks
         is_cell = cells < lengths_B.view(-1, 1, 1, 1)
-        allowed = of_heads(elsewhere[:, :, None] & is_cell[:, :, None], self.far_H)
+        allowed = head_mask(is_other_block[:, :, None] & is_cell[:, :, None], self.far_H)
         return Gathered(cells.clamp(0, n_positions - 1).flatten(2)), allowed.flatten(3)
 
     def _own_block(self, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
         """Return the mask of the query's own block (B, H, blocks, stride, stride)."""
-        within = torch.arange(self.stride, device=lengths_B.device)
+        offsets = torch.arange(self.stride, device=lengths_B.device)
         positions = torch.arange(n_blocks * self.stride, device=lengths_B.device)
-        allowed = (within[:, None] == within)[None, None, None]
+        allowed = (offsets[:, None] == offsets)[None, None, None]
         if any(self.near_H):
-            allowed = allowed | of_heads(torch.ones_like(allowed), self.near_H)
+            allowed = allowed | head_mask(torch.ones_like(allowed), self.near_H)
         if any(self.far_H):
             cells = self.far(positions, positions, None if causal else lengths_B)
             in_block = cells.reshape(*cells.shape[:2], n_blocks, 1, self.stride)
-            allowed = allowed | of_heads(in_block, self.far_H)
+            allowed = allowed | head_mask(in_block, self.far_H)
         if causal:
-            allowed = allowed & (within <= within[:, None])
+            allowed = allowed & (offsets <= offsets[:, None])
         return allowed & is_real(positions.view(n_blocks, 1, self.stride), lengths_B)

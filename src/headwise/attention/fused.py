@@ -1,6 +1,6 @@
 """Attention without weights in memory, by the kernel that `headwise.kernels.choice` selects.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FusedNormaliser(Normaliser):
     """A normaliser of the entmax family, whose maps have kernels.
 
     Attributes:
-        power: which map.
+        power: the map.
         alpha_per_query: whether α differs by query.
     """
 
@@ -54,8 +54,8 @@ class FusedNormaliser(Normaliser):
     ) -> Choice:  # fmt: skip
         """Return the kernel for such tensors, and the reason."""
         heads = (query_BHQE, key_BHKE, value_BHKE)
-        facts = (has_pattern, self.alpha_per_query, padded_bias)
-        return choice.attention(*heads, self.power, dropout, *facts, REFERENCE)
+        options = (has_pattern, self.alpha_per_query, padded_bias)
+        return choice.attention(*heads, self.power, dropout, *options, REFERENCE)
 
     def attend(
         self,
@@ -79,8 +79,8 @@ class FusedNormaliser(Normaliser):
         alpha, scale = self.row_alpha(context), query_BHQE.shape[3] ** -0.5
         if chosen.kernel == choice.TRITON:
             alpha_H = ALPHAS[self.power] if alpha is None else alpha.flatten()
-            places = (mask.key_lengths_B, mask.causal, mask.query_offset)
-            return triton_entmax_attention(*heads, alpha_H, *places, dropout, None, distances)
+            mask_args = (mask.key_lengths_B, mask.causal, mask.query_offset)
+            return triton_entmax_attention(*heads, alpha_H, *mask_args, dropout, None, distances)
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
         if chosen.kernel == choice.CPP_FEW:
             return attention_of_few(*heads, alpha, self.power, visible, scale, distances)
@@ -105,10 +105,10 @@ def _torch_softmax(
         )
     dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
     if distances is not None:  # equal for all sentences
-        hidden = query_BHQE.new_zeros(1, 1, query_BHQE.shape[2], key_BHKE.shape[2])
+        bias = query_BHQE.new_zeros(1, 1, query_BHQE.shape[2], key_BHKE.shape[2])
         if dense is not None:
-            hidden = hidden.masked_fill(~dense, -torch.inf)
-        dense = distances.biased(hidden, mask.query_offset).to(query_BHQE.dtype)
+            bias = bias.masked_fill(~dense, -torch.inf)
+        dense = distances.biased(bias, mask.query_offset).to(query_BHQE.dtype)
     return scaled_dot_product_attention(
         query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout
     )
@@ -120,5 +120,5 @@ def _log_once(chosen: Choice) -> None:
         return
     _LOGGED.add(chosen)
     if chosen.reason != choice.SHORT_ROWS:
-        is_ours = chosen.kernel in (choice.CPP, choice.TRITON)
-        log.info("attention: %s", f"{chosen.kernel} kernels" if is_ours else chosen)
+        is_custom = chosen.kernel in (choice.CPP, choice.TRITON)
+        log.info("attention: %s", f"{chosen.kernel} kernels" if is_custom else chosen)

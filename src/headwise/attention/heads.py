@@ -1,6 +1,6 @@
 """Multi-head attention: input and output projections, and gates on the heads.
 
-Letters: B batch, H heads, N a length, D model width, E head width.
+Axes: B batch, H heads, N a length, D model width, E head width.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MultiHeadAttention(Attention):
         output: H * E -> D.
         gate: called with the context (B, H, Q, E) of every head before the heads are joined, or
             None; see `headwise.model.gates`.
-        positions: of the model's scheme at this place, or None.
+        positions: the position scheme at this place, or None.
     """
 
     gate: HeadGate | None
@@ -65,7 +65,7 @@ class MultiHeadAttention(Attention):
         return by_head.transpose(1, 2)
 
     def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
-        """Rotate queries or keys of the positions from `first` on; a prefix is negative."""
+        """Rotate queries or keys of positions from `first`; prefix positions are negative."""
         return states_BHNE if self.positions is None else self.positions.rotated(states_BHNE, first)
 
     def join(self, context_BHQE: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Projections along the length: M vectors from N positions (Wang et al. 2020, section 4).
 
-Letters: B batch, H heads, Q queries, N positions, M projected vectors, S sets of weights (one per
+Axes: B batch, H heads, Q queries, N positions, M projected vectors, S sets of weights (one per
 head, or one for all), C positions of a window, D a width, W = D / S.
 
 The weight of a position depends on its index, not on the length of the batch, and padding is
@@ -23,10 +23,10 @@ class LengthProjection(nn.Module):
     is_average: ClassVar[bool] = False  # with non-negative weights that sum to one
 
     def forward(self, states_BND: Tensor, is_real_BN: Tensor) -> Tensor:
-        """Return (B, M, D), heads concatenated along D; zeros where `is_made` is False."""
+        """Return (B, M, D), heads concatenated along D; zeros where `is_valid` is False."""
         raise NotImplementedError
 
-    def is_made(self, is_real_BN: Tensor) -> Tensor:
+    def is_valid(self, is_real_BN: Tensor) -> Tensor:
         """Return which of the M vectors contain a real position, (B or 1, M)."""
         raise NotImplementedError
 
@@ -36,9 +36,9 @@ class LengthProjection(nn.Module):
 
 
 class LearnedProjection(LengthProjection):
-    """The paper's E: free weights k × max_length; N positions use the first N columns.
+    """The paper's E: learned weights k × max_length; N positions use the first N columns.
 
-    Initialised from N(0, 1 / k), as the random projections in the proof of its theorem 2. Every
+    Initialised from N(0, 1 / k), like the random projections in the proof of its theorem 2. Every
     sentence has k vectors, even if it is shorter.
     """
 
@@ -53,7 +53,7 @@ class LearnedProjection(LengthProjection):
         weight_SMN = self.weight[..., : is_real_BN.shape[1]]
         return torch.einsum("smn,bnsw->bmsw", weight_SMN, real_BNSW).flatten(2)
 
-    def is_made(self, is_real_BN: Tensor) -> Tensor:
+    def is_valid(self, is_real_BN: Tensor) -> Tensor:
         """Return True for all k if any position is real."""
         return is_real_BN.any(-1, keepdim=True).expand(-1, self.weight.shape[1])
 
@@ -73,7 +73,7 @@ class Windows(LengthProjection):
         super().__init__()
         self.size = size
 
-    def is_made(self, is_real_BN: Tensor) -> Tensor:
+    def is_valid(self, is_real_BN: Tensor) -> Tensor:
         """Return which windows have a real position."""
         return self._windows(is_real_BN).any(-1)
 
@@ -99,7 +99,7 @@ class Convolution(Windows):
     """A weighted sum of each window, stride = kernel = size.
 
     The kernel has one weight per offset, equal for all channels, as the paper's E has one weight
-    per position: it is an E with one free row, shifted by one window per row. It is initialised
+    per position: it is an E with one learned row, shifted by one window per row. It is initialised
     as the mean of a full window.
     """
 
@@ -140,6 +140,6 @@ class MaxPooling(Windows):
 
     def forward(self, states_BND: Tensor, is_real_BN: Tensor) -> Tensor:
         """Return (B, M, D)."""
-        is_none_BMC = ~self._windows(is_real_BN)
-        real_BMCD = self._windows(states_BND).masked_fill(is_none_BMC[..., None], -torch.inf)
-        return real_BMCD.amax(2).masked_fill(is_none_BMC.all(-1)[..., None], 0.0)
+        is_padding_BMC = ~self._windows(is_real_BN)
+        real_BMCD = self._windows(states_BND).masked_fill(is_padding_BMC[..., None], -torch.inf)
+        return real_BMCD.amax(2).masked_fill(is_padding_BMC.all(-1)[..., None], 0.0)

@@ -1,6 +1,6 @@
 """Scores scaled by the number of keys (ASEntmax, arXiv 2506.16640).
 
-Letters: B batch, H heads, Q number of queries, D model width.
+Axes: B batch, H heads, Q number of queries, D model width.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LengthScaling(Scaling):
     """Factor δ + β (log n)^γ on the scores, so that weights stay concentrated as n grows.
 
     n is one more than the number of keys that padding and causality allow the query, so that
-    log n ≥ log 2, which may be raised to any power.
+    log n ≥ log 2, which can be raised to any power.
 
     Args:
         place: site, layer and sizes.

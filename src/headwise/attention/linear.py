@@ -1,9 +1,9 @@
 """Linear attention (Katharopoulos et al. 2020): feature maps and sums instead of a softmax.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, N a length, D model width,
+Axes: B batch, H heads, Q and K numbers of queries and keys, N a length, D model width,
 E head width, F = E + 1.
 
-Values have a 1 appended as last entry, so that one product gives numerator and denominator of a
+Values have a 1 appended as last entry, so that one matmul gives numerator and denominator of a
 context, and one (E, F) matrix holds both running sums of the paper: S in its first E columns, z in
 the last.
 """
@@ -36,7 +36,7 @@ class LinearAttention(MultiHeadAttention):
     rows sum to one except for the 1e-6.
 
     Sums are computed in float32 even under autocast, causal ones in chunks, see `causal_product`.
-    A cache keeps S and z, whose size does not depend on the number of positions. It does not keep
+    A cache holds S and z, whose size does not depend on the number of positions. It does not hold
     the keys, so weights can be recorded only without a cache.
 
     Args:
@@ -66,25 +66,25 @@ class LinearAttention(MultiHeadAttention):
         assert cache is None or isinstance(cache, LinearCache)
         if self.recorders and cache is not None:
             raise ValueError(
-                "linear attention cannot record weights with a cache, which keeps sums over the "
+                "linear attention cannot record weights with a cache, which holds sums over the "
                 "keys, not the keys; use no cache"
             )
         query_BQI = self.query(query_BQD)
         if cache is not None and cache.static and cache.sums_BHEF is not None:
             with _without_autocast(query_BQD.device):
-                product_BHQF = self._features(query_BQI) @ cache.sums_BHEF
-            return self._context(product_BHQF, query_BQI.dtype)
+                sums_BHQF = self._features(query_BQI) @ cache.sums_BHEF
+            return self._context(sums_BHQF, query_BQI.dtype)
         key_BKI, value_BKI = self.key(key_BKD), self.value(value_BKD)
         n_cached = cache.length if cache is not None else 0
         is_padding_BHKE = _is_padding(mask, n_cached, key_BKI)
         with _without_autocast(query_BQD.device):
             query_BHQE = self._features(query_BQI)
             key_BHKE = self._features(key_BKI, is_padding_BHKE)
-            value_BHKF = self._with_one(value_BKI, is_padding_BHKE)
-            product_BHQF = self._attend(query_BHQE, key_BHKE, value_BHKF, mask, cache)
+            value_BHKF = self._with_ones(value_BKI, is_padding_BHKE)
+            sums_BHQF = self._attend(query_BHQE, key_BHKE, value_BHKF, mask, cache)
             if self.recorders:
                 self.record(_weights(query_BHQE, key_BHKE, mask))
-        return self._context(product_BHQF, query_BQI.dtype)
+        return self._context(sums_BHQF, query_BQI.dtype)
 
     def make_cache(self, static: bool) -> LinearCache:
         """See `Attention.make_cache`."""
@@ -97,8 +97,8 @@ class LinearAttention(MultiHeadAttention):
             states_BHNE = states_BHNE.masked_fill(is_padding_BHNE, -torch.inf)
         return positive_elu(states_BHNE)
 
-    def _with_one(self, value_BKI: Tensor, is_padding_BHKE: Tensor | None) -> Tensor:
-        """Return values with a 1 as last entry, (B, H, K, F)."""
+    def _with_ones(self, value_BKI: Tensor, is_padding_BHKE: Tensor | None) -> Tensor:
+        """Return the values with a 1 appended, (B, H, K, F)."""
         value_BHKE = full_precision(self.split(value_BKI))
         if is_padding_BHKE is not None:
             value_BHKE = value_BHKE.masked_fill(is_padding_BHKE, 0.0)
@@ -128,19 +128,19 @@ class LinearAttention(MultiHeadAttention):
                 sums_BHEF = cache.update(sums_BHEF, n_keys)
             return query_BHQE @ sums_BHEF
         key_BHQE, value_BHQF = key_BHKE[:, :, n_before:], value_BHKF[:, :, n_before:]
-        product_BHQF = causal_product(query_BHQE, key_BHQE, value_BHQF, self.chunk_size)
+        sums_BHQF = causal_product(query_BHQE, key_BHQE, value_BHQF, self.chunk_size)
         if n_before > 0:
             before_BHEF = key_BHKE[:, :, :n_before].mT @ value_BHKF[:, :, :n_before]
-            product_BHQF = product_BHQF + query_BHQE @ before_BHEF
+            sums_BHQF = sums_BHQF + query_BHQE @ before_BHEF
         if cache is not None:
             if cache.sums_BHEF is not None:
-                product_BHQF = product_BHQF + query_BHQE @ cache.sums_BHEF
+                sums_BHQF = sums_BHQF + query_BHQE @ cache.sums_BHEF
             cache.update(key_BHKE.mT @ value_BHKF, n_keys)
-        return product_BHQF
+        return sums_BHQF
 
-    def _context(self, product_BHQF: Tensor, dtype: torch.dtype) -> Tensor:
+    def _context(self, sums_BHQF: Tensor, dtype: torch.dtype) -> Tensor:
         """Divide numerators by denominators and join the heads: (B, Q, D)."""
-        numerator_BHQE, denominator_BHQ1 = product_BHQF[..., :-1], product_BHQF[..., -1:]
+        numerator_BHQE, denominator_BHQ1 = sums_BHQF[..., :-1], sums_BHQF[..., -1:]
         context_BHQE = numerator_BHQE / (denominator_BHQ1 + DENOMINATOR_EPSILON)
         return self.join(context_BHQE.to(dtype))
 
@@ -176,7 +176,7 @@ def positive_elu(states: Tensor) -> Tensor:
     """Return φ(x) = elu(x) + 1, which is exp(x) below 0 and x + 1 above (paper, section 3.2.1).
 
     Computed by this formula, φ stays positive where elu(x) + 1 rounds to 0 (x < -17 in float32).
-    The derivative is min(φ, 1), so only φ is saved, which the products save anyway.
+    The derivative is min(φ, 1), so only φ is saved, which the matmuls save anyway.
     """
     features: Tensor = _PositiveElu.apply(states)  # type: ignore[no-untyped-call]
     return features
@@ -284,6 +284,6 @@ def _is_padding(mask: Mask, n_cached: int, key_BKI: Tensor) -> Tensor | None:
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which matrix products keep the type of their arguments."""
+    """Return a context in which matmuls keep the dtype of their arguments."""
     # the meta device, used by dry runs, has no autocast
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -1,6 +1,6 @@
 """Linformer (Wang et al. 2020): attention to at most k mixtures of the positions.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, M mixtures of keys (at most k),
+Axes: B batch, H heads, Q and K numbers of queries and keys, M mixtures of keys (at most k),
 D model width, E head width.
 """
 
@@ -28,7 +28,7 @@ from headwise.errors import DataError, refuse, require
 from headwise.kernels.dropout import dropout
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
-ONE_FOR_BOTH = ("key_value", "layerwise")  # E = F, shared by all heads
+SHARED_BY_KEY_VALUE = ("key_value", "layerwise")  # E = F, shared by all heads
 PROJECTIONS = ("learned", "mean", "max", "convolution")
 WITHOUT_WEIGHTS = ("mean", "max")  # without parameters to share
 DEFAULT_K, DEFAULT_MAX_LENGTH = 64, 256
@@ -39,18 +39,18 @@ NOT_CAUSAL = "its keys are mixtures of all positions, including those after a qu
 class Linformer(MultiHeadAttention):
     """softmax(Q (E K)ᵀ / sqrt(head width)) (F V): E and F map K positions to at most k vectors.
 
-    Rotary positions rotate keys before mixing, hence not with `before_split`.
-    Padding is excluded from the mixtures, and mixtures of padding only get no weight. Recorded
-    weights are the effective ones on the values of the positions, softmax(...) F: they can be
-    negative, unless F is a mean. Max pooling has none.
+    Rotary positions rotate keys before mixing, so they do not work with `before_split`.
+    Padding is excluded from the mixtures; a mixture without real positions gets no weight. Recorded
+    weights are the effective weights of the positions, softmax(...) F. They can be negative,
+    unless F is a mean. With max pooling there are none.
 
     Args:
         place: site, layer and sizes.
-        k: mixtures of a sentence of max_length positions.
+        k: number of mixtures for max_length positions.
         max_length: maximum number of positions, including end of sentence and register tokens.
-        sharing: what E is shared by (section 4 of the paper). "none": nothing, each head has E
+        sharing: modules that share E (section 4 of the paper). "none": each head has E
             and F; "headwise": the heads of a layer; "key_value": also keys and values, E = F;
-            "layerwise": one E = F in the whole model, where self- and cross-attention read the
+            "layerwise": one E = F in the whole model, whose self- and cross-attention read the
             same positions of the source.
         projection: "learned" is the paper's free matrix. "mean", "max" and "convolution" reduce
             windows of max_length / k adjacent positions to one vector each; short sentences have
@@ -85,8 +85,8 @@ class Linformer(MultiHeadAttention):
         if projection != "learned":
             divides = max_length % k == 0
             require(divides, "k", f"a divisor of max_length={max_length} for its windows", k)
-        if before_split and sharing not in ONE_FOR_BOTH:
-            raise refuse("sharing with before_split=true", sharing, ONE_FOR_BOTH)
+        if before_split and sharing not in SHARED_BY_KEY_VALUE:
+            raise refuse("sharing with before_split=true", sharing, SHARED_BY_KEY_VALUE)
         self.max_length = max_length
         self.before_split = before_split
         self.rotates = not before_split
@@ -94,7 +94,7 @@ class Linformer(MultiHeadAttention):
         n_sets = place.n_heads if sharing == "none" else 1
         self.length_projection = _length_projection(projection, n_sets, k, max_length)
         self.value_length_projection = None
-        if sharing not in ONE_FOR_BOTH and projection not in WITHOUT_WEIGHTS:
+        if sharing not in SHARED_BY_KEY_VALUE and projection not in WITHOUT_WEIGHTS:
             self.value_length_projection = _length_projection(projection, n_sets, k, max_length)
             if sharing == "none":
                 names = ("length_projection.weight", "value_length_projection.weight")
@@ -148,50 +148,50 @@ class Linformer(MultiHeadAttention):
             if not cache.is_complete:
                 cache.update(*self._mixtures(key_BKD, value_BKD, is_real_BN, first))
             key_BHME, value_BHME = cache.content()
-        is_made_BHQM = self.length_projection.is_made(is_real_BN)[:, None, None]
+        is_valid_BHQM = self.length_projection.is_valid(is_real_BN)[:, None, None]
         rate = self.dropout if self.training else 0.0
         if not self.recorders or self.forms_weights == "no":
             context_BHQE = nn.functional.scaled_dot_product_attention(
-                query_BHQE, key_BHME, value_BHME, attn_mask=is_made_BHQM, dropout_p=rate
+                query_BHQE, key_BHME, value_BHME, attn_mask=is_valid_BHQM, dropout_p=rate
             )
             return self.join(context_BHQE)
         scaled_BHQE = query_BHQE * self.place.head_dim**-0.5
-        weights_BHQM = entmax.softmax(scaled_BHQE @ key_BHME.mT, mask=is_made_BHQM)
+        weights_BHQM = entmax.softmax(scaled_BHQE @ key_BHME.mT, mask=is_valid_BHQM)
         dropped_BHQM = dropout(weights_BHQM, rate)
         context_BHQE = dropped_BHQM.to(value_BHME.dtype) @ value_BHME
-        spread_BHQN = self._of_values().spread(weights_BHQM, is_real_BN)
+        spread_BHQN = self._value_projection().spread(weights_BHQM, is_real_BN)
         self.record(nn.functional.pad(spread_BHQN, (0, n_keys - spread_BHQN.shape[-1])))
         return self.join(context_BHQE)
 
     def make_cache(self, static: bool) -> KeyValueCache:
-        """See `Attention.make_cache`; it keeps mixtures and cannot grow."""
+        """See `Attention.make_cache`; it holds mixtures and cannot grow."""
         if not static:
             raise ValueError(
                 "Linformer supports only static caches: its keys are mixtures of all positions"
             )
         return KeyValueCache(static)
 
-    def _of_values(self) -> LengthProjection:
+    def _value_projection(self) -> LengthProjection:
         """The paper's F."""
-        of_values = self.value_length_projection
-        return self.length_projection if of_values is None else of_values
+        projection = self.value_length_projection
+        return self.length_projection if projection is None else projection
 
     def _mixtures(
         self, key_BKD: Tensor, value_BKD: Tensor, is_real_BN: Tensor, first: int
     ) -> tuple[Tensor, Tensor]:
         """Return mixed keys and values (B, H, M, E) of the first N positions."""
-        n_read = is_real_BN.shape[1]
+        n_used = is_real_BN.shape[1]
         if not self.before_split:
-            key_BNI, value_BNI = self.key(key_BKD[:, :n_read]), self.value(value_BKD[:, :n_read])
+            key_BNI, value_BNI = self.key(key_BKD[:, :n_used]), self.value(value_BKD[:, :n_used])
             if self.positions is not None:
                 rotated_BHNE = self.rotated(self.split(key_BNI), first)
                 key_BNI = rotated_BHNE.transpose(1, 2).flatten(2)
             key_BMI = self.length_projection(key_BNI, is_real_BN)
-            return self.split(key_BMI), self.split(self._of_values()(value_BNI, is_real_BN))
-        mixed_BMD = self.length_projection(key_BKD[:, :n_read], is_real_BN)
+            return self.split(key_BMI), self.split(self._value_projection()(value_BNI, is_real_BN))
+        mixed_BMD = self.length_projection(key_BKD[:, :n_used], is_real_BN)
         key_BHME = self.split(self.key(mixed_BMD))
         if value_BKD is not key_BKD:
-            mixed_BMD = self.length_projection(value_BKD[:, :n_read], is_real_BN)
+            mixed_BMD = self.length_projection(value_BKD[:, :n_used], is_real_BN)
         return key_BHME, self.split(self.value(mixed_BMD))
 
     def _is_real(self, mask: Mask, n_keys: int, device: torch.device) -> Tensor:

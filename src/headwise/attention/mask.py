@@ -1,6 +1,6 @@
 """Which keys may be attended to.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys.
+Axes: B batch, H heads, Q and K numbers of queries and keys.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from headwise.attention.pattern import Pattern
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys may be attended to, as a small structured value.
+    """Which keys may be attended to, as a small structure.
 
-    Fused and block-sparse paths read the fields; the dense form is built on demand.
+    Fused and block-sparse code reads the fields; the dense form is built on demand.
 
     Attributes:
         key_lengths_B: number of real keys of each row (padding is on the right), or None.
@@ -95,7 +95,7 @@ class Mask:
     def _make_dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         keys_K = torch.arange(n_keys, device=device)
         queries_Q = torch.arange(n_queries, device=device) + self.query_offset
-        parts: list[Tensor] = []  # of four axes each, the last of K
+        parts: list[Tensor] = []  # four axes each, the last has length K
         if self.key_lengths_B is not None:
             parts.append((keys_K < self.key_lengths_B[:, None])[:, None, None, :])
         if self.causal and n_keys > self.query_offset + 1:

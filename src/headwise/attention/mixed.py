@@ -1,9 +1,9 @@
-"""Mixed normalisers: heads of one place turn scores into weights differently (YUBERT note).
+"""Mixed normalisers: different normalisers in the heads of one place (YUBERT note).
 
-Letters: B batch, H heads, Q queries, K keys, E head width.
+Axes: B batch, H heads, Q queries, K keys, E head width.
 
-The note proposes it against redundant heads: heads with different normalisers should learn to
-attend to different contexts.
+The note proposes this to make heads less redundant: heads with different normalisers should learn
+to attend to different contexts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate, target_class
 from headwise.errors import ConfigError, refuse, require
 
-NOTE = ("softmax", "selu", "elu", "leaky_relu", "swish", "ymish")
+NOTE_NAMES = ("softmax", "selu", "elu", "leaky_relu", "swish", "ymish")
 
 
 class Mixed(Normaliser):
@@ -36,11 +36,11 @@ class Mixed(Normaliser):
 
     Args:
         place: site, layer and sizes.
-        normalisers: names, of `headwise.attention.activations` or of yamls of the attention
+        normalisers: names in `headwise.attention.activations`, or yamls of the attention
             group. Head number n uses the n-th; a shorter list is repeated, and names beyond the
             number of heads are unused. The rows of at least one head must be distributions.
-        rows: size of the rows of the activations, as in `headwise.attention.rows`.
-        choices: name of a normaliser with a yaml -> settings that override it, such as
+        rows: rescaling of the rows of activations; see `headwise.attention.rows`.
+        choices: name of a normaliser with a yaml -> settings that override it, e.g.
             {ymish: {dead_zone: true}}; or, with a `_target_`, a complete node.
     """
 
@@ -51,7 +51,7 @@ class Mixed(Normaliser):
     def __init__(
         self,
         place: Place,
-        normalisers: tuple[str, ...] = NOTE,
+        normalisers: tuple[str, ...] = NOTE_NAMES,
         rows: str = "sqrt",
         choices: dict[str, Any] | None = None,
     ) -> None:
@@ -65,14 +65,14 @@ class Mixed(Normaliser):
             heads_of.setdefault(_name_at(normalisers, number), []).append(head)
         self.members = nn.ModuleDict()
         for name, heads in heads_of.items():
-            part = _part_of(place, heads)
+            part = _member_place(place, heads)
             if name in nodes:
                 member = instantiate(nodes[name], f"choices.{name}", place=part)
             else:
                 member = Activation(part, name, rows)
             self.members[name] = member
         for name in nodes.keys() - heads_of.keys():  # unused, but built to validate the choices
-            instantiate(nodes[name], f"choices.{name}", place=_part_of(place, [0]))
+            instantiate(nodes[name], f"choices.{name}", place=_member_place(place, [0]))
         self._n_heads_each = [len(heads) for heads in heads_of.values()]
         self._order = [head for heads in heads_of.values() for head in heads]
         self._is_in_order = self._order == sorted(self._order)
@@ -84,7 +84,7 @@ class Mixed(Normaliser):
     def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with all choices of all members that have a yaml."""
         chosen = _chosen(settings.get("choices"))
-        names = [n for n in settings.get("normalisers", NOTE) if n not in ACTIVATIONS]
+        names = [n for n in settings.get("normalisers", NOTE_NAMES) if n not in ACTIVATIONS]
         return {**settings, "choices": {name: _node_of(name, chosen) for name in names}}
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
@@ -95,46 +95,46 @@ class Mixed(Normaliser):
             masks = self._split(allowed)
         queries = self._split(context.queries_BHQE)
         contexts = [
-            ScoreContext(context.mask, of_heads, allowed_BHQK=mask)
-            for of_heads, mask in zip(queries, masks, strict=True)
+            ScoreContext(context.mask, part_BHQE, allowed_BHQK=mask)
+            for part_BHQE, mask in zip(queries, masks, strict=True)
         ]
-        parts = zip(self._each(), self._split(scores_BHQK), contexts, strict=True)
-        return self._join([member(scores, of_heads) for member, scores, of_heads in parts], 1)
+        parts = zip(self._members(), self._split(scores_BHQK), contexts, strict=True)
+        return self._join([member(scores, part) for member, scores, part in parts], 1)
 
     def distribution_heads(self) -> tuple[bool, ...]:
         """Return the flags of the members, in the order of the heads."""
-        flags = [flag for member in self._each() for flag in member.distribution_heads()]
+        flags = [flag for member in self._members() for flag in member.distribution_heads()]
         return tuple(flag for _, flag in sorted(zip(self._order, flags, strict=True)))
 
     def stats(self) -> dict[str, Tensor]:
         """Return the values of all members (H,), NaN at heads without such a value."""
-        return self._with_absent([member.stats() for member in self._each()], 0)
+        return self._fill_absent([member.stats() for member in self._members()], 0)
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
         """Return the values of all members (B, H, Q), NaN at heads without such a value."""
         contexts = [ScoreContext(context.mask, part) for part in self._split(context.queries_BHQE)]
-        parts = zip(self._each(), contexts, strict=True)
-        return self._with_absent([member.query_stats(of_heads) for member, of_heads in parts], 1)
+        parts = zip(self._members(), contexts, strict=True)
+        return self._fill_absent([member.query_stats(part) for member, part in parts], 1)
 
-    def _each(self) -> list[Normaliser]:
+    def _members(self) -> list[Normaliser]:
         return cast(list[Normaliser], list(self.members.values()))
 
-    def _split(self, of_heads: Tensor) -> tuple[Tensor, ...]:
+    def _split(self, values: Tensor) -> tuple[Tensor, ...]:
         """Split axis 1 into the heads of each member."""
         if not self._is_in_order:
-            of_heads = of_heads.index_select(1, self._order_H)
-        return torch.split(of_heads, self._n_heads_each, dim=1)
+            values = values.index_select(1, self._order_H)
+        return torch.split(values, self._n_heads_each, dim=1)
 
     def _join(self, parts: Sequence[Tensor], head_axis: int) -> Tensor:
         """Concatenate the results of the members, in the order of the heads."""
         joined = torch.cat(tuple(parts), head_axis)
         return joined if self._is_in_order else joined.index_select(head_axis, self._inverse_H)
 
-    def _with_absent(self, by_member: list[dict[str, Tensor]], head_axis: int) -> dict[str, Tensor]:
+    def _fill_absent(self, by_member: list[dict[str, Tensor]], head_axis: int) -> dict[str, Tensor]:
         """Return the values of all heads by name; NaN where a member has none."""
-        known = {name: values for stats in by_member for name, values in stats.items()}
+        examples = {name: values for stats in by_member for name, values in stats.items()}
         joined = {}
-        for name, like in known.items():
+        for name, like in examples.items():
             parts = []
             for stats, n_heads in zip(by_member, self._n_heads_each, strict=True):
                 shape = list(like.shape)
@@ -148,7 +148,7 @@ def _name_at(normalisers: Sequence[str], number: int) -> str:
     return normalisers[(number - 1) % len(normalisers)]
 
 
-def _part_of(place: Place, heads: list[int]) -> Place:
+def _member_place(place: Place, heads: list[int]) -> Place:
     """Return the place restricted to these heads (from 0)."""
     numbers = tuple(place.head_numbers[head] for head in heads)
     return dataclasses.replace(place, n_heads=len(heads), width=place.d_model, numbers=numbers)
@@ -216,7 +216,7 @@ def _checked_nodes(
 
 
 def _member_class(node: Any, name: str) -> type[Normaliser] | None:
-    """Return the class of an attention yaml, or None if it is no normaliser of a head."""
+    """Return the class of an attention yaml, or None if it is not a supported normaliser."""
     target = target_class(node, f"normalisers.{name}")
     return target if issubclass(target, Normaliser) and not issubclass(target, Mixed) else None
 

@@ -2,7 +2,7 @@
 
 `headwise.attention.scores.ScoreAttention` composes them.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, D model width, E head width.
+Axes: B batch, H heads, Q and K numbers of queries and keys, D model width, E head width.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scaling(Variant):
 
 @dataclass(frozen=True)
 class ScoreContext:
-    """Inputs of a normaliser beside the scores.
+    """Inputs of a normaliser other than the scores.
 
     Attributes:
         mask: which keys may be attended to.
@@ -63,7 +63,7 @@ class ScoreContext:
 
 
 class Normaliser(Variant):
-    """Turns the scores of one site of one layer into weights.
+    """Maps the scores of one site of one layer to weights.
 
     Attributes:
         is_distribution: rows are non-negative and sum to one.

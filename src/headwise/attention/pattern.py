@@ -1,6 +1,6 @@
 """Base class of patterns, which restrict the keys that a query may attend to.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
+Axes: B batch, H heads, Q and K numbers of queries and keys, N positions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headwise.attention.place import Variant
 
 
 class Pattern(Variant):
-    """A restriction of the keys beside padding and causality (Child et al. 2019).
+    """A restriction of the keys in addition to padding and causality (Child et al. 2019).
 
     Only self-attention can be restricted: in cross-attention, queries and keys are positions of
     different sequences, and in beam search several queries may share one row of keys.

@@ -1,4 +1,4 @@
-"""Places of attention in a model, and the base class of what config groups put there.
+"""Places of attention in a model, and the base class of variants there.
 
 Layers and heads count from 1 in names, options and logs.
 """
@@ -20,7 +20,7 @@ class Site:
 
     Attributes:
         name: a key of `headwise.config.schema.SITE_KINDS`.
-        n_layers: layers that have it.
+        n_layers: number of layers that have it.
         queries: column of a batch that gives the query positions.
         keys: column of a batch that gives the key positions.
     """
@@ -47,9 +47,9 @@ class Place:
 
     Attributes:
         site: a key of `headwise.config.schema.SITE_KINDS`.
-        layer: from 1.
+        layer: number of the layer, from 1.
         n_heads: number of heads, without pruned ones.
-        head_dim: width E of each.
+        head_dim: width E of each head.
         width: D of the model if heads were pruned; None: n_heads * head_dim.
         numbers: numbers of these heads in the unpruned model, from 1; None: all of them. Settings
             per head use these numbers.

@@ -7,7 +7,7 @@ different sequences.
 Vaswani et al. 2017, section 3.5; Child et al. 2019, equation 15, for sums of dimensions. See
 `headwise.attention.rotary` and `headwise.attention.alibi` for schemes with `at`.
 
-Letters: B batch, H heads, N positions, D model width, E head width.
+Axes: B batch, H heads, N positions, D model width, E head width.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PlacePositions(nn.Module):
     """
 
     def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
-        """Rotate queries or keys of positions first .. first + N - 1; a prefix is negative."""
+        """Rotate queries or keys of positions first .. first + N - 1; negative in a prefix."""
         return states_BHNE
 
     def distances(self, n_prefix: int) -> Distances | None:
@@ -75,7 +75,7 @@ class Positions:
 
 
 class NoPositions(Positions):
-    """No position information, except by causality and padding."""
+    """No position information except causality and padding."""
 
 
 class Sinusoidal(Positions):
@@ -111,7 +111,7 @@ class Grid(Positions):
 
     Args:
         width: number of columns.
-        max_positions: of the whole grid.
+        max_positions: maximum number of positions in the grid.
     """
 
     max_positions: int

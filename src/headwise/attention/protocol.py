@@ -1,6 +1,6 @@
 """The interface of all attentions.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, D model width.
+Axes: B batch, H heads, Q and K numbers of queries and keys, D model width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Attention(Variant):
     Attributes:
         dropout: rate on the weights, if any; set by the factory.
         rotates: whether it supports rotary positions.
-        forms_weights: exact, effective (see the class) or no.
+        forms_weights: "exact", "effective" (see the class) or "no".
         recorders: callbacks for the weights (see `headwise.attention.recorder`). With at least
             one, `forward` forms the weights, unless `forms_weights` is "no", and calls `record`.
     """

@@ -1,6 +1,6 @@
 """Recording attention weights.
 
-Letters: B batch, H heads, Q queries, K keys.
+Axes: B batch, H heads, Q queries, K keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary positions (Su et al. 2021): a score depends on the distance of query and key.
 
-Letters: B batch, H heads, N positions, E head width.
+Axes: B batch, H heads, N positions, E head width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Rotary(Positions):
     is equivalent up to the order of the learned projections.)
 
     Args:
-        base: of the angles; a larger base rotates slower.
+        base: base of the angles; with a larger base, the angles grow more slowly.
     """
 
     rotates = True
@@ -39,9 +39,9 @@ class Rotary(Positions):
         """
         if place.kind == "cross":
             return None
-        even = place.head_dim % 2 == 0
+        is_even = place.head_dim % 2 == 0
         allowed = "such that the head width is even with positions=rotary"
-        require(even, "model.n_heads", allowed, f"head width {place.head_dim}")
+        require(is_even, "model.n_heads", allowed, f"head width {place.head_dim}")
         return Rotation(place.head_dim, self.base)
 
 
@@ -61,5 +61,5 @@ class Rotation(PlacePositions):
         angle_NE = positions_N[:, None] * frequency_E
         cos_NE, sin_NE = angle_NE.cos(), angle_NE.sin()
         left, right = full_precision(states_BHNE).chunk(2, dim=-1)
-        turned = (left * cos_NE - right * sin_NE, left * sin_NE + right * cos_NE)
-        return torch.cat(turned, dim=-1).to(states_BHNE.dtype)
+        rotated_halves = (left * cos_NE - right * sin_NE, left * sin_NE + right * cos_NE)
+        return torch.cat(rotated_halves, dim=-1).to(states_BHNE.dtype)

@@ -1,6 +1,6 @@
 """Elementwise weights, and the scale of their rows.
 
-Letters: B batch, H heads, Q queries, K keys.
+Axes: B batch, H heads, Q queries, K keys.
 
 If the weight of a key is a function of its own score only, the sum of a row is not fixed: the
 output grows with the number of keys unless rows are rescaled.
@@ -19,15 +19,15 @@ from headwise.errors import refuse
 from headwise.precision import full_precision
 
 ROWS = ("sqrt", "l2", "none")
-SMALLEST_NORM = 1e-9
+MIN_NORM = 1e-9
 
 
 def n_allowed(scores_BHQK: Tensor, mask: Tensor | None) -> Tensor:
     """Return the number of keys of each query, (B or 1, H or 1, Q or 1, 1), at least 1.
 
     Args:
-        scores_BHQK: determines K, type and device.
-        mask: bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all may.
+        scores_BHQK: determines K, dtype and device.
+        mask: bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed.
     """
     if mask is None:
         return scores_BHQK.new_full((1, 1, 1, 1), scores_BHQK.shape[-1])
@@ -37,11 +37,11 @@ def n_allowed(scores_BHQK: Tensor, mask: Tensor | None) -> Tensor:
 def unit_rows(values_BHQK: Tensor) -> Tensor:
     """Divide rows by their L2 norm over keys, clamped to at least 1e-9.
 
-    The square is clamped, not the root: the root has an infinite slope at 0, so the gradient of a
-    row of zeros would be NaN.
+    The square is clamped, not the root: the derivative of the root is infinite at 0, so the
+    gradient of a row of zeros would be NaN.
     """
     squares = (values_BHQK * values_BHQK).sum(-1, keepdim=True)
-    return values_BHQK / squares.clamp(min=SMALLEST_NORM**2).sqrt()
+    return values_BHQK / squares.clamp(min=MIN_NORM**2).sqrt()
 
 
 class Elementwise(Normaliser):
@@ -69,13 +69,13 @@ class Elementwise(Normaliser):
             raise refuse("rows", rows, ROWS)
         self.rows = rows
 
-    def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
+    def activate(self, scores_BHQK: Tensor, typical_size: Tensor) -> Tensor:
         """Return the function of each score.
 
         Args:
             scores_BHQK: float32 or float64, 0 where masked; rows have norm 1 if "l2" acts on them.
-            typical: typical size of a score, broadcastable to the scores: 1 / sqrt(number of keys)
-                in rows of norm 1, else 1.
+            typical_size: typical size of a score, broadcastable to the scores: in rows of norm 1
+                1 / sqrt(number of keys), else 1.
         """
         raise NotImplementedError
 
@@ -84,13 +84,13 @@ class Elementwise(Normaliser):
         mask = context.dense_mask(scores_BHQK)
         working = full_precision(scores_BHQK)
         n_keys = n_allowed(working, mask)
-        typical = torch.ones_like(n_keys)
+        typical_size = torch.ones_like(n_keys)
         masked = None if mask is None else ~mask
         if masked is not None:
             working = working.masked_fill(masked, 0.0)
         if self.rows == "l2" and self.l2_acts_on == "scores":
-            working, typical = unit_rows(working), n_keys.rsqrt()
-        weights = self.activate(working, typical)
+            working, typical_size = unit_rows(working), n_keys.rsqrt()
+        weights = self.activate(working, typical_size)
         if masked is not None:
             weights = weights.masked_fill(masked, 0.0)
         if self.rows == "l2" and self.l2_acts_on == "weights":

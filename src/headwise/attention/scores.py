@@ -1,6 +1,6 @@
 """Score-based attention, composed of a normaliser, a pattern, a scaling and positions.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, D model width, E head width.
+Axes: B batch, H heads, Q and K numbers of queries and keys, D model width, E head width.
 """
 
 from __future__ import annotations

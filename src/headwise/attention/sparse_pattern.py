@@ -3,7 +3,7 @@
 Each is a pair of sets: the near keys, A1 of the paper, and the far keys, A2. Two steps, one through
 each, reach every key from every later query (from every query without causality).
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
+Axes: B batch, H heads, Q and K numbers of queries and keys, N positions.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class SparsePattern(Pattern):
             heads = [combine]
         elif heads is None:
             heads = [LOCAL, self.far_name]
-        of_layer = LOCAL if self.place.layer % 2 else self.far_name
+        layer_name = LOCAL if self.place.layer % 2 else self.far_name
         shares = {LOCAL: (True, False), self.far_name: (False, True), MERGED: (True, True)}
-        shares[INTERLEAVED] = shares[of_layer]
+        shares[INTERLEAVED] = shares[layer_name]
         for name in heads:
             if name not in shares:
                 raise refuse("heads", name, shares)
@@ -87,7 +87,7 @@ class SparsePattern(Pattern):
 
     @property
     def key(self) -> Hashable:
-        """All that the mask depends on; layers with equal keys share one mask."""
+        """Everything that determines the mask; layers with equal keys share one mask."""
         return (type(self), self.stride, self.near_H, self.far_H, self.block_sparse_from)
 
     def near(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -109,10 +109,10 @@ class SparsePattern(Pattern):
         keys_K = torch.arange(n_keys, device=query_positions_Q.device)
         allowed = (queries_Q1 == keys_K)[None, None]
         if any(self.near_H):
-            allowed = allowed | of_heads(self.near(queries_Q1, keys_K)[None, None], self.near_H)
+            allowed = allowed | head_mask(self.near(queries_Q1, keys_K)[None, None], self.near_H)
         if any(self.far_H):
             lengths_B = None if causal else _lengths(key_lengths_B, n_keys, keys_K.device)
-            allowed = allowed | of_heads(self.far(queries_Q1, keys_K, lengths_B), self.far_H)
+            allowed = allowed | head_mask(self.far(queries_Q1, keys_K, lengths_B), self.far_H)
         return allowed
 
     def layout(
@@ -134,7 +134,7 @@ class SparsePattern(Pattern):
         raise NotImplementedError
 
 
-def of_heads(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
+def head_mask(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
     """Return `allowed` (B or 1, H or 1, ...), False in heads where `has_H` is False."""
     if all(has_H):
         return allowed
@@ -143,7 +143,7 @@ def of_heads(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
 
 
 def is_real(positions: Tensor, lengths_B: Tensor) -> Tensor:
-    """Return which positions are inside of the sentences: bool, (B or 1, 1, ...)."""
+    """Return which positions are inside the sentences: bool, (B or 1, 1, ...)."""
     lengths = lengths_B.view(-1, 1, *(1,) * positions.dim())
     return (positions >= 0) & (positions < lengths)
 

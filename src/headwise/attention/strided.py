@@ -1,6 +1,6 @@
 """The strided pattern (Child et al. 2019, section 4): a window, and every stride-th position.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
+Axes: B batch, H heads, Q and K numbers of queries and keys, N positions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.block_sparse import BlockLayout, Columns, Neighbours, Part
-from headwise.attention.sparse_pattern import SparsePattern, is_real, of_heads
+from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real
 
 
 class Strided(SparsePattern):
@@ -54,15 +54,15 @@ class Strided(SparsePattern):
         if any(self.far_H):
             allowed = self._columns(blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
             parts.append((Columns(self.stride), allowed))
-        return BlockLayout.of(parts)
+        return BlockLayout.from_parts(parts)
 
     def _around(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
         """Return the mask of the query's block and its neighbours (B, H, blocks, stride, K)."""
         queries = torch.arange(self.stride, device=blocks.device)[:, None]
         keys = torch.arange((2 if causal else 3) * self.stride, device=blocks.device) - self.stride
-        allowed = of_heads(self.near(queries, keys)[None, None], self.near_H)
+        allowed = head_mask(self.near(queries, keys)[None, None], self.near_H)
         if any(self.far_H):
-            allowed = allowed | of_heads(self.far(queries, keys, None), self.far_H)
+            allowed = allowed | head_mask(self.far(queries, keys, None), self.far_H)
         if causal:
             allowed = allowed & (keys <= queries)
         positions = blocks[:, None, None] * self.stride + keys
@@ -76,4 +76,4 @@ class Strided(SparsePattern):
             allowed = allowed & (blocks_ahead.abs() > 1)
         residues = torch.arange(self.stride, device=blocks.device)[:, None]
         positions = blocks * self.stride + residues
-        return of_heads(allowed & is_real(positions, lengths_B)[:, :, None], self.far_H)
+        return head_mask(allowed & is_real(positions, lengths_B)[:, :, None], self.far_H)

@@ -24,13 +24,13 @@ def ymish(scores: Tensor) -> Tensor:
     return scores * torch.tanh(softplus(scores.abs()))
 
 
-def ymish_dead_zone(scores: Tensor, typical: Tensor, kappa: float, theta: float) -> Tensor:
-    """Return x · tanh(softplus(kappa · (|x| / typical - theta))), almost 0 below theta.
+def ymish_dead_zone(scores: Tensor, typical_size: Tensor, kappa: float, theta: float) -> Tensor:
+    """Return x · tanh(softplus(kappa · (|x| / typical_size - theta))), almost 0 below theta.
 
-    In rows of norm 1 `typical` is 1 / sqrt(number of keys), and |x| is mostly so small that plain
-    ymish multiplies all keys by 0.6; only the dead zone separates the background.
+    In rows of norm 1 `typical_size` is 1 / sqrt(number of keys), and |x| is mostly so small that
+    plain ymish multiplies all keys by 0.6; only the dead zone separates the background.
     """
-    return scores * torch.tanh(softplus(kappa * (scores.abs() / typical - theta)))
+    return scores * torch.tanh(softplus(kappa * (scores.abs() / typical_size - theta)))
 
 
 class Ymish(Elementwise):
@@ -62,8 +62,8 @@ class Ymish(Elementwise):
         self.kappa = float(kappa)
         self.theta = float(theta)
 
-    def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
+    def activate(self, scores_BHQK: Tensor, typical_size: Tensor) -> Tensor:
         """Return weights with the signs of their scores."""
         if self.dead_zone:
-            return ymish_dead_zone(scores_BHQK, typical, self.kappa, self.theta)
+            return ymish_dead_zone(scores_BHQK, typical_size, self.kappa, self.theta)
         return ymish(scores_BHQK)

@@ -1,6 +1,6 @@
 """Beam search over a batch of sentences.
 
-Letters: N live sentences, W live hypotheses of each (1 at the first step, then the beam),
+Axes: N live sentences, W live hypotheses of each (1 at the first step, then the beam),
 R = N * W rows of the model's batch, V target vocabulary, C candidates per sentence.
 
 One step, for all sentences at once:
@@ -11,9 +11,9 @@ One step, for all sentences at once:
 C = 2 * beam is enough: each hypothesis has one continuation by eos, so at least `beam` of the C
 do not end.
 
-When a sentence is done. Let p be the length penalty, L the limit of its length, t the present
-length and s the log probability of a live hypothesis. Log probabilities only fall, so its
-continuations score at most s / L**p (p >= 0) or s / (t + 1)**p (p < 0). A sentence is done
+When is a sentence done? Let p be the length penalty, L its length limit, t the current length and s
+the log probability of a live hypothesis. Log probabilities never increase, so its continuations
+score at most s / L**p (p >= 0) or s / (t + 1)**p (p < 0). A sentence is done
     - as soon as `beam` of its hypotheses have finished (this makes a beam of 1 greedy search), or
     - as soon as `n_best` have finished and no live one can score above the worst of the best
       `n_best` finished: more steps could not change the result, or
@@ -29,9 +29,9 @@ continuations had a probability than finished or stayed live, or if live ones ar
 Stopping by that bound drops nothing; neither does the length limit, where all live hypotheses are
 closed and ranked: the search is for the best sentence within the limit.
 
-Candidates of equal log probability are taken in the order of (row, token id), finished hypotheses
-of equal score in the order of finishing. Rows are not sorted by score, so that few of them move:
-see `in_place`. The rows of a sentence do not depend on other sentences.
+Candidates of equal log probability are ordered by (row, token id), finished hypotheses of equal
+score in the order of finishing. Rows are not sorted by score, so that few of them move:
+see `with_fewest_moves`. The rows of a sentence do not depend on other sentences.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from torch import Tensor
 
 from headwise.data.tokenizer import EOS
 from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis
-from headwise.decode.incremental import IncrementalDecoder, TranslationModel, holes_filled
+from headwise.decode.incremental import IncrementalDecoder, TranslationModel, fill_gaps
 from headwise.decode.length_penalty import penalised
 from headwise.losses.output_map import SOFTMAX, OutputMap
 
@@ -71,13 +71,13 @@ def beam_search(
     Args:
         model: in evaluation mode.
         sources: ids of each sentence as the encoder reads them; none is empty.
-        limits: most tokens of each hypothesis, eos included (from 1).
+        limits: maximum number of tokens of each hypothesis, eos included (from 1).
         beam: live hypotheses of each sentence.
         length_penalty: exponent of the length (eos counts) that divides the log probability.
         n_best: at most `beam`.
         cached: False recomputes the whole prefix at each step.
         output: maps the model's logits to log probabilities; where it is sparse, the hypotheses
-            hold a `SearchRecord`.
+            have a `SearchRecord`.
     """
     if not sources:
         return []
@@ -89,18 +89,18 @@ def beam_search(
     while live:
         n_steps += 1
         log_probs_RV = decoder.log_probs()
-        here = [searches[sentence] for sentence in live]
-        n_possible = _count_possible(here, log_probs_RV, total_NW) if output.is_sparse else []
+        active = [searches[sentence] for sentence in live]
+        n_possible = _count_possible(active, log_probs_RV, total_NW) if output.is_sparse else []
         step = _best_continuations(log_probs_RV, total_NW, beam)
-        n_finished = _add_finished(step, beam, decoder.prefix_RT, here)
+        n_finished = _add_finished(step, beam, decoder.prefix_RT, active)
         alive = _alive(step, beam)
         if output.is_sparse:
             n_alive = (alive.total_NC > -math.inf).sum(dim=1).tolist()
-            for place, search in enumerate(here):
+            for place, search in enumerate(active):
                 search.is_exact &= n_possible[place] == n_finished[place] + n_alive[place]
         best_N = alive.total_NC.max(dim=1).values.tolist()
-        cut_off = [place for place, search in enumerate(here) if search.is_cut_off(n_steps)]
-        _close(here, cut_off, decoder.prefix_RT, alive)
+        cut_off = [place for place, search in enumerate(active) if search.is_cut_off(n_steps)]
+        _close(active, cut_off, decoder.prefix_RT, alive)
         remaining = []
         for place, (sentence, best) in enumerate(zip(live, best_N, strict=True)):
             search = searches[sentence]
@@ -111,12 +111,12 @@ def beam_search(
             if is_open and not search.is_settled(best, n_steps):
                 search.is_exact = False
             if not search.hypotheses:  # no continuation has any probability
-                _close_present(search, decoder.prefix_RT, total_NW, place)
-        places = holes_filled(remaining)
+                _close_current(search, decoder.prefix_RT, total_NW, place)
+        places = fill_gaps(remaining)
         live = [live[place] for place in places]
         if live:
             places_N = torch.tensor(places, device=device)
-            alive = in_place(alive.of_sentences(places_N), width=total_NW.shape[1])
+            alive = with_fewest_moves(alive.select_sentences(places_N), width=total_NW.shape[1])
             total_NW = alive.total_NC
             decoder.select(alive.row_NC.flatten(), alive.token_NC.flatten(), places_N)
     if not output.is_sparse:
@@ -135,12 +135,12 @@ class Continuations:
     token_NC: Tensor  # the new token
     row_NC: Tensor  # the row that is continued
 
-    def of_sentences(self, places_N: Tensor) -> Continuations:
-        """Those of some sentences."""
+    def select_sentences(self, places_N: Tensor) -> Continuations:
+        """Return the continuations of some sentences."""
         return self._each(lambda values: values.index_select(0, places_N))
 
     def gather(self, order_NC: Tensor) -> Continuations:
-        """Those of each sentence in another order."""
+        """Return the continuations of each sentence in another order."""
         return self._each(lambda values: values.gather(1, order_NC))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Continuations:
@@ -157,21 +157,21 @@ class _Search:
     n_best: int
     hypotheses: list[Hypothesis] = field(default_factory=list)
     is_exact: bool = True
-    n_words: int = 0  # tokens with a probability, over all steps of live hypotheses
+    n_possible: int = 0  # tokens with a probability, over all steps of live hypotheses
     n_hypothesis_steps: int = 0
 
     def add(self, ids: list[int], log_prob: float, finished: bool) -> None:
         self.hypotheses.append(make_hypothesis(ids, log_prob, finished, self.length_penalty))
 
     def record(self) -> SearchRecord:
-        return SearchRecord(self.is_exact, self.n_words, self.n_hypothesis_steps)
+        return SearchRecord(self.is_exact, self.n_possible, self.n_hypothesis_steps)
 
     def best(self) -> list[Hypothesis]:
         ranked = sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)
         return ranked[: self.n_best]
 
     def is_done(self, best_live: float, n_steps: int) -> bool:
-        """See the head of this file; `best_live` is the highest live log probability."""
+        """See the module docstring; `best_live` is the highest live log probability."""
         if len(self.hypotheses) >= self.beam or n_steps == self.limit or best_live == -math.inf:
             return True
         return self.is_settled(best_live, n_steps)
@@ -211,11 +211,11 @@ def _alive(step: Continuations, beam: int) -> Continuations:
     return replace(step, total_NC=step.total_NC.masked_fill(is_eos_NC, -math.inf)).gather(order_NC)
 
 
-def in_place(alive: Continuations, width: int) -> Continuations:
+def with_fewest_moves(alive: Continuations, width: int) -> Continuations:
     """Return the same continuations in an order that moves the fewest rows.
 
     The best continuation of a hypothesis keeps its row, the others take rows without a
-    continuation, so that caches copy only those. Where `width` changes, the order stays.
+    continuation, so that caches copy only those. If `width` changes, the order is unchanged.
     """
     if alive.row_NC.shape[1] != width:
         return alive
@@ -232,14 +232,14 @@ def in_place(alive: Continuations, width: int) -> Continuations:
 def _count_possible(
     searches: Sequence[_Search], log_probs_RV: Tensor, total_NW: Tensor
 ) -> list[int]:
-    """Return how many continuations of each sentence have a probability; add them to its record."""
+    """Return how many continuations of each sentence have a probability; add it to its record."""
     is_live_NW = total_NW > -math.inf  # slots at -inf do not count
-    n_words_NW = (log_probs_RV > -math.inf).sum(dim=1).view_as(total_NW) * is_live_NW
-    n_words: list[int] = n_words_NW.sum(dim=1).tolist()
-    for search, n_here, n_live in zip(searches, n_words, is_live_NW.sum(1).tolist(), strict=True):
-        search.n_words += n_here
+    n_possible_NW = (log_probs_RV > -math.inf).sum(dim=1).view_as(total_NW) * is_live_NW
+    n_possible: list[int] = n_possible_NW.sum(dim=1).tolist()
+    for search, n_new, n_live in zip(searches, n_possible, is_live_NW.sum(1).tolist(), strict=True):
+        search.n_possible += n_new
         search.n_hypothesis_steps += n_live
-    return n_words
+    return n_possible
 
 
 def _add_finished(
@@ -263,7 +263,7 @@ def _close(
     """Add the continuations of sentences at their length limit, without eos."""
     if not places:
         return
-    last = alive.of_sentences(torch.tensor(places, device=prefix_RT.device))
+    last = alive.select_sentences(torch.tensor(places, device=prefix_RT.device))
     prefixes, tokens = prefix_RT[last.row_NC, 1:].tolist(), last.token_NC.tolist()
     for place, *columns in zip(places, prefixes, tokens, last.total_NC.tolist(), strict=True):
         for ids, token, total in zip(*columns, strict=True):
@@ -271,7 +271,7 @@ def _close(
                 searches[place].add([*ids, token], total, finished=False)
 
 
-def _close_present(search: _Search, prefix_RT: Tensor, total_NW: Tensor, place: int) -> None:
+def _close_current(search: _Search, prefix_RT: Tensor, total_NW: Tensor, place: int) -> None:
     """Add the live hypotheses of a sentence that have no continuation, without eos."""
     width = total_NW.shape[1]
     prefixes = prefix_RT[place * width : (place + 1) * width, 1:].tolist()
@@ -284,7 +284,8 @@ def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k greatest values of each row, descending, and their indices; (N, min(k, M)) both.
 
     `torch.topk` does not define which of several equal values it returns. Here it is the one with
-    the lower index, so that ties are broken alike in every batch. Equal -inf are in any order.
+    the lower index, so that ties are broken the same way in every batch. Equal -inf are in any
+    order.
 
     Of a long row only the blocks with the k + 1 greatest maxima are searched: they hold the k
     greatest values, unless so many maxima equal the k-th value that some are left out.
@@ -298,8 +299,8 @@ def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if n_whole < n_columns:
         best_NJ = torch.cat([best_NJ, scores_NM[:, n_whole:].amax(dim=1, keepdim=True)], dim=1)
     maxima, block_NK = best_NJ.topk(k + 1, dim=1)
-    within = torch.arange(BLOCK, device=scores_NM.device)
-    index_NC = (block_NK.sort(dim=1).values[:, :, None] * BLOCK + within).flatten(1)
+    offsets = torch.arange(BLOCK, device=scores_NM.device)
+    index_NC = (block_NK.sort(dim=1).values[:, :, None] * BLOCK + offsets).flatten(1)
     candidates_NC = scores_NM.gather(1, index_NC.clamp(max=n_columns - 1))
     candidates_NC = candidates_NC.masked_fill(index_NC >= n_columns, -math.inf)
     values, places = _top_k(candidates_NC, k)
@@ -329,12 +330,12 @@ def _top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _first_of_ties(scores_NM: Tensor, values_NK: Tensor, indices_NK: Tensor) -> Tensor:
-    """Return `indices` with the lowest indices of the least value, which a row holds more often."""
-    least_N1 = values_NK[:, -1:]
-    row_T, tied_T = (scores_NM == least_N1).nonzero(as_tuple=True)
+    """Return `indices`, with ties of the smallest value broken by the lowest index."""
+    smallest_N1 = values_NK[:, -1:]
+    row_T, tied_T = (scores_NM == smallest_N1).nonzero(as_tuple=True)
     n_tied_N = row_T.bincount(minlength=len(scores_NM))
     first_N1 = (n_tied_N.cumsum(0) - n_tied_N)[:, None]
-    n_above_N1 = (values_NK != least_N1).sum(dim=1, keepdim=True)
+    n_above_N1 = (values_NK != smallest_N1).sum(dim=1, keepdim=True)
     place_NK = torch.arange(values_NK.shape[1], device=scores_NM.device) - n_above_N1
     lowest_NK = tied_T[first_N1 + place_NK.clamp(min=0)]
     return torch.where(place_NK >= 0, lowest_NK, indices_NK)

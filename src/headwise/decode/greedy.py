@@ -10,7 +10,7 @@ import torch
 
 from headwise.data.tokenizer import EOS
 from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis
-from headwise.decode.incremental import IncrementalDecoder, TranslationModel, holes_filled
+from headwise.decode.incremental import IncrementalDecoder, TranslationModel, fill_gaps
 from headwise.losses.output_map import SOFTMAX, OutputMap
 
 
@@ -29,7 +29,7 @@ def greedy_search(
     Args:
         model: in evaluation mode.
         sources: ids of each sentence as the encoder reads them; none is empty.
-        limits: most tokens of each hypothesis, eos included (from 1).
+        limits: maximum number of tokens of each hypothesis, eos included (from 1).
         length_penalty: exponent of the length in the score; it does not change the search.
         cached: False recomputes the whole prefix at each step.
         output: maps the model's logits to log probabilities. Where it is sparse, a search with
@@ -49,9 +49,9 @@ def greedy_search(
         tokens_R = log_probs_RV.argmax(dim=-1)
         gains = log_probs_RV.gather(1, tokens_R[:, None])[:, 0].tolist()
         if output.is_sparse:
-            n_words_R = (log_probs_RV > -math.inf).sum(1).tolist()
-            for sentence, n_words in zip(live, n_words_R, strict=True):
-                widths[sentence].append(n_words)
+            n_possible_R = (log_probs_RV > -math.inf).sum(1).tolist()
+            for sentence, n_possible in zip(live, n_possible_R, strict=True):
+                widths[sentence].append(n_possible)
         remaining = []
         for row, (token, gain) in enumerate(zip(tokens_R.tolist(), gains, strict=True)):
             sentence = live[row]
@@ -68,7 +68,7 @@ def greedy_search(
             hypotheses[sentence] = make_hypothesis(
                 ids, total[sentence], is_finished, length_penalty
             )
-        remaining = holes_filled(remaining)
+        remaining = fill_gaps(remaining)
         live = [live[row] for row in remaining]
         if live:
             rows = torch.tensor(remaining, device=device)

@@ -18,17 +18,17 @@ class SearchRecord:
     """Statistics of the search for one sentence under a sparse output map.
 
     Attributes:
-        is_exact: no hypothesis with a probability was dropped, so that the result is the best of
-            all sentences with a probability within the length limit (if there is one). Stopping
-            early by the bound on live hypotheses drops nothing; see `headwise.decode.beam`.
-            Greedy search has no such bound: False where any step had two possible tokens.
-        n_words: tokens with a probability, summed over all steps of all live hypotheses, without
+        is_exact: whether no hypothesis with a probability was dropped, so that the result is the
+            best of all sentences with a probability within the length limit (if there is one).
+            Stopping by the bound on live hypotheses drops nothing; see `headwise.decode.beam`.
+            Greedy search has no such bound: False if any step had two possible tokens.
+        n_possible: tokens with a probability, summed over all steps of all live hypotheses, without
             pad and bos.
         n_steps: the number of these steps.
     """
 
     is_exact: bool
-    n_words: int
+    n_possible: int
     n_steps: int
 
 
@@ -40,7 +40,7 @@ class Hypothesis:
         ids: generated ids without bos and eos.
         score: log_prob / length**penalty; hypotheses are ranked by it.
         log_prob: natural log of the model's probability of `ids` and, if finished, of eos.
-        finished: eos was generated; False when the length limit cut the sentence off.
+        finished: whether eos was generated; False if the sentence was cut at the length limit.
         search: statistics of the search; None unless the output map is sparse.
     """
 
@@ -65,7 +65,7 @@ def make_hypothesis(
 
 
 def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None = None) -> int:
-    """Return the most tokens of a hypothesis, eos included: ratio * source + extra, at least 1.
+    """Return the maximum number of tokens, eos included: ratio * source + extra, at least 1.
 
     Args:
         n_source: source tokens, without eos.

@@ -1,6 +1,6 @@
-"""Prefixes that grow by one token a step, with or without a key/value cache.
+"""Prefixes that grow by one token per step, with or without a key/value cache.
 
-Letters: R rows (live hypotheses of all sentences), S source length, T prefix length,
+Axes: R rows (live hypotheses of all sentences), S source length, T prefix length,
 V target vocabulary, N sentences.
 """
 
@@ -21,8 +21,8 @@ from headwise.model.stack import Memory, StackCache
 class TranslationModel(Protocol):
     """Interface of a model for search; see `headwise.model.transformer.Transformer`.
 
-    A model with `shares_memory = True` takes a memory with fewer rows than targets: equally many
-    consecutive targets then read each source, which is stored once.
+    A model with `shares_memory = True` takes a memory with fewer rows than targets: each source
+    is stored once and read by an equal number of consecutive targets.
     """
 
     def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
@@ -52,7 +52,7 @@ class IncrementalDecoder:
     """The live prefixes of a batch of sentences, with the model's memory and cache of them.
 
     Starts with one row per sentence, holding bos. `select` makes the rows of the next step from
-    the present ones; rows may repeat (a hypothesis continued in two ways) and be left out (a
+    the current ones; rows may repeat (a hypothesis continued in two ways) and be left out (a
     sentence that is done).
 
     Args:
@@ -77,13 +77,13 @@ class IncrementalDecoder:
         n_sentences = len(sources)
         self.prefix_RT = torch.full((n_sentences, 1), BOS, dtype=torch.long, device=device)
         self._width = 1  # rows of a sentence
-        # not without a cache, so that the two can be compared
+        # off without a cache, so that the two modes can be compared
         self._shared = cached and getattr(model, "shares_memory", False)
 
     def log_probs(self) -> Tensor:
         """Return log probabilities (R, V) of the next token, at least float32; pad and bos: -inf.
 
-        The two are masked after normalising, so that the others equal those of forced decoding.
+        pad and bos are masked after normalising: the other values equal those of forced decoding.
 
         Raises:
             RunError: non-finite logits.
@@ -101,11 +101,11 @@ class IncrementalDecoder:
         return log_probs_RV
 
     def select(self, rows_R: Tensor, tokens_R: Tensor, places_N: Tensor) -> None:
-        """Make prefix `rows_R[i]` with `tokens_R[i]` the new row i.
+        """Set row i to prefix `rows_R[i]` followed by `tokens_R[i]`.
 
         Args:
-            rows_R, tokens_R: equally many consecutive rows for each sentence.
-            places_N: the previous place of each sentence. `holes_filled` moves few of them.
+            rows_R, tokens_R: the same number of consecutive rows for each sentence.
+            places_N: the previous place of each sentence. `fill_gaps` moves few of them.
         """
         self.prefix_RT = torch.cat([self.prefix_RT[rows_R], tokens_R[:, None]], dim=1)
         width, width_before = len(rows_R) // len(places_N), self._width
@@ -114,21 +114,21 @@ class IncrementalDecoder:
         if self._shared:
             source_rows = places_N
         elif width == width_before:  # within a sentence all rows have the same source
-            within = torch.arange(width, device=rows_R.device)
-            source_rows = (places_N[:, None] * width + within).flatten()
+            offsets = torch.arange(width, device=rows_R.device)
+            source_rows = (places_N[:, None] * width + offsets).flatten()
         if self._cache is not None:
             self._cache.reorder(rows_R)
         n_before = len(self._memory.lengths_B)
-        present = torch.arange(len(source_rows), device=rows_R.device)
-        if len(source_rows) == n_before and torch.equal(source_rows, present):
+        unchanged = torch.arange(len(source_rows), device=rows_R.device)
+        if len(source_rows) == n_before and torch.equal(source_rows, unchanged):
             return
         self._memory = self._memory.index_select(source_rows)
         if self._cache is not None:
             self._cache.reorder_memory(source_rows)
 
 
-def holes_filled(places: Sequence[int]) -> list[int]:
-    """Return the remaining places in an order that moves few: the last ones fill the gaps.
+def fill_gaps(places: Sequence[int]) -> list[int]:
+    """Return the remaining places with the fewest moves: the last ones fill the gaps.
 
     Args:
         places: ascending.

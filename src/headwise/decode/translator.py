@@ -36,8 +36,8 @@ class Translation:
     Attributes:
         text: the best hypothesis, detokenised, always on one line.
         score: its log probability / length**penalty; 0 for an empty line.
-        n_best: text and score of the `decode.n_best` best, best first (the first is the above).
-        hypotheses: the same as ids; none for an empty line, which the model does not read.
+        n_best: text and score of the `decode.n_best` best, best first; the first is the above.
+        hypotheses: the same as ids; empty for an empty line, which is not translated.
     """
 
     text: str
@@ -62,16 +62,16 @@ class Translator:
     """A model, its tokenizers and the settings of the search.
 
     A translation does not depend on the sentences it is batched with (`decode.precision=fp32`: the
-    same strings, scores within 1e-4; under a sparse loss further apart where a token lies at the
+    same strings, scores within 1e-4; under a sparse loss further apart where a token is at the
     edge of the support, whose logarithm is large). The model is in evaluation mode only during a
     call.
 
     Args:
         model: moved to `device`.
-        tokenizers: of the model's source and target ids.
+        tokenizers: tokenizers of the model's source and target ids.
         config: see `headwise.config.schema.DecodeConfig`; stored with
             `precision=auto` resolved.
-        device: of the computation.
+        device: device of the computation.
         output: maps the model's logits to log probabilities: that of the training loss
             (`headwise.losses.loss.Loss.output_map`).
 
@@ -107,7 +107,7 @@ class Translator:
             first_line: number of the first sentence in error messages.
 
         Raises:
-            DataError: one string, or a sentence above the maximum length, by line number.
+            DataError: a string instead of a list, or a sentence above the maximum length (by line).
             RunError: out of memory, or non-finite logits.
         """
         require_lines(sentences)
@@ -117,12 +117,12 @@ class Translator:
         batches = length_batches(lengths, self.config.max_tokens // self.beam)
         translations = [EMPTY] * len(sentences)
         is_long = sum(lengths) * self.beam >= ROWS_WORTH_PACKING
-        fast = packed_weights(self.model) if is_long else nullcontext()
-        with self._ready(), fast, _bar(len(lines), "translate", progress) as bar:
-            for places in batches:
-                batch = [lines[place] for place in places]
-                searched = self._search([ids[line] for line in batch])
-                for line, hypotheses in zip(batch, searched, strict=True):
+        weights = packed_weights(self.model) if is_long else nullcontext()
+        with self._ready(), weights, _bar(len(lines), "translate", progress) as bar:
+            for indices in batches:
+                batch = [lines[index] for index in indices]
+                results = self._search([ids[line] for line in batch])
+                for line, hypotheses in zip(batch, results, strict=True):
                     translations[line] = self._translation(hypotheses)
                 bar.update(len(batch))
         return translations
@@ -197,22 +197,22 @@ class Translator:
         """Check the lengths of references, in tokens with eos.
 
         Raises:
-            DataError: one above the learned positions, by line number.
+            DataError: a length above the learned positions, by line number.
         """
         _check_lengths("target", lengths, self.max_positions, split=split)
 
     def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
         config, penalty = self.config, self.config.length_penalty
         limits = [length_limit(len(ids) - 1, config, self.max_positions) for ids in sources]
-        task = self.model, sources, limits, self.device
+        inputs = self.model, sources, limits, self.device
         if config.method == "greedy":
-            best = greedy_search(*task, penalty, output=self.output)
+            best = greedy_search(*inputs, penalty, output=self.output)
             return [[hypothesis] for hypothesis in best]
-        return beam_search(*task, config.beam, penalty, config.n_best, output=self.output)
+        return beam_search(*inputs, config.beam, penalty, config.n_best, output=self.output)
 
     def _translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:
         texts = self.tokenizers.target.decode([list(hypothesis.ids) for hypothesis in hypotheses])
-        # a model may generate a line break (byte fallback), which would shift the lines below
+        # a model may generate a line break (byte fallback), which would shift later lines
         lines = [" ".join(text.splitlines()) for text in texts]
         scores = [hypothesis.score for hypothesis in hypotheses]
         pairs = tuple(zip(lines, scores, strict=True))
@@ -232,7 +232,7 @@ class Translator:
 
 
 def require_lines(*sides: Sequence[str]) -> None:
-    """Raise DataError for a string in place of a list: it would be read letter by letter."""
+    """Raise DataError for a string instead of a list: it would be read by character."""
     for side in sides:
         if isinstance(side, str):
             raise DataError(f"give a list of sentences, not one string: [{side[:40]!r}]")
@@ -245,11 +245,11 @@ def _bar(n_sentences: int, name: str, progress: bool) -> tqdm[None]:
 def _check_lengths(
     side: str, lengths: Sequence[int], limit: int | None, first_line: int = 1, split: str = ""
 ) -> None:
-    within = f" of {split}" if split else ""
+    where = f" of {split}" if split else ""
     for line, length in enumerate(lengths, start=first_line):
         if limit is not None and length > limit:
             raise DataError(
-                f"{side} line {line}{within} has {length} tokens with eos; the model takes at most "
+                f"{side} line {line}{where} has {length} tokens with eos; the model takes at most "
                 f"{limit} (learned positions, or max_length of the attention): split the line, "
                 "or train with a higher positions.max_positions or max_length"
             )

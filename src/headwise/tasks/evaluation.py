@@ -155,7 +155,7 @@ def search_summary(searches: Iterable[SearchRecord | None]) -> dict[str, float]:
         return {}
     return {
         "exact": sum(search.is_exact for search in recorded) / len(recorded),
-        "support": sum(s.n_words for s in recorded) / max(sum(s.n_steps for s in recorded), 1),
+        "support": sum(s.n_possible for s in recorded) / max(sum(s.n_steps for s in recorded), 1),
     }
 
 

@@ -14,7 +14,7 @@ GPU. The code here and in `solver.py` serves float64, other devices, and machine
 or Triton. The `torch.library` operators `headwise::weights` and `headwise::weights_backward` are
 one node each for torch.compile and for checkpointing.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, R rows.
+Axes: B batch, H heads, Q and K numbers of queries and keys, R rows.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ LOG2_E = math.log2(math.e)
 
 
 def masked_copy(scores: Tensor, mask: Tensor) -> Tensor:
-    """A contiguous copy of `scores` with -inf wherever the broadcast `mask` is False."""
+    """Return a contiguous copy of `scores` with -inf wherever the broadcast `mask` is False."""
     if scores.device.type != "cpu":
         return scores.masked_fill(~mask, -torch.inf).contiguous()
     # On a CPU masked_fill and where are an order of magnitude slower than arithmetic, but
     # arithmetic would propagate NaN: combine the bits instead.
-    whole = torch.int32 if scores.dtype is torch.float32 else torch.int64
-    keep = mask.to(whole).neg_()  # all bits set where True
-    fill = torch.where(mask, 0.0, -torch.inf).to(scores.dtype).view(whole)
-    bits = torch.bitwise_and(scores.contiguous().view(whole), keep)
+    int_dtype = torch.int32 if scores.dtype is torch.float32 else torch.int64
+    keep = mask.to(int_dtype).neg_()  # all bits set where True
+    fill = torch.where(mask, 0.0, -torch.inf).to(scores.dtype).view(int_dtype)
+    bits = torch.bitwise_and(scores.contiguous().view(int_dtype), keep)
     return bits.bitwise_or_(fill).view(scores.dtype)
 
 
@@ -59,12 +59,12 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
 
     Args:
         scores_BHQK: float32 or float64, four axes.
-        alpha: broadcastable to (B, H, Q, 1), same type; required by `Power.ANY`, else None.
+        alpha: broadcastable to (B, H, Q, 1), same dtype; required by `Power.ANY`, else None.
         mask: bool, broadcastable to the scores, True = may attend.
-        power: which map; `Power.ANY` for a learned α or one without a closed form.
+        power: the map; `Power.ANY` for a learned α or one without a closed form.
 
     Raises:
-        ValueError: α outside of [1, 2], on a CPU.
+        ValueError: α outside [1, 2], on a CPU.
     """
     if not torch.compiler.is_compiling():
         choice.maps(scores_BHQK, power, REFERENCE)  # verify here: an operator cannot
@@ -106,8 +106,8 @@ def _weights_backward(
     if kernel == choice.CPP:
         return native.backward(weights, grad, beta, Power(power), with_alpha)
     if power == Power.EXP:
-        of_scores = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
-        return of_scores, weights.new_empty(0)
+        softmax_grad = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
+        return softmax_grad, weights.new_empty(0)
     if kernel == choice.TRITON:
         return triton_maps.backward(weights, grad, beta, Power(power), with_alpha)
     grad_scores = torch.empty_like(weights)
@@ -200,14 +200,14 @@ def _slope_and_psi(p_RK: Tensor, beta: Tensor, buffer_3RK: Tensor, out_RK: Tenso
     torch.expm1(y_RK, out=psi_RK)
     torch.addcmul(p_RK, p_RK, psi_RK, out=out_RK)
     if p_RK.device.type == "cpu":  # reading values back is free here
-        least, most = (float(bound) for bound in beta.aminmax())
+        beta_min, beta_max = (float(bound) for bound in beta.aminmax())
     else:
-        least, most = 0.0, 1.0
-    if most < BETA_SERIES:
+        beta_min, beta_max = 0.0, 1.0
+    if beta_max < BETA_SERIES:
         _series(y_RK, psi_RK).mul_(log_p_RK.square_())
         return psi_RK.mul_(p_RK)
     psi_RK.sub_(y_RK).div_(beta.square())
-    if least < BETA_SERIES:
+    if beta_min < BETA_SERIES:
         series_RK = _series(y_RK, torch.empty_like(y_RK)).mul_(log_p_RK.square_())
         is_direct = (beta >= BETA_SERIES).to(beta.dtype)
         torch.lerp(series_RK, psi_RK, is_direct, out=psi_RK)
@@ -234,7 +234,7 @@ def _weights_backward_shape(
     return torch.empty_like(weights), weights.new_empty(rows)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, alpha, _, power = inputs
     ctx.save_for_backward(output, alpha)
     ctx.power = power
@@ -251,7 +251,7 @@ _OPERATOR = register(
     "weights(Tensor scores, Tensor? alpha, Tensor? mask, int power) -> Tensor",
     _weights,
     _weights_shape,
-    _keep,
+    _save,
     _differentiate,
     dispatch="CompositeExplicitAutograd",
 )

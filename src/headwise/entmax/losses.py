@@ -10,15 +10,15 @@ It is cross-entropy for α = 1 and the sparsemax loss for α = 2. It is ≥ 0, a
 exceeds every other score by at least 1/(α - 1). Uniform label smoothing by ε adds
 ε (z_y - mean z), with the gradient p - e_y + ε (e_y - 1/V).
 
-Kernels compute the loss where available (`loss_operators.py`). The code here serves float64, and
-machines without a compiler or Triton.
+Kernels compute the loss where available (`loss_operators.py`). The code here is for float64 and
+for machines without a compiler or Triton.
 Only classes near the maximum of a row have p > 0, so the threshold is first computed from a few.
 The classes are split into groups of GROUP, and the k groups with the greatest maxima are solved
 alone. If the best class of the last of these groups gets exactly 0, so does every class of the
 remaining groups, which have no greater score: the row is solved. The other rows are solved again
 with more groups, finally with all classes. Only the gradient is saved for the backward pass.
 
-Letters: N rows, V classes, R a subset of the rows, G selected groups, C candidates (their classes).
+Axes: N rows, V classes, R a subset of the rows, G selected groups, C candidates (their classes).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def entmax_loss(
             rounded once. Without label smoothing, a class with score -inf is ignored.
         target: (...), gold classes.
         alpha: in [1, 2]; 1 is cross-entropy. `entmax15_loss` has 1.5, `sparsemax_loss` has 2.
-        label_smoothing: ε of uniform smoothing, in [0, 1). With ε > 0 the target gives every
-            class a share of ε, so training drives no probability to exactly 0.
+        label_smoothing: ε of uniform smoothing, in [0, 1). With ε > 0 every class has a
+            share of ε in the target, so training drives no probability to exactly 0.
 
     Returns:
         (...), losses ≥ 0, float32 (float64 for float64 scores), differentiable once in scores.
@@ -122,21 +122,21 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
     _check(scores, alpha)
     if alpha == 1:
         return log_softmax(scores)
-    wide = torch.promote_types(scores.dtype, torch.float32)
+    dtype = torch.promote_types(scores.dtype, torch.float32)
     scores_NV = scores.reshape(-1, scores.shape[-1])
     if choice.losses(scores_NV, float(alpha), function.REFERENCE).kernel != choice.TORCH:
-        p_NV = _probabilities(scores_NV.to(wide), float(alpha))
+        p_NV = _probabilities(scores_NV.to(dtype), float(alpha))
     else:
-        p_NV, *_ = _solve_rows(scores_NV, scores_NV.amax(1).to(wide), float(alpha))
+        p_NV, *_ = _solve_rows(scores_NV, scores_NV.amax(1).to(dtype), float(alpha))
     # on a CPU the logarithm of 0 is slow; a negative number divided by 0 is -inf too
     sign_NV = p_NV.sign()
-    return p_NV.clamp_min_(torch.finfo(wide).tiny).log_().div_(sign_NV).view(scores.shape)
+    return p_NV.clamp_min_(torch.finfo(dtype).tiny).log_().div_(sign_NV).view(scores.shape)
 
 
 def _probabilities(scores_NV: Tensor, alpha: float) -> Tensor:
     power = POWERS.get(alpha, Power.ANY)
-    same = scores_NV.new_full((1, 1, 1, 1), alpha) if power is Power.ANY else None
-    return function.weights(scores_NV[None, None], same, None, power)[0, 0]
+    alpha_1111 = scores_NV.new_full((1, 1, 1, 1), alpha) if power is Power.ANY else None
+    return function.weights(scores_NV[None, None], alpha_1111, None, power)[0, 0]
 
 
 def _check(scores: Tensor, alpha: float) -> None:
@@ -153,8 +153,8 @@ def _solve_rows(
     """Return probabilities p (N, V), <p, z> + H_α(p) (N,) and the support size (N,).
 
     Args:
-        scores_NV: z, of any type.
-        highest_N: maxima of the rows, subtracted from z; their type is the result's.
+        scores_NV: z, of any dtype.
+        highest_N: maxima of the rows, subtracted from z; their dtype is that of the result.
         alpha: in [1, 2].
         n_groups: numbers of groups to try in turn, then all classes; None: `N_GROUPS`.
     """
@@ -262,8 +262,8 @@ class EntmaxLossFunction(torch.autograd.Function):
         if smoothing:
             grad_NV -= smoothing / scores_NV.shape[1]
         with unique_indices():
-            less_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
-            grad_NV.scatter_add_(1, target_N[:, None], less_N1)
+            shift_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
+            grad_NV.scatter_add_(1, target_N[:, None], shift_N1)
         ctx.save_for_backward(grad_NV)
         ctx.dtype = scores_NV.dtype
         ctx.mark_non_differentiable(support_N)
@@ -271,7 +271,7 @@ class EntmaxLossFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Return dL/dz = p - e_y + ε (e_y - 1/V), rounded once to the type of the scores."""
+        """Return dL/dz = p - e_y + ε (e_y - 1/V), rounded once to the dtype of the scores."""
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "the losses of headwise.entmax can be differentiated once; call without "

@@ -20,7 +20,7 @@ def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor
             exactly 0 and gradient 0, even if their score is NaN or inf.
 
     Returns:
-        Weights of the shape and type of `scores`, which sum to one along `dim`. A row without an
+        Weights of the shape and dtype of `scores`, which sum to one along `dim`. A row without an
         allowed key is zero with zero gradients. A row with an allowed NaN or +inf is NaN.
 
     Raises:
@@ -55,7 +55,7 @@ def alpha_entmax(
 
     Args:
         scores: as for `softmax`.
-        alpha: in [1, 2], ends included: a number, or a tensor that broadcasts against `scores`
+        alpha: in [1, 2]: a number, or a tensor that broadcasts against `scores`
             with size 1 along `dim`, such as (H, 1, 1) for scores (B, H, Q, K). Computed in
             float32 (float64 for float64 scores); a tensor is clamped to at
             least 1 + 1e-7, so that its gradient is finite at exactly 1 too. On an accelerator it is
@@ -67,7 +67,7 @@ def alpha_entmax(
         As `softmax`, differentiable once in scores and alpha by backward; torch.func.jvp raises.
 
     Raises:
-        ValueError: alpha is outside of [1, 2], or has more than one value along `dim`.
+        ValueError: alpha is outside [1, 2], or has more than one value along `dim`.
         TypeError: as for `softmax`.
     """
     working, along, allowed = _prepare(scores, dim, mask)
@@ -76,7 +76,7 @@ def alpha_entmax(
         if len(shape) > scores.dim() or shape[dim] != 1:
             raise ValueError(
                 f"alpha must broadcast against scores {tuple(scores.shape)} with size 1 along "
-                f"dim {dim}, got shape {tuple(alpha.shape)}; for one alpha a head of scores "
+                f"dim {dim}, got shape {tuple(alpha.shape)}; for one alpha per head of scores "
                 "(B, H, Q, K) give it the shape (H, 1, 1)"
             )
         aligned = _moved(alpha.to(working.dtype).reshape(shape), dim, -1)
@@ -86,8 +86,8 @@ def alpha_entmax(
     if not 1 <= alpha <= 2:
         raise ValueError(f"alpha must be in [1, 2], got {alpha}")
     power = POWERS.get(alpha, Power.ANY)
-    same = working.new_full((1,) * working.dim(), alpha) if power is Power.ANY else None
-    weights = _along_last(working, same, allowed, power)
+    alpha_tensor = working.new_full((1,) * working.dim(), alpha) if power is Power.ANY else None
+    weights = _along_last(working, alpha_tensor, allowed, power)
     return _finish(weights, along, scores.dtype)
 
 

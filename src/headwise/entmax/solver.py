@@ -12,7 +12,7 @@ Start: a few passes match the power mean of the support by its count, mean and v
 is exact for α = 1.5 and 2. Then Newton on F^β, which is convex with slope at least 1 and therefore
 converges from every start. Last, a linear correction along s.
 
-Letters: R rows, K keys.
+Axes: R rows, K keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHUNK_SCORES = 1 << 19  # hides the overhead of calls, fits into the caches
 
 @dataclass(frozen=True)
 class Precision:
-    """Stopping criteria of the iteration for one floating-point type."""
+    """Stopping criteria of the iteration for one floating-point dtype."""
 
     mass_loose: float  # |F - 1| that the correction removes for β ≤ 1/2
     mass_border: float  # (this)^β: the largest shift that changes a border key by at most this
@@ -58,9 +58,9 @@ class _Rows:
     tolerance: Tensor  # maximum of |F - 1|
     empty_R1: Tensor  # 1 for a row without an allowed key, else 0
     shift_max: Tensor  # 1 - K^(-β): the shift of a row of equal scores
-    buffer_3RK: Tensor  # x, s, a product; allocating these anew costs more than the sums
+    buffer_3RK: Tensor  # x, s, a temporary; allocating them each time costs more than the sums
 
-    def take(self, rows: Tensor) -> _Rows:
+    def select(self, rows: Tensor) -> _Rows:
         """Select some of the rows."""
 
         def pick(value: Tensor) -> Tensor:
@@ -82,9 +82,9 @@ def solve(scores_RK: Tensor, beta: Tensor, power: Power, out_RK: Tensor, is_adap
 
     Args:
         scores_RK: float32 or float64, contiguous; -inf where a key is masked.
-        beta: α - 1, (R, 1) or (1, 1), same type.
+        beta: α - 1, (R, 1) or (1, 1), same dtype.
         power: SQUARE and LINEAR need β = 0.5 and 1 throughout.
-        out_RK: the weights, same type. A row without a key becomes zeros, a row with NaN or +inf
+        out_RK: the weights, same dtype. A row without a key becomes zeros, a row with NaN or +inf
             becomes NaN.
         is_adaptive: stop at convergence, for CPUs. False: fixed counts that suffice for adversarial
             rows, for accelerators, where reading values back would wait for the device.
@@ -173,14 +173,14 @@ def _moment_start(rows: _Rows, is_adaptive: bool) -> Tensor:
 
 def _evaluate(rows: _Rows, shift_R1: Tensor, power: Power) -> tuple[Tensor, Tensor, Tensor]:
     """Return s (R, K), F = Σ xs and S = Σ s (R, 1) at a shift; x stays in `rows.buffer_3RK[0]`."""
-    x_RK, s_RK, product_RK = rows.buffer_3RK.unbind()
+    x_RK, s_RK, temporary_RK = rows.buffer_3RK.unbind()
     if power is Power.ANY:
         # log1p of x - 1: x itself has lost the digits that matter for small β. Off the support
         # log1p(-1) = -inf, and exp2 turns that into exactly 0.
         torch.sub(rows.b_RK, shift_R1, out=s_RK).clamp_min_(-1.0)
         torch.add(s_RK, 1.0, out=x_RK)
         s_RK.log1p_().mul_(rows.exponent).exp2_()
-        mass = torch.mul(x_RK, s_RK, out=product_RK).sum(-1, keepdim=True)
+        mass = torch.mul(x_RK, s_RK, out=temporary_RK).sum(-1, keepdim=True)
         slope = s_RK.sum(-1, keepdim=True)
     else:
         torch.add(rows.b_RK, 1.0 - shift_R1, out=x_RK).clamp_min_(0.0)
@@ -188,7 +188,7 @@ def _evaluate(rows: _Rows, shift_R1: Tensor, power: Power) -> tuple[Tensor, Tens
         if power is Power.SQUARE:
             s_RK = x_RK
             # vector_norm is too inexact here (1e-5): it sums sequentially
-            mass = torch.square(x_RK, out=product_RK).sum(-1, keepdim=True)
+            mass = torch.square(x_RK, out=temporary_RK).sum(-1, keepdim=True)
             slope = total
         else:
             mass = total
@@ -208,14 +208,14 @@ def _step(rows: _Rows, shift_R1: Tensor, mass: Tensor, slope: Tensor) -> Tensor:
 
 def _correct(rows: _Rows, s_RK: Tensor, mass: Tensor, slope: Tensor, out_RK: Tensor) -> None:
     """Write weights max(p - cs, 0) with c = (F - 1)/S: a linear step to Σp = 1."""
-    x_RK, _, product_RK = rows.buffer_3RK.unbind()
-    torch.sub(x_RK, (mass - 1.0).div_(slope), out=product_RK).clamp_min_(0.0)
-    torch.mul(product_RK, s_RK, out=out_RK)
+    x_RK, _, temporary_RK = rows.buffer_3RK.unbind()
+    torch.sub(x_RK, (mass - 1.0).div_(slope), out=temporary_RK).clamp_min_(0.0)
+    torch.mul(temporary_RK, s_RK, out=out_RK)
 
 
 def _finish_adaptive(rows: _Rows, shift_R1: Tensor, power: Power, out_RK: Tensor) -> None:
     """Iterate until every row has converged; drop converged rows once they are the majority."""
-    left: Tensor | None = None  # indices of the rows in `rows`; None: all
+    row_index: Tensor | None = None  # indices of the rows in `rows`; None: all
     for n_left in range(PRECISIONS[rows.b_RK.dtype].n_evaluations - 1, -1, -1):
         s_RK, mass, slope = _evaluate(rows, shift_R1, power)
         is_open = (mass - 1.0).abs_() > rows.tolerance  # False for NaN
@@ -225,17 +225,17 @@ def _finish_adaptive(rows: _Rows, shift_R1: Tensor, power: Power, out_RK: Tensor
             continue
         if n_open:
             index = is_open.view(-1).nonzero().view(-1)
-            open_rows = rows.take(index)  # before out_RK, which holds -b, is overwritten
+            open_rows = rows.select(index)  # before out_RK, which holds -b, is overwritten
             shift_R1 = _step(rows, shift_R1, mass, slope)[index]
-        if left is None:
+        if row_index is None:
             _correct(rows, s_RK, mass, slope, out_RK)
         else:
             solved_RK = torch.empty_like(rows.b_RK)
             _correct(rows, s_RK, mass, slope, solved_RK)
-            out_RK.index_copy_(0, left, solved_RK)
+            out_RK.index_copy_(0, row_index, solved_RK)
         if n_open == 0:
             return
-        left = index if left is None else left[index]
+        row_index = index if row_index is None else row_index[index]
         rows = open_rows
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.config.explain import explain_composition
 from headwise.config.folders import config_dir, group_choices
-from headwise.config.keys import refuse_misshapen, refuse_unknown
+from headwise.config.keys import check_keys, check_values
 from headwise.config.schema import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, nearest
 from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard
@@ -106,7 +106,7 @@ def _train() -> None:
     """Launch a training, or a sweep with `-m`."""
     from headwise.commands.sweep import Sweep
 
-    sweep = Sweep.of(sys.argv[1:])
+    sweep = Sweep.from_arguments(sys.argv[1:])
     if sweep is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.exit("headwise: torchrun and -m cannot be combined; give each job its own torchrun")
 
@@ -168,8 +168,8 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         nonlocal composed
         composed = True
         try:
-            refuse_unknown(config, config_name)
-            refuse_misshapen(config, config_name)
+            check_keys(config, config_name)
+            check_values(config, config_name)
             job(typed(config, KINDS[config_name]))
         except Exception as error:
             if sweep is not None:

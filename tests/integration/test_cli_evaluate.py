@@ -63,7 +63,7 @@ def test_scores_of_other_search_are_replaced(headwise: CommandLine, run: Path) -
     headwise("evaluate", f"run={run}", "data.test=[test_b]")
     assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
     result = headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.precision=bf16")
-    assert "held scores of test_a, test_b with other weights" in result.out
+    assert "contained scores of test_a, test_b with other weights" in result.out
     assert set(read_results(run)["scores"]) == {"test_b"}
     assert read_results(run)["decode"]["precision"] == "bf16"
 
@@ -74,7 +74,7 @@ def test_scores_of_other_weights_are_replaced(headwise: CommandLine, run: Path) 
     earlier = min((run / "checkpoints").glob("update_*.pt"))
     shutil.copy(earlier, run / "checkpoints" / "last.pt")
     result = headwise(*arguments, "data.test=[test_b]")
-    assert "held scores of test_a with other weights or another search" in result.out
+    assert "contained scores of test_a with other weights or search settings" in result.out
     assert read_results(run, "results-last")["checkpoint"] == "last"
     assert set(read_results(run, "results-last")["scores"]) == {"test_b"}
 

@@ -289,6 +289,6 @@ def test_interactive_mode_translates_each_line(run: Path, expected: list[str]) -
     os.close(terminal)
     assert process.wait(timeout=120) == 0
     text = output.decode()
-    assert "Ctrl-D ends" in text
+    assert "Ctrl-D quits" in text
     assert f"{expected[0]}\t(" in text
     assert "Traceback" not in text

@@ -186,12 +186,12 @@ def test_interrupt_saves_the_job_and_ends_the_sweep(tmp_path: Path) -> None:
 
 
 def test_name_of_a_sweep_depends_on_its_jobs() -> None:
-    name = getattr(Sweep.of(["-m", "seed=1,2", "a=b"]), "name", None)
+    name = getattr(Sweep.from_arguments(["-m", "seed=1,2", "a=b"]), "name", None)
     assert name is not None
-    assert name == getattr(Sweep.of(["a=b", "--multirun", "seed=1,2"]), "name", None)
-    assert name != getattr(Sweep.of(["a=b", "-m", "seed=1,3"]), "name", None)
-    assert Sweep.of(["seed=1"]) is None
-    assert Sweep.of(["-m", "seed=1,2", "--cfg", "job"]) is None
+    assert name == getattr(Sweep.from_arguments(["a=b", "--multirun", "seed=1,2"]), "name", None)
+    assert name != getattr(Sweep.from_arguments(["a=b", "-m", "seed=1,3"]), "name", None)
+    assert Sweep.from_arguments(["seed=1"]) is None
+    assert Sweep.from_arguments(["-m", "seed=1,2", "--cfg", "job"]) is None
 
 
 def test_sweep_records_results_and_errors(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_node_without_a_target_is_refused(node: Any) -> None:
         ({"amsgrad": 1}, "optimizer.amsgrad must be of type bool, got 1"),
         ({"bets": [0.9, 0.98]}, "Did you mean optimizer.betas?"),
         ({"params": []}, "optimizer.params is set internally"),
-        ({"lr": -1.0}, "refused optimizer.lr=-1.0"),
+        ({"lr": -1.0}, "(optimizer.lr=-1.0"),
         ({"betas": [0.9, 2.0]}, "Invalid beta parameter at index 1"),
     ],
 )

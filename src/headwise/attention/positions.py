@@ -129,7 +129,7 @@ class Grid(Positions):
 class DataDimensions(Positions):
     """Positions in an image, row by row; a learned row plus column plus channel.
 
-    The position after the last one of an image is the first one of the next image. Child et al.
+    The position after the last of an image is the first of the next image. Child et al.
     2019, equation 15 with n_emb = 3.
 
     Args:
@@ -194,8 +194,8 @@ class SummedVectors(PositionEmbedding):
 
     Args:
         d_model: width of the vectors.
-        sizes: of the dimensions; the index of the last one changes first. Positions after the
-            last one of the array count from its beginning.
+        sizes: sizes of the dimensions; the last index varies fastest. Positions past the end of
+            the array start again from its beginning.
     """
 
     def __init__(self, d_model: int, **sizes: int) -> None:

@@ -41,8 +41,8 @@ from headwise.track.jsonl import read_if_exists
 
 VERSION = 2  # of the analysis; results of another version are recomputed
 MAX_TOKENS = 4096  # padded tokens per batch: all weights of all layers are in memory at once
-# Settings that may differ between an existing analysis and the requested one.
-NOT_DECISIVE = ("run", "importance", "counts")
+# Settings that may differ between a current analysis and the requested one.
+IGNORED_KEYS = ("run", "importance", "counts")
 THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
 
 
@@ -54,7 +54,7 @@ def analyze_runs(config: AnalyzeConfig) -> list[Path]:
 
     Raises:
         ConfigError: no run is given, or a value is not allowed.
-        RunError: a folder holds no run.
+        RunError: a folder does not contain a run.
         DataError: the text does not exist, or has no sentence.
     """
     analyses = analyze_folders(config)
@@ -106,7 +106,7 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     if not config.overwrite and _is_current(out, about):
         print(f"{out} already exists (overwrite=true recomputes it)", flush=True)
         return out
-    try:  # fail before the work, not after it
+    try:  # fail before measuring, not after
         out.mkdir(exist_ok=True)
     except OSError as error:
         raise RunError(f"{out} cannot be written: {error.strerror}") from error
@@ -167,7 +167,7 @@ def _is_current(out: Path, about: Mapping[str, Any]) -> bool:
     tables = [table for table in TABLES if table not in OPTIONAL]
     if not before or not all(table.path(out).is_file() for table in tables):
         return False
-    same = all(before.get(key) == about[key] for key in about if key not in NOT_DECISIVE)
+    same = all(before.get(key) == about[key] for key in about if key not in IGNORED_KEYS)
     return same and bool(before.get("importance") or not about["importance"])
 
 
@@ -183,12 +183,12 @@ def _measure(
         scores = head_importance(model, bar(batches, "importance"), loss, device)
         columns = {"importance": scores.raw, "importance_normalised": scores.normalised}
     settings = config.offsets, _thresholds(config)
-    surveyed = survey(model, bar(batches, "heads"), device, items.texts, *settings, columns)
-    about["counts"] = surveyed.counts
-    for row in surveyed.tables["sentences"]:
+    result = survey(model, bar(batches, "heads"), device, items.texts, *settings, columns)
+    about["counts"] = result.counts
+    for row in result.tables["sentences"]:
         row["sentence"] = items.numbers[row["sentence"] - 1]
     records = read_if_exists(run.folder.heads)
     return {
-        **surveyed.tables,
+        **result.tables,
         "trajectories": trajectory_rows(records, present_heads(model)),
     }

@@ -77,8 +77,8 @@ def _earlier_scores(
         return scores, files
     if scores:
         print(
-            f"{path} held scores of {', '.join(scores)} with other weights or another search: they "
-            "are overwritten (name=… keeps both)",
+            f"{path} contained scores of {', '.join(scores)} with other weights or search "
+            "settings: they are overwritten (name=… keeps both)",
             flush=True,
         )
     return {}, {}

@@ -21,12 +21,12 @@ def prepare(config: Config) -> dict[str, Any]:
     corpus = task.open(config, Path(config.paths.cache).expanduser())
     prepared = task.prepare(corpus, config, config.trainer.progress)
     seconds = time.perf_counter() - started
-    own, workers = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    peak = max(resource.getrusage(who).ru_maxrss for who in (own, workers))
+    process, workers = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    peak = max(resource.getrusage(who).ru_maxrss for who in (process, workers))
     peak_bytes = peak if sys.platform == "darwin" else peak * 1024
     print(" ".join((config.data.name, "-".join(task.languages(config)))) + f": {prepared.folder}")
     for name, value in prepared.report.items():
         print(f"  {name}: {value}")
     print(f"  test sets: {', '.join(corpus.test_sets)}")
-    print(f"  {seconds:.1f} s this time, {peak_bytes / 2**30:.2f} GiB at the peak of a process")
+    print(f"  {seconds:.1f} s this time, peak memory {peak_bytes / 2**30:.2f} GiB per process")
     return dict(prepared.report)

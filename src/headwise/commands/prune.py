@@ -51,7 +51,7 @@ from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint
 from headwise.train.trainer import Validation
 
-WAYS = ("importance", "gates")
+METHODS = ("importance", "gates")
 FORMAT = "{:.4f}".format  # of printed numbers
 
 
@@ -70,7 +70,7 @@ def prune(config: PruneConfig) -> Path | None:
     run = load_selected(config.run, config)
     sites = chosen_sites("sites", config.sites, run.model.sites)
     heads = present_heads(run.model)
-    kept = _kept_without_measuring(config, run, heads)
+    kept = _heads_without_measuring(config, run, heads)
     if kept is None or config.table or config.ablation:
         importance = _measure(config, run, heads, sites)
         if kept is None and config.fraction is not None:
@@ -83,28 +83,28 @@ def prune(config: PruneConfig) -> Path | None:
 
 def _check(config: PruneConfig) -> None:
     """Raise an error for invalid options, before anything is loaded."""
-    if config.by not in WAYS:
-        raise refuse("by", config.by, WAYS)
+    if config.by not in METHODS:
+        raise refuse("by", config.by, METHODS)
     fraction, sentences = config.fraction, config.data.sentences
     require(fraction is None or 0 < fraction <= 1, "fraction", "in (0, 1]", fraction)
     require(sentences is None or sentences >= 1, "data.sentences", "at least 1", sentences)
-    by_gates = config.by == "gates"
-    ways = {"fraction": fraction is not None, "keep": config.keep is not None, "by=gates": by_gates}
-    chosen = [way for way, is_given in ways.items() if is_given]
+    gates = config.by == "gates"
+    flags = {"fraction": fraction is not None, "keep": config.keep is not None, "by=gates": gates}
+    chosen = [option for option, is_given in flags.items() if is_given]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} cannot be combined; give one of them")
     if config.output is not None:
         if not chosen:
             raise ConfigError("output needs fraction, keep or by=gates to select heads")
-        _refuse_existing(Path(config.output))
+        _check_absent(Path(config.output))
 
 
-def _refuse_existing(path: Path) -> None:
+def _check_absent(path: Path) -> None:
     if path.exists():
         raise RunError(f"output={path} already exists; remove it or give another")
 
 
-def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) -> Heads | None:
+def _heads_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) -> Heads | None:
     """Heads kept by gates or by the user; None if they depend on importance."""
     if config.by == "gates":
         if not is_gated(run.model):
@@ -149,14 +149,14 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
     write_json(folder / "importance.json", {**about, "heads": heads, **values})
     tables = {}
 
-    def quality(values: Mapping[str, float]) -> tuple[float, ...]:
-        """Sort key: the task's metric, then the negative loss."""
+    def sort_key(values: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the task's metric, then the negative loss."""
         return monitor.sign * values[monitor.name], -values["loss"]
 
     order = pruning_order(importance.normalised, heads, sites)
     n_measured = 11 * config.table + 2 * len(order) * config.ablation
-    shown = config.progress and sys.stderr.isatty()
-    with tqdm(total=n_measured, desc="tables", disable=not shown) as bar:
+    has_bar = config.progress and sys.stderr.isatty()
+    with tqdm(total=n_measured, desc="tables", disable=not has_bar) as bar:
 
         def measure() -> dict[str, float]:
             bar.update()
@@ -167,13 +167,13 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
             tables["curve"] = pruning_curve(run.model, order, measure)
         if config.ablation:
             tables["one_removed"] = one_removed(run.model, sites, measure)
-            tables["one_left"] = one_left(run.model, sites, measure, quality)
-    some = "" if len(set(sites)) == len(run.model.sites) else "-" + "-".join(sites)
+            tables["one_left"] = one_left(run.model, sites, measure, sort_key)
+    suffix = "" if len(set(sites)) == len(run.model.sites) else "-" + "-".join(sites)
     for name, rows in tables.items():
         frame = DataFrame(rows)
         print(f"\n{name}\n{frame.to_string(index=False, float_format=FORMAT)}")
-        write_json(folder / f"{name}{some}.json", {**about, "sites": sites, "rows": rows})
-        write_text(folder / f"{name}{some}.csv", frame.to_csv(index=False, lineterminator="\n"))
+        write_json(folder / f"{name}{suffix}.json", {**about, "sites": sites, "rows": rows})
+        write_text(folder / f"{name}{suffix}.csv", frame.to_csv(index=False, lineterminator="\n"))
     print(f"\nwritten to {folder}", flush=True)
     return importance
 
@@ -227,7 +227,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
         f"{about['parameters_before']:,} parameters, now {about['parameters']:,}\n"
         f"run folder  {path}\n"
         f"evaluate    headwise evaluate {quote(f'run={path}')}\n"
-        f"train on    headwise train {quote(f'init_from={path}')} '{override}' "
+        f"continue    headwise train {quote(f'init_from={path}')} '{override}' "
         "and the run's other settings"
     )
     return path
@@ -244,14 +244,14 @@ def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Model:
 
 
 def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:
-    """Path of the pruned run; the default name has a hash of weights and kept heads."""
+    """Path of the pruned run; the default name contains a hash of weights and kept heads."""
     if config.output is not None:
         return Path(config.output)
     content = json.dumps([run.weights["weights"], kept], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     origin = run.folder.path.resolve()
     path = origin.with_name(f"{origin.name}-pruned-{digest}")
-    _refuse_existing(path)
+    _check_absent(path)
     return path
 
 

@@ -33,8 +33,8 @@ from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import Fact, Table, fact_table, latex, latex_comment
 from headwise.runs.folder import find_folders
 
-ON_REQUEST = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
-N_UNUSED = 30  # listed reasons for unused runs; the csv has all
+STOP_CODES = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
+MAX_UNUSED = 30  # listed reasons for unused runs; the csv has all
 MAIN = "from headwise.cli import main; main()"
 
 
@@ -53,8 +53,8 @@ def report_runs(config: ReportConfig) -> None:
     if config.paper is not None:
         _report_paper(config)
     elif config.figures:
-        given = [config.run] if config.run is not None else config.runs
-        _draw(config, find_folders(given), _output(config))
+        paths = [config.run] if config.run is not None else config.runs
+        _draw(config, find_folders(paths), _output(config))
 
 
 def _check(config: ReportConfig) -> None:
@@ -100,11 +100,11 @@ def _draw(config: ReportConfig, folders: Sequence[Path], output: Path) -> None:
     if config.sentence is not None:
         checkpoint, device = config.checkpoint, config.device
         files += draw_attention(folders[0], config.sentence, output, checkpoint, device)
-    lacking = unanalysed(folders)
-    if lacking:
+    without_tables = unanalysed(folders)
+    if without_tables:
         print(
-            f"{len(lacking)} of {len(folders)} runs have no tables of their heads; run "
-            f"scripts/analyze.py for them: {lacking[0]} …"
+            f"{len(without_tables)} of {len(folders)} runs have no tables of their heads; run "
+            f"scripts/analyze.py for them: {without_tables[0]} …"
         )
     print(f"written to {output}: {len(files)} files of figures", flush=True)
 
@@ -163,12 +163,12 @@ def _gather(config: ReportConfig, paper: Paper) -> _Report:
 
 
 def _run_folders(config: ReportConfig, paper: Paper) -> list[Path]:
-    given = config.runs or paper.runs
+    paths = config.runs or paper.runs
     missing_ok = config.launch or not config.runs
     # launched runs may be in a new folder
-    folders = find_folders([*given, *(paper.runs if config.launch else ())], missing_ok)
+    folders = find_folders([*paths, *(paper.runs if config.launch else ())], missing_ok)
     if not folders:
-        print(f"no runs below {', '.join(given) or 'any folder: give runs=[FOLDER,…]'}")
+        print(f"no runs in {', '.join(paths) or 'any folder: give runs=[FOLDER,…]'}")
     return folders
 
 
@@ -177,19 +177,19 @@ def _facts_and_tables(
 ) -> tuple[pd.DataFrame, list[Table]]:
     """All facts of the report, one per row, and its tables."""
     paper = report.paper
-    of_cells = list(cell_facts(paper, report.columns, report.missing))
-    tables = paper_tables(paper, fact_table(of_cells), config.n_resamples)
-    of_heads: list[Fact] = []
+    per_cell = list(cell_facts(paper, report.columns, report.missing))
+    tables = paper_tables(paper, fact_table(per_cell), config.n_resamples)
+    per_head: list[Fact] = []
     if config.heads:
-        made = _analyze(config, folders) if folders else []
-        analyses = dict(zip(folders, made, strict=True))
-        of_heads = list(paper_head_facts(paper, report.columns, analyses))
-        tables += head_tables(paper, fact_table(of_heads))
+        paths = _analyze(config, folders) if folders else []
+        analyses = dict(zip(folders, paths, strict=True))
+        per_head = list(paper_head_facts(paper, report.columns, analyses))
+        tables += head_tables(paper, fact_table(per_head))
     unused = [
         {"origin": "ours", "quantity": "unused", "run": str(u.run.folder), "note": u.reason}
         for u in report.matching.unused
     ]
-    facts = fact_table([*of_cells, *of_heads, *report.pruning.facts, *unused])
+    facts = fact_table([*per_cell, *per_head, *report.pruning.facts, *unused])
     return facts.assign(paper=paper.name), [*tables, *report.pruning.tables]
 
 
@@ -198,27 +198,27 @@ def _markdown(config: ReportConfig, report: _Report, tables: Sequence[Table]) ->
     notes = list(paper.notes)
     if config.overrides:
         notes.append(f"Every recipe is changed by: {' '.join(config.overrides)}")
-    parts = [f"# {paper.title}", _listed(notes), *(table.markdown().strip() for table in tables)]
+    parts = [f"# {paper.title}", _bullets(notes), *(table.markdown().strip() for table in tables)]
     if report.missing:
-        named = [
-            f"{paper.rows[lack.row]} × {paper.columns[lack.column].label}, seed "
-            f"{', '.join(map(str, lack.seeds))}: `{lack.command}`"
-            for lack in report.missing
+        entries = [
+            f"{paper.rows[cell.row]} × {paper.columns[cell.column].label}, seed "
+            f"{', '.join(map(str, cell.seeds))}: `{cell.command}`"
+            for cell in report.missing
         ]
-        how = (
+        hint = (
             "Each command trains a missing run, or resumes it; HEADWISE_DATA or data.dir=FOLDER is "
             "the folder of the text."
         )
-        parts.append(f"## Missing\n\n{how}\n\n{_listed(named)}")
+        parts.append(f"## Missing\n\n{hint}\n\n{_bullets(entries)}")
     if report.pruning.commands:
         commands = "\n".join(f"    {command}" for command in report.pruning.commands)
         parts.append(f"## Pruning tables not computed\n\nCommands that write them:\n\n{commands}")
     if unused := _unused(report.matching):
-        parts.append(f"## Runs not used\n\n{_listed(unused)}")
+        parts.append(f"## Runs not used\n\n{_bullets(unused)}")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _listed(lines: Sequence[str]) -> str:
+def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -228,8 +228,8 @@ def _unused(matching: Matching) -> list[str]:
     for unused in sorted(matching.unused, key=lambda unused: unused.n_differing):
         by_reason.setdefault(unused.reason, []).append(f"`{unused.run.folder}`")
     lines = [f"{reason}: {', '.join(runs)}" for reason, runs in by_reason.items()]
-    if len(lines) > N_UNUSED:
-        lines[N_UNUSED:] = [f"and {len(lines) - N_UNUSED} more reasons, listed in the csv"]
+    if len(lines) > MAX_UNUSED:
+        lines[MAX_UNUSED:] = [f"and {len(lines) - MAX_UNUSED} more reasons, listed in the csv"]
     return [*lines, *matching.unreadable]
 
 
@@ -259,15 +259,15 @@ def _launch(missing: Sequence[Missing]) -> list[Missing]:
         KeyboardInterrupt: a command was stopped by SIGINT or SIGTERM.
     """
     failed = []
-    for number, lack in enumerate(missing, start=1):
-        print(f"[{number}/{len(missing)}] {lack.command}", flush=True)
-        command = [sys.executable, "-c", MAIN, "train", *_config_dirs(), *lack.arguments]
+    for number, cell in enumerate(missing, start=1):
+        print(f"[{number}/{len(missing)}] {cell.command}", flush=True)
+        command = [sys.executable, "-c", MAIN, "train", *_config_dirs(), *cell.arguments]
         process = subprocess.run(command, env=os.environ, check=False)
-        if process.returncode in ON_REQUEST:
+        if process.returncode in STOP_CODES:
             raise KeyboardInterrupt
         if process.returncode:
-            failed.append(lack)
-            print(f"failed with exit code {process.returncode}: {lack.command}", flush=True)
+            failed.append(cell)
+            print(f"failed with exit code {process.returncode}: {cell.command}", flush=True)
     return failed
 
 

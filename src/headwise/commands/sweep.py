@@ -36,7 +36,7 @@ class Sweep:
     path: Path
 
     @classmethod
-    def of(cls, arguments: Sequence[str]) -> Sweep | None:
+    def from_arguments(cls, arguments: Sequence[str]) -> Sweep | None:
         """The sweep of a command line with `-m`, or None for a single run."""
         if not MULTIRUN.intersection(arguments) or INFORMATION.intersection(arguments):
             return None

@@ -60,8 +60,8 @@ class Outcome:
     """Result of a run.
 
     Attributes:
-        folder: of the run; None after a dry run.
-        results: of the run; None after a dry run.
+        folder: the run folder; None after a dry run.
+        results: results of the run; None after a dry run.
     """
 
     folder: Path | None
@@ -84,7 +84,7 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
         print(describe_budget(config, lambda changed: task.model(changed, task.sizes(changed))))
         return Outcome(None, None)
     failure = Failure(
-        lambda: _place(config, resolve(config), overrides, []),
+        lambda: _run_folder(config, resolve(config), overrides, []),
         overrides,
         in_sweep=group is not None,
     )
@@ -92,7 +92,7 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
         check(config)
         container = resolve(config)
         # fail on an invalid name before data is read
-        failure.folder = _place(config, container, overrides, [])
+        failure.folder = _run_folder(config, container, overrides, [])
         return _train(config, container, overrides, group, failure)
 
 
@@ -111,7 +111,7 @@ def _train(
         task = task_of(config)
         with ranks.first_alone():  # the first rank downloads, the others read the cache
             corpus = task.open(config, Path(config.paths.cache).expanduser())
-        folder = _place(config, container, overrides, _content_hashes(config, corpus))
+        folder = _run_folder(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
         results = _final_results(folder, task, config, corpus)
         if results is not None:
@@ -121,16 +121,16 @@ def _train(
             return Outcome(folder.path, results)
         if config.init_from is not None and not can_resume(folder):
             RunFolder.existing(config.init_from, "init_from")
-        with _claimed(folder, ranks):
+        with _locked(folder, ranks):
             resumes = can_resume(folder)
             if not resumes:
                 _check_checkpoint_exists(folder)
             ranks.barrier()
             if ranks.is_main:
                 folder.remove_error()
-                _place(config, container, overrides, []).remove_error()
+                _run_folder(config, container, overrides, []).remove_error()
                 remove_partial(folder.path)
-                # after max_updates was raised: recomputed at the end
+                # recomputed at the end, e.g. after max_updates was raised
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
                 log.info("%s %s", "resuming in" if resumes else "training in", folder.path)
@@ -150,10 +150,10 @@ def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
     return text if tokenizers is None else [*text, tokenizers.fingerprint()]
 
 
-def _place(
+def _run_folder(
     config: Config, container: dict[str, Any], overrides: list[str], text: list[str]
 ) -> RunFolder:
-    """The folder for settings and hashes of text (`_content_hashes`; empty: not read)."""
+    """The folder for settings and hashes of text (`_content_hashes`; empty: text not read yet)."""
     digest = fingerprint(container, text)
     return RunFolder.locate(Path(config.paths.outputs), config.experiment_name, overrides, digest)
 
@@ -168,7 +168,7 @@ def _check_checkpoint_exists(folder: RunFolder) -> None:
         )
 
 
-def _kept_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:
+def _valid_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:
     """Split -> scores, for splits whose references exist."""
     name = task.references
     return {
@@ -192,7 +192,7 @@ def _final_results(
         )
     if results is None or not folder.figures.is_dir():
         return None
-    if not set(task.splits(config, corpus)) <= set(_kept_scores(folder, task, results)):
+    if not set(task.splits(config, corpus)) <= set(_valid_scores(folder, task, results)):
         return None
     return results if results.stopped_early or results.updates == max_updates else None
 
@@ -203,7 +203,7 @@ def _tokenizer_versions(versions: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _claimed(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
+def _locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     with ExitStack() as claims:
         if ranks.is_main:
             folder.make()
@@ -283,10 +283,10 @@ class _Run:
             if before["fingerprint"] != prepared.fingerprint:
                 # the fingerprint of the folder covers the text
                 raise RunError(
-                    f"{self.folder.path} was started with the tokens of "
-                    f"{_tokenizer_versions(before.get('versions', {}))}, not of "
+                    f"{self.folder.path} was started with tokens from "
+                    f"{_tokenizer_versions(before.get('versions', {}))}, not from "
                     f"{_tokenizer_versions(versions())}: "
-                    "install those, or set experiment_name=… for a new folder"
+                    "install the former, or set experiment_name=… for a new folder"
                 )
             return
         prepared.save(self.folder.path)
@@ -307,8 +307,8 @@ class _Run:
 
     def _verify_kernels(self, model: Model, loss: Loss) -> None:
         """Verify the kernels of the run, and write their names to environment.json."""
-        low = matmul_dtype(self.config.trainer.precision, self.ranks.device)
-        used = kernels_of(model, getattr(loss, "alpha", 1.0), low, self.ranks.gather)
+        dtype = matmul_dtype(self.config.trainer.precision, self.ranks.device)
+        used = kernels_of(model, getattr(loss, "alpha", 1.0), dtype, self.ranks.gather)
         if self.ranks.is_main:
             environment = read_json(self.folder.path / "environment.json")
             self.folder.write_json("environment.json", environment | {"kernels": used})
@@ -341,7 +341,7 @@ class _Run:
         weights = choose_weights(trainer)
         # skip splits that were evaluated with these weights
         earlier = folder.results_at(trainer.state.update)
-        scores = _kept_scores(folder, self.task, earlier) if earlier is not None else {}
+        scores = _valid_scores(folder, self.task, earlier) if earlier is not None else {}
         for name in splits:
             if name not in scores:
                 scores[name] = score(name, folder, self.tracker)
@@ -370,8 +370,8 @@ class _Run:
             draw(folder, self.tracker)
             results.write(folder.results)  # last: it marks the run as finished
             metric = self.task.monitored(config)
-            of_splits = {f"{name}/{metric}": results.score(name, metric) for name in scores}
-            self.tracker.summary(of_splits)
+            split_scores = {f"{name}/{metric}": results.score(name, metric) for name in scores}
+            self.tracker.summary(split_scores)
             shutil.rmtree(self._scratch, ignore_errors=True)
             log.info("%s", summary(folder, results, self.task.command))
         self.ranks.barrier()

@@ -40,13 +40,13 @@ def translate(config: TranslateConfig) -> None:
     else:
         sources = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
     if config.reference is not None:
-        blocks = iter([_scored(run, list(sources), read_lines(Path(config.reference), True))])
+        blocks = iter([_score_lines(run, list(sources), read_lines(Path(config.reference), True))])
     else:
-        shown = config.progress and sys.stderr.isatty()
-        blocks = _translated(run, iter(sources), config.buffer_size, shown)
+        progress = config.progress and sys.stderr.isatty()
+        blocks = _translated_blocks(run, iter(sources), config.buffer_size, progress)
     if config.output is None:
         sys.stdout.flush()
-        with _ending_with_reader():
+        with _exit_on_closed_pipe():
             _write(sys.stdout.buffer, blocks)
     else:
         _write_output(Path(config.output), blocks)
@@ -60,7 +60,7 @@ def _write(stream: IO[bytes], blocks: Iterable[list[str]]) -> None:
 
 
 @contextmanager
-def _ending_with_reader() -> Iterator[None]:
+def _exit_on_closed_pipe() -> Iterator[None]:
     """Exit as `cat` does if standard output is a pipe and its reader closes it."""
     done = threading.Event()
 
@@ -111,7 +111,7 @@ def _check_paths(config: TranslateConfig) -> None:
         raise DataError(f"output={config.output} is a folder; give a file in it")
 
 
-def _translated(
+def _translated_blocks(
     run: TranslationRun, sources: Iterator[str], buffer_size: int, progress: bool
 ) -> Iterator[list[str]]:
     """Yield blocks: one line per sentence, or n-best lines `number<TAB>score<TAB>text`."""
@@ -129,7 +129,7 @@ def _translated(
         first += len(block)
 
 
-def _scored(run: TranslationRun, sources: list[str], references: list[str]) -> list[str]:
+def _score_lines(run: TranslationRun, sources: list[str], references: list[str]) -> list[str]:
     if len(sources) != len(references):
         raise DataError(
             f"the input has {len(sources)} lines and reference= {len(references)}; they must "
@@ -141,7 +141,7 @@ def _scored(run: TranslationRun, sources: list[str], references: list[str]) -> l
 
 def _interactive(run: TranslationRun) -> None:
     """Translate each typed line; print errors and continue."""
-    print("one sentence a line; Ctrl-D ends", file=sys.stderr)
+    print("one sentence per line; Ctrl-D quits", file=sys.stderr)
     while True:
         try:
             line = input(PROMPT)

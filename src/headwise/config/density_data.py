@@ -1,4 +1,4 @@
-"""The data configs of density modelling, one a kind."""
+"""The data configs of density modelling, one per kind."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class DensityDataConfig:
     aligned: ClassVar[bool] = False
 
     _target_: str = MISSING
-    tasks: list[str] = field(default_factory=lambda: ["density"])  # that it serves
-    name: str = MISSING  # of the data, by data=
+    tasks: list[str] = field(default_factory=lambda: ["density"])  # tasks that use it
+    name: str = MISSING  # name of the data, as in data=
     dir: str | None = None  # a folder of local files, used instead of downloads
-    folder: str | None = None  # its name below $HEADWISE_DATA
+    folder: str | None = None  # folder name under $HEADWISE_DATA
     train: str = "train"  # a split
     valid: str = "valid"
     test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
-    language: str | None = None  # its code; null: none, or unknown
+    language: str | None = None  # language code; null: none, or unknown
     window: int = 256  # tokens that are read and scored together
-    unit: str = "byte"  # of the metric, bits per byte or per dimension
+    unit: str = "byte"  # unit of the metric: bits per byte or per dimension
     max_updates: int = 100_000  # suggested for data of this size
     warmup_updates: int = 4000  # suggested for data of this size
     licence: str = MISSING

@@ -47,24 +47,24 @@ def explain_composition(error: Exception, config_name: str) -> str:
 
 
 def _hint(error: Exception, config_name: str) -> str | None:
-    absent = re.search(r"Could not find '([\w/]+)/([\w.-]+)'", str(error))
-    if absent:
-        group, choice = absent.groups()
-        elsewhere = [g for g in _groups() if g != group and choice in group_choices(g)]
-        if elsewhere:
-            return f"{elsewhere[0]}={choice}"
+    not_found = re.search(r"Could not find '([\w/]+)/([\w.-]+)'", str(error))
+    if not_found:
+        group, choice = not_found.groups()
+        other_groups = [g for g in _groups() if g != group and choice in group_choices(g)]
+        if other_groups:
+            return f"{other_groups[0]}={choice}"
         close = nearest(choice, group_choices(group))
         return f"{group}={close}" if close else None
     key = re.search(r"Could not (?:override|append) '?([\w@./]+)'?|Key '([\w.]+)'", str(error))
     if key is None:
         return None
-    typed = key.group(1) or key.group(2)
+    typed_key = key.group(1) or key.group(2)
     known = known_keys(config_name)
-    if typed not in known:
-        return nearest(typed, known)
-    group, _, name = typed.partition(".")
+    if typed_key not in known:
+        return nearest(typed_key, known)
+    group, _, name = typed_key.partition(".")
     choices = [c for c in group_choices(group) if name in group_node(group, c)]
-    return f"{group}={'|'.join(choices)}, which has {typed}" if choices else None
+    return f"{group}={'|'.join(choices)}, which has {typed_key}" if choices else None
 
 
 def _groups() -> list[str]:

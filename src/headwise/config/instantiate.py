@@ -1,9 +1,9 @@
 """The only caller of Hydra's `instantiate`.
 
-A yaml node names its class with `_target_`. Only classes below `headwise.`, `torch.optim.` and
+A yaml node names its class with `_target_`. Only classes under `headwise.`, `torch.optim.` and
 the packages listed in `HEADWISE_PLUGINS` (comma-separated) are instantiated: an untrusted run
-folder must not be able to call anything else. Wrong keys and types are refused here for all
-variants, by the signature of the constructor.
+folder must not be able to call anything else. Keys and types are checked here for all
+variants, against the constructor's signature.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def target_class(node: Any, key: str) -> Any:
     """The class that `node._target_` names.
 
     Raises:
-        ConfigError: no `_target_`, or a class outside of the trusted packages.
+        ConfigError: no `_target_`, or a class outside the trusted packages.
     """
     container = as_container(node)
     target = container.get("_target_") if isinstance(container, Mapping) else None
     if not isinstance(target, str):
         groups = [name for name, sites in SITE_GROUPS.items() if key.startswith(f"{sites}.")]
-        typed = "".join(f"; a yaml is chosen by {name}@{key}={container}" for name in groups)
-        raise ConfigError(f"{key} must be a mapping with a _target_, got {container!r}{typed}")
+        hint = "".join(f"; did you mean {name}@{key}={container}?" for name in groups)
+        raise ConfigError(f"{key} must be a mapping with a _target_, got {container!r}{hint}")
     plugins = os.environ.get("HEADWISE_PLUGINS", "").replace(",", " ").split()
     trusted = (*ALLOWED_PREFIXES, *(f"{name}." for name in plugins))
     if not target.startswith(trusted):
@@ -54,25 +54,25 @@ def target_class(node: Any, key: str) -> Any:
             f"{key}._target_ must be in headwise or torch.optim, got {target!r}. "
             f"List your packages in HEADWISE_PLUGINS=package1,package2{now}."
         )
-    located = _located(target, key)
+    obj = _locate(target, key)
     # imports of a trusted module are also its attributes: headwise.cli.os.system
-    if not inspect.isclass(located) or not f"{located.__module__}.".startswith(trusted):
+    if not inspect.isclass(obj) or not f"{obj.__module__}.".startswith(trusted):
         raise ConfigError(f"{key}._target_ must name a class of a trusted package, got {target!r}")
-    return located
+    return obj
 
 
-def _located(target: str, key: str) -> Any:
+def _locate(target: str, key: str) -> Any:
     """The attribute of a module at a dotted path."""
-    within, _, name = target.rpartition(".")
+    module, _, name = target.rpartition(".")
     try:
-        return getattr(importlib.import_module(within), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError):  # its parents could be imported
-            within, _, name = str(error.name).rpartition(".")
-        parent = sys.modules.get(within)
-        below = [module.name for module in pkgutil.iter_modules(getattr(parent, "__path__", ()))]
-        close = nearest(name, [*below, *(known for known in dir(parent) if known[0] != "_")])
-        hint = f". Did you mean {within}.{close}?" if close else ""
+        if isinstance(error, ModuleNotFoundError):  # those before it were imported
+            module, _, name = str(error.name).rpartition(".")
+        parent = sys.modules.get(module)
+        names = [info.name for info in pkgutil.iter_modules(getattr(parent, "__path__", ()))]
+        close = nearest(name, [*names, *(known for known in dir(parent) if known[0] != "_")])
+        hint = f". Did you mean {module}.{close}?" if close else ""
         what = f"{key}._target_ = {target!r} cannot be imported"
         raise ConfigError(f"{what}: {error}{hint}") from error
 
@@ -82,13 +82,13 @@ def instantiate(node: Any, key: str, kind: type = object, /, **runtime: Any) -> 
 
     Args:
         node: mapping with `_target_` and arguments of the constructor.
-        key: of the node in the config; starts every message.
+        key: config path of the node, for error messages.
         kind: required base class.
         runtime: further arguments (parameters of an optimizer, the site of a head).
 
     Raises:
-        ConfigError: another class, an unknown or missing argument, a wrong type, or a value that
-            the constructor refused.
+        ConfigError: wrong class, unknown or missing argument, wrong type, or a value that the
+            constructor rejects.
     """
     from hydra.utils import instantiate as hydra_instantiate
 
@@ -107,20 +107,20 @@ def instantiate(node: Any, key: str, kind: type = object, /, **runtime: Any) -> 
         raise ConfigError(f"{key}.{error}") from error
     except (TypeError, ValueError) as error:
         if container["_target_"].startswith("headwise."):
-            raise  # a defect: constructors of headwise raise ConfigError
+            raise  # a bug: headwise constructors raise ConfigError
         values = ", ".join(f"{key}.{name}={value}" for name, value in settings.items())
-        raise ConfigError(f"{container['_target_']} refused {values}: {error}") from error
+        raise ConfigError(f"{container['_target_']}({values}): {error}") from error
 
 
 def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], key: str) -> None:
     parameters = inspect.signature(target).parameters
     allowed = [name for name in parameters if name not in runtime and name != "params"]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    foreign = sorted(name for name in runtime if name not in parameters and not takes_any)
-    if foreign:
+    extra = sorted(name for name in runtime if name not in parameters and not takes_any)
+    if extra:
         raise ConfigError(
             f"{key}._target_={target.__module__}.{target.__qualname__} cannot be used for "
-            f"{key}: it has no argument {', '.join(foreign)}"
+            f"{key}: it has no argument {', '.join(extra)}"
         )
     for name, value in settings.items():
         if name in runtime:
@@ -129,7 +129,7 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
             raise unknown(f"{key}.", name, allowed)
         hint_type = _type_hints(target).get(name)
         if hint_type is not None and not fits(value, hint_type):
-            expected = " or ".join(_writable(hint_type))
+            expected = " or ".join(_types(hint_type))
             raise ConfigError(f"{key}.{name} must be of type {expected}, got {value!r}")
     for name, parameter in parameters.items():
         required = parameter.default is parameter.empty and parameter.kind not in (
@@ -144,17 +144,17 @@ def _type_hints(target: Any) -> dict[str, Any]:
     constructor = target.__init__ if inspect.isclass(target) else target
     try:
         return typing.get_type_hints(constructor)
-    except NameError:  # imported for type checkers only: types cannot be checked
+    except NameError:  # imported under TYPE_CHECKING: types cannot be checked
         return {}
 
 
-def _writable(hint: Any) -> list[str]:
+def _types(hint: Any) -> list[str]:
     """Names of the types in `hint` that yaml can express."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return [name for option in typing.get_args(hint) for name in _writable(option)]
+        return [name for option in typing.get_args(hint) for name in _types(option)]
     if origin in (tuple, list):
-        inner = [" or ".join(_writable(a)) for a in typing.get_args(hint) if a is not Ellipsis]
+        inner = [" or ".join(_types(a)) for a in typing.get_args(hint) if a is not Ellipsis]
         return [f"list of {', '.join(inner)}"]
     if hint is type(None):
         return ["null"]
@@ -162,7 +162,7 @@ def _writable(hint: Any) -> list[str]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether `value` has one of the simple types in `hint`; other hints accept everything."""
+    """Whether `value` matches `hint`; classes accept all but simple values, other hints all."""
     if hint is Any:
         return True
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -25,11 +25,11 @@ from headwise.errors import require, unknown
 OPEN_GROUPS = [name for name, hint in get_type_hints(Config).items() if hint is Any]
 
 
-def refuse_unknown(config: DictConfig, config_name: str) -> None:
-    """Refuse keys that `+key=value` added to those of the dataclasses.
+def check_keys(config: DictConfig, config_name: str) -> None:
+    """Reject keys that `+key=value` added to those of the dataclasses.
 
     Raises:
-        ConfigError: names the key, the allowed keys and the nearest of them.
+        ConfigError: with the key, the allowed keys and the nearest of them.
     """
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         names = [field.name for field in fields(kind)]
@@ -44,10 +44,10 @@ def _typed_nodes(
     """Yield (key prefix, dataclass, node) of a node and of its nested dataclasses."""
     yield prefix, kind, node
     for name, hint in get_type_hints(kind).items():
-        below = None if OmegaConf.is_missing(node, name) else node.get(name)
-        inner = OmegaConf.get_type(below) if hint is Any else hint  # Any: of an open group
-        if isinstance(below, DictConfig) and is_dataclass(inner):
-            yield from _typed_nodes(below, inner, f"{prefix}{name}.")
+        value_node = None if OmegaConf.is_missing(node, name) else node.get(name)
+        inner = OmegaConf.get_type(value_node) if hint is Any else hint  # Any: an open group
+        if isinstance(value_node, DictConfig) and is_dataclass(inner):
+            yield from _typed_nodes(value_node, inner, f"{prefix}{name}.")
 
 
 def _keys_of(kind: Any, prefix: str = "") -> Iterator[str]:
@@ -57,11 +57,11 @@ def _keys_of(kind: Any, prefix: str = "") -> Iterator[str]:
             yield from _keys_of(hint, f"{prefix}{name}.")
 
 
-def refuse_misshapen(config: DictConfig, config_name: str) -> None:
-    """Refuse values that OmegaConf does not check: nested lists, interpolated values for lists.
+def check_values(config: DictConfig, config_name: str) -> None:
+    """Reject values that OmegaConf does not check: nested lists, interpolated values for lists.
 
     Raises:
-        ConfigError: names the key and the required type.
+        ConfigError: with the key and the required type.
     """
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         for name, hint in get_type_hints(kind).items():
@@ -77,7 +77,7 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether `value` fits `hint`, as `fits`, which does not check mappings."""
     if get_origin(hint) is not dict:
         return fits(value, hint)
-    return isinstance(value, dict) and all(_fits(one, get_args(hint)[1]) for one in value.values())
+    return isinstance(value, dict) and all(_fits(v, get_args(hint)[1]) for v in value.values())
 
 
 def _in_words(hint: Any) -> str:

@@ -12,8 +12,8 @@ class NoDataConfig:
     """No files: the task generates its examples."""
 
     _target_: str = "headwise.config.no_data.NoDataConfig"
-    name: str = MISSING  # in tables
-    valid: str = "valid"  # names of splits, which the task distinguishes
-    test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
+    name: str = MISSING  # name in tables
+    valid: str = "valid"  # name of a split, interpreted by the task
+    test: list[str] = field(default_factory=lambda: ["test"])  # splits scored at the end of a run
     max_updates: int = 1000  # suggested
     warmup_updates: int = 100  # suggested

@@ -1,8 +1,8 @@
 """The whole configuration as dataclasses.
 
-Values a person chooses are here and in `conf/`; runtime objects (devices, tensors) never are.
-Plain groups are typed: a wrong key or type is refused when the config is composed. Groups whose
-yaml names a class with `_target_` are open: constructors check their arguments.
+Values that users choose are here and in `conf/`; runtime objects (devices, tensors) never are.
+Plain groups are typed: a wrong key or type is rejected when the config is composed. Groups whose
+yaml names a class with `_target_` are open: their constructors check the arguments.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class DataConfig:
     """A parallel corpus with named splits; see `headwise.data.corpus`."""
 
     _target_: str = "headwise.config.schema.DataConfig"
-    tasks: list[str] = field(default_factory=lambda: ["translation"])  # that it serves
-    name: str = MISSING  # of the corpus, by data=
+    tasks: list[str] = field(default_factory=lambda: ["translation"])  # tasks that use it
+    name: str = MISSING  # name of the corpus, as in data=
     source: str = MISSING  # language code of the input side
-    target: str = MISSING  # of the output side
+    target: str = MISSING  # language code of the output side
     dir: str | None = None  # a folder of local text, used instead of downloads
-    folder: str | None = None  # its name below $HEADWISE_DATA
+    folder: str | None = None  # folder name under $HEADWISE_DATA
     files: dict[str, list[str]] = field(default_factory=dict)  # split -> alternative file stems
     train: str = "train"  # a split, or several: a+b
     valid: str = "valid"  # a split, or several
-    test: list[str] = field(default_factory=list)  # the sets scored at the end of a run
+    test: list[str] = field(default_factory=list)  # test sets, scored at the end of a run
     origins: list[Any] = field(default_factory=list)  # tried in order if no folder is set
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
     vocab_size: int = 32000  # suggested for a text of this size
@@ -112,23 +112,23 @@ class TrainerConfig:
     max_updates: int = 100_000  # steps of the optimizer
     max_tokens: int = 4096  # padded tokens of the longer side of a batch, per rank
     accumulate: int = 1  # batches per update
-    clip_norm: float = 0.0  # largest norm of the gradient; 0 is off
+    clip_norm: float = 0.0  # maximum norm of the gradient; 0 is off
     precision: str = "auto"  # fp32, bf16 (autocast), or auto: bf16 where it is native
     device: str = "auto"  # auto, cpu, cuda
     threads: int | None = None  # CPU threads of torch; null leaves its default
     compile: bool = False  # compile the model with torch.compile
-    log_every: int = 50  # updates between lines
+    log_every: int = 50  # updates between log lines
     validate_every: int = 1000  # updates between validations
     save_every: int = 1000  # updates between checkpoints
-    keep: int = 5  # numbered checkpoints kept beside best and last
-    monitor: str | None = None  # metric of `best` and early stopping; null: the task's own (bleu)
+    keep: int = 5  # numbered checkpoints kept in addition to best and last
+    monitor: str | None = None  # metric of `best` and early stopping; null: that of the task (bleu)
     patience: int = 0  # validations without improvement before stopping; 0 is off
     average: int = 0  # average the last N numbered checkpoints at the end; 0 is off
     valid_beam: int = 1  # beam of translations at validations; decode.beam is for the end
-    valid_sentences: int = 1000  # translated at each validation; the loss uses all
-    head_sentences: int = 200  # analysed for density and so on at each validation; 0: none
+    valid_sentences: int = 1000  # sentences translated at each validation; the loss uses all
+    head_sentences: int = 200  # sentences for density etc. at each validation; 0: none
     n_workers: int | None = None  # processes for encoding; null: the number of cores
-    progress: bool = True  # a bar at a terminal, lines elsewhere; false: neither
+    progress: bool = True  # a progress bar in a terminal, else lines; false: neither
 
 
 @dataclass
@@ -204,7 +204,7 @@ class Config:
     decode: Any = MISSING
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
-    experiment_name: str = "default"  # folder below outputs for the run
+    experiment_name: str = "default"  # folder of the run, under outputs
     seed: int = 1  # of weights, dropout and order
     init_from: str | None = None  # another run, whose weights initialise the model
     dry_run: bool = False  # print parameters, memory and FLOPs, then stop
@@ -230,7 +230,7 @@ class SearchSelection(RunSelection):
 class EvaluateConfig(SearchSelection):
     """`scripts/evaluate.py`: score a run on test sets or other text."""
 
-    run: str = MISSING  # its folder
+    run: str = MISSING  # run folder
     data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
     name: str | None = None  # of the results file; null: results-<checkpoint>
 
@@ -241,13 +241,13 @@ class EvaluateDataConfig:
 
     test: list[str] = field(default_factory=list)  # names; empty: the test sets of the run
     dir: str | None = None  # folder of the corpus, if it differs from that of the run
-    source_file: str | None = None  # a text, one sentence a line, with its reference_file
+    source_file: str | None = None  # a text, one sentence per line; needs reference_file
     reference_file: str | None = None
 
 
 @dataclass
 class TranslateConfig(SearchSelection):
-    """`scripts/translate.py`: translate a file, stdin, or line by line at a terminal."""
+    """`scripts/translate.py`: translate a file, stdin, or lines typed at a terminal."""
 
     run: str = MISSING
     input: str | None = None  # a file; null reads stdin
@@ -269,14 +269,14 @@ class PruneDataConfig:
 class PruneConfig(SearchSelection):
     """`scripts/prune.py`: measure the importance of heads, and remove heads."""
 
-    run: str = MISSING  # its folder
+    run: str = MISSING  # run folder
     by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
     fraction: float | None = None  # of the heads of `sites` to remove; null: remove none
     keep: Any = None  # heads to keep, as model.heads: site -> layers -> numbers of heads
     sites: list[str] | None = None  # sites to remove heads from; null: all sites of the model
     table: bool = False  # scores with 0, 10, ... 100 % of the heads masked
     ablation: bool = False  # scores without each head, and with only the best head of each layer
-    output: str | None = None  # folder of the new run; null: beside the old one
+    output: str | None = None  # folder of the new run; null: next to the old one
     data: PruneDataConfig = field(default_factory=PruneDataConfig)
 
 
@@ -291,14 +291,14 @@ class AnalyzeDataConfig(PruneDataConfig):
 class AnalyzeConfig(RunSelection):
     """`scripts/analyze.py`: tables of measures of the heads of a run."""
 
-    run: str | None = None  # its folder
+    run: str | None = None  # run folder
     runs: list[str] = field(default_factory=list)  # several runs: folders or globs, as in report
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
     offsets: int = 5  # relative positions -N to N that are analysed
-    positional_share: float = 0.9  # least share of queries of a positional head (Voita et al. 2019)
-    merge_score: float = 0.8  # least score of a merging head (Correia et al. 2019)
-    question_weight: float = 0.8  # least weight at question words of an interrogation head
-    rare_share: float = 0.5  # least share of sentences of a rare-words head (Voita et al. 2019)
+    positional_share: float = 0.9  # minimum share of queries, positional head (Voita et al. 2019)
+    merge_score: float = 0.8  # minimum score of a merging head (Correia et al. 2019)
+    question_weight: float = 0.8  # minimum weight at question words of an interrogation head
+    rare_share: float = 0.5  # minimum share of sentences of a rare-words head (Voita et al. 2019)
     importance: bool = True  # of heads (Michel et al. 2019); needs a backward pass over the text
     overwrite: bool = False  # repeat an existing analysis
     output: str = "outputs/analysis"  # folder of the comparison of runs=
@@ -316,18 +316,18 @@ class ReportConfig:
     launch: bool = False  # train missing runs first
     run: str | None = None  # folder of a run, for page and figures
     page: bool = False  # write one html file to inspect the heads of `run`
-    compare: str | None = None  # a second run, shown beside it
-    n_sentences: int = 20  # on the page
+    compare: str | None = None  # a second run on the page
+    n_sentences: int = 20  # number of sentences on the page
     sentences: str | None = None  # a file of sentences; null: from a test set of the run
     checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
     figures: bool = False  # write figures for print: of `run`, `runs` or the runs of `paper`
-    sentence: str | None = None  # figures=true: the attention of all heads of `run` on it
+    sentence: str | None = None  # with figures=true: draw the attention of all heads of `run` on it
     heads: bool = False  # analyse the heads of the runs of the paper, as tables
-    output: str | None = None  # null: outputs/reports/<paper>, or below the run
+    output: str | None = None  # null: outputs/reports/<paper>, or in the run folder
 
 
-KINDS: dict[str, type] = {  # of the commands
+KINDS: dict[str, type] = {  # command -> dataclass
     "train": Config,
     "evaluate": EvaluateConfig,
     "translate": TranslateConfig,

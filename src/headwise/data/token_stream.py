@@ -1,4 +1,4 @@
-"""Data of density modelling as one memory-mapped stream of tokens a split, cached.
+"""Data of density modelling as one memory-mapped stream of tokens per split, cached.
 
 A corpus yields bytes. The byte tokenizer encodes them unchanged. Other tokenizers encode text line
 by line, with eos for the line feed.

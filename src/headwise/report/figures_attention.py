@@ -47,8 +47,8 @@ def draw_attention(
     files: list[Path] = []
     for site in dict.fromkeys(obs.site for obs in reading.observations):
         axes = reading.axes[site]
-        of_site = (obs for obs in reading.observations if obs.site == site)
-        layers = [_layer(obs, alphas(loaded.model)) for obs in of_site]
+        observed = (obs for obs in reading.observations if obs.site == site)
+        layers = [_layer(obs, alphas(loaded.model)) for obs in observed]
         note = f"{about} {axes.note}".strip()
         figure = attention_maps(site, layers, axes.queries, axes.keys, axes.text, note)
         if figure is not None:

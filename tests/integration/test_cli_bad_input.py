@@ -258,7 +258,7 @@ REJECTED_COMMANDS = {
     "report heads=true run=x figures=true": (2, "heads=true needs paper=NAME"),
     "report run=x page=true figures=true output=y": (2, "output= must be a file for page=true"),
     "report paper=correia2018": (2, "Did you mean paper=correia2019?"),
-    "report paper=correia2019 seeds=[1,1]": (2, "seeds must be different numbers"),
+    "report paper=correia2019 seeds=[1,1]": (2, "seeds must be one or more different numbers"),
     "report paper=correia2019 seedz=[1]": (2, "Did you mean seeds?"),
     "report paper=correia2019 runs=outputs/x": (2, "runs must be a list: set runs=[outputs/x]"),
     "report paper=correia2019 'overrides=[\"a=b\"]'": (2, "does not compose"),

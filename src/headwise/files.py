@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from headwise.errors import HeadwiseError, RunError
+from headwise.errors import DataError, HeadwiseError, RunError
 
 PARTIAL = ".tmp"
 # Errors of the operating system on writes.
@@ -76,6 +76,15 @@ def remove_partial(folder: Path) -> None:
 def machine_cache_dir() -> Path:
     """The cache folder: `HEADWISE_CACHE`, else the default of `conf/paths/default.yaml`."""
     return Path(os.environ.get("HEADWISE_CACHE", "~/.cache/headwise")).expanduser()
+
+
+def check_output(output: str) -> None:
+    """Raise `DataError` if the file named by the key `output` cannot be written there."""
+    folder = Path(output).absolute().parent
+    if not folder.is_dir():
+        raise DataError(f"output={output} cannot be written: folder {folder} not found")
+    if Path(output).is_dir():
+        raise DataError(f"output={output} is a folder; give a file in it")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import IO
 from headwise.config.schema import TranslateConfig
 from headwise.data.corpora.text import decoded_lines
 from headwise.errors import DataError, HeadwiseError, require
-from headwise.files import BROKEN_PIPE, write_text
+from headwise.files import BROKEN_PIPE, check_output, write_text
 from headwise.tasks.loading import load_selected, translating
 from headwise.tasks.texts import read_lines
 from headwise.tasks.translation_run import TranslationRun
@@ -104,11 +104,8 @@ def _check_paths(config: TranslateConfig) -> None:
             raise DataError(f"{key}={path} not found")
         if config.output is not None and Path(config.output).resolve() == Path(path).resolve():
             raise DataError(f"output={config.output} would overwrite {key}={path}")
-    if config.output is not None and not Path(config.output).absolute().parent.is_dir():
-        folder = Path(config.output).absolute().parent
-        raise DataError(f"output={config.output} cannot be written: folder {folder} not found")
-    if config.output is not None and Path(config.output).is_dir():
-        raise DataError(f"output={config.output} is a folder; give a file in it")
+    if config.output is not None:
+        check_output(config.output)
 
 
 def _translated_blocks(

@@ -15,6 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from headwise.config.density_data import TextDataConfig
 from headwise.config.no_data import NoDataConfig
+from headwise.config.sampling import RunSelection, SampleConfig
 
 SITES = ("encoder_self", "decoder_self", "cross")
 SITE_NAMES = {
@@ -126,6 +127,7 @@ class TrainerConfig:
     average: int = 0  # average the last N numbered checkpoints at the end; 0 is off
     valid_beam: int = 1  # beam of translations at validations; decode.beam is for the end
     valid_sentences: int = 1000  # sentences translated at each validation; the loss uses all
+    valid_samples: int = 2  # samples drawn from a density model at each validation; 0: none
     head_sentences: int = 200  # sentences for density etc. at each validation; 0: none
     n_workers: int | None = None  # processes for encoding; null: the number of cores
     progress: bool = True  # a progress bar in a terminal, else lines; false: neither
@@ -208,15 +210,6 @@ class Config:
     seed: int = 1  # of weights, dropout and order
     init_from: str | None = None  # another run, whose weights initialise the model
     dry_run: bool = False  # print parameters, memory and FLOPs, then stop
-
-
-@dataclass
-class RunSelection:
-    """Keys of every command that loads a run."""
-
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
-    device: str = "auto"
-    progress: bool = True
 
 
 @dataclass
@@ -331,6 +324,7 @@ KINDS: dict[str, type] = {  # command -> dataclass
     "train": Config,
     "evaluate": EvaluateConfig,
     "translate": TranslateConfig,
+    "sample": SampleConfig,
     "prune": PruneConfig,
     "analyze": AnalyzeConfig,
     "report": ReportConfig,

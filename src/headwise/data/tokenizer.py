@@ -111,6 +111,11 @@ class Tokenizer:
         """Whether the tokens are plain bytes."""
         return isinstance(self._processor, ByteProcessor)
 
+    @property
+    def barred_ids(self) -> tuple[int, ...]:
+        """Ids that no text has: pad and bos; of bytes all specials."""
+        return tuple(range(N_SPECIALS)) if self.is_byte else (PAD, BOS)
+
     def fingerprint(self) -> str:
         """Hash of the list of tokens; the file also contains paths and thread counts."""
         pieces = "\0".join(self.id_to_piece(i) for i in range(self.vocab_size))

@@ -34,6 +34,7 @@ NOT_IN_FINGERPRINT = (
     "trainer.n_workers",
     "trainer.log_every",
     "trainer.progress",
+    "trainer.valid_samples",
 )
 MAX_SLUG_BYTES = 100
 

@@ -32,17 +32,21 @@ from headwise.data.token_stream import (
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.data.windows import TrainingWindows, evaluation_windows
-from headwise.errors import DataError, require
+from headwise.errors import DataError, RunError, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
+from headwise.runs.folder import RunFolder
 from headwise.tasks.reading import Axes, Item, Items, Reading, spaced
+from headwise.tasks.samples import Samples, TextSamples, write_validation_samples
 from headwise.tasks.task import Sizes, Task, TrainedRun
 from headwise.tasks.texts import read_lines
+from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
+from headwise.train.trainer import WriteOutputs, write_nothing
 
 SITE = "decoder_self"
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
@@ -63,6 +67,11 @@ def density_metrics(config: Config) -> list[Metric]:
     names = f"bits_per_{value}", f"bits per {value}"
     bits = Metric(names[0], "lower", bits_per_value, (1, 3), "", unit, names[1])
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
+
+
+def has_samples(config: Config) -> bool:
+    """Return whether samples can be written: of text so far."""
+    return bool(config.data.unit == "byte")
 
 
 def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
@@ -149,6 +158,23 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         starts = range(0, len(measured.items) * window, window)
         n_bytes = [stream.bytes_of(start, start + window) for start in starts]
         return Measured(np.column_stack((measured.items, n_bytes)), density_metrics(config))
+
+    def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
+        """See `Task.written`: samples."""
+        if not has_samples(config) or not config.trainer.valid_samples:
+            return write_nothing
+
+        def write(folder: RunFolder, tracker: Tracker, update: int) -> None:
+            samples = self.samples(config, folder)
+            write_validation_samples(model, loss, samples, config, folder, tracker, update)
+
+        return write
+
+    def samples(self, config: Config, folder: RunFolder) -> Samples:
+        """See `Task.samples`."""
+        if not has_samples(config):
+            raise RunError(f"{folder.path}: data={config.data.name} has no samples yet, only text")
+        return TextSamples(config.data.window, Tokenizer.load(folder.path / TOKENIZER))
 
     def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedTokens:
         """See `Task.prepared_split`."""

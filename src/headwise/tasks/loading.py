@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headwise.config.schema import RunSelection, SearchSelection
+from headwise.config.sampling import RunSelection
+from headwise.config.schema import SearchSelection
 from headwise.errors import RunError
 from headwise.files import read_json
 from headwise.model.kernels import kernels_of

@@ -29,9 +29,10 @@ from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import head_values, measure_losses
 from headwise.tasks.reading import Items, Reading
+from headwise.tasks.samples import Samples
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
-from headwise.train.trainer import Validation
+from headwise.train.trainer import Validation, WriteOutputs, write_nothing
 
 Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
 
@@ -182,14 +183,15 @@ class NoFiles:
 
 @dataclass(frozen=True)
 class SplitValidator:
-    """A `Validator` made of two functions."""
+    """A `Validator` made of functions; `write` is that of its `Validation`."""
 
     measure: Callable[[], Sequence[Measured]]
     heads: Callable[[], dict[str, HeadValues]]
+    write: WriteOutputs = write_nothing
 
     def __call__(self) -> Validation:
         """Measure the model with its current weights."""
-        return Validation(self.measure(), self.heads())
+        return Validation(self.measure(), self.heads(), self.write)
 
 
 C = TypeVar("C", bound=Corpus)
@@ -290,7 +292,12 @@ class Task(Generic[C, D]):
         return SplitValidator(
             lambda: [self.measured(model, loss, data, config, ranks, split)],
             lambda: head_values(model, self.batches(data, config, split, n_items), ranks),
+            self.written(model, loss, config),
         )
+
+    def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
+        """Function that writes outputs of the model at a validation; by default none."""
+        return write_nothing
 
     def scorer(
         self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
@@ -303,8 +310,7 @@ class Task(Generic[C, D]):
         def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
             measured = self.measured(model, loss, data, config, ranks, split)
             if ranks.is_main:
-                path = Path(f"{split}.{measured.metrics[0].unit}.npy")
-                folder.write_sums(path, measured.items)
+                folder.write_sums(f"{split}.{measured.metrics[0].unit}.npy", measured.items)
             return {**measured.scores()}
 
         return score
@@ -316,6 +322,10 @@ class Task(Generic[C, D]):
             search: settings of the search that replace the run's; ignored without a search.
         """
         return run
+
+    def samples(self, config: Config, folder: RunFolder) -> Samples:
+        """Prompts and files of samples of a run; a RunError if the task draws none."""
+        raise RunError(f"{folder.path} is a run of task={self.name}: it draws no samples")
 
     def inspected(
         self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
@@ -331,8 +341,7 @@ class Task(Generic[C, D]):
             ConfigError: the split does not exist (the default).
             DataError: its text does not exist, or all its items are too long.
         """
-        trainer = replace(run.config.trainer, max_tokens=max_tokens)
-        config = replace(run.config, trainer=trainer)
+        config = replace(run.config, trainer=replace(run.config.trainer, max_tokens=max_tokens))
         split = data.split or config.data.valid
         prepared = self.prepared_split(run, split, data.dir)
         batches = self.batches(prepared, config, split, data.sentences)

@@ -28,7 +28,7 @@ from headwise.errors import HeadwiseError, Interrupted, require
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
-from headwise.track.base import HeadValues
+from headwise.track.base import HeadValues, Tracker
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.interrupt import StopRequest
 from headwise.train.memory import return_free_pages
@@ -53,12 +53,26 @@ class Loader(Protocol):
         """Continue from a position."""
 
 
+WriteOutputs = Callable[[RunFolder, Tracker, int], None]
+
+
+def write_nothing(folder: RunFolder, tracker: Tracker, update: int) -> None:
+    """Write no outputs of a validation."""
+
+
 @dataclass(frozen=True)
 class Validation:
-    """Metrics per item, and statistics of heads: kind -> site -> layers -> heads."""
+    """Result of a validation.
+
+    Attributes:
+        measured: metrics per item.
+        heads: statistics of heads: kind -> site -> layers -> heads.
+        write: writes outputs of the model after `update` updates to (folder, tracker, update).
+    """
 
     measured: Sequence[Measured]
     heads: Mapping[str, HeadValues]
+    write: WriteOutputs = write_nothing
 
     def values(self) -> dict[str, float]:
         """Metric -> score."""
@@ -72,7 +86,8 @@ def check_trainer_config(config: TrainerConfig) -> None:
         count = getattr(config, key)
         require(count >= 1, f"trainer.{key}", "at least 1", count)
         require(count < 2**53, f"trainer.{key}", "below 2^53", count)
-    for key in ("keep", "patience", "average", "clip_norm", "valid_sentences", "head_sentences"):
+    at_validations = ("valid_sentences", "valid_samples", "head_sentences")
+    for key in ("keep", "patience", "average", "clip_norm", *at_validations):
         require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
     for key in ("threads", "n_workers"):
         count = getattr(config, key)
@@ -269,6 +284,8 @@ class Trainer:
         if new:
             self.records.log_heads(state.update, new)
         progress.show(**{f"valid_{name}": value for name, value in values.items()})
+        if self.ranks.is_main:
+            validation.write(self.folder, self.records.tracker, state.update)
         if state.best_score is None or better > state.best_score:
             state.best_score, state.best_update, state.bad_validations = better, state.update, 0
             if self.ranks.is_main:

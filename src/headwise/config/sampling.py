@@ -1,0 +1,34 @@
+"""The config of `scripts/sample.py`, and the keys of every command that loads a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+
+@dataclass
+class RunSelection:
+    """Keys of every command that loads a run."""
+
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
+    device: str = "auto"
+    progress: bool = True
+
+
+@dataclass
+class SampleConfig(RunSelection):
+    """`scripts/sample.py`: draw samples from a density model."""
+
+    run: str = MISSING  # its folder
+    n: int = 16  # samples
+    length: int | None = None  # tokens of each after the prompt; null: up to data.window
+    prompt: str | None = None  # beginning of each sample; null: of the data
+    prompt_file: str | None = None  # a file with the prompt
+    temperature: float = 1.0  # below 1: more probable tokens
+    top_k: int | None = None  # draw from the k most probable tokens; null: all
+    top_p: float = 1.0  # draw from the most probable tokens with this probability together
+    seed: int = 1  # with the number of a sample: its random numbers
+    batch_size: int = 16  # samples computed together; affects time and memory alone
+    precision: str = "fp64"  # fp64, or fp32: faster, and may depend on the batch
+    output: str | None = None  # a file; null: in samples/ of the run

@@ -1,0 +1,234 @@
+"""Samples of a decoder-only model: their distribution, their cache, their independence.
+
+Letters: S samples, N tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from command_line import composer
+from headwise.attention.build import unsupported_sites
+from headwise.config.folders import group_choices, group_node
+from headwise.config.schema import typed
+from headwise.data.tokenizer import BOS, BYTE_MODEL, N_SPECIALS, PAD, Tokenizer
+from headwise.decode import sampling as decode_sampling
+from headwise.decode.sampling import Context, Sampling, draw_samples, drawn
+from headwise.errors import ConfigError, RunError
+from headwise.losses.loss import SparsemaxLoss
+from headwise.losses.output_map import SOFTMAX, OutputMap
+from headwise.model.build import build_single
+from headwise.model.places import site_alone
+from headwise.model.single import SingleStack
+from headwise.tasks.samples import TextSamples
+
+V, WINDOW, SITE = 7, 6, "decoder_self"
+BARRED = (PAD, BOS)
+SPARSEMAX = SparsemaxLoss().output_map
+SMALL = (
+    "model.layers=2", "model.d_model=16", "model.n_heads=2", "model.d_ff=32",
+    "model.share_embeddings=none",
+)  # fmt: skip
+
+
+# schemes that need more than a name
+POSITIONS = {"data_dims": ["positions=data_dims", "positions.shape=[2,2,3]"]}
+
+
+@pytest.fixture(scope="module")
+def make() -> Any:
+    with composer() as compose:
+
+        def model(*overrides: str) -> SingleStack:
+            config = typed(compose([*SMALL, *overrides]))
+            torch.manual_seed(0)
+            site = site_alone(config.model, SITE, "text")
+            built = build_single(config, V, site).double().eval()
+            torch.nn.init.normal_(built.output.weight, std=0.5)
+            return built
+
+        yield model
+
+
+def draw(model: SingleStack, numbers: Any = (1,), n_tokens: int = 5, **changes: Any) -> Any:
+    options: dict[str, Any] = {"output": SOFTMAX, "sampling": Sampling(), "window": 64}
+    options |= {"barred": BARRED, "prompts": [[] for _ in numbers], **changes}
+    return draw_samples(model, numbers=numbers, n_tokens=n_tokens, **options)
+
+
+@torch.no_grad()
+def probabilities(model: SingleStack, output: OutputMap, ids: tuple[int, ...]) -> list[float]:
+    row = torch.tensor([[BOS, *ids]])
+    probs = output.log_probs(model(row, torch.tensor([row.shape[1]])))[0, -1].exp()
+    probs[list(BARRED)] = 0
+    return (probs / probs.sum()).tolist()
+
+
+@pytest.mark.parametrize("output", [SOFTMAX, SPARSEMAX])
+def test_draws_have_the_probabilities_of_the_model(make: Any, output: OutputMap) -> None:
+    model, n_samples = make("attention=softmax"), 4000
+    first = probabilities(model, output, ())
+    expected = {
+        (one, two): first[one] * second
+        for one in range(V)
+        for two, second in enumerate(probabilities(model, output, (one,)))
+    }
+    samples = draw(model, range(1, n_samples + 1), 2, output=output)
+    counts = Counter(map(tuple, samples))
+    assert all(expected[pair] > 0 for pair in counts)
+    assert not {PAD, BOS} & {token for pair in counts for token in pair}
+    if output.is_sparse:
+        assert min(expected[pair] for pair in product((1, 3, 4, 5, 6), repeat=2)) == 0
+    statistic = degrees = 0.0
+    for pair, p in expected.items():
+        if p * n_samples >= 5:
+            statistic += (counts[pair] - p * n_samples) ** 2 / (p * n_samples)
+            degrees += 1
+    assert degrees >= 3
+    assert statistic < degrees + 3 * math.sqrt(2 * degrees)
+
+
+def causal(group: str) -> list[str]:
+    choices = group_choices(group)
+    return [c for c in choices if SITE not in unsupported_sites(group_node(group, c), group)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *[(f"attention={name}",) for name in causal("attention")],
+        *[
+            (f"attention={name}", f"pattern={pattern}")
+            for name in causal("attention")
+            for pattern in causal("pattern")
+            if name != "linear" and pattern != "none"  # it has no scores to mask
+        ],
+        *[
+            ("attention=alpha_entmax", *POSITIONS.get(p, [f"positions={p}"]))
+            for p in group_choices("positions")
+        ],
+        ("attention=alpha_entmax", "model.register_tokens=2"),
+    ],
+    ids=" ".join,
+)
+def test_cached_logits_equal_uncached(
+    make: Any, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the model starts again, and for a prompt that is read in parts."""
+    monkeypatch.setattr(decode_sampling, "READ_AT_ONCE", 2)
+    model = make(*overrides)
+    ids = torch.randint(3, V, (2, 12), generator=torch.Generator().manual_seed(1))
+    contexts = [Context(model, WINDOW, cached) for cached in (True, False)]
+    for end in range(5, 13):
+        cached, uncached = (context.logits(ids[:, :end]) for context in contexts)
+        torch.testing.assert_close(cached, uncached, rtol=1e-9, atol=1e-9)
+        # once it has read six tokens, it starts again from the last three, the new one included
+        first = 0 if end <= WINDOW else 4 * math.ceil((end - WINDOW) / 4)
+        read = ids[:, first:end]
+        alone = model(read, torch.full((2,), read.shape[1]))[:, -1]
+        torch.testing.assert_close(uncached, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_a_sample_depends_on_seed_and_number_alone(make: Any) -> None:
+    model, numbers = make("attention=alpha_entmax"), range(1, 6)
+    state = torch.get_rng_state()
+    together = draw(model, numbers, 20, window=8)
+    assert together == [draw(model, [number], 20, window=8)[0] for number in numbers]
+    assert together == draw(model, numbers, 20, window=8, cached=False)
+    assert [row[:9] for row in together[2:4]] == draw(model, [3, 4], 9, window=8)
+    assert len({tuple(row) for row in together}) == 5
+    other = draw(model, numbers, 20, window=8, sampling=Sampling(seed=2))
+    assert not any(row in together for row in other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_samples_continue_their_prompt(make: Any) -> None:
+    model = make("attention=softmax")
+    greedy = Sampling(top_k=1)
+    (whole,) = draw(model, [1], 8, sampling=greedy)
+    assert draw(model, [7], 3, sampling=greedy, prompts=[whole[:5]]) == [whole]
+
+
+def test_cache_of_linear_attention_does_not_grow(make: Any) -> None:
+    model = make("attention=linear")
+    sizes = []
+    for n_tokens in (3, 30):
+        cache = model.make_cache()
+        ids = torch.full((2, n_tokens), 4)
+        model.states(ids, torch.full((2,), n_tokens), cache)
+        sizes.append(sum(of_prefix.sums_BHEF.numel() for of_prefix, _ in cache.blocks))
+    assert sizes[0] == sizes[1]
+
+
+PROBS = [0.4, 0.3, 0.0, 0.2, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, PROBS),
+        ({"temperature": 0.5}, [0.16, 0.09, 0, 0.04, 0.01]),
+        ({"top_k": 2}, [0.4, 0.3, 0, 0, 0]),
+        ({"top_k": 9}, PROBS),
+        ({"top_p": 0.69}, [0.4, 0.3, 0, 0, 0]),
+        ({"top_p": 0.71}, [0.4, 0.3, 0, 0.2, 0]),
+        ({"top_p": 1e-9}, [0.4, 0, 0, 0, 0]),
+        # of 0.4, 0.3 and 0.2, the first two have 7/9
+        ({"top_k": 3, "top_p": 0.77}, [0.4, 0.3, 0, 0, 0]),
+        # the squares of 0.4 and 0.3 have 25/30 of all
+        ({"temperature": 0.5, "top_p": 0.83}, [0.16, 0.09, 0, 0, 0]),
+    ],
+)
+def test_temperature_top_k_and_top_p_by_hand(settings: Any, kept: list[float]) -> None:
+    log_probs = torch.tensor([PROBS, PROBS[::-1]], dtype=torch.float64).log()
+    probs = Sampling(**settings).probabilities(log_probs)
+    probs /= probs.sum(1, keepdim=True)
+    expected = torch.tensor([kept, kept[::-1]], dtype=torch.float64)
+    torch.testing.assert_close(probs, expected / expected.sum(1, keepdim=True))
+    assert torch.equal(probs == 0, expected == 0)
+
+
+def test_tokens_equal_to_the_kth_are_kept() -> None:
+    log_probs = torch.tensor([[0.2, 0.3, 0.2, 0.3]], dtype=torch.float64).log()
+    assert (Sampling(top_k=1).probabilities(log_probs) > 0).tolist() == [[False, True, False, True]]
+
+
+def test_quantiles_by_hand() -> None:
+    probs = torch.tensor([[0.0, 0.5, 0.0, 1.5, 0.0]], dtype=torch.float64)
+    cases = {0.0: 1, 0.2499: 1, 0.25: 3, 1 - 2**-53: 3}
+    for quantile, token in cases.items():
+        assert drawn(probs, torch.tensor([quantile], dtype=torch.float64)).tolist() == [token]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.0}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": 0},
+     {"top_p": 0.0}, {"top_p": 1.1}, {"seed": -1}],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
+    (key,) = settings
+    with pytest.raises(ConfigError, match=f"^{key} must be"):
+        Sampling(**settings)
+
+
+def test_nothing_is_drawn_without_a_probability(make: Any) -> None:
+    model = make("attention=softmax")
+    for barred in (range(V), BARRED):
+        with pytest.raises(RunError, match="no token can be drawn"):
+            draw(model, barred=barred)
+        model.output.weight.data.fill_(math.nan)
+
+
+def test_bytes_that_are_no_character_are_replaced() -> None:
+    samples = TextSamples(8, Tokenizer(BYTE_MODEL))
+    assert samples.barred == tuple(range(N_SPECIALS))
+    rows = [[N_SPECIALS + byte for byte in text] for text in (b"a\xc3b", b"\xc3\xa4c\xc3")]
+    assert samples.shown(rows, 4) == "==== sample 4 ====\na\ufffdb\n==== sample 5 ====\näc\n"
+    assert samples.prompt("ä") == rows[1][:2]

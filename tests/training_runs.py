@@ -10,6 +10,7 @@ import itertools
 import json
 import multiprocessing.process
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -148,6 +149,7 @@ def _run(
 ) -> None:
     """Train in this process, which runs nothing else."""
     os.environ.update(environment)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored in child processes of nohup
     with open(log, "wb") as stream:
         for number in (1, 2):
             os.dup2(stream.fileno(), number)

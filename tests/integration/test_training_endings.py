@@ -191,7 +191,7 @@ def test_other_sentencepiece_version_is_rejected(
     data["versions"]["sentencepiece"] = "0.1.95"
     path.write_text(json.dumps({**data, "fingerprint": "of old"}))
     output = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
-    assert "sentencepiece 0.1.95, not of" in output
+    assert "sentencepiece 0.1.95, not from" in output
     assert installed in output
 
 

@@ -94,8 +94,13 @@ def step(quick: bool) -> list[Figure]:
 
 
 def search(quick: bool) -> list[Figure]:
-    """Translation."""
-    results = []
+    """Translation, and samples of a decoder-only model."""
+    results = [
+        Figure(
+            f"sampling, cached / recomputed, {row['attention']}", row["ratio"], 50, at_most=False
+        )
+        for row in decoding.measure_sampling(quick)
+    ]
     for row in decoding.measure(quick):
         case = f"{row['model']}, {row['text']}, {row['attention']}, beam {row['beam']}"
         if row["beam"] > 1:

@@ -2,6 +2,8 @@
 
     python -m benchmarks.decoding [--quick]
 
+Also tokens per second of sampling from a decoder-only model, both ways.
+
 Models have random weights and a vocabulary of 8,000. Sources and numbers of steps are drawn like
 Multi30k's (14 tokens) and newstest's (27). Random weights predict no end, so every hypothesis ends
 at its limit.
@@ -18,10 +20,13 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.clock import medians
 from benchmarks.command import arguments, keep
@@ -30,13 +35,16 @@ from headwise.config.schema import DecodeConfig
 from headwise.decode.batches import length_batches
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
+from headwise.decode.sampling import Context
 from headwise.kernels.linear import packed_weights
-from headwise.model.build import build_model
+from headwise.model.build import build_model, build_single
+from headwise.model.places import site_alone
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, has_native_bf16
 from headwise.train.memory import keep_freed_memory
 
 VOCABULARY, BEAM, REPEATS = 8000, 5, 7
+BYTES = 260  # vocabulary of sampling
 TEST_SET = 1000  # sentences
 TEXTS = {"multi30k": (15.0, 5.0), "newstest": (29.0, 14.0)}  # tokens: mean and deviation
 CASES = (  # model, attention, text, beam, most sentences
@@ -108,6 +116,29 @@ def compare(model: str, attention: str, text: str, beam: int, most: int) -> dict
     return {**row, "ratio": taken["recomputed"] / taken["cached"]}
 
 
+@torch.no_grad()
+def next_logits(context: Context, ids_1N: Tensor, lengths: Iterator[int]) -> None:
+    """One step of sampling, after the next of `lengths` tokens."""
+    context.logits(ids_1N[:, : next(lengths)])
+
+
+def sampling(attention: str, n_tokens: int) -> dict[str, Any]:
+    """A row: a step of sampling after `n_tokens`, one sample, 6 layers of width 256, float64."""
+    config = run_config("model=small", "model.layers=6", f"attention={attention}")
+    site = site_alone(config.model, "decoder_self", "tokens")
+    model = build_single(config, BYTES, site).double().eval()
+    ids_1N = torch.randint(4, BYTES, (1, n_tokens + REPEATS))
+    calls = {
+        way: partial(
+            next_logits, Context(model, ids_1N.shape[1], is_cached), ids_1N, count(n_tokens)
+        )
+        for way, is_cached in (("cached", True), ("recomputed", False))
+    }
+    taken = medians(calls, REPEATS)
+    row = {"attention": attention, "context": n_tokens, "seconds": taken}
+    return {**row, "ratio": taken["recomputed"] / taken["cached"]}
+
+
 def measure(quick: bool) -> list[dict[str, Any]]:
     """One row a text, beam and attention; ratios are cached / recomputed sentences a second."""
     keep_freed_memory()  # as the commands that translate do
@@ -124,9 +155,19 @@ def measure(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_sampling(quick: bool) -> list[dict[str, Any]]:
+    """One row per attention; ratios are cached / recomputed tokens per second."""
+    rows = [sampling(name, 32 if quick else 1024) for name in ("softmax", "alpha_entmax")]
+    for row in rows:
+        speeds = (f"{way} {1 / s:7.2f}/s" for way, s in row["seconds"].items())
+        about = f"{row['attention']:<12} {row['context']} tokens"
+        print(f"  sampling {about}  {'  '.join(speeds)}  ratio {row['ratio']:5.2f}", flush=True)
+    return rows
+
+
 def main() -> None:
     args = arguments(__doc__)
-    keep(args.json, {"rows": measure(args.quick)})
+    keep(args.json, {"rows": measure(args.quick), "sampling": measure_sampling(args.quick)})
 
 
 if __name__ == "__main__":

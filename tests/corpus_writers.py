@@ -16,24 +16,32 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config.folders import config_dir
+from headwise.config.folders import config_dir, group_choices
 from headwise.config.schema import CleaningConfig, DataConfig
 from headwise.data.corpus import Corpus, open_corpus
 
 Pairs = Sequence[tuple[str, str]]
 
 
+def data_yamls(name: str) -> list[DictConfig]:
+    """`conf/data/<name>.yaml` after the yamls that it extends."""
+    node = OmegaConf.load(config_dir() / "data" / f"{name}.yaml")
+    assert isinstance(node, DictConfig)
+    names = [entry for entry in node.defaults if isinstance(entry, str) and entry[0] not in "_/"]
+    return [*(extended for name in names for extended in data_yamls(name)), node]
+
+
+def parallel_corpora() -> list[str]:
+    """Choices of `data=` with sentence pairs."""
+    schema = "/schema/parallel@_here_"
+    return [name for name in group_choices("data") if schema in data_yamls(name)[0].defaults]
+
+
 def data_config(name: str, **changes: Any) -> DataConfig:
     """`conf/data/<name>.yaml` as Hydra would compose it, with some keys changed."""
-    nodes: list[DictConfig] = []
-    while True:
-        node = OmegaConf.load(config_dir() / "data" / f"{name}.yaml")
-        defaults = node.pop("defaults", [])
-        nodes.insert(0, node)
-        names = [entry for entry in defaults if isinstance(entry, str) and entry[0] not in "_/"]
-        if not names:
-            break
-        (name,) = names
+    nodes = data_yamls(name)
+    for node in nodes:
+        node.pop("defaults")
     typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes, changes)
     content: Any = OmegaConf.to_container(typed)
     return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})

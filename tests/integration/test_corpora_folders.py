@@ -10,12 +10,12 @@ from corpus_writers import (
     data_config,
     encode_lines,
     open_named_corpus,
+    parallel_corpora,
     sentences,
     translations,
     write_parquet,
     write_text,
 )
-from headwise.config.folders import group_choices
 from headwise.data.corpus import open_corpus
 from headwise.errors import DataError
 
@@ -145,9 +145,7 @@ def test_cleaning_that_removes_all_pairs_is_rejected(tmp_path: Path) -> None:
         list(corpus.train_text())
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in group_choices("data") if name not in ("none", "text")]
-)
+@pytest.mark.parametrize("name", parallel_corpora())
 def test_every_yaml_is_typed_and_documented(name: str) -> None:
     config = data_config(name)
     assert config.licence

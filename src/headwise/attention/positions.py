@@ -57,11 +57,13 @@ class Positions:
 
     Attributes:
         max_positions: maximum number of positions of a stack; None: unlimited.
+        period: positions after which the first one follows again; None: never.
         rotates: whether `at` rotates self-attention, which some variants do not support.
         biases: whether `at` biases self-attention, which some variants do not support.
     """
 
     max_positions: int | None = None
+    period: int | None = None
     rotates: ClassVar[bool] = False
     biases: ClassVar[bool] = False
 
@@ -140,7 +142,7 @@ class DataDimensions(Positions):
         sizes = "rows, columns and channels, as data.shape of images has; use attention_dims else"
         require(shape is not None and len(shape) == 3 and min(shape) >= 1, "shape", sizes, shape)
         assert shape is not None
-        self.shape = tuple(shape)
+        self.shape, self.period = tuple(shape), math.prod(shape)
 
     def embedding(self, d_model: int) -> PositionEmbedding:
         """See `Positions.embedding`."""

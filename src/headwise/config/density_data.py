@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -31,6 +31,7 @@ class DensityDataConfig:
     language: str | None = None  # language code; null: none, or unknown
     window: int = 256  # tokens that are read and scored together
     unit: str = "byte"  # unit of the metric: bits per byte or per dimension
+    vocab_size: int = 8000  # suggested for text of this size
     max_updates: int = 100_000  # suggested for data of this size
     warmup_updates: int = 4000  # suggested for data of this size
     licence: str = MISSING
@@ -42,4 +43,28 @@ class TextDataConfig(DensityDataConfig):
     """A text of one language; see `headwise.data.plain_text`."""
 
     _target_: str = "headwise.config.density_data.TextDataConfig"
-    vocab_size: int = 8000  # suggested for a text of this size
+
+
+@dataclass
+class ImageDataConfig(DensityDataConfig):
+    """Images of one shape; see `headwise.data.images`."""
+
+    documents: ClassVar[bool] = True
+    aligned: ClassVar[bool] = True
+
+    _target_: str = "headwise.config.density_data.ImageDataConfig"
+    unit: str = "dimension"
+    shape: list[int] = field(default_factory=lambda: [32, 32, 3])  # rows, columns, channels
+    archives: dict[str, Any] = field(default_factory=dict)  # name -> {files, downloads}
+    splits: dict[str, Any] = field(default_factory=dict)  # name -> [{archive, members, images}]
+
+
+@dataclass
+class MusicDataConfig(DensityDataConfig):
+    """Audio files; see `headwise.data.music`."""
+
+    documents: ClassVar[bool] = True
+
+    _target_: str = "headwise.config.density_data.MusicDataConfig"
+    unit: str = "dimension"
+    sample_rate: int = 12_000  # Hz, to which audio is resampled

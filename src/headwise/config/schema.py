@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from headwise.config.density_data import TextDataConfig
+from headwise.config.density_data import ImageDataConfig, MusicDataConfig, TextDataConfig
 from headwise.config.no_data import NoDataConfig
 from headwise.config.sampling import RunSelection, SampleConfig
 
@@ -334,6 +334,8 @@ KINDS: dict[str, type] = {  # command -> dataclass
 SCHEMAS: dict[str, type] = {
     "parallel": DataConfig,
     "text": TextDataConfig,
+    "images": ImageDataConfig,
+    "music": MusicDataConfig,
     "no_data": NoDataConfig,
     "search": DecodeConfig,
 }

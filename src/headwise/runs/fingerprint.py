@@ -19,6 +19,7 @@ NOT_IN_FINGERPRINT = (
     "data.folder",
     "data.files",
     "data.origins",
+    "data.archives",
     "data.test",
     "data.licence",
     "data.notes",

@@ -13,11 +13,18 @@ import numpy as np
 from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
-from headwise.config.density_data import DensityDataConfig, TextDataConfig
+from headwise.config.density_data import (
+    DensityDataConfig,
+    ImageDataConfig,
+    MusicDataConfig,
+    TextDataConfig,
+)
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
+from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
+from headwise.data.music import MusicCorpus
 from headwise.data.plain_text import TextCorpus
 from headwise.data.token_stream import (
     COLUMN,
@@ -51,6 +58,8 @@ from headwise.train.trainer import WriteOutputs, write_nothing
 SITE = "decoder_self"
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
     TextDataConfig: TextCorpus,
+    ImageDataConfig: ImageCorpus,
+    MusicDataConfig: MusicCorpus,
 }
 
 
@@ -103,8 +112,14 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def check(self, config: Config) -> None:
         """See `Task.check`."""
-        window, longest = config.data.window, parts_of(config).positions.max_positions
+        window, positions = config.data.window, parts_of(config).positions
+        longest, period = positions.max_positions, positions.period
         require(window >= 1, "data.window", "at least 1", window)
+        is_byte = config.tokenizer.kind == "byte" or config.data.unit == "byte"
+        kind = f"byte with data={config.data.name}"
+        require(is_byte, "tokenizer.kind", kind, config.tokenizer.kind)
+        whole = f"a multiple of the {period} values of positions.shape"
+        require(period is None or window % period == 0, "data.window", whole, window)
         allowed = f"at least data.window={window}"
         require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
         check_model(config, self.sites(config), {COLUMN: window})
@@ -189,6 +204,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
         """See `Task.items`: windows, without characters that a window boundary splits."""
+        require_text(run)
         data, tokenizer = run.config.data, Tokenizer.load(run.folder.path / TOKENIZER)
         if path is None:
             origin = [*data.test, data.valid][0]
@@ -210,6 +226,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
         """See `Task.readings`: each text is truncated to one window."""
+        require_text(run)
         window, tokenizer = run.config.data.window, Tokenizer.load(run.folder.path / TOKENIZER)
         for index, text in enumerate(texts):
             if not text:
@@ -219,6 +236,13 @@ class Density(Task[DensityCorpus, PreparedTokens]):
             ((batch, observed),) = observations(run.model, batches, run.device)
             names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
             yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
+
+
+def require_text(run: TrainedRun) -> None:
+    """Refuse a run on images or music, whose values are not shown yet."""
+    if not isinstance(run.config.data, TextDataConfig):
+        name = run.config.data.name
+        raise RunError(f"pages and sentences show text, but this run is on data={name}")
 
 
 def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedTokens:

@@ -1,0 +1,130 @@
+"""Images as arrays of bytes (H, W, C), from files with many images or one picture.
+
+The name of a file with many images selects its reader:
+
+- `*.bin`: CIFAR-10's binary version: a label, then the planes of red, green and blue;
+- `*.npz`: the shards of Downsampled ImageNet, whose array `data` has the same planes in rows;
+- `*-ubyte`: MNIST's IDX format, grey, may be `.gz`;
+- `*.npy`: arrays (N, H, W, C) or, grey, (N, H, W).
+
+Axes: N images, H rows, W columns, C channels.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from itertools import count
+from math import prod
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from headwise.data.corpora.text import READ_ERRORS
+from headwise.errors import DataError
+
+Image = npt.NDArray[np.uint8]
+Shape = tuple[int, ...]
+IDX_IMAGES = 0x803  # unsigned bytes in three dimensions
+MODES = {"1": "L", "P": "RGB"}  # of Pillow, whose values another mode has without loss
+
+
+def stored_images(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
+    """Images of an open file with many images, streamed.
+
+    Args:
+        stream: the unpacked file.
+        name: of the file.
+        shape: expected (H, W, C), which planes in rows do not tell.
+
+    Raises:
+        DataError: another format, or a truncated or damaged file.
+    """
+    ending = next((key for key in READERS if name.removesuffix(".gz").endswith(key)), None)
+    if ending is None:
+        raise DataError(f"{name} must be a {', '.join(READERS)} file of images")
+    try:
+        yield from READERS[ending](stream, name, shape)
+    except (*READ_ERRORS, ValueError, KeyError, struct.error) as error:
+        raise DataError(f"{name} is damaged or not a {ending} file of images: {error}") from error
+
+
+def picture(path: Path) -> Image:
+    """The values (H, W, C) of a picture file.
+
+    Raises:
+        DataError: not a picture, or values other than 8 bits of grey or RGB.
+    """
+    from PIL import Image as Pillow
+
+    try:
+        with Pillow.open(path) as opened:
+            image = opened.convert(MODES.get(opened.mode, opened.mode))
+    except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
+        raise DataError(f"{path} is not a picture that can be read: {error}") from error
+    if image.mode not in ("L", "RGB"):
+        n_channels = len(image.getbands())
+        raise DataError(
+            f"{path} must be grey or RGB with 8 bits per channel, got Pillow's mode {image.mode} "
+            f"with {n_channels} channels"
+        )
+    return np.atleast_3d(np.asarray(image, np.uint8))
+
+
+def _records(stream: IO[bytes], size: int, n: int | None, name: str) -> Iterator[Image]:
+    """Records of `size` bytes: `n` of them, or all up to the end of the file."""
+    for i in count() if n is None else range(n):
+        record = stream.read(size)
+        if not record and n is None:
+            return
+        if len(record) < size:
+            raise DataError(f"{name} is truncated after image {i}")
+        yield np.frombuffer(record, np.uint8)
+
+
+def _cifar(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
+    for record in _records(stream, 1 + prod(shape), None, name):
+        yield _of_planes(record[1:], shape)
+
+
+def _npz(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
+    with zipfile.ZipFile(stream) as arrays, arrays.open("data.npy") as data:
+        yield from _npy(data, f"{name}, array data", shape)
+
+
+def _idx(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
+    kind, n, height, width = struct.unpack(">4I", stream.read(16))
+    if kind != IDX_IMAGES:
+        raise DataError(f"{name} has no images: its magic number is {kind}, not {IDX_IMAGES}")
+    for record in _records(stream, height * width, n, name):
+        yield record.reshape(height, width, 1)
+
+
+def _npy(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
+    version = np.lib.format.read_magic(stream)
+    header = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+    (n, *sizes), is_fortran, dtype = header[version > (1, 0)](stream)
+    in_rows = sizes == [prod(shape)]
+    if dtype != np.uint8 or is_fortran or not (in_rows or len(sizes) in (2, 3)):
+        raise DataError(
+            f"{name} must be uint8 of shape (N, H, W, C) in C order, got {dtype} of shape "
+            f"{(n, *sizes)}{' in Fortran order' * is_fortran}"
+        )
+    for record in _records(stream, prod(sizes), n, name):
+        yield _of_planes(record, shape) if in_rows else np.atleast_3d(record.reshape(sizes))
+
+
+def _of_planes(values: Image, shape: Shape) -> Image:
+    height, width, channels = shape
+    return values.reshape(channels, height, width).transpose(1, 2, 0)
+
+
+READERS: dict[str, Callable[[IO[bytes], str, Shape], Iterator[Image]]] = {
+    ".bin": _cifar,
+    ".npz": _npz,
+    "-ubyte": _idx,
+    ".npy": _npy,
+}

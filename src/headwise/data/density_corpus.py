@@ -1,0 +1,88 @@
+"""What corpora of density modelling that yield documents have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from headwise.config.density_data import DensityDataConfig
+from headwise.data.digest import FileHashes, combined_digest
+from headwise.errors import DataError
+from headwise.file_names import check_file_name
+
+C = TypeVar("C", bound=DensityDataConfig)
+
+
+@dataclass(frozen=True)
+class FileCorpus(Generic[C]):
+    """Splits of files, each with one or many documents (`DensityCorpus`).
+
+    Attributes:
+        config: where the files are.
+        cache_dir: folder of encoded data, downloads and file hashes.
+    """
+
+    config: C
+    cache_dir: Path
+
+    @property
+    def folder(self) -> Path | None:
+        """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
+        root = os.environ.get("HEADWISE_DATA")
+        if self.config.dir is not None:
+            return Path(self.config.dir).expanduser()
+        below = Path(root or "") / (self.config.folder or "")
+        return below if root and self.config.folder and below.is_dir() else None
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Splits that are scored at the end of a run."""
+        return self.config.test
+
+    def hashes(self) -> list[str]:
+        """Hashes of the training and the validation data."""
+        return [self.identity(split) for split in (self.config.train, self.config.valid)]
+
+    def identity(self, split: str) -> str:
+        """Hash of the files of a split and of the settings of reading."""
+        hashes = FileHashes(self.cache_dir)
+        settings = json.dumps(self.settings(split), sort_keys=True)
+        return combined_digest([*(hashes(path) for path in self.files(split)), settings])
+
+    def settings(self, split: str) -> Any:
+        """Settings that determine the values which are read from the files of a split."""
+        raise NotImplementedError
+
+    def path(self, split: str) -> Path:
+        """The first file of a split, or its folder."""
+        return self.files(split)[0]
+
+    def files(self, split: str) -> list[Path]:
+        """The files of a split, in the order of their names.
+
+        Raises:
+            DataError: there are none.
+        """
+        raise NotImplementedError
+
+    def chunks(self, split: str) -> Iterator[bytes]:
+        """The documents of a split as bytes."""
+        raise NotImplementedError
+
+    def files_of_folder(self, split: str, content: str) -> list[Path]:
+        """The files in the folder of a split and below; `content` describes them."""
+        check_file_name("data", split)
+        if self.folder is None:
+            splits = ", ".join(dict.fromkeys((self.config.train, self.config.valid, "test")))
+            raise DataError(f"set data.dir=FOLDER, with {splits}: {content}")
+        if not (self.folder / split).is_dir():
+            raise DataError(f"{self.folder} has no {split}: {content}")
+        paths = sorted((self.folder / split).rglob("*"))
+        files = [path for path in paths if path.is_file() and path.name[0] != "."]
+        if not files:
+            raise DataError(f"{self.folder / split} is empty; it must have {content}")
+        return files

@@ -1,0 +1,132 @@
+"""Images as documents of one size: row by row, the channels of a pixel together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+from headwise.config.density_data import ImageDataConfig
+from headwise.data.corpora.archive import Archives
+from headwise.data.corpora.pictures import Image, picture, stored_images
+from headwise.data.corpora.text import open_bytes
+from headwise.data.density_corpus import FileCorpus
+from headwise.errors import DataError, refuse, require
+from headwise.file_names import check_file_name, check_relative_path
+
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ImageCorpus(FileCorpus[ImageDataConfig]):
+    """Published files of images, or the user's own: `train.npy`, or pictures below `train/`."""
+
+    def __post_init__(self) -> None:
+        shape, window = self.config.shape, self.config.window
+        is_shape = len(shape) == 3 and min(shape) >= 1
+        require(is_shape, "data.shape", "rows, columns and channels", shape)
+        values = prod(shape)
+        allowed = f"a multiple or an equal part of the {values} values of an image"
+        require(window % values == 0 or values % window == 0, "data.window", allowed, window)
+        for split, parts in self.config.splits.items():
+            check_file_name("data.splits", split)
+            for member in (member for part in parts for member in part.get("members", [])):
+                check_relative_path(f"data.splits.{split}.members", member)
+
+    @functools.cached_property
+    def archives(self) -> Archives:
+        """The published archives."""
+        return Archives(self.config.name, self.config.archives, self.cache_dir, self.folder)
+
+    def settings(self, split: str) -> Any:
+        """See `FileCorpus.settings`."""
+        return [self.config.shape, self._parts(split) if self.config.splits else []]
+
+    def files(self, split: str) -> list[Path]:
+        """See `FileCorpus.files`; downloads missing archives."""
+        if self.config.splits:
+            located = (path for part in self._parts(split) for path, _ in self._located(part))
+            return list(dict.fromkeys(located))
+        array = self.folder and self.folder / f"{split}.npy"
+        if array and array.is_file():
+            return [array]
+        return self.files_of_folder(split, "folders of pictures, or arrays (train.npy)")
+
+    def chunks(self, split: str) -> Iterator[bytes]:
+        """See `FileCorpus.chunks`.
+
+        Raises:
+            DataError: a file that has no images, or images of another shape.
+        """
+        shape = tuple(self.config.shape)
+        for name, image in self._images(split):
+            if image.shape != shape:
+                sizes = ",".join(map(str, image.shape))
+                raise DataError(
+                    f"{name} has the shape [{sizes}], but data.shape={list(shape)}. Images have "
+                    f"one shape; for this one, set data.shape=[{sizes}] data.window={image.size}"
+                )
+            yield image.tobytes()
+
+    def _images(self, split: str) -> Iterator[tuple[str, Image]]:
+        """The images of a split, with names for messages."""
+        if self.config.splits:
+            for part in self._parts(split):
+                yield from self._images_of(part)
+            return
+        for path in self.files(split):
+            if path.suffix == ".npy":
+                with open_bytes(path) as stream:
+                    yield from self._stored(stream, str(path))
+            else:
+                yield str(path), picture(path)
+
+    def _stored(self, stream: IO[bytes], name: str) -> Iterator[tuple[str, Image]]:
+        images = stored_images(stream, name, tuple(self.config.shape))
+        return ((f"{name}, image {i}", image) for i, image in enumerate(images, 1))
+
+    def _parts(self, split: str) -> list[Part]:
+        if split not in self.config.splits:
+            raise refuse(f"a split of data={self.config.name}", split, self.config.splits)
+        parts: list[Part] = self.config.splits[split]
+        return parts
+
+    def _images_of(self, part: Part) -> Iterator[tuple[str, Image]]:
+        """The images of a part: those from `images[0]` to before `images[1]`, or all."""
+        first, end = part.get("images", (0, None))
+        images = chain.from_iterable(self._stored(*opened) for opened in self._streams(part))
+        n = 0
+        for n, image in enumerate(islice(images, first, end), 1):  # noqa: B007
+            yield image
+        if end is not None and n < end - first:
+            path = self._located(part)[-1][0]
+            raise DataError(f"{path} has too few images for {first} to {end} of {self.config.name}")
+
+    def _streams(self, part: Part) -> Iterator[tuple[IO[bytes], str]]:
+        """The files of a part, one after the other, with their names."""
+        for path, member in self._located(part):
+            if member is None:
+                with open_bytes(path) as stream:
+                    yield stream, str(path)
+            else:
+                with self.archives.open(part["archive"], [member]) as opened:
+                    yield opened
+
+    def _located(self, part: Part) -> list[tuple[Path, str | None]]:
+        """Files of a part: members of an archive, unpacked members, or a file (None)."""
+        members = part.get("members", [])
+        if self.folder is not None and members:
+            unpacked = [self._unpacked(self.folder, member) for member in members]
+            if all(unpacked):
+                return [(path, None) for path in unpacked if path]
+        archive = self.archives.path(part["archive"])
+        return [(archive, member) for member in members] or [(archive, None)]
+
+    @staticmethod
+    def _unpacked(folder: Path, member: str) -> Path | None:
+        """A member in a folder or one of its folders."""
+        return next(chain(folder.glob(member), folder.glob(f"*/{member}")), None)

@@ -1,0 +1,81 @@
+"""Music as documents: one channel, resampled, an 8-bit mu-law code per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headwise.config.density_data import MusicDataConfig
+from headwise.data.density_corpus import FileCorpus
+from headwise.errors import DataError
+
+MU = 255
+BLOCK = 2**20  # frames read at once
+
+Samples = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.uint8]
+
+
+def mu_law(samples: Samples) -> Codes:
+    """Codes 0 to 255 of samples from -1 to 1; differences of small ones are kept best."""
+    magnitudes = np.log1p(MU * np.minimum(np.abs(samples), 1)) / np.log1p(MU)
+    codes: Codes = np.rint((np.copysign(magnitudes, samples) + 1) / 2 * MU).astype(np.uint8)
+    return codes
+
+
+@dataclass(frozen=True)
+class MusicCorpus(FileCorpus[MusicDataConfig]):
+    """Audio files (wav, flac, ogg) below `train/`, `valid/` and test sets, one piece each."""
+
+    def files(self, split: str) -> list[Path]:
+        """See `FileCorpus.files`."""
+        return self.files_of_folder(split, "folders of audio files (wav, flac, ogg)")
+
+    def settings(self, split: str) -> Any:
+        """See `FileCorpus.settings`."""
+        return self.config.sample_rate
+
+    def chunks(self, split: str) -> Iterator[bytes]:
+        """See `FileCorpus.chunks`.
+
+        Raises:
+            DataError: a file that is not audio, or a package is missing.
+        """
+        for path in self.files(split):
+            blocks = _resampled(path, self.config.sample_rate)
+            yield b"".join(mu_law(samples).tobytes() for samples in blocks)
+
+
+def _resampled(path: Path, sample_rate: int) -> Iterator[Samples]:
+    """Blocks of the mean of the channels of an audio file at another sample rate."""
+    soundfile = _package("soundfile")
+    try:
+        with soundfile.SoundFile(path) as sound:
+            blocks = sound.blocks(BLOCK, dtype="float32", always_2d=True)
+            mono = (block.mean(axis=1) for block in blocks)
+            if sound.samplerate == sample_rate:
+                yield from mono
+                return
+            rates = sound.samplerate, sample_rate
+            stream = _package("soxr").ResampleStream(*rates, num_channels=1, dtype="float32")
+            for samples in mono:
+                yield stream.resample_chunk(samples)
+            yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
+    except soundfile.SoundFileError as error:
+        raise DataError(f"{path} is not audio that can be read: {error}") from error
+
+
+def _package(name: str) -> Any:
+    """An optional package."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise DataError(
+            f"music is read by {name}, which is missing: pip install 'headwise[music]'"
+        ) from error

@@ -1,0 +1,55 @@
+"""Small files in the published formats of images and music, with random values."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import tarfile
+import wave
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Images = npt.NDArray[np.uint8]
+
+
+def random_images(n: int, *shape: int, seed: int = 0) -> Images:
+    """Images (N, H, W, C)."""
+    return np.random.default_rng(seed).integers(0, 256, (n, *shape), np.uint8)
+
+
+def planes(images: Images) -> Images:
+    """Rows (N, C * H * W): all red values, then green, then blue."""
+    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+
+
+def write_cifar10(folder: Path, images: Images, per_batch: int) -> None:
+    """The binary version of CIFAR-10: five training batches, then a test batch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        for i, name in enumerate(names):
+            rows = planes(images[i * per_batch : (i + 1) * per_batch])
+            content = np.pad(rows, ((0, 0), (1, 0)), constant_values=i).tobytes()
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def write_idx(path: Path, images: Images) -> None:
+    """A file of MNIST, of grey images (N, H, W, 1)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = struct.pack(">4I", 0x803, *images.shape[:3])
+    path.write_bytes(gzip.compress(header + images.tobytes()))
+
+
+def write_wav(path: Path, samples: npt.NDArray[np.float64], rate: int) -> None:
+    """16-bit samples (N, channels) from -1 to 1."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(samples.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(np.rint(samples * 32767).astype("<i2").tobytes())

@@ -17,10 +17,12 @@ from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.commands.train import train
 from headwise.config.schema import typed
-from headwise.data.tokenizer import BOS, N_SPECIALS
+from headwise.data.token_stream import text_ids
+from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
+from plain_decoder import PlainDecoder
 from training_runs import NO_DROPOUT, Runs, assert_same_metrics
 
 WINDOW = 16
@@ -40,6 +42,11 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         lines = "".join(f"Zeile {i}: der Hund sieht das {i}. Häuschen.\n" for i in range(n))
         (folder / f"{split}.txt").write_text(lines, encoding="utf-8")
     return [*SMALL, f"data.dir={folder}", f"paths.cache={folder}/cache"]
+
+
+def text_of(overrides: list[str], split: str) -> bytes:
+    (folder,) = (o.removeprefix("data.dir=") for o in overrides if o.startswith("data.dir="))
+    return (Path(folder) / f"{split}.txt").read_bytes()
 
 
 @torch.no_grad()
@@ -79,6 +86,78 @@ def test_bits_per_byte_and_alphas_match_the_weights(run: Path, overrides: list[s
     assert set(results["heads"]["density"]) == {"decoder_self"}
     sums = RunFolder(run).read_sums("test.loss.npy")
     assert sums[:, 3].sum() == len(text)
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_bits_equal_those_of_plain_torch(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path, tokenizer: str
+) -> None:
+    changes = f"tokenizer={tokenizer}", "tokenizer.vocab_size=300", "decode.min_context=5"
+    options = "attention=softmax", "trainer.max_updates=6", f"paths.outputs={tmp_path}"
+    headwise.ok("train", *overrides, *changes, *options)
+    (folder,) = run_folders(tmp_path)
+    results = read_json(folder / "results.json")
+    weights = load_checkpoint(folder / "checkpoints" / f"{results['weights']}.pt")["model"]
+    plain = PlainDecoder(weights, n_heads=4)
+    text = text_of(overrides, "test")
+    ids = text_ids(text.decode(), Tokenizer.load(folder / "tokenizer.model")).tolist()
+
+    def check(entry: dict[str, Any], min_context: int) -> None:
+        assert entry["n_bytes"] == len(text) >= entry["n_scored"] == len(ids)
+        bits = plain.bits(ids, BOS, WINDOW, min_context)
+        assert entry["score"] == pytest.approx(bits / len(text), rel=1e-6)
+
+    check(results["scores"]["test"]["bits_per_byte"], 5)
+    headwise.ok(
+        "evaluate", f"run={folder}", "decode.min_context=0", f"checkpoint={results['weights']}"
+    )
+    evaluated = read_json(folder / f"results-{results['weights']}.json")
+    assert evaluated["decode"]["min_context"] == 0
+    check(evaluated["scores"]["test"]["bits_per_byte"], 0)
+
+
+def test_evaluate_scores_other_splits_and_checkpoints(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    text = b"another text\n" * 9
+    (tmp_path / "more.txt").write_bytes(text)
+    options = f"run={run}", "checkpoint=update_6", "name=others", "decode.min_context=4"
+    headwise.ok("evaluate", *options, "data.test=[more]", f"data.dir={tmp_path}")
+    headwise.ok("evaluate", *options, "data.test=[valid]")
+    content = read_json(run / "others.json")
+    assert content["checkpoint"] == "update_00000006"
+    bits = {split: scores["bits_per_byte"] for split, scores in content["scores"].items()}
+    assert bits["more"]["n_bytes"] == len(text)
+    first = read_json(run / "results.json")["scores"]["valid"]["bits_per_byte"]
+    assert bits["valid"]["n_bytes"] == first["n_bytes"]
+    assert bits["valid"]["signature"] == "min_context:4" != first["signature"]
+    items = RunFolder(run).read_sums("others/more.loss.npy")
+    assert items[:, 3].sum() == len(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("decode.beam=3", "decode.beam is not known; allowed: min_context"),
+        ("decode.min_context=16", "at least 0 and below data.window=16"),
+        ("data.source_file=a data.reference_file=a", "null with task=density"),
+        ("data.test=[none]", "none.txt (plain, .gz or .zip) not found"),
+    ],
+)
+def test_evaluations_that_a_density_model_lacks_are_rejected(
+    headwise: CommandLine,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("text\n", encoding="utf-8")
+    results = headwise("evaluate", f"run={run}", *change.split())
+    assert results.code != 0
+    assert message in results.err
+    assert "Traceback" not in results.err
 
 
 def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None:
@@ -157,6 +236,8 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
         ("trainer.monitor=bleu", "bits_per_byte"),
         ("data.windwo=3", "data.window"),
         ("positions=learned positions.max_positions=8", "data.window=16"),
+        ("decode=greedy", "decode must be windows with task=density, got 'greedy'"),
+        ("decode.min_context=16", "decode.min_context must be at least 0 and below data.window=16"),
         ("task=translation", "task must be density with data=text"),
     ],
 )

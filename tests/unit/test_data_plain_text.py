@@ -1,77 +1,252 @@
-"""A text as a stream of tokens that covers every byte of the file."""
+"""A text as a stream of tokens that spell every byte of the file, and where its files are."""
 
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from command_line import composer
+from corpus_writers import serve_folder
 from headwise.config.density_data import TextDataConfig
-from headwise.config.schema import TokenizerConfig
+from headwise.config.schema import TokenizerConfig, typed
+from headwise.data.digest import file_digest
+from headwise.data.lossless import LosslessTokenizer
 from headwise.data.plain_text import TextCorpus
-from headwise.data.token_stream import PreparedTokens, prepare_tokens
+from headwise.data.token_stream import PreparedTokens, ids_text, prepare_tokens, text_ids
 from headwise.data.tokenizer import EOS, N_SPECIALS
-from headwise.errors import DataError
+from headwise.data.tokenizer_training import train_tokenizer
+from headwise.errors import ConfigError, DataError
 
-TEXT = "Der  Hund sieht\tdas Haus.\n\nDie Häuser 犬が好き\r\nund kein Ende"
+TEXT = "Der  Hund sieht\tdas Haus.\n\n  Die Häuser 犬が好き\r\nund kein Ende"
+ODD = TEXT.encode() + b" \n\xff\xfe\0 \xe2\x96\x81<s> <0x41>\xc3\n" + "😀 unseen\u2028".encode()
 SPLITS = ("train", "valid", "test")
+SUB_WORDS = [
+    {"kind": "char"},
+    {"kind": "bpe", "vocab_size": 320},
+    {"kind": "unigram", "vocab_size": 285},
+]
+BYTES = TokenizerConfig(kind="byte")
+
+
+def corpus_of(folder: Path, text: bytes, **splits: bytes) -> TextCorpus:
+    (folder / "text").mkdir(parents=True)
+    for split in SPLITS:
+        (folder / "text" / f"{split}.txt").write_bytes(splits.get(split, text))
+    config = TextDataConfig(name="mine", dir=str(folder / "text"), licence="own")
+    return TextCorpus(config, folder / "cache")
 
 
 def prepared(folder: Path, text: bytes, **options: Any) -> PreparedTokens:
-    (folder / "text").mkdir(parents=True)
-    for split in SPLITS:
-        (folder / "text" / f"{split}.txt").write_bytes(text)
-    config = TextDataConfig(name="mine", dir=str(folder / "text"), licence="own")
-    corpus = TextCorpus(config, folder / "cache")
-    return prepare_tokens(corpus, TokenizerConfig(**{"kind": "byte", **options}))
+    return prepare_tokens(corpus_of(folder, text), TokenizerConfig(**{"kind": "byte", **options}))
+
+
+def spelled(data: PreparedTokens, split: str) -> bytes:
+    return LosslessTokenizer(data.tokenizer).decode(data.stream(split).ids.tolist())
 
 
 def test_byte_ids_equal_the_bytes(tmp_path: Path) -> None:
     text = bytes(range(256)) + TEXT.encode()
     text_data = prepared(tmp_path, text)
     stream = text_data.stream("valid")
-    assert bytes((stream.ids - N_SPECIALS).astype(np.uint8)) == text
+    assert bytes((stream.ids - N_SPECIALS).astype(np.uint8)) == text == spelled(text_data, "valid")
     assert stream.bytes_of(0, len(stream.ids)) == len(text) == text_data.report["valid"]["bytes"]
 
 
-@pytest.mark.parametrize("options", [{"kind": "char"}, {"kind": "bpe", "vocab_size": 60}])
-def test_bytes_of_tokens_add_up_to_the_file(tmp_path: Path, options: dict[str, Any]) -> None:
-    text_data = prepared(tmp_path, (TEXT * 5).encode(), **options)
-    stream = text_data.stream("test")
-    assert (np.asarray(stream.n_bytes) >= 0).all()
-    assert stream.bytes_of(0, len(stream.ids)) == len((TEXT * 5).encode())
-    lines = (TEXT * 5).split("\n")
-    assert (np.asarray(stream.ids) == EOS).sum() == len(lines) - 1  # the last has no end
-    assert text_data.tokenizer.decode([stream.ids.tolist()])[0].startswith(
-        "Der Hund sieht das Haus."
-    )
+@pytest.mark.parametrize("options", SUB_WORDS)
+def test_tokens_spell_every_byte(tmp_path: Path, options: dict[str, Any]) -> None:
+    text = (TEXT * 5).encode()
+    corpus = corpus_of(tmp_path, text, valid=ODD)
+    data = prepare_tokens(corpus, TokenizerConfig(**options))
+    assert spelled(data, "train") == text
+    assert spelled(data, "valid") == ODD
+    stream = data.stream("valid")
+    assert stream.bytes_of(0, len(stream.ids)) == len(ODD)
+    assert sum(stream.bytes_of(i, i + 3) for i in range(0, len(stream.ids), 3)) == len(ODD)
+    assert len(stream.ids) < len(ODD)
+    assert (np.asarray(stream.ids) == EOS).sum() == ODD.count(b"\n")
+    assert ids_text(text_ids(TEXT, data.tokenizer), data.tokenizer) == TEXT
 
 
-def test_gzip_is_read_and_fingerprint_depends_on_content(tmp_path: Path) -> None:
+def test_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
+    for_sentences = train_tokenizer(iter([TEXT] * 9), TokenizerConfig(kind="char", vocab_size=99))
+    (tmp_path / "other").mkdir()
+    for_sentences.save(tmp_path / "other" / "tokenizer.model")
+    given = TokenizerConfig(kind="given", folder=str(tmp_path / "other"))
+    with pytest.raises(
+        DataError, match=r"train\.txt, line 1: the tokenizer does not encode b'Der  "
+    ):
+        prepare_tokens(corpus_of(tmp_path, TEXT.encode()), given)
+
+
+def test_long_lines_are_encoded_in_parts(tmp_path: Path) -> None:
+    text = ("ä" * 150_000 + "\nEnde ").encode()
+    assert spelled(prepared(tmp_path, text, kind="bpe", vocab_size=270), "valid") == text
+
+
+def test_packed_files_are_read_and_fingerprint_depends_on_content(tmp_path: Path) -> None:
     first = prepared(tmp_path / "a", TEXT.encode())
     folder = Path(str(first.corpus.config.dir))
     path = folder / "valid.txt"
     with gzip.open(folder / "valid.txt.gz", "wb") as stream:
         stream.write(path.read_bytes())
     path.unlink()
-    packed = prepare_tokens(first.corpus, TokenizerConfig(kind="byte"))
+    packed = prepare_tokens(first.corpus, BYTES)
     assert np.array_equal(packed.stream("valid").ids, first.stream("valid").ids)
     (folder / "train.txt").write_text("anders\n", encoding="utf-8")
-    changed = prepare_tokens(first.corpus, TokenizerConfig(kind="byte"))
+    changed = prepare_tokens(first.corpus, BYTES)
     assert changed.fingerprint != packed.fingerprint
+    damaged = (folder / "valid.txt.gz").read_bytes()[:-12]
+    (folder / "valid.txt.gz").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"valid\.txt\.gz is truncated or damaged"):
+        prepare_tokens(first.corpus, BYTES)
 
 
-def test_unreadable_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not UTF-8; tokenizer=byte accepts any bytes"):
-        prepared(tmp_path / "a", b"\xff\xfe" * 10, kind="char")
+def write_plain(path: Path, text: bytes) -> None:
+    path.write_bytes(text)
+
+
+def write_gz(path: Path, text: bytes) -> None:
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text))
+
+
+def write_zip(path: Path, text: bytes) -> None:
+    with zipfile.ZipFile(path.with_name(f"{path.name}.zip"), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(path.name, text)
+
+
+def named(tmp_path: Path, name: str, *overrides: str) -> TextCorpus:
+    """The corpus of `data=name`."""
+    with composer() as compose:
+        config = typed(compose([f"data={name}", *overrides]))
+    return TextCorpus(config.data, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("write", [write_plain, write_gz, write_zip])
+@pytest.mark.parametrize("name", ["enwik8", "text8"])
+def test_published_file_is_split_by_bytes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[Path, bytes], None],
+    name: str,
+) -> None:
+    text = np.random.default_rng(1).integers(0, 256, 2000).astype(np.uint8).tobytes()
+    (tmp_path / name).mkdir()
+    write(tmp_path / name / name, text)
+    monkeypatch.setenv("HEADWISE_DATA", str(tmp_path))
+    data = prepare_tokens(named(tmp_path, name), BYTES)
+    assert [len(spelled(data, split)) for split in SPLITS] == [1800, 100, 100]
+    assert b"".join(spelled(data, split) for split in SPLITS) == text
+    assert len(set(data.corpus.hashes())) == 2
+
+
+@pytest.mark.parametrize("name", ["wikitext2", "wikitext103"])
+def test_wikitext_is_read_from_files_and_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("HEADWISE_DATA", raising=False)
+    texts = {split: f" \n = {split} = \n \n Text <unk> @-@ \n".encode() for split in SPLITS}
+    for file in ("wiki.{}.raw", "{}.txt.gz"):
+        folder = tmp_path / file[-3:]
+        folder.mkdir()
+        for split, text in texts.items():
+            packed = gzip.compress(text) if file.endswith("gz") else text
+            (folder / file.format(split)).write_bytes(packed)
+        data = prepare_tokens(named(tmp_path, name, f"data.dir={folder}"), BYTES)
+        assert {split: spelled(data, split) for split in SPLITS} == texts
+    corpus = named(tmp_path, name)
+    (entry,) = corpus.config.downloads
+    with zipfile.ZipFile(tmp_path / entry["file"], "w") as archive:
+        for split, text in texts.items():
+            archive.writestr(f"{name}-raw/wiki.{split}.raw", text)
+    with serve_folder(tmp_path) as address:
+        entry["url"] = f"{address}/{entry['file']}"
+        with pytest.raises(DataError, match="not the published file"):
+            prepare_tokens(corpus, BYTES)
+        entry["sha256"] = file_digest(tmp_path / entry["file"])
+        data = prepare_tokens(corpus, BYTES)
+    assert {split: spelled(data, split) for split in SPLITS} == texts
+
+
+def test_files_and_shares_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_bytes(b"one\n")
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"two\n"))
+    files = f"data.files={{train: a, valid: [missing, b], test: {tmp_path}/a}}"
+    data = prepare_tokens(named(tmp_path, "text", files), BYTES)
+    assert [spelled(data, split) for split in SPLITS] == [b"one\n", b"two\n", b"one\n"]
+    (tmp_path / "all.txt").write_bytes(bytes(range(101)))
+    shares = "data.file=all.txt", "data.split=[0.7,0.3]", "data.test=[]"
+    data = prepare_tokens(named(tmp_path, "text", *shares), BYTES)
+    with pytest.raises(ConfigError, match=r"must be one of train, valid; got 'more'"):
+        data.corpus.path("more")
+    assert [spelled(data, split) for split in SPLITS[:2]] == [
+        bytes(range(70)),
+        bytes(range(70, 101)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"file": "all.txt"}, r"data\.file=FILE needs data\.split=\[0\.9"),
+        ({"split": [0.9, 0.1]}, r"data\.file=FILE needs"),
+        ({"file": "all.txt", "split": [0.9, 0.2]}, r"data\.split must be two or three shares"),
+        ({"file": "all.txt", "split": [0.9, 0.1]}, r"a split with .* must be one of train, valid"),
+        ({"files": {"train": 3}}, r"data\.files\.train must be a path"),
+        ({"test": ["../x"]}, r"\.\./x"),
+    ],
+)
+def test_invalid_settings_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = TextDataConfig(name="mine", licence="own")
+    with pytest.raises(ConfigError, match=message):
+        TextCorpus(replace(config, **changes), tmp_path)
+
+
+def test_missing_and_empty_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWISE_DATA", raising=False)
     with pytest.raises(DataError, match="is empty"):
         prepared(tmp_path / "b", b"")
     config = TextDataConfig(name="mine", licence="own")
-    with pytest.raises(DataError, match="=FOLDER"):
+    with pytest.raises(DataError, match=r"set data\.dir=FOLDER"):
         TextCorpus(config, tmp_path).path("train")
-    config.dir = str(tmp_path)
-    with pytest.raises(DataError, match=r"train\.txt or train\.txt\.gz not found in"):
-        TextCorpus(config, tmp_path).path("train")
+    missing = replace(config, dir=str(tmp_path))
+    with pytest.raises(DataError, match=r"train\.txt \(plain, \.gz or \.zip\) not found in"):
+        TextCorpus(missing, tmp_path).path("train")
+    with pytest.raises(DataError, match=r"is missing: put enwik8\.zip into .* or enwik8"):
+        named(tmp_path, "enwik8", f"data.dir={tmp_path}").path("train")
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from headwise.config.density_data import TextDataConfig
+from headwise.config.schema import TokenizerConfig
+from headwise.data.plain_text import TextCorpus
+from headwise.data.token_stream import prepare_tokens
+config = TextDataConfig(name="large", file="large", split=[0.9, 0.1], test=[], dir=sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+prepare_tokens(TextCorpus(config, Path(sys.argv[1])), TokenizerConfig(kind="byte"))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_of_preparation_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    n_bytes = 2**26
+    (tmp_path / "large").write_bytes(
+        b"a line of some words\n" * (n_bytes // 42) + b"x" * (n_bytes // 2)
+    )
+    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(printed) * unit < n_bytes / 2

@@ -11,7 +11,7 @@ import torch
 from headwise.data.batch import Batch
 from headwise.data.loader import BatchLoader
 from headwise.data.token_stream import TokenStream
-from headwise.data.windows import TrainingWindows, evaluation_windows
+from headwise.data.windows import EvaluationWindows, TrainingWindows
 from headwise.errors import DataError
 
 IDS = np.random.default_rng(1).integers(0, 256, 203).astype(np.uint16)
@@ -32,7 +32,7 @@ def examples(max_tokens: int = 35, seed: int = 1, world_size: int = 1) -> Traini
 @pytest.mark.parametrize("n_tokens", [203, 200, 7, 1])
 def test_every_token_is_scored_from_its_predecessor(n_tokens: int, max_tokens: int) -> None:
     ids = IDS[:n_tokens]
-    batches = list(evaluation_windows(TokenStream(ids), START, WINDOW, max_tokens))
+    batches = list(EvaluationWindows(TokenStream(ids), START, WINDOW, max_tokens))
     scored = [pair for batch in batches for pair in pairs(batch)]
     assert scored == list(zip([START, *ids[:-1].tolist()], ids.tolist(), strict=True))
     assert sum(batch.global_targets for batch in batches) == n_tokens
@@ -43,13 +43,33 @@ def test_every_token_is_scored_from_its_predecessor(n_tokens: int, max_tokens: i
     assert [row for batch in batches for row in batch.rows] == list(range(-(-n_tokens // WINDOW)))
 
 
+@pytest.mark.parametrize("min_context", [0, 1, 4, 9])
+@pytest.mark.parametrize("n_tokens", [203, 11, 10, 3, 1, 0])
+def test_overlapping_windows_score_every_token_once(n_tokens: int, min_context: int) -> None:
+    stream = TokenStream(IDS[:n_tokens])
+    windows = EvaluationWindows(stream, START, WINDOW, 35, min_context)
+    scored = [pair for batch in windows for pair in pairs(batch)]
+    assert scored == list(zip([START, *stream.ids[:-1].tolist()], stream.ids.tolist()))  # noqa: B905
+    places = [i for batch in windows for i in (batch.scored_R % WINDOW).tolist()]
+    assert all(place >= min_context for place in places[WINDOW:])
+    n_scored = np.bincount([row for batch in windows for row in rows_of(batch)])
+    assert [end - first for first, end in windows.scored] == n_scored.tolist()
+    assert sum(map(len, windows)) == windows.n_windows
+
+
+def rows_of(batch: Batch) -> list[int]:
+    """The window of each scored token."""
+    width = batch.columns["tokens"].ids_BN.shape[1]
+    return [batch.rows[place // width] for place in batch.scored_R.tolist()]
+
+
 @pytest.mark.parametrize("aligned", [False, True])
 def test_documents_are_predicted_from_the_start_token(aligned: bool) -> None:
     starts = np.arange(0, len(IDS), 5)
     stream = TokenStream(IDS, starts=starts)
     before = [START if i % 5 == 0 else int(IDS[i - 1]) for i in range(len(IDS))]
     expected = list(zip(before, IDS.tolist(), strict=True))
-    batches = list(evaluation_windows(stream, START, WINDOW, 35))
+    batches = list(EvaluationWindows(stream, START, WINDOW, 35))
     assert [pair for batch in batches for pair in pairs(batch)] == expected
     windows = TrainingWindows(stream, START, WINDOW, 35, 1, aligned=aligned)
     first_positions = set()

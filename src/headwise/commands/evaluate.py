@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headwise.config.instantiate import instantiate
 from headwise.config.schema import EvaluateConfig
-from headwise.errors import ConfigError, require
+from headwise.errors import ConfigError, require, unknown
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.report.outcome import score_lines
 from headwise.runs.folder import RESERVED_NAMES
 from headwise.tasks.evaluation import HYPOTHESES, evaluate_texts
-from headwise.tasks.loading import load_selected, translating
+from headwise.tasks.loading import load_selected
+from headwise.tasks.task import TrainedRun
 from headwise.tasks.texts import Sides, check_aligned, named_sets, read_lines
 from headwise.tasks.translation_run import TranslationRun
 from headwise.train.distributed import Ranks
 
 
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Translate and score test sets with a trained run; returns the scores by set.
+    """Score a trained run on test sets, translated or measured; returns the scores by set.
 
     Earlier scores in the same file, with the same weights and search, are preserved.
     """
@@ -30,34 +33,61 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if name in RESERVED_NAMES:
         raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
     texts = _user_text(config)
-    run = translating(load_selected(config.run, config))
+    run = load_selected(config.run, config)
     name = name or f"results-{config.checkpoint}"
-    texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
     path = run.folder.path / f"{name}.json"
     content = {**run.weights, "decode": run.search}
     all_scores, files = _earlier_scores(path, content)
-    files = {split: sides for split, sides in files.items() if split not in texts}
-    if config.data.source_file is not None:
-        files |= dict.fromkeys(texts, _user_paths(config))
     scores = {}
-    for split, (sources, references) in texts.items():
-        scores[split], _ = evaluate_texts(
-            run.translator,
-            run.config,
-            sources,
-            references,
-            split,
-            run.folder,
-            Ranks(0, 1, run.translator.device),
-            config.progress,
-            name,
-        )
-        print("\n".join(score_lines(split, scores[split])), flush=True)
-        all_scores[split] = scores[split]
+    hypotheses = ""
+    if isinstance(run, TranslationRun):
+        scored = _translated(run, config, texts, name)
+        hypotheses = f" and {run.folder.path / HYPOTHESES / name}"
+    else:
+        scored = _measured(run, config, name)
+    for split, of_split in scored:
+        files.pop(split, None)
+        if split in texts:
+            files[split] = _user_paths(config)
+        print("\n".join(score_lines(split, of_split)), flush=True)
+        all_scores[split] = scores[split] = of_split
         written = {**content, **({"files": files} if files else {}), "scores": all_scores}
         write_json(path, written)
-    print(f"written to {path} and {run.folder.path / HYPOTHESES / name}")
+    print(f"written to {path}{hypotheses}")
     return scores
+
+
+def _translated(
+    run: TranslationRun, config: EvaluateConfig, texts: dict[str, Sides], name: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the scores of each set: of the user's text, or else of named sets."""
+    texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
+    ranks = Ranks(0, 1, run.translator.device)
+    for split, sides in texts.items():
+        shared = run.translator, run.config, *sides, split, run.folder, ranks
+        yield split, evaluate_texts(*shared, config.progress, name)[0]
+
+
+def _measured(
+    run: TrainedRun, config: EvaluateConfig, name: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the metrics of each split of a run without a search.
+
+    The statistics of every item are written to `sums/NAME/`.
+    """
+    path = config.data.source_file
+    require(path is None, "data.source_file", f"null with task={run.task.name}", path)
+    for key, value in config.decode.items():
+        if value is not None and key not in run.search:
+            raise unknown("decode.", key, list(run.search))
+    loss, data = instantiate(run.config.loss, "loss"), run.config.data
+    for split in config.data.test or data.test or [data.valid]:
+        check_file_name("data.test", split)
+        prepared = run.task.prepared_split(run, split, config.data.dir)
+        ranks = Ranks(0, 1, run.device)
+        measured = run.task.measured(run.model, loss, prepared, run.config, ranks, split)
+        run.folder.write_sums(Path(name, f"{split}.{measured.metrics[0].unit}.npy"), measured.items)
+        yield split, {**measured.scores()}
 
 
 def _user_paths(config: EvaluateConfig) -> dict[str, str]:

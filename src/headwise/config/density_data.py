@@ -1,4 +1,4 @@
-"""The data configs of density modelling, one per kind."""
+"""The configs of density modelling: data, one per kind, and evaluation."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class TextDataConfig(DensityDataConfig):
     """A text of one language; see `headwise.data.plain_text`."""
 
     _target_: str = "headwise.config.density_data.TextDataConfig"
+    files: Any = None  # split -> file, or a list of alternatives; null: SPLIT.txt
+    file: str | None = None  # one file with all splits
+    split: list[float] = field(default_factory=list)  # its shares: train, valid and test
+    downloads: list[Any] = field(default_factory=list)  # archives: {file, url, sha256}
 
 
 @dataclass
@@ -68,3 +72,12 @@ class MusicDataConfig(DensityDataConfig):
     _target_: str = "headwise.config.density_data.MusicDataConfig"
     unit: str = "dimension"
     sample_rate: int = 12_000  # Hz, to which audio is resampled
+
+
+@dataclass
+class WindowsConfig:
+    """Evaluation of a density model in windows of `data.window` tokens."""
+
+    _target_: str = "headwise.config.density_data.WindowsConfig"
+    min_context: int = 0  # tokens before every scored one in its window; 0: windows side by side
+    precision: str = "fp32"  # fp32, bf16 (autocast: bits differ), or auto as in training

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import fits
@@ -17,10 +18,12 @@ from headwise.config.schema import (
     SITE_GROUPS,
     SITES,
     Config,
-    DecodeConfig,
 )
-from headwise.errors import require, unknown
+from headwise.errors import ConfigError, require, unknown
 
+S = TypeVar("S")
+
+DECODE = ("search", "windows")  # the schemas of `decode`; the others are of `data`
 # Groups whose keys are checked by constructors.
 OPEN_GROUPS = [name for name, hint in get_type_hints(Config).items() if hint is Any]
 
@@ -36,6 +39,26 @@ def check_keys(config: DictConfig, config_name: str) -> None:
         for key in map(str, node):
             if key not in names:
                 raise unknown(prefix, key, [name for name in names if name[0] != "_"])
+
+
+def with_changes(settings: S, group: str, changes: Mapping[str, Any]) -> S:
+    """A dataclass of an open group with changed values; None leaves a value unchanged.
+
+    Raises:
+        ConfigError: an unknown key, or a value of the wrong type.
+    """
+    names = [field.name for field in fields(settings) if field.name[0] != "_"]  # type: ignore
+    merged = OmegaConf.structured(settings)
+    for key, value in changes.items():
+        if value is None:
+            continue
+        if key not in names:
+            raise unknown(f"{group}.", key, names)
+        try:
+            merged[key] = value
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{group}.{key}: {str(error).splitlines()[0]}") from error
+    return cast(S, OmegaConf.to_object(merged))
 
 
 def _typed_nodes(
@@ -92,13 +115,18 @@ def _in_words(hint: Any) -> str:
     return words.get(hint, "null")
 
 
+def _schema_keys(group: str) -> list[str]:
+    """Keys of the dataclasses of an open group: data or decode."""
+    kinds = [kind for name, kind in SCHEMAS.items() if (name in DECODE) == (group == "decode")]
+    return [key for kind in kinds for key in _keys_of(kind, f"{group}.")]
+
+
 def known_keys(config_name: str) -> list[str]:
     """All dotted keys of the config of a command; for training, also those of each choice."""
     keys = list(_keys_of(KINDS[config_name]))
     if config_name != "train":
-        return [*keys, *(_keys_of(DecodeConfig, "decode.") if "decode" in keys else ())]
-    for name, kind in SCHEMAS.items():
-        keys += _keys_of(kind, "decode." if name == "search" else "data.")
+        return [*keys, *(_schema_keys("decode") if "decode" in keys else ())]
+    keys += [*_schema_keys("data"), *_schema_keys("decode")]
     for group in OPEN_GROUPS:
         for choice in group_choices(group):
             keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]

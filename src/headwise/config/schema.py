@@ -13,7 +13,12 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from headwise.config.density_data import ImageDataConfig, MusicDataConfig, TextDataConfig
+from headwise.config.density_data import (
+    ImageDataConfig,
+    MusicDataConfig,
+    TextDataConfig,
+    WindowsConfig,
+)
 from headwise.config.no_data import NoDataConfig
 from headwise.config.sampling import RunSelection, SampleConfig
 
@@ -338,6 +343,7 @@ SCHEMAS: dict[str, type] = {
     "music": MusicDataConfig,
     "no_data": NoDataConfig,
     "search": DecodeConfig,
+    "windows": WindowsConfig,
 }
 
 C = TypeVar("C")

@@ -58,9 +58,9 @@ def write_text(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = Fa
     return source.n_rows
 
 
-def progress_bar(what: str, shown: bool, n_pairs: int | None = None) -> tqdm[NoReturn]:
-    """A progress bar over pairs, shown if `shown` and on a terminal."""
+def progress_bar(
+    what: str, shown: bool, total: int | None = None, unit: str = " pairs"
+) -> tqdm[NoReturn]:
+    """A progress bar, shown if `shown` and on a terminal."""
     hidden = None if shown else True
-    return tqdm(
-        desc=what, total=n_pairs, unit=" pairs", unit_scale=True, disable=hidden, leave=False
-    )
+    return tqdm(desc=what, total=total, unit=unit, unit_scale=True, disable=hidden, leave=False)

@@ -1,64 +1,156 @@
-"""Files of text in one language: `train.txt`, `valid.txt` and test sets, each plain or `.gz`.
+"""Text in one language: one file per split, or one file with all splits.
 
-They are in `data.dir`, or in `$HEADWISE_DATA/<data.folder>`.
+Files are in `data.dir`, else in `$HEADWISE_DATA/<data.folder>`; each is plain, `.gz` or `.zip`.
+Without a folder, the published archive of a text is downloaded.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from headwise.config.density_data import TextDataConfig
-from headwise.data.corpora.text import open_bytes
-from headwise.data.digest import FileHashes
+from headwise.data.corpora.archive import Archives, open_member
+from headwise.data.corpora.text import READ_ERRORS, open_bytes
+from headwise.data.density_corpus import FileCorpus
 from headwise.data.token_stream import MAX_CHUNK
-from headwise.errors import DataError
+from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.file_names import check_file_name
+
+ENDINGS = ("", ".gz", ".zip")  # of a file; a zip holds a file of the name before its ending
+SPLITS = ("train", "valid", "test")  # the order of `data.split`
+
+
+def check_text_config(config: TextDataConfig) -> None:
+    """Refuse names and shares that no text can make valid.
+
+    Raises:
+        ConfigError: names the key, the value and the allowed values.
+    """
+    shares, splits = config.split, (config.train, config.valid, *config.test)
+    for split in splits:
+        check_file_name("data", split)
+    files = config.files or {}
+    require(isinstance(files, dict), "data.files", "a mapping from split to path", files)
+    for split, names in files.items():
+        is_path = isinstance(names, str) or (isinstance(names, list) and all(map(_is_text, names)))
+        require(is_path, f"data.files.{split}", "a path, or a list of alternatives", names)
+    if bool(shares) != (config.file is not None) or (config.file and files):
+        raise ConfigError(
+            "data.file=FILE needs data.split=[0.9,0.05,0.05], its shares for train, valid and "
+            "test, and no data.files"
+        )
+    if not shares:
+        return
+    fit = len(shares) in (2, 3) and min(shares) > 0 and math.isclose(math.fsum(shares), 1)
+    require(fit, "data.split", "two or three shares with the sum 1", shares)
+    for split in splits:
+        _require_share(split, shares)
+
+
+def _require_share(split: str, shares: list[float]) -> None:
+    if split not in SPLITS[: len(shares)]:
+        raise refuse(f"a split with data.split={shares}", split, SPLITS[: len(shares)])
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 @dataclass(frozen=True)
-class TextCorpus:
-    """The files of a text, one per split."""
+class TextCorpus(FileCorpus[TextDataConfig]):
+    """The files of a text."""
 
-    config: TextDataConfig
-    cache_dir: Path
+    def __post_init__(self) -> None:
+        check_text_config(self.config)
 
-    def path(self, split: str) -> Path:
-        """The file of a split.
+    def settings(self, split: str) -> Any:
+        """See `FileCorpus.settings`: the part of the file."""
+        return {"members": self._located(split)[1], "shares": self.config.split, "split": split}
+
+    def files(self, split: str) -> list[Path]:
+        """The file or archive with a split, which is downloaded if missing.
 
         Raises:
-            DataError: it does not exist; the message names the folder.
+            DataError: it does not exist; the message names the folder and the files.
         """
-        check_file_name("data", split)
-        root, folder = os.environ.get("HEADWISE_DATA"), self.config.dir
-        if folder is None and root and self.config.folder:
-            folder = str(Path(root) / self.config.folder)
-        if folder is None:
+        return [self._located(split)[0]]
+
+    def chunks(self, split: str) -> Iterator[bytes]:
+        """Lines of a split as bytes, with line feeds; longer ones than MAX_CHUNK in parts.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        try:
+            with self._opened(split) as stream:
+                first, end = self._range(split, stream)
+                stream.seek(first)
+                while line := stream.readline(min(MAX_CHUNK, end - first)):
+                    first += len(line)
+                    yield line
+        except READ_ERRORS as error:
+            raise DataError(f"{self.path(split)} is truncated or damaged: {error}") from error
+
+    def _range(self, split: str, stream: IO[bytes]) -> tuple[int, int]:
+        """The bytes [first, end) of a split in its file."""
+        size = stream.seek(0, os.SEEK_END)
+        if not self.config.split:
+            return 0, size
+        number = SPLITS.index(split)
+        shares = [math.fsum(self.config.split[:n]) for n in (number, number + 1)]
+        first, end = (math.floor(size * share + 1e-6) for share in shares)
+        return first, size if number + 1 == len(self.config.split) else end
+
+    @contextmanager
+    def _opened(self, split: str) -> Iterator[IO[bytes]]:
+        path, members = self._located(split)
+        if members:
+            with open_member(path, members) as (stream, _):
+                yield stream
+        else:
+            with open_bytes(path) as stream:
+                yield stream
+
+    def _located(self, split: str) -> tuple[Path, list[str]]:
+        """The file with a split; of an archive, alternative names of its member."""
+        names, folder = self._names(split), self.folder
+        if folder is None and not (self.config.file or self.config.files):
             raise DataError(
                 f"set data.dir=FOLDER, with {self.config.train}.txt and {self.config.valid}.txt"
             )
-        for name in (f"{split}.txt", f"{split}.txt.gz"):
-            if (Path(folder).expanduser() / name).is_file():
-                return Path(folder).expanduser() / name
-        raise DataError(f"{split}.txt or {split}.txt.gz not found in {folder}")
+        if folder is not None or not self.config.downloads:
+            for name in names:
+                for ending in ENDINGS:
+                    path = (folder or Path()) / f"{name}{ending}"
+                    if path.is_file():
+                        return path, [Path(name).name] if path.suffix == ".zip" else []
+        if not self.config.downloads:
+            places = f" in {folder}" if folder else ""
+            raise DataError(f"{' or '.join(names)} (plain, .gz or .zip) not found{places}")
+        entries = self.config.downloads
+        archive = {"files": [entry["file"] for entry in entries], "downloads": entries}
+        advice = f" or {' or '.join(names)}" if folder else ""
+        try:
+            archives = Archives(self.config.name, {"text": archive}, self.cache_dir, folder)
+            return archives.path("text"), names
+        except DataError as error:
+            raise DataError(f"{error}{advice}") from error
 
-    def identity(self, split: str) -> str:
-        """Hash of the file of a split."""
-        return FileHashes(self.cache_dir)(self.path(split))
-
-    @property
-    def test_sets(self) -> list[str]:
-        """Splits that are scored at the end of a run."""
-        return self.config.test
-
-    def hashes(self) -> list[str]:
-        """Hashes of the training and the validation text."""
-        return [self.identity(split) for split in (self.config.train, self.config.valid)]
-
-    def chunks(self, split: str) -> Iterator[bytes]:
-        """Lines of a split as bytes, with line feeds."""
-        with open_bytes(self.path(split)) as stream:
-            while line := stream.readline(MAX_CHUNK):
-                yield line
+    def _names(self, split: str) -> list[str]:
+        """Alternative paths of the file with a split, without endings."""
+        if self.config.file is not None:
+            _require_share(split, self.config.split)
+            return [self.config.file]
+        if not self.config.files:
+            check_file_name("data", split)
+            return [f"{split}.txt"]
+        if split not in self.config.files:
+            raise refuse("a split of data.files", split, self.config.files)
+        names = self.config.files[split]
+        return [names] if isinstance(names, str) else names

@@ -1,7 +1,6 @@
 """Data of density modelling as one memory-mapped stream of tokens per split, cached.
 
-A corpus yields bytes. The byte tokenizer encodes them unchanged. Other tokenizers encode text line
-by line, with eos for the line feed.
+A corpus yields bytes, which are encoded without loss, see `headwise.data.lossless`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import functools
 import importlib.metadata
 import io
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,10 +20,11 @@ import numpy.typing as npt
 from headwise.config.density_data import DensityDataConfig
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import make_once
-from headwise.data.corpora.text import check_text
+from headwise.data.conversion import progress_bar
 from headwise.data.digest import combined_digest
+from headwise.data.lossless import LosslessTokenizer, n_lines
 from headwise.data.store import id_dtype
-from headwise.data.tokenizer import EOS, N_SPECIALS, Tokenizer, TokenizerPair
+from headwise.data.tokenizer import Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
     load_tokenizers,
@@ -32,8 +32,10 @@ from headwise.data.tokenizer_training import (
 )
 from headwise.errors import DataError
 
-FORMAT = 1  # increase when the files change
-MAX_CHUNK = 2**27  # bytes; longer lines are read in parts, which only the byte tokenizer accepts
+FORMAT = 2  # increase when the files change
+MAX_CHUNK = 2**16  # bytes; longer lines of text are encoded in parts
+BATCH_BYTES = 2**20  # encoded at once
+TRAINING_BYTES = 2**25  # of text on which a tokenizer is trained; SentencePiece needs ten times it
 COLUMN = "tokens"  # of the batches
 TOKENIZER = "tokenizer.model"
 
@@ -80,7 +82,7 @@ class TokenStream:
 
     Attributes:
         ids: (tokens,).
-        n_bytes: (tokens,), whose sum is the size of the file; None: one byte each.
+        n_bytes: (V,), bytes that each token of the vocabulary spells; None: one byte each.
         starts: (documents,), positions of their first tokens; None: one document.
     """
 
@@ -92,17 +94,16 @@ class TokenStream:
     def open(cls, path: Path, tokenizer: Tokenizer) -> TokenStream:
         """Memory-map the tokens that `encode` wrote at `path`."""
         ids = np.memmap(path, id_dtype(tokenizer.vocab_size), mode="r")
-        sizes, starts = (path.with_name(f"{path.name}.{end}") for end in ("bytes", "starts"))
+        starts = path.with_name(f"{path.name}.starts")
         return cls(
             ids,
-            np.memmap(sizes, np.int32, mode="r") if sizes.exists() else None,
+            None if tokenizer.is_byte else LosslessTokenizer(tokenizer).n_bytes,
             np.memmap(starts, np.int64, mode="r") if starts.exists() else None,
         )
 
     def first(self, n: int | None) -> TokenStream:
         """The first n tokens; None: all."""
-        n_bytes = None if self.n_bytes is None else self.n_bytes[:n]
-        return TokenStream(self.ids[:n], n_bytes, self.starts)
+        return replace(self, ids=self.ids[:n])
 
     def before(self, positions: npt.NDArray[np.int64], start_id: int) -> npt.NDArray[np.int64]:
         """The token before each position of the stream; `start_id` at the start of a document."""
@@ -115,7 +116,7 @@ class TokenStream:
         """Number of bytes of the tokens [first, end), clipped to the end of the split."""
         if self.n_bytes is None:
             return min(end, len(self.ids)) - first
-        return int(self.n_bytes[first:end].sum())
+        return int(self.n_bytes[self.ids[first:end]].sum(dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -149,21 +150,33 @@ class PreparedTokens:
         self.tokenizer.save(folder / TOKENIZER)
 
     def stream(self, split: str) -> TokenStream:
-        """A split as tokens."""
+        """A split as tokens, memory-mapped."""
         return TokenStream.open(self.folder / f"{split}.ids", self.tokenizer)
 
 
-def prepare_tokens(corpus: DensityCorpus, config: TokenizerConfig) -> PreparedTokens:
-    """Encode all splits, or open them in the cache if files and options are unchanged.
+def prepare_tokens(
+    corpus: DensityCorpus,
+    config: TokenizerConfig,
+    progress: bool = False,
+    splits: Sequence[str] = (),
+) -> PreparedTokens:
+    """Encode splits, or open them in the cache if files and options are unchanged.
+
+    Args:
+        corpus: of the data.
+        config: the tokenizer, trained on the training split unless it is loaded.
+        progress: show a bar while encoding.
+        splits: names; empty for training, validation and test sets.
 
     Raises:
         ConfigError: the options of the tokenizer are wrong or do not fit the text.
-        DataError: a split is missing, empty, or not UTF-8 where the tokenizer needs it.
+        DataError: a split is missing or empty, or a tokenizer that was loaded does not spell it.
     """
     check_tokenizer_config(config)
     loaded = load_tokenizers(config)
     options = asdict(config) | {"folder": loaded and loaded.fingerprint()}
-    splits = list(dict.fromkeys((corpus.config.train, corpus.config.valid, *corpus.config.test)))
+    every = splits or (corpus.config.train, corpus.config.valid, *corpus.config.test)
+    splits = list(dict.fromkeys(every))
     parts = {
         "format": FORMAT,
         "sentencepiece": importlib.metadata.version("sentencepiece"),
@@ -172,7 +185,8 @@ def prepare_tokens(corpus: DensityCorpus, config: TokenizerConfig) -> PreparedTo
     }
     fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
-    report = make_once(folder, functools.partial(_prepare, corpus, config, loaded, splits))
+    make = functools.partial(_prepare, corpus, config, loaded, splits, progress)
+    report = make_once(folder, make)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     return PreparedTokens(corpus, tokenizer, fingerprint, report, folder)
 
@@ -181,87 +195,82 @@ def _prepare(
     corpus: DensityCorpus,
     config: TokenizerConfig,
     loaded: TokenizerPair | None,
-    splits: list[str],
+    splits: Sequence[str],
+    progress: bool,
     folder: Path,
 ) -> dict[str, Any]:
     """Fill `folder` and return the report."""
     if loaded is not None:
         tokenizer = loaded.source
     else:
-        train = (
-            _text(line, corpus, corpus.config.train) for line in corpus.chunks(corpus.config.train)
-        )
-        tokenizer = train_tokenizer(train, config)
+        tokenizer = train_tokenizer(training_lines(corpus, config), config, exact=True)
     tokenizer.save(folder / TOKENIZER)
-    return {split: encode(corpus, split, tokenizer, folder / f"{split}.ids") for split in splits}
+    return {
+        split: encode(corpus, split, tokenizer, folder / f"{split}.ids", progress)
+        for split in splits
+    }
 
 
-def _text(line: bytes, corpus: DensityCorpus, split: str) -> str:
-    try:
-        text = line.decode()
-        if len(line) == MAX_CHUNK:
-            raise DataError(f"{corpus.path(split)}: a line of {MAX_CHUNK} bytes or more")
-        check_text(text, str(corpus.path(split)))
-        return text
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{corpus.path(split)} is not UTF-8; tokenizer=byte accepts any bytes"
-        ) from error
+def training_lines(corpus: DensityCorpus, config: TokenizerConfig) -> Iterator[str]:
+    """Training text of a tokenizer: all lines, or a random sample that fits in memory."""
+    split, sizes = corpus.config.train, np.zeros(2)
+    for line in corpus.chunks(split):
+        sizes += 1, len(line)
+    share = np.min((config.max_training_sentences, TRAINING_BYTES) / np.maximum(sizes, 1))
+    draw = np.random.default_rng(0)
+    for line in corpus.chunks(split):
+        if draw.random() < share:
+            yield line.removesuffix(b"\n").decode(errors="ignore")
 
 
-def encode(corpus: DensityCorpus, split: str, tokenizer: Tokenizer, path: Path) -> dict[str, int]:
-    """Write the tokens of a split to `path`, and their sizes to `<path>.bytes` unless all are 1.
+def encode(
+    corpus: DensityCorpus, split: str, tokenizer: Tokenizer, path: Path, progress: bool = False
+) -> dict[str, int]:
+    """Write the tokens of a split to `path`; return their number and that of the bytes.
 
     If chunks are documents, their first positions are written to `<path>.starts`.
 
     Raises:
-        DataError: the split is empty, or not UTF-8 where the tokenizer needs it.
+        DataError: the split is empty, or the tokenizer does not spell it.
     """
-    dtype, n_tokens, n_bytes = id_dtype(tokenizer.vocab_size), 0, 0
-    sizes, starts = path.with_name(f"{path.name}.bytes"), []
-    with open(path, "wb") as ids_file, open(sizes, "wb") as sizes_file:
-        for line in corpus.chunks(split):
-            starts.append(n_tokens)
-            if tokenizer.is_byte:
-                ids = np.frombuffer(line, np.uint8).astype(np.int64) + N_SPECIALS
-            else:
-                ids, token_bytes = _encoded(line, _text(line, corpus, split), tokenizer)
-                sizes_file.write(token_bytes.tobytes())
-            ids_file.write(ids.astype(dtype).tobytes())
-            n_tokens, n_bytes = n_tokens + len(ids), n_bytes + len(line)
-    if tokenizer.is_byte:
-        sizes.unlink()
+    lossless, dtype = LosslessTokenizer(tokenizer), id_dtype(tokenizer.vocab_size)
+    starts: list[npt.NDArray[np.int64]] = []
+    source, line, n_tokens, n_bytes = str(corpus.path(split)), 1, 0, 0
+    with open(path, "wb") as file, progress_bar(f"encoding {split}", progress, unit="B") as bar:
+        for chunks in _batches(corpus.chunks(split)):
+            ids = lossless.encode(chunks, source, line)
+            starts.append(n_bytes + np.cumsum([0, *map(len, chunks[:-1])]))
+            file.write(ids.astype(dtype).tobytes())
+            n_read = sum(map(len, chunks))
+            line, n_tokens, n_bytes = line + n_lines(chunks), n_tokens + len(ids), n_bytes + n_read
+            bar.update(n_read)
     if corpus.config.documents:
-        np.array(starts, np.int64).tofile(path.with_name(f"{path.name}.starts"))
+        np.concatenate(starts).astype(np.int64).tofile(path.with_name(f"{path.name}.starts"))
     if not n_tokens:
-        raise DataError(f"{corpus.path(split)} is empty")
+        raise DataError(f"{source} has no text in the split {split!r}: it is empty")
     return {"tokens": n_tokens, "bytes": n_bytes}
 
 
-def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
-    """Tokens (N,) of a non-empty text, encoded as the files of `encode`."""
-    if tokenizer.is_byte:
-        return np.array(tokenizer.encode([text])[0], np.int64)
-    lines = io.BytesIO(text.encode())
-    return np.concatenate([_encoded(line, line.decode(), tokenizer)[0] for line in lines])
+def _batches(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Lists of chunks with at least BATCH_BYTES together, except for the last."""
+    batch: list[bytes] = []
+    n_bytes = 0
+    for chunk in chunks:
+        batch.append(chunk)
+        n_bytes += len(chunk)
+        if n_bytes >= BATCH_BYTES:
+            yield batch
+            batch, n_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
+    """Tokens (N,) of a text, encoded as the files of `encode`."""
+    return LosslessTokenizer(tokenizer).encode(list(io.BytesIO(text.encode())))
 
 
 def ids_text(ids: npt.NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
     """The text of tokens (N,), without incomplete characters at its ends."""
-    lines = np.split(ids, np.flatnonzero(ids == EOS) + 1)
-    return "\n".join(tokenizer.decode([line.tolist() for line in lines])).strip("\ufffd")
-
-
-def _encoded(
-    line: bytes, text: str, tokenizer: Tokenizer
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Ids of a line and the number of bytes of each; the last has the rest of the line."""
-    (pieces,) = tokenizer.encode([text.rstrip("\n")])
-    ids = [*pieces, EOS] if line.endswith(b"\n") or not pieces else pieces
-    spelled = (tokenizer.id_to_piece(i).replace("\u2581", " ") for i in ids[:-1])
-    sizes = [len(piece.encode()) for piece in spelled]
-    n_left = len(line)
-    for i, size in enumerate(sizes):
-        sizes[i] = min(size, n_left)
-        n_left -= sizes[i]
-    return np.array(ids, np.int64), np.array([*sizes, n_left], np.int32)
+    text = LosslessTokenizer(tokenizer).decode(ids.tolist()).decode(errors="replace")
+    return text.strip("\ufffd")

@@ -136,8 +136,11 @@ class Tokenizer:
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Ids of each sentence, without bos and eos."""
-        texts = list(sentences) if self.is_byte else [one_space(text) for text in sentences]
-        ids: list[list[int]] = self._processor.encode(texts, num_threads=1)
+        return self.encode_unchanged(sentences if self.is_byte else list(map(one_space, sentences)))
+
+    def encode_unchanged(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text with its white space, without bos and eos."""
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return ids
 
     def encode_sampled(

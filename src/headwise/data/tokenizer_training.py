@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -26,6 +27,13 @@ from headwise.data.tokenizer import (
 from headwise.errors import ConfigError, DataError, refuse, require
 
 KINDS = ("bpe", "unigram", "char", "byte", "given")
+EXACT: dict[str, Any] = {  # options of a model that spells every byte of a line
+    "byte_fallback": True,
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True,
+    "max_sentence_length": 2**16,  # bytes; SentencePiece skips longer ones
+}
 MIN_COVERAGE = 0.98  # allowed by SentencePiece
 
 
@@ -93,11 +101,19 @@ def vocabulary_limits(config: TokenizerConfig) -> dict[str, int]:
     return {"source": n_tokens, "target": n_tokens}
 
 
-def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokenizer:
+def train_tokenizer(
+    sentences: Iterator[str], config: TokenizerConfig, exact: bool = False
+) -> Tokenizer:
     """Train one tokenizer on streamed sentences, on one thread so that the result is reproducible.
 
     `bpe` and `unigram` have exactly `config.vocab_size` tokens, specials included. For `char`
     and `byte` it is an upper limit.
+
+    Args:
+        sentences: of the training text.
+        config: its options.
+        exact: preserve white space as it is, and encode unknown characters as bytes; for text
+            whose bytes are counted.
 
     Raises:
         ConfigError: the text has too sizes tokens for `vocab_size`, or too many characters.
@@ -109,12 +125,12 @@ def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokeni
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(one_space(text) for text in sentences),
+            sentence_iterator=sentences if exact else map(one_space, sentences),
             model_writer=written,
             model_type=config.kind,
             vocab_size=config.vocab_size,
             character_coverage=config.character_coverage,
-            byte_fallback=config.byte_fallback,
+            **(EXACT if exact else {"byte_fallback": config.byte_fallback}),
             normalization_rule_name="identity",
             pad_id=PAD,
             unk_id=UNK,

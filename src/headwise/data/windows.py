@@ -9,8 +9,9 @@ Axes: B windows, N tokens of a window, R scored tokens of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,23 @@ Ints = npt.NDArray[np.integer[Any]]
 
 
 def window_batch(
-    stream: TokenStream, start_id: int, starts: Ints, window: int, rows: Ints
+    stream: TokenStream,
+    start_id: int,
+    starts: Ints,
+    window: int,
+    rows: Ints,
+    min_context: int = 0,
 ) -> Batch:
     """The batch of the windows at `starts`.
 
     Args:
         stream: the tokens of a split.
         start_id: id of the token before a document.
-        starts: position of the first scored token of each window.
-        window: scored tokens; fewer in a window at the end of the split.
+        starts: position of the first predicted token of each window.
+        window: predicted tokens; fewer in a window at the end of the split.
         rows: numbers of the windows.
+        min_context: number of the first tokens of a window that are not scored; the first window
+            of the split scores all.
     """
     lengths_B = np.minimum(len(stream.ids) - starts, window).astype(np.int64)
     width = int(lengths_B.max(initial=0))
@@ -43,8 +51,10 @@ def window_batch(
     targets_BN, before_BN = np.zeros((2, *positions_BN.shape), np.int64)
     targets_BN[is_real_BN] = stream.ids[positions_BN[is_real_BN]]
     before_BN[is_real_BN] = stream.before(positions_BN[is_real_BN], start_id)
+    skipped_B = np.where(starts > 0, min_context, 0)
+    is_scored_BN = is_real_BN & (np.arange(width) >= skipped_B[:, None])
     tensor = torch.from_numpy
-    scored_R, targets_R = np.flatnonzero(is_real_BN), targets_BN[is_real_BN]
+    scored_R, targets_R = np.flatnonzero(is_scored_BN), targets_BN[is_scored_BN]
     columns = {COLUMN: Column(tensor(before_BN), tensor(lengths_B))}
     return Batch(columns, tensor(scored_R), tensor(targets_R), rows.tolist(), len(targets_R))
 
@@ -111,12 +121,51 @@ class TrainingWindows:
         return {"seed": self.seed, "budget": budget, "window": self.window}
 
 
-def evaluation_windows(
-    stream: TokenStream, start_id: int, window: int, max_tokens: int
-) -> Iterator[Batch]:
-    """Batches of consecutive windows of the whole split; each token is scored once."""
-    starts = np.arange(0, len(stream.ids), window)
-    n_rows = max(1, max_tokens // window)
-    for first in range(0, len(starts), n_rows):
-        rows = np.arange(first, min(first + n_rows, len(starts)))
-        yield window_batch(stream, start_id, starts[rows], window, rows)
+@dataclass(frozen=True)
+class EvaluationWindows(Sequence[Batch]):
+    """Batches of windows that score each token of a split once, made when they are read.
+
+    With `min_context` above 0 the windows overlap: every scored token follows at least that many
+    tokens of its window, except in the first window (Child et al. 2019, Table 3).
+
+    Args:
+        stream: the tokens of a split.
+        start_id: id of the token before a document.
+        window: predicted tokens of a window.
+        max_tokens: a batch has max(1, max_tokens // window) windows.
+        min_context: tokens of a window that the previous window scores, below `window`.
+    """
+
+    stream: TokenStream
+    start_id: int
+    window: int
+    max_tokens: int
+    min_context: int = 0
+
+    @property
+    def n_windows(self) -> int:
+        """Number of windows of the split."""
+        n_tokens, step = len(self.stream.ids), self.window - self.min_context
+        return max(min(n_tokens, 1), -(-(n_tokens - self.min_context) // step))
+
+    @property
+    def scored(self) -> list[tuple[int, int]]:
+        """Positions [first, end) of the tokens that each window scores."""
+        step = self.window - self.min_context
+        ends = [self.window + index * step for index in range(self.n_windows)]
+        return list(pairwise([0, *ends[:-1], len(self.stream.ids)])) if ends else []
+
+    @property
+    def _n_rows(self) -> int:
+        return max(1, self.max_tokens // self.window)
+
+    def __len__(self) -> int:
+        return -(-self.n_windows // self._n_rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One batch; slices are not defined."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        rows = np.arange(index * self._n_rows, min((index + 1) * self._n_rows, self.n_windows))
+        starts = rows * (self.window - self.min_context)
+        return window_batch(self.stream, self.start_id, starts, self.window, rows, self.min_context)

@@ -81,6 +81,8 @@ def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None 
 
 def check_decode_config(config: DecodeConfig) -> None:
     """Raise ConfigError, naming the key, for invalid settings."""
+    is_search = isinstance(config, DecodeConfig)
+    require(is_search, "decode", " or ".join(METHODS), type(config).__name__)
     if config.method not in METHODS:
         raise refuse("decode.method", config.method, METHODS)
     check_precision(config.precision, "decode.precision")

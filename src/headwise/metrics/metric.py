@@ -6,9 +6,9 @@ statistics, such as nats and tokens, or counts of n-grams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,14 @@ class Score(TypedDict):
     Attributes:
         score: the value.
         signature: how it was computed.
+        n_scored: number of tokens, of a density model.
+        n_bytes: number of bytes or dimensions that the tokens spell.
     """
 
     score: float
     signature: str
+    n_scored: NotRequired[int]
+    n_bytes: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Metric:
         signature: how it is computed; scores with different signatures are not comparable.
         unit: kind of the items, as in the file `sums/<split>.<unit>.npy` of a run folder.
         label: on axes and in tables.
+        counts: key of `Score` -> column of the items whose sum it is.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Metric:
     signature: str
     unit: str
     label: str
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sign(self) -> int:
@@ -77,6 +83,11 @@ class Measured:
         return {metric.name: metric.score(self.items) for metric in self.metrics}
 
     def scores(self) -> dict[str, Score]:
-        """Metric -> score and signature, as a split of results.json."""
-        values = self.values()
-        return {m.name: {"score": values[m.name], "signature": m.signature} for m in self.metrics}
+        """Metric -> score, signature and counts, as a split of results.json."""
+        values, sums = self.values(), self.items.sum(0)
+        scores = {}
+        for metric in self.metrics:
+            counts = {key: int(sums[column]) for key, column in metric.counts.items()}
+            score = {"score": values[metric.name], "signature": metric.signature}
+            scores[metric.name] = cast(Score, score | counts)
+        return scores

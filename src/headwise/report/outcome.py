@@ -75,4 +75,6 @@ def shown_score(score: Mapping[str, Any]) -> str:
         return f"{exact:6.2f}  % of searches exact; {support:.1f} tokens per step"
     if "score" not in score:
         return f"{'-':>6}  {score['warning']}"
+    if "n_bytes" in score:
+        return f"{score['score']:8.4f}  {score['n_bytes']} bytes, {score['signature']}"
     return f"{score['score']:6.2f}  {score.get('signature', score.get('command', ''))}"

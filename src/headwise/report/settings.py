@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config import schema
+from headwise.config import density_data, schema
 from headwise.config.folders import composed
 from headwise.markdown import markdown_table, print_or_write
 
@@ -33,13 +33,16 @@ GROUPS = {  # key of a group -> its class
     "tracker": schema.TrackerConfig,
     "paths": schema.PathsConfig,
 }
+OTHER_DATA: dict[str, dict[str, type]] = {  # choice of data -> its groups with other keys
+    "data=text": {"data": density_data.TextDataConfig, "decode": density_data.WindowsConfig},
+}
 # Set by the yamls of `data`, not by users.
 CORPUS_KEYS = ("tasks", "files", "origins", "licence", "notes")
 
 
 def settings(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and meaning of each key of a group, without its subgroups."""
-    source = inspect.getsource(kind)
+    source = "".join(map(inspect.getsource, kind.__mro__[:-1]))
     plain = OmegaConf.to_container(values, resolve=False)
     assert isinstance(plain, dict)
     for name in (field.name for field in dataclasses.fields(kind)):
@@ -55,20 +58,24 @@ def _yaml(value: Any) -> str:
 
 def tables() -> str:
     """Return the tables, one per group of keys."""
-    config = composed()
-    parts = []
-    for group, kind in GROUPS.items():
-        values = OmegaConf.select(config, group) if group else config
-        prefix = f"{group}." if group else ""
-        rows = [
-            (f"`{prefix}{name}`", f"`{value}`", words)
-            for name, value, words in settings(kind, values)
-        ]
-        about = (inspect.getdoc(kind) or "").split("\n\n")[0]
-        title = f"`{group}`" if group else "A run"
-        table = markdown_table(("key", "default", ""), rows, numeric=False)
-        parts.append(f"### {title}\n\n{' '.join(about.split())}\n\n{table}")
+    parts = [_table(composed(), group, kind, "") for group, kind in GROUPS.items()]
+    for data, kinds in OTHER_DATA.items():
+        config = composed(data)
+        parts += [_table(config, group, kind, f" with `{data}`") for group, kind in kinds.items()]
     return "\n\n".join(parts)
+
+
+def _table(config: DictConfig, group: str, kind: type, condition: str) -> str:
+    """The table of one group of keys."""
+    values = OmegaConf.select(config, group) if group else config
+    prefix = f"{group}." if group else ""
+    rows = [
+        (f"`{prefix}{name}`", f"`{value}`", words) for name, value, words in settings(kind, values)
+    ]
+    about = (inspect.getdoc(kind) or "").split("\n\n")[0]
+    title = f"`{group}`{condition}" if group else "A run"
+    table = markdown_table(("key", "default", ""), rows, numeric=False)
+    return f"### {title}\n\n{' '.join(about.split())}\n\n{table}"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ NOT_IN_FINGERPRINT = (
     "data.dir",
     "data.folder",
     "data.files",
+    "data.file",
+    "data.downloads",
     "data.origins",
     "data.archives",
     "data.test",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from headwise.config.density_data import (
     ImageDataConfig,
     MusicDataConfig,
     TextDataConfig,
+    WindowsConfig,
 )
 from headwise.config.instantiate import instantiate
+from headwise.config.keys import with_changes
 from headwise.config.schema import Config
-from headwise.data.batch import Batch
 from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
 from headwise.data.music import MusicCorpus
@@ -38,7 +39,7 @@ from headwise.data.token_stream import (
 )
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
-from headwise.data.windows import TrainingWindows, evaluation_windows
+from headwise.data.windows import EvaluationWindows, TrainingWindows
 from headwise.errors import DataError, RunError, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
@@ -46,10 +47,12 @@ from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
+from headwise.precision import autocast, check_precision, resolve_precision
 from headwise.runs.folder import RunFolder
+from headwise.tasks.evaluation import measure_losses
 from headwise.tasks.reading import Axes, Item, Items, Reading, spaced
 from headwise.tasks.samples import Samples, TextSamples, write_validation_samples
-from headwise.tasks.task import Sizes, Task, TrainedRun
+from headwise.tasks.task import Sizes, Task, TrainedRun, Validator
 from headwise.tasks.texts import read_lines
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
@@ -74,13 +77,36 @@ def density_metrics(config: Config) -> list[Metric]:
     (unit,) = {metric.unit for metric in loss.metrics}
     value = config.data.unit
     names = f"bits_per_{value}", f"bits per {value}"
-    bits = Metric(names[0], "lower", bits_per_value, (1, 3), "", unit, names[1])
+    counts = {"n_scored": 2, "n_bytes": 3}
+    signature = f"min_context:{config.decode.min_context}"
+    bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
 
 
 def has_samples(config: Config) -> bool:
     """Return whether samples can be written: of text so far."""
     return bool(config.data.unit == "byte")
+
+
+def check_windows(config: Config) -> None:
+    """Refuse a `decode` that is no evaluation in windows of `data.window`."""
+    windows, window = config.decode, config.data.window
+    is_windows = isinstance(windows, WindowsConfig)
+    require(is_windows, "decode", "windows with task=density", getattr(windows, "method", windows))
+    check_precision(windows.precision, "decode.precision")
+    allowed = f"at least 0 and below data.window={window}"
+    require(0 <= windows.min_context < window, "decode.min_context", allowed, windows.min_context)
+
+
+@dataclass(frozen=True)
+class DensityRun(TrainedRun):
+    """A density model with the settings of its evaluation, `config.decode`."""
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """See `TrainedRun.search`."""
+        windows: WindowsConfig = self.config.decode
+        return {"min_context": windows.min_context, "precision": windows.precision}
 
 
 def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
@@ -123,6 +149,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         allowed = f"at least data.window={window}"
         require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
         check_model(config, self.sites(config), {COLUMN: window})
+        check_windows(config)
 
     def sizes(self, config: Config) -> Sizes:
         """See `Task.sizes`."""
@@ -134,7 +161,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def prepare(self, corpus: DensityCorpus, config: Config, progress: bool) -> PreparedTokens:
         """See `Task.prepare`."""
-        return prepare_tokens(corpus, config.tokenizer)
+        return prepare_tokens(corpus, config.tokenizer, progress)
 
     def model(self, config: Config, sizes: Sizes) -> Model:
         """See `Task.model`."""
@@ -151,11 +178,19 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def batches(
         self, data: PreparedTokens, config: Config, split: str, n_items: int | None = None
-    ) -> list[Batch]:
-        """See `Task.batches`: windows."""
-        window = config.data.window
-        stream = data.stream(split).first(n_items and n_items * window)
-        return list(evaluation_windows(stream, BOS, window, config.trainer.max_tokens))
+    ) -> EvaluationWindows:
+        """See `Task.batches`: windows of `decode.min_context`."""
+        window, context = config.data.window, config.decode.min_context
+        n_tokens = n_items and window + (n_items - 1) * (window - context)
+        stream = data.stream(split).first(n_tokens)
+        return EvaluationWindows(stream, BOS, window, config.trainer.max_tokens, context)
+
+    def validator(
+        self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks
+    ) -> Validator:
+        """See `Task.validator`: windows side by side, which take the least time."""
+        side_by_side = replace(config, decode=replace(config.decode, min_context=0))
+        return super().validator(model, loss, data, side_by_side, ranks)
 
     def measured(
         self,
@@ -168,11 +203,22 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         n_items: int | None = None,
     ) -> Measured:
         """See `Task.measured`; adds the number of bytes of each window."""
-        measured = super().measured(model, loss, data, config, ranks, split, n_items)
-        stream, window = data.stream(split), config.data.window
-        starts = range(0, len(measured.items) * window, window)
-        n_bytes = [stream.bytes_of(start, start + window) for start in starts]
-        return Measured(np.column_stack((measured.items, n_bytes)), density_metrics(config))
+        windows, stream = self.batches(data, config, split, n_items), data.stream(split)
+        with autocast(ranks.device, config.decode.precision):
+            items = measure_losses(model, loss, windows, ranks).items
+        n_bytes = [stream.bytes_of(first, end) for first, end in windows.scored]
+        return Measured(np.column_stack((items, n_bytes)), density_metrics(config))
+
+    def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> DensityRun:
+        """See `Task.loaded`; settings of a search are ignored."""
+        names = [field.name for field in fields(WindowsConfig)]
+        changes = {name: value for name, value in search.items() if name in names}
+        windows = with_changes(run.config.decode, "decode", changes)
+        windows.precision = resolve_precision(windows.precision, run.device)
+        config = replace(run.config, decode=windows)
+        check_windows(config)
+        values = {field.name: getattr(run, field.name) for field in fields(TrainedRun)}
+        return DensityRun(**values | {"config": config})
 
     def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
         """See `Task.written`: samples."""
@@ -232,7 +278,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
             if not text:
                 raise DataError(f"text {index + 1} is empty: there is no attention to show")
             ids = text_ids(text, tokenizer)[:window]
-            batches = evaluation_windows(TokenStream(ids), BOS, window, window)
+            batches = EvaluationWindows(TokenStream(ids), BOS, window, window)
             ((batch, observed),) = observations(run.model, batches, run.device)
             names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
             yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
@@ -247,7 +293,6 @@ def require_text(run: TrainedRun) -> None:
 
 def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedTokens:
     """A split encoded by the run's tokenizer, from `folder` or from the run's data folder."""
-    data: DensityDataConfig = run.config.data
-    only_split = replace(data, dir=folder or data.dir, train=split, valid=split, test=[])
+    data: DensityDataConfig = replace(run.config.data, dir=folder or run.config.data.dir)
     tokenizer = replace(run.config.tokenizer, kind="given", folder=str(run.folder.path))
-    return prepare_tokens(open_corpus(only_split, machine_cache_dir()), tokenizer)
+    return prepare_tokens(open_corpus(data, machine_cache_dir()), tokenizer, splits=[split])

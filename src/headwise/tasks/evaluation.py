@@ -122,8 +122,8 @@ def measure_losses(
         sum(map(len, batches)), n_statistics, dtype=torch.float64, device=ranks.device
     )
     with evaluating(model):
-        for batch in ranks.share(list(batches)):
-            batch = batch.to(ranks.device)
+        for index in range(ranks.rank, len(batches), ranks.world_size):
+            batch = batches[index].to(ranks.device)
             states_BND = model.states(**model.inputs(batch))
             states_RD, targets_R = batch.scored(states_BND), batch.targets_R
             statistics = [*model.output.rows(states_RD, targets_R, loss)]

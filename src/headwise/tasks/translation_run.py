@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from headwise.config.instantiate import instantiate
+from headwise.config.keys import with_changes
 from headwise.config.schema import DecodeConfig
 from headwise.data.cleaning import Normaliser
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator, require_lines
-from headwise.errors import ConfigError, require, unknown
+from headwise.errors import require
 from headwise.metrics.external import check_commands
 from headwise.model.transformer import Transformer
 from headwise.tasks.task import TrainedRun
@@ -87,21 +85,8 @@ class TranslationRun(TrainedRun):
 
 def search_settings(settings: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConfig:
     """Search settings with changes; see `TranslationRun.from_run`."""
-    names = [field.name for field in fields(DecodeConfig) if field.name[0] != "_"]
-    merged = OmegaConf.structured(settings)
-    for key, value in changes.items():
-        if key not in names:
-            raise unknown("decode.", key, names)
-        if value is None:
-            continue
-        try:
-            merged[key] = value
-        except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"decode.{key}: {reason}") from error
-    content = OmegaConf.to_object(merged)
-    require(isinstance(content, DecodeConfig), "decode", "the settings of a search", content)
-    assert isinstance(content, DecodeConfig)
-    check_decode_config(content)
-    check_commands(content.external)
-    return content
+    require(isinstance(settings, DecodeConfig), "decode", "the settings of a search", settings)
+    changed = with_changes(settings, "decode", changes)
+    check_decode_config(changed)
+    check_commands(changed.external)
+    return changed

@@ -84,7 +84,7 @@ class Archives:
         """The first of `members` that an archive has, or the single file; and its name."""
         path = self.path(key)
         if members:
-            with _open_member(path, members) as member:
+            with open_member(path, members) as member:
                 yield member
         else:
             with open_bytes(path) as stream:
@@ -203,7 +203,7 @@ def _for_language(value: Any, code: str) -> Any:
 
 
 @contextmanager
-def _open_member(archive: Path, members: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
+def open_member(archive: Path, members: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
     """Open the first of `members` that the archive holds, in any of its folders.
 
     Raises:

@@ -102,11 +102,8 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
         return argv
     if command in ("train", "prepare"):
         builtin = not any(a.startswith("data=") and a != "data=builtin" for a in argv)
-        of_pairs = (
-            ()
-            if {"data=text", "data=images", "data=parity"}.isdisjoint(argv)
-            else ("data.", "tokenizer.")
-        )
+        no_pairs = {"data=text", "data=images", "data=music", "data=parity"}
+        of_pairs = () if no_pairs.isdisjoint(argv) else ("data.", "tokenizer.", "decode.")
         short = [a for a in SHORT if not a.startswith(of_pairs)]
         return [*argv, *short, *([SHORT_BUILTIN] if builtin else [])]
     has_runs = any(Path("outputs").glob("*/*/config.yaml"))

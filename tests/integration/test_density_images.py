@@ -115,6 +115,7 @@ def test_bits_of_music_start_every_piece_anew(headwise: CommandLine, tmp_path: P
     [
         ("data.window=50", "data.window must be a multiple"),
         ("data.window=24", "data.window must be a multiple of the 48 values of positions.shape"),
+        ("decode.min_context=24", "decode.min_context must be a multiple of the 48 values"),
         ("tokenizer=char", "tokenizer.kind must be byte with data=images"),
         ("data.shape=[4,3,4]", "image 1 has the shape [4,4,3]"),
         ("data.dir=/nowhere", "/nowhere has no"),

@@ -96,6 +96,10 @@ def check_windows(config: Config) -> None:
     check_precision(windows.precision, "decode.precision")
     allowed = f"at least 0 and below data.window={window}"
     require(0 <= windows.min_context < window, "decode.min_context", allowed, windows.min_context)
+    period = parts_of(config).positions.period
+    whole = f"a multiple of the {period} values of positions.shape"
+    for key, value in (("data.window", window), ("decode.min_context", windows.min_context)):
+        require(period is None or value % period == 0, key, whole, value)
 
 
 @dataclass(frozen=True)
@@ -139,13 +143,11 @@ class Density(Task[DensityCorpus, PreparedTokens]):
     def check(self, config: Config) -> None:
         """See `Task.check`."""
         window, positions = config.data.window, parts_of(config).positions
-        longest, period = positions.max_positions, positions.period
+        longest = positions.max_positions
         require(window >= 1, "data.window", "at least 1", window)
         is_byte = config.tokenizer.kind == "byte" or config.data.unit == "byte"
         kind = f"byte with data={config.data.name}"
         require(is_byte, "tokenizer.kind", kind, config.tokenizer.kind)
-        whole = f"a multiple of the {period} values of positions.shape"
-        require(period is None or window % period == 0, "data.window", whole, window)
         allowed = f"at least data.window={window}"
         require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
         check_model(config, self.sites(config), {COLUMN: window})

@@ -15,6 +15,7 @@ PIP := $(BIN)/python $(INSTALL)
 # Two processes, each with whole files, whose runs are trained once. Bytecode is written, since tests
 # start hundreds of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+SOURCES := src tests benchmarks scripts train.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-triton docs peers browser lint format clean
@@ -59,13 +60,13 @@ browser: ## Chromium for the tests of the page of heads, with apt-get as root; e
 	fi
 
 lint: .venv/.installed-test ## ruff and mypy, changing nothing
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/mypy
 
 format: .venv/.installed-test ## ruff, mending what it can
-	@$(BIN)/ruff check --fix .
-	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
 
 clean: ## remove .venv, caches and builds; runs in outputs/ stay
 	rm -rf .venv .venv-peers build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -56,7 +56,8 @@ def unknown(prefix: str, key: str, known: Sequence[str]) -> ConfigError:
     """Return the error for a `key` after `prefix` ("decode." or "") that is not one of `known`."""
     close = nearest(key, known)
     meant = f" Did you mean {prefix}{close}?" if close else ""
-    return ConfigError(f"{prefix}{key} is not known; allowed: {', '.join(known)}.{meant}")
+    allowed = ", ".join(known) or "none"
+    return ConfigError(f"{prefix}{key} is not known; allowed: {allowed}.{meant}")
 
 
 def require(condition: bool, key: str, allowed: str, value: object) -> None:

@@ -104,6 +104,8 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     about = _about(config, run, items)
     out = folder.path / FOLDER
     if not config.overwrite and _is_current(out, about):
+        if config.run is not None:
+            print((out / FINDINGS_TEXT).read_text(encoding="utf-8"), end="")
         print(f"{out} already exists (overwrite=true recomputes it)", flush=True)
         return out
     try:  # fail before measuring, not after

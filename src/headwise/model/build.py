@@ -11,6 +11,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.attention.place import Place, Site
 from headwise.attention.positions import Positions
 from headwise.attention.protocol import Attention
+from headwise.attention.scores import ScoreAttention
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.errors import ConfigError
@@ -91,6 +92,8 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
                 f"model.register_tokens={n_prefix}. "
                 f"Try {_key_of(config, site.name)}.max_length={n_keys}"
             )
+        if isinstance(attention, ScoreAttention):
+            attention.normaliser.check_weights()
         pattern = getattr(attention, "pattern", None)
         if n_prefix and site.queries == site.keys and pattern is not None:
             raise ConfigError(

@@ -71,14 +71,31 @@ def maps(quick: bool) -> list[Figure]:
 def attention(quick: bool) -> list[Figure]:
     """One layer of long self-attention, forward and backward."""
     n = 512 if quick else 4096
-    taken = length.seconds_of(["softmax", "alpha_entmax"], n, 3 if quick else 7)
+    names = ["softmax", "alpha_entmax"]
+    taken = length.seconds_of(names, n, 3 if quick else 7, length.LAYERS)
     ratio = taken["alpha_entmax"] / taken["softmax"]
     results = [Figure(f"α-entmax / softmax (sdpa), a layer, n = {n}", ratio, 6)]
     if quick:
         return results
-    short, long = (length.memory_of("alpha_entmax", n) for n in (2048, 8192))
+    short, long = (length.memory_of("alpha_entmax", n, length.LAYERS) for n in (2048, 8192))
     if short and long:
         results.append(Figure("α-entmax, memory at 8k / at 2k", long / short, 4.4))
+    return results + patterns()
+
+
+def patterns() -> list[Figure]:
+    """Attention alone with the patterns of long input, causal, 12,288 positions."""
+    goals = {"strided": 1 / 8, "fixed 8": 1 / 6, "fixed 32": 1 / 2.5}
+    names = [f"{name} {pattern}" for name in length.SCORED for pattern in goals]
+    taken = length.seconds_of(["softmax", *names], 12_288, 3, length.ALONE)
+    results = []
+    for pattern, goal in goals.items():
+        softmax, entmax = (taken[f"{name} {pattern}"] for name in length.SCORED)
+        results.append(Figure(f"softmax, {pattern} / dense", softmax / taken["softmax"], goal))
+        results.append(Figure(f"α-entmax / softmax, {pattern}", entmax / softmax, 1.5))
+        memory = [length.memory_of(f"softmax {pattern}", n, length.ALONE) for n in (4096, 16384)]
+        if memory[0] and memory[1]:
+            results.append(Figure(f"{pattern}, memory at 16k / at 4k", memory[1] / memory[0], 4.4))
     return results
 
 

@@ -18,6 +18,7 @@ from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
 from headwise.kernels import native, verification
+from headwise.kernels.checks import Case
 from headwise.losses.loss import CrossEntropy
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks import evaluation
@@ -53,7 +54,7 @@ def last_validation(run: Path) -> dict[str, Any]:
 
 def test_loading_verifies_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train_small(tmp_path)
-    verdicts: dict[verification.Case, str | None] = {}
+    verdicts: dict[Case, str | None] = {}
     monkeypatch.setattr(verification, "_VERDICTS", verdicts)
     headwise.load(str(run), device="cpu")
     assert bool(verdicts) == (native.unavailable_reason() is None)

@@ -16,6 +16,7 @@ from torch import Tensor
 from headwise.entmax import alpha_entmax, entmax15, entmax_loss
 from headwise.entmax.function import REFERENCE
 from headwise.kernels import (
+    checks,
     choice,
     cpu_attention,
     native,
@@ -24,9 +25,10 @@ from headwise.kernels import (
     triton_device,
     verification,
 )
+from headwise.kernels.block_sparse import Columns
+from headwise.kernels.checks import Case
 from headwise.kernels.dropout import dropout
 from headwise.kernels.problem import Power
-from headwise.kernels.verification import Case
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
 
@@ -148,7 +150,7 @@ def test_verdict_is_cached_per_build(cache: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(file.read_text()) == {str(MAPS): None}
     verification._VERDICTS.clear()
     with monkeypatch.context() as patch:
-        patch.setitem(verification.CHECKS, MAPS.kernel, None)  # type: ignore[arg-type]
+        patch.setitem(checks.CHECKS, MAPS.kernel, None)  # type: ignore[arg-type]
         verification.verify(MAPS, REFERENCE)
     assert verification.verdict(MAPS) is None
     verification._VERDICTS.clear()
@@ -165,7 +167,7 @@ def test_verdict_is_cached_per_build(cache: Path, monkeypatch: pytest.MonkeyPatc
 def test_every_cpp_kernel_passes_without_using_the_generator(scores: Tensor) -> None:
     state = torch.get_rng_state()
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        for kernel in verification.CHECKS:
+        for kernel in checks.CHECKS:
             for power in Power if kernel.startswith("C++") else ():
                 for dtype in native.DTYPES:
                     for width in (5, 64) if "attention" in kernel else (0,):
@@ -187,6 +189,14 @@ def test_kernel_without_bias_fails(
     original = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *a: original(*a[:position], None, *a[position + 1 :]))
     case = Case(kernel, "cpu", torch.float32, Power.SQUARE, 16)
+    verification.verify(case, REFERENCE)
+    assert "contexts differ" in str(verification.verdict(case))
+
+
+@needs_kernels
+def test_sparse_kernel_without_far_keys_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Columns, "products", lambda *_: iter(()))
+    case = Case("C++ sparse attention", "cpu", torch.float32, Power.SQUARE, 16)
     verification.verify(case, REFERENCE)
     assert "contexts differ" in str(verification.verdict(case))
 

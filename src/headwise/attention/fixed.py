@@ -5,15 +5,16 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, N positions, C summ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from headwise.attention.block_sparse import BlockLayout, Gathered, Neighbours, Part
 from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
 from headwise.errors import require
+from headwise.kernels.block_sparse import BlockLayout, Gathered, Neighbours, Part
 
 
 class Fixed(SparsePattern):
@@ -105,37 +106,48 @@ class Fixed(SparsePattern):
         Summary cells of the query's own block belong to the part for that block. Heads with only
         far keys have that part too, for the position of the query.
         """
-        n_blocks = -(-n_positions // self.stride)
-        own_block = self._own_block(n_blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
-        parts: list[tuple[Part, Tensor]] = [(Neighbours(self.stride, 0, 0), own_block)]
+        parts: list[Part] = [Neighbours(self.stride, 0, 0)]
         if any(self.far_H):
-            parts.append(self._summaries(n_blocks, n_positions, causal, lengths_B))
-        return BlockLayout.from_parts(parts)
+            cells = self._cells(-(-n_positions // self.stride), causal, lengths_B).flatten(2)
+            parts.append(Gathered(cells.clamp(0, n_positions - 1), self.summary_cells))
+        masks = functools.partial(self._masks, causal)
+        return BlockLayout(self.stride, n_positions, causal, lengths_B, tuple(parts), masks)
 
-    def _summaries(
-        self, n_blocks: int, n_positions: int, causal: bool, lengths_B: Tensor
-    ) -> tuple[Part, Tensor]:
-        """Return the cells of all blocks, and their mask (B, H, N, blocks * C)."""
+    def _masks(
+        self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor
+    ) -> list[Tensor]:
+        """See `BlockLayout.masks`."""
+        own = self._own_block(blocks, causal, lengths_B)
+        if not any(self.far_H):
+            return [own]
+        return [own, self._summaries(blocks, n_blocks, causal, lengths_B)]
+
+    def _cells(self, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
+        """Return the positions of the summary cells (B or 1, H or 1, blocks, C)."""
         blocks = torch.arange(n_blocks, device=lengths_B.device)
         first = self._first_cells(blocks, None if causal else lengths_B)
-        cells = first[..., None] + torch.arange(self.summary_cells, device=blocks.device)
-        query_blocks = (torch.arange(n_positions, device=blocks.device) // self.stride)[:, None]
-        is_other_block = blocks < query_blocks if causal else blocks != query_blocks
-        is_cell = cells < lengths_B.view(-1, 1, 1, 1)
-        allowed = head_mask(is_other_block[:, :, None] & is_cell[:, :, None], self.far_H)
-        return Gathered(cells.clamp(0, n_positions - 1).flatten(2)), allowed.flatten(3)
+        return first[..., None] + torch.arange(self.summary_cells, device=blocks.device)
 
-    def _own_block(self, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Return the mask of the query's own block (B, H, blocks, stride, stride)."""
+    def _summaries(self, blocks: Tensor, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
+        """Return the mask of the cells of other blocks (B, H, M, L, blocks of keys * C)."""
+        of_keys = torch.arange(n_blocks, device=blocks.device)
+        is_other_block = of_keys < blocks[:, None] if causal else of_keys != blocks[:, None]
+        is_cell = self._cells(n_blocks, causal, lengths_B) < lengths_B.view(-1, 1, 1, 1)
+        allowed = head_mask(is_other_block[:, :, None] & is_cell[:, :, None], self.far_H).flatten(3)
+        return allowed[:, :, :, None].expand(-1, -1, -1, self.stride, -1)
+
+    def _own_block(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
+        """Return the mask of the query's own block (B, H, M, L, L)."""
         offsets = torch.arange(self.stride, device=lengths_B.device)
-        positions = torch.arange(n_blocks * self.stride, device=lengths_B.device)
+        positions = blocks[:, None] * self.stride + offsets
         allowed = (offsets[:, None] == offsets)[None, None, None]
         if any(self.near_H):
             allowed = allowed | head_mask(torch.ones_like(allowed), self.near_H)
         if any(self.far_H):
-            cells = self.far(positions, positions, None if causal else lengths_B)
-            in_block = cells.reshape(*cells.shape[:2], n_blocks, 1, self.stride)
+            flat = positions.flatten()
+            cells = self.far(flat, flat, None if causal else lengths_B)
+            in_block = cells.reshape(*cells.shape[:2], len(blocks), 1, self.stride)
             allowed = allowed | head_mask(in_block, self.far_H)
         if causal:
             allowed = allowed & (offsets <= offsets[:, None])
-        return allowed & is_real(positions.view(n_blocks, 1, self.stride), lengths_B)
+        return allowed & is_real(positions[:, None], lengths_B)

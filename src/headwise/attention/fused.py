@@ -20,6 +20,7 @@ from headwise.kernels.choice import Choice
 from headwise.kernels.cpu_attention import attention
 from headwise.kernels.native_attention import attention_of_few
 from headwise.kernels.problem import ALPHAS, Power, Visible
+from headwise.kernels.sparse_attention import Settings, sparse_attention
 from headwise.kernels.triton_attention import triton_entmax_attention
 
 _LOGGED: set[Choice] = set()
@@ -67,9 +68,12 @@ class FusedNormaliser(Normaliser):
     ) -> Tensor | None:
         """Return the context (B, H, Q, E), or None if no kernel is faster than forming weights."""
         mask, heads = context.mask, (query_BHQE, key_BHKE, value_BHKE)
-        distances = context.distances
+        distances, layout = context.distances, context.layout
         padded_bias = distances is not None and mask.key_lengths_B is not None
-        chosen = self.kernel(*heads, mask.pattern is not None, dropout, padded_bias)
+        if layout is None:
+            chosen = self.kernel(*heads, mask.pattern is not None, dropout, padded_bias)
+        else:
+            chosen = choice.sparse_attention(query_BHQE, self.power, dropout, REFERENCE)
         if query_BHQE.device.type != "meta":  # the meta device, used by dry runs
             _log_once(chosen)
         if chosen.kernel == choice.WEIGHTS:
@@ -77,6 +81,9 @@ class FusedNormaliser(Normaliser):
         if chosen.kernel == choice.TORCH:
             return _torch_softmax(*heads, context, dropout)
         alpha, scale = self.row_alpha(context), query_BHQE.shape[3] ** -0.5
+        if layout is not None:
+            settings = Settings(layout, self.power, dropout, scale, distances)
+            return sparse_attention(*heads, alpha, settings)
         if chosen.kernel == choice.TRITON:
             alpha_H = ALPHAS[self.power] if alpha is None else alpha.flatten()
             mask_args = (mask.key_lengths_B, mask.causal, mask.query_offset)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headwise.attention.block_sparse import BlockLayout
 from headwise.attention.pattern import Pattern
+from headwise.kernels.block_sparse import BlockLayout
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from headwise.attention.mask import Mask
 from headwise.attention.place import Variant
 from headwise.errors import ConfigError
+from headwise.kernels.block_sparse import BlockLayout
 from headwise.kernels.problem import Distances
 
 
@@ -47,19 +48,22 @@ class ScoreContext:
         queries_BHQE: queries of the heads, without rotation or scaling.
         distances: bias on the scores by distance, or None. It is already in the scores passed to
             `Normaliser.forward`; `Normaliser.attend` adds it.
-        allowed_BHQK: replaces the dense form of `mask` for scores of some heads only, or in a
-            `BlockLayout` (K then counts its slots); else None.
+        layout: of the scores, whose K then counts its slots, or None.
+        allowed_BHQK: replaces the dense form of `mask` for scores of some heads only; else None.
     """
 
     mask: Mask
     queries_BHQE: Tensor
     distances: Distances | None = None
+    layout: BlockLayout | None = None
     allowed_BHQK: Tensor | None = None
 
     def dense_mask(self, scores_BHQK: Tensor) -> Tensor | None:
         """Return bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed."""
         if self.allowed_BHQK is not None:
             return self.allowed_BHQK
+        if self.layout is not None:
+            return self.layout.allowed_BHNK
         n_queries, n_keys = scores_BHQK.shape[-2:]
         return self.mask.dense(n_queries, n_keys, scores_BHQK.device)
 

@@ -10,8 +10,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from headwise.attention.block_sparse import BlockLayout
 from headwise.attention.place import Variant
+from headwise.kernels.block_sparse import BlockLayout
 
 
 class Pattern(Variant):

@@ -59,15 +59,14 @@ class ScoreAttention(MultiHeadAttention):
         distances = None
         if self.positions is not None:
             distances = self.positions.distances(mask.n_prefix)
-        allowed_BHQK = None if layout is None else layout.allowed_BHNK
-        context = ScoreContext(mask, query_BHQE, distances, allowed_BHQK)
+        context = ScoreContext(mask, query_BHQE, distances, layout)
         query_BHQE = self.rotated(query_BHQE, mask.query_offset - mask.n_prefix)
         if self.scaling is not None:
             # scaling the queries scales the scores, for fused kernels too
             factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))
             query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
         dropout = self.dropout if self.training else 0.0
-        if self.normaliser.is_fused and not self.recorders and layout is None:
+        if self.normaliser.is_fused and not self.recorders:
             fused = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, context, dropout)
             if fused is not None:
                 return self.join(fused)

@@ -15,11 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headwise.attention.block_sparse import BlockLayout
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.compilation import constant_in_graphs
 from headwise.errors import refuse, require
+from headwise.kernels.block_sparse import BlockLayout
 
 COMBINATIONS = ("interleaved", "merged", "heads")
 LOCAL, MERGED, INTERLEAVED = "local", "merged", "interleaved"

@@ -5,11 +5,13 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, N positions.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from headwise.attention.block_sparse import BlockLayout, Columns, Neighbours, Part
 from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real
+from headwise.kernels.block_sparse import BlockLayout, Columns, Neighbours, Part
 
 
 class Strided(SparsePattern):
@@ -46,18 +48,27 @@ class Strided(SparsePattern):
         A window of 2 · stride + 1 extends into the blocks before and after the query's. Far keys
         in these blocks belong to that part, not to the columns.
         """
-        blocks = torch.arange(-(-n_positions // self.stride), device=lengths_B.device)
-        parts: list[tuple[Part, Tensor]] = []
+        parts: list[Part] = []
         if any(self.near_H):
-            allowed = self._around(blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
-            parts.append((Neighbours(self.stride, 1, 0 if causal else 1), allowed))
+            parts.append(Neighbours(self.stride, 1, 0 if causal else 1))
         if any(self.far_H):
-            allowed = self._columns(blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
-            parts.append((Columns(self.stride), allowed))
-        return BlockLayout.from_parts(parts)
+            parts.append(Columns(self.stride))
+        masks = functools.partial(self._masks, causal)
+        return BlockLayout(self.stride, n_positions, causal, lengths_B, tuple(parts), masks)
+
+    def _masks(
+        self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor
+    ) -> list[Tensor]:
+        """See `BlockLayout.masks`."""
+        masks = []
+        if any(self.near_H):
+            masks.append(self._around(blocks, causal, lengths_B))
+        if any(self.far_H):
+            masks.append(self._columns(blocks, n_blocks, causal, lengths_B))
+        return masks
 
     def _around(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Return the mask of the query's block and its neighbours (B, H, blocks, stride, K)."""
+        """Return the mask of the query's block and its neighbours (B, H, M, L, slots)."""
         queries = torch.arange(self.stride, device=blocks.device)[:, None]
         keys = torch.arange((2 if causal else 3) * self.stride, device=blocks.device) - self.stride
         allowed = head_mask(self.near(queries, keys)[None, None], self.near_H)
@@ -68,12 +79,13 @@ class Strided(SparsePattern):
         positions = blocks[:, None, None] * self.stride + keys
         return allowed[:, :, None] & is_real(positions, lengths_B)
 
-    def _columns(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Return the mask of the query's column (B, H, blocks, stride, blocks)."""
-        blocks_ahead = blocks - blocks[:, None, None]
+    def _columns(self, blocks: Tensor, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
+        """Return the mask of the query's column (B, H, M, L, blocks of keys)."""
+        of_keys = torch.arange(n_blocks, device=blocks.device)
+        blocks_ahead = of_keys - blocks[:, None, None]
         allowed = blocks_ahead <= 0 if causal else torch.ones_like(blocks_ahead, dtype=torch.bool)
         if any(self.near_H):
             allowed = allowed & (blocks_ahead.abs() > 1)
         residues = torch.arange(self.stride, device=blocks.device)[:, None]
-        positions = blocks * self.stride + residues
+        positions = of_keys * self.stride + residues
         return head_mask(allowed & is_real(positions, lengths_B)[:, :, None], self.far_H)

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from headwise.entmax.solver import CHUNK_SCORES, solve
 from headwise.kernels import choice, native, triton_maps
+from headwise.kernels.checks import Reference
 from headwise.kernels.operators import register
 from headwise.kernels.problem import ALPHAS, Power, Visible, beta_of, check_alpha
-from headwise.kernels.verification import Reference
 
 # For β at or above this: exp(y) - 1 - y directly; below: its series, accurate for p > 1e-9.
 BETA_SERIES = 0.1

@@ -20,12 +20,13 @@ from headwise.compilation import constant_in_graphs
 from headwise.kernels import (
     native,
     native_attention,
+    operators,
     triton_attention,
     triton_device,
     verification,
 )
+from headwise.kernels.checks import Case, Reference
 from headwise.kernels.problem import POWERS, Power
-from headwise.kernels.verification import Case, Reference
 
 CPP, TRITON, TORCH = "C++", "Triton", "torch"
 CPP_FEW = "C++, few queries"
@@ -114,6 +115,21 @@ def attention(
     suffix = "" if triton_attention.is_resident(key_BHKE) else ", streaming"
     case = Case(f"Triton attention{suffix}", device, dtype, power, width, dropout > 0)
     return _verified(TRITON, case, reference, WEIGHTS)
+
+
+def sparse_attention(
+    query_BHNE: Tensor, power: Power, dropout: float, reference: Reference | None = None
+) -> Choice:
+    """Return the kernel of block-sparse attention: C++, or weights. Not for use in operators."""
+    device, dtype = query_BHNE.device.type, query_BHNE.dtype
+    if torch.compiler.is_compiling() or operators.is_transformed():
+        return Choice(WEIGHTS, "a pattern under torch.compile or torch.func")
+    if device != "cpu":
+        return Choice(WEIGHTS, f"no kernel for patterns on {device}")
+    if not native.supports(query_BHNE):
+        return Choice(WEIGHTS, _without_cpp(device, dtype))
+    case = Case("C++ sparse attention", device, dtype, power, query_BHNE.shape[3], dropout > 0)
+    return _verified(CPP, case, reference, WEIGHTS)
 
 
 def _is_long(key_BHKE: Tensor) -> bool:

@@ -103,16 +103,16 @@ def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chu
     step_q = _queries_at_once(shape)
     step_h = 1 if step_q < n_queries else min(n_heads, max(1, CHUNK_SCORES // head_scores))
     step_b = 1 if step_h < n_heads else max(1, CHUNK_SCORES // (head_scores * n_heads))
-    for batch in _steps(n_batch, step_b):
+    for batch in steps(n_batch, step_b):
         longest, lengths_B = n_keys, None
         if visible.lengths_B is not None:
             lengths_B = visible.lengths_B[batch]
             longest = min(n_keys, max(1, int(lengths_B.max())))
-        for heads in _steps(n_heads, step_h):
+        for heads in steps(n_heads, step_h):
             flat = slice(
                 batch.start * n_heads + heads.start, (batch.stop - 1) * n_heads + heads.stop
             )
-            for queries in _steps(n_queries, step_q):
+            for queries in steps(n_queries, step_q):
                 n_visible = longest
                 if visible.is_causal:
                     n_visible = min(n_visible, visible.query_offset + queries.stop)
@@ -133,7 +133,8 @@ def _queries_at_once(shape: tuple[int, int, int, int]) -> int:
     return max(1, CHUNK_SCORES // n_keys)
 
 
-def _steps(n: int, step: int) -> Iterator[slice]:
+def steps(n: int, step: int) -> Iterator[slice]:
+    """Yield slices of `step`, the last of them maybe shorter, up to `n`."""
     for first in range(0, n, step):
         yield slice(first, min(first + step, n))
 

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 _library: Any = torch.library  # untyped
 _LIBRARY = _library.Library("headwise", "FRAGMENT")
 _forward_ad: Any = forward_ad
-_is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def register(
@@ -41,7 +41,7 @@ def register(
         dispatch: dispatch key of `compute`.
     """
     name = schema.partition("(")[0]
-    backward = differentiate or _raise_second_order
+    backward = differentiate or raise_second_order
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, compute, dispatch)
     _library.register_fake(f"headwise::{name}", shapes, lib=_LIBRARY)
@@ -49,7 +49,7 @@ def register(
     operator = getattr(torch.ops.headwise, name).default
 
     def call(*arguments: Any) -> Any:
-        if _is_transformed() and not torch.compiler.is_compiling():
+        if is_transformed() and not torch.compiler.is_compiling():
             return transformed.apply(*arguments)
         _check_tangents(arguments)
         return operator(*arguments)
@@ -161,5 +161,6 @@ def _raise_forward_mode(*_: Any) -> None:
     )
 
 
-def _raise_second_order(ctx: Any, *grads: Any) -> None:
+def raise_second_order(ctx: Any, *grads: Any) -> None:
+    """Raise in place of the backward pass of a backward pass."""
     raise RuntimeError("functions of headwise.entmax can be differentiated once, not twice")

@@ -18,80 +18,21 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from headwise.compilation import constant_in_graphs
 from headwise.files import machine_cache_dir, write_text
-from headwise.kernels import (
-    cpu_attention,
-    native,
-    native_attention,
-    native_dropout,
-    native_loss,
-    triton_device,
-    triton_loss,
-    triton_maps,
-    triton_operators,
-)
-from headwise.kernels.problem import ALPHAS, Distances, Draws, Power, Visible, beta_of, slopes_of
+from headwise.kernels import checks, native, triton_device
+from headwise.kernels.checks import Case, Reference
 
 # Maximum error by dtype, relative to the largest value or 1; correct kernels are far below it.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-RATE = 0.25  # of dropout
-SMOOTHING = 0.1
-LONG = 300  # keys per row, too many for Triton's resident kernel
-
 log = logging.getLogger(__name__)
 
-
-class Case(NamedTuple):
-    """A kernel and the settings that are verified together.
-
-    Attributes:
-        kernel: its name, a key of `CHECKS`.
-        device: device type.
-        dtype: of the inputs.
-        power: the map.
-        width: head width, for attention.
-        dropout: whether there is dropout, for attention.
-    """
-
-    kernel: str
-    device: str
-    dtype: torch.dtype
-    power: Power = Power.EXP
-    width: int = 0
-    dropout: bool = False
-
-    def __str__(self) -> str:
-        more = f", head width {self.width}" if self.width else ""
-        more += ", dropout" if self.dropout else ""
-        return f"{self.kernel} ({str(self.dtype).removeprefix('torch.')}, {self.power.name}{more})"
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The mathematics in float64.
-
-    Attributes:
-        weights: (scores (B, H, Q, K), α or None, mask or None, power) -> weights.
-        backward: (weights, gradient, α or None, power, with_alpha) -> gradients of the scores and
-            of α, (B, H, Q, 1) or empty.
-    """
-
-    weights: Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
-    backward: Callable[[Tensor, Tensor, Tensor | None, int, bool], tuple[Tensor, Tensor]]
-
-
-# (name, computed, expected) of each result of a kernel
-Pairs = Iterator[tuple[str, Tensor, Tensor]]
 
 _VERDICTS: dict[Case, str | None] = {}  # why a case is not used; None: verified
 
@@ -158,7 +99,7 @@ def _judge(case: Case, reference: Reference | None) -> tuple[str | None, bool]:
 
 @torch.no_grad()
 def _difference(case: Case, reference: Reference | None) -> str | None:
-    for name, result, expected in CHECKS[case.kernel](case, reference):
+    for name, result, expected in checks.CHECKS[case.kernel](case, reference):
         result, expected = result.detach().to("cpu", torch.float64), expected.to(torch.float64)
         error = float((result - expected).abs().max() / expected.abs().max().clamp_min(1))
         if not error <= TOLERANCES[case.dtype]:  # NaN too
@@ -175,7 +116,7 @@ def _cache_path(case: Case) -> Path:
 @functools.cache
 def _checks_digest() -> str:
     """Return a hash of the checks."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+    return hashlib.sha256(Path(checks.__file__).read_bytes()).hexdigest()[:8]
 
 
 def _read(path: Path) -> dict[str, str | None]:
@@ -192,209 +133,3 @@ def _write(path: Path, verdicts: dict[str, str | None]) -> None:
         write_text(path, json.dumps(verdicts, indent=1, ensure_ascii=False))
     except OSError as error:
         log.info("cannot cache the verification of kernels: %s", error)
-
-
-def _sampler(case: Case) -> Callable[..., Tensor]:
-    """Return a function that draws random numbers in the case's dtype, on its device."""
-    generator = torch.Generator().manual_seed(1)
-
-    def sample(*shape: int, scale: float = 1.0) -> Tensor:
-        values = torch.randn(shape, generator=generator, dtype=torch.float32) * scale
-        return values.to(case.device, case.dtype)
-
-    return sample
-
-
-def _alphas(case: Case) -> Tensor | None:
-    """Return α of two heads (1, 2, 1, 1), on the case's device.
-
-    Gradients have a factor p^(2 - α): for α near 2, bfloat16 rounding at the edge of the support
-    would exceed the tolerance.
-    """
-    if case.power is not Power.ANY:
-        return None
-    return torch.tensor([1.05, 1.25], dtype=torch.float32, device=case.device).view(1, 2, 1, 1)
-
-
-def _exact(values: Tensor) -> Tensor:
-    return values.to("cpu", torch.float64)
-
-
-def _maps(case: Case, reference: Reference) -> Pairs:
-    sample, alpha = _sampler(case), _alphas(case)
-    scores, grad = sample(1, 2, 4, 37, scale=2.0), sample(1, 2, 4, 37)
-    mask = torch.arange(37, device=case.device) < torch.tensor([37, 0, 9, 1])[:, None].to(
-        case.device
-    )
-    beta, with_alpha = beta_of(alpha), alpha is not None
-    mask = mask[None, None]
-    if case.kernel.startswith("C++"):
-        weights = native.forward(scores, beta, case.power, Visible(mask))
-        gradients = native.backward(weights, grad, beta, case.power, with_alpha)
-    else:
-        weights = triton_maps.forward(scores, beta, case.power, mask)
-        gradients = triton_maps.backward(weights, grad, beta, case.power, with_alpha)
-    exact_alpha = None if alpha is None else _exact(alpha)
-    yield "weights", weights, reference.weights(_exact(scores), exact_alpha, mask.cpu(), case.power)
-    # from the rounded weights, as gradients jump at the border of the support
-    tensors = (_exact(weights), _exact(grad), exact_alpha)
-    expected = reference.backward(*tensors, case.power, with_alpha)
-    yield "gradients", gradients[0], expected[0]
-    if with_alpha:
-        yield "gradients of α", gradients[1], expected[1]
-
-
-class _Attention:
-    """A small attention problem, computed by the kernel of a case and in float64."""
-
-    def __init__(self, case: Case, reference: Reference, distances: Distances | None) -> None:
-        self.distances = distances
-        slopes, self.n_prefix = slopes_of(distances)
-        self.slopes = None if slopes is None else slopes.to(case.device)
-        self.case, self.reference, self.alpha = case, reference, _alphas(case)
-        sample, width = _sampler(case), case.width
-        n_queries, n_keys = (3, 20) if "few" in case.kernel else (7, 20)
-        if "streaming" in case.kernel:
-            n_keys = LONG
-        self.query = sample(2, 2, n_queries, width, scale=2.0)
-        self.grad = sample(2, 2, n_queries, width)
-        self.key, self.value = sample(2, 2, n_keys, width), sample(2, 2, n_keys, width)
-        self.n_visible = n_keys // 2 if "streaming" in case.kernel else n_keys
-        self.lengths = torch.tensor([self.n_visible, self.n_visible - 5], device=case.device)
-        self.offset, self.scale = self.n_visible - n_queries, width**-0.5
-        self.rate = RATE if case.dropout else 0.0
-        self.is_cpp = case.kernel.startswith("C++")
-
-    def forward(self, value: Tensor) -> tuple[Tensor, ...]:
-        """Return the context and the tensors saved for backward."""
-        heads = (self.query, self.key, value)
-        if "few" in self.case.kernel:
-            settings = (int(self.case.power), True, self.offset, self.scale, self.n_prefix)
-            others: tuple[Any, ...] = (self.alpha, None, self.lengths, self.slopes, *settings)
-            context = native_attention.attend(*heads, *others)
-            return (context.transpose(1, 2),)
-        run = cpu_attention.forward if self.is_cpp else triton_operators.launch_forward
-        return run(*heads, *self._tensors(), *self._settings())
-
-    def backward(self, saved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the gradients of query, key, value and α."""
-        run: Any = cpu_attention.backward if self.is_cpp else triton_operators.launch_backward
-        tensors = (self.grad, self.query, self.key, self.value, *self._tensors(), *saved)
-        gradients: tuple[Tensor, ...] = run(*tensors, *self._settings(), self.alpha is not None)
-        return gradients
-
-    def _settings(self) -> tuple[Any, ...]:
-        return int(self.case.power), True, self.offset, self.rate, self.scale, self.n_prefix
-
-    def _tensors(self) -> tuple[Any, ...]:
-        """Return α, mask and lengths, seed or random words, and slopes."""
-        if self.is_cpp:
-            seed = torch.tensor(5, dtype=torch.int64) if self.rate else None
-            return self.alpha, None, self.lengths, seed, self.slopes
-        alphas = [ALPHAS.get(self.case.power, 0.0)] * 2
-        alpha_H = torch.tensor(alphas) if self.alpha is None else self.alpha.flatten()
-        words = None
-        if self.rate:
-            generator = torch.Generator().manual_seed(2)
-            shape = (2, *self.query.shape[:3])
-            words = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64)
-            words = words.to(self.case.device, torch.int32)
-        return alpha_H.to(self.case.device), self.lengths, words, self.slopes
-
-    def dropped(self) -> Tensor:
-        """Return the weights (B, H, Q, K) after dropout: contexts of identity values."""
-        n_keys, width = self.key.shape[2:]
-        parts = []
-        for first in range(0, self.n_visible, width):
-            value = torch.zeros_like(self.value)
-            value[:, :, first : first + width].diagonal(dim1=2, dim2=3).fill_(1)
-            parts.append(_exact(self.forward(value)[0]))
-        visible = torch.cat(parts, -1)[..., : self.n_visible]
-        return nn.functional.pad(visible, (0, n_keys - self.n_visible))
-
-    def pairs(self) -> Pairs:
-        power, alpha = self.case.power, None if self.alpha is None else _exact(self.alpha)
-        query, key, value, grad = map(_exact, (self.query, self.key, self.value, self.grad))
-        keys = torch.arange(key.shape[2])
-        last = torch.arange(query.shape[2])[:, None] + self.offset
-        mask = (keys < self.lengths.cpu()[:, None, None, None]) & (keys <= last)
-        scores = query @ key.mT * self.scale
-        if self.distances is not None:
-            scores = self.distances.biased(scores, self.offset)
-        p = self.reference.weights(scores, alpha, mask, power)
-        factor = torch.ones_like(p)
-        if self.rate:
-            dropped = self.dropped()
-            factor = (dropped > p).to(p.dtype) / (1 - self.rate)
-            yield "dropped weights", dropped, p * factor
-            ratio = factor[p > 0.01].mean()  # of kept weights to the expected number
-            yield "shares of dropped weights", ratio.round(), torch.ones_like(ratio)
-        context, *saved = self.forward(self.value)
-        yield "contexts", context, (p * factor) @ value
-        if "few" in self.case.kernel:
-            return
-        gradients = self.backward(tuple(saved))
-        grad_weights = (grad @ value.mT) * factor
-        with_alpha = alpha is not None
-        grad_scores, grad_alpha = self.reference.backward(p, grad_weights, alpha, power, with_alpha)
-        yield "gradients of queries", gradients[0], self.scale * grad_scores @ key
-        yield "gradients of keys", gradients[1], self.scale * grad_scores.mT @ query
-        yield "gradients of values", gradients[2], (p * factor).mT @ grad
-        if with_alpha:
-            yield "gradients of α", gradients[3].flatten(), grad_alpha.sum((0, 2, 3))
-
-
-def _attention(case: Case, reference: Reference) -> Pairs:
-    """Yield results without and with a bias."""
-    for distances in (None, Distances(torch.tensor([0.25, 0.0]), 2)):
-        yield from _Attention(case, reference, distances).pairs()
-
-
-def _losses(case: Case, reference: Reference) -> Pairs:
-    alpha = ALPHAS.get(case.power, 1.3)
-    rows = native_loss if case.kernel.startswith("C++") else triton_loss
-    scores = _sampler(case)(4, 53, scale=3.0)
-    exact = _exact(scores)
-    target = torch.tensor([0, 5, 52, 17])
-    alphas = torch.full((1, 1, 1, 1), alpha, dtype=torch.float64)
-    p = reference.weights(exact[None, None], alphas, None, Power.ANY)[0, 0]
-    entropy = -torch.special.xlogy(p, p) if alpha == 1 else (p - p**alpha) / (alpha * (alpha - 1))
-    shifted = exact - exact.amax(1, keepdim=True)
-    value, support, total, threshold = rows.read(scores, alpha, True)
-    yield "losses", value, (p * shifted + entropy).sum(1)
-    yield "sizes of supports", support, (p > 1e-30).sum(1)
-    assert total is not None
-    yield "sums of scores", total, exact.sum(1)
-    out, eps_v = torch.empty_like(scores), SMOOTHING / 53
-    scale = torch.ones(4, dtype=torch.float32, device=case.device)
-    tensors = (scores, threshold, out, scale, target.to(case.device))
-    rows.write_gradient(*tensors, alpha, SMOOTHING, eps_v)
-    gold = nn.functional.one_hot(target, 53)
-    yield "gradients", out, p - (1 - SMOOTHING) * gold - eps_v
-
-
-def _dropout(case: Case, _: Reference | None) -> Pairs:
-    sample, draws = _sampler(case), Draws(5, RATE)
-    values, added = sample(1003), sample(1003)
-    dropped = native_dropout.drop(values, draws)
-    factor = (dropped != 0).to(torch.float64) / (1 - RATE)
-    yield "entries", dropped, values.double() * factor
-    yield "share", factor.mean().round(decimals=1), torch.ones(())
-    yield "sums", native_dropout.drop_and_add(values, added, draws), added + values * factor
-    relu = native_dropout.drop_relu(values, draws)
-    yield "positive entries", relu, values.clamp_min(0) * factor
-    slope = native_dropout.drop_relu_backward(added, relu, draws)
-    yield "gradients", slope, added * factor * (values > 0)
-
-
-CHECKS: dict[str, Callable[[Case, Any], Pairs]] = {
-    "C++ maps": _maps,
-    "C++ attention": _attention,
-    "C++ attention of few queries": _attention,
-    "C++ losses": _losses,
-    "C++ dropout": _dropout,
-    "Triton maps": _maps,
-    "Triton attention": _attention,
-    "Triton attention, streaming": _attention,
-    "Triton losses": _losses,
-}

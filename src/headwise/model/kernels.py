@@ -66,6 +66,9 @@ def _choices(
             with torch.set_grad_enabled(part != "attention of few queries"):
                 kernel = normaliser.kernel(queries, keys, keys, False, rate, distances is not None)
             kernels[part].add(str(kernel))
+            if attention.pattern is not None and queries is keys:
+                kernel = choice.sparse_attention(keys, normaliser.power, rate, REFERENCE)
+                kernels[f"{part} of long input with a pattern"].add(str(kernel))
     if alpha is not None:
         kernels["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}
         for dtype in {matmul_dtype, torch.float32}:

@@ -31,7 +31,7 @@ demo: .venv/.installed ## train, score and picture alpha-entmax on the built-in 
 test: lint .venv/.installed-test ## lint, then the tests of every promise: minutes
 	@$(PYTEST) -m "not slow and not triton" $(PYTEST_ARGS)
 
-test-all: .venv/.installed-docs test-triton ## the other tests: browser, guide, sweeps, compiled training, GPU kernels
+test-all: .venv/.installed-docs test-triton ## the other tests: browser, guide, sweeps, reports, compiled training, GPU kernels
 	@$(PYTEST) -m "slow and not triton" $(PYTEST_ARGS)
 
 # Single tests to a worker: few files have all the work.

@@ -18,6 +18,8 @@ from fabricated_runs import (
     write_run,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def make() -> Any:

@@ -22,6 +22,8 @@ from headwise.train.budget import Budget, budget, describe_budget
 from headwise.train.optim import build_optimizer
 from saved_memory import n_bytes, saved_storages
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
 TASK = Translation()
 N_ROWS, LENGTH = 4, 30  # a length that equals no width

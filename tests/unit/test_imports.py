@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ENCODING = ("builtin", "corpus", "corpora.archive", "corpora.hub", "encoded", "encoding")
 LIGHT = {  # modules -> packages that they must not load
     ", ".join(f"data.{name}" for name in ENCODING): "torch hydra wandb",

@@ -13,6 +13,8 @@ from figures_drawn import maps as random_maps
 from headwise.plots import runs as plots
 from headwise.plots.attention_maps import COLOURS, LayerMaps, attention_maps
 
+pytestmark = pytest.mark.slow
+
 
 def titled(figure: Any) -> dict[str, Any]:
     return {axes.get_title().split("\n")[0]: axes for axes in figure.axes if axes.get_title()}

@@ -1,4 +1,4 @@
-"""`python scripts/translate.py …`; see the README."""
+"""`python scripts/sample.py …`; see the README."""
 
 from __future__ import annotations
 

@@ -142,6 +142,14 @@ def break_alignment(text: Path) -> str:
     return "train.en"
 
 
+def write_text_corpus(folder: Path) -> Path:
+    """Text in one language, for density modelling: train, valid and test."""
+    for split, n in (("train", 40), ("valid", 3), ("test", 2)):
+        lines = "".join(f"Zeile {i}: der Hund sieht das {i}. Häuschen.\n" for i in range(n))
+        (folder / f"{split}.txt").write_text(lines, encoding="utf-8")
+    return folder
+
+
 def small_overrides(folder: Path, *more: str) -> list[str]:
     """The command line of the small run on `folder/text`, written to `folder/outputs`."""
     paths = (f"data.dir={folder / 'text'}", f"paths.outputs={folder / 'outputs'}")

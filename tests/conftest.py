@@ -51,9 +51,11 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the C++ kernels once: for this session, its workers and the next one."""
-    native = Path(_CACHE, "headwise", "native")
-    native.parent.mkdir()
-    native.symlink_to(config.cache.mkdir("native"), target_is_directory=True)
+    cache = getattr(config, "cache", None)  # missing with -p no:cacheprovider
+    if cache is not None:
+        native = Path(_CACHE, "headwise", "native")
+        native.parent.mkdir()
+        native.symlink_to(cache.mkdir("native"), target_is_directory=True)
 
 
 def pytest_unconfigure() -> None:

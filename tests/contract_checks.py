@@ -1,6 +1,6 @@
 """Setup and checks shared by the contracts of variants, patterns and scalings.
 
-Letters: B batch, H heads, Q queries, K keys, N positions, D width, E head width.
+Axes: B batch, H heads, Q queries, K keys, N positions, D width, E head width.
 """
 
 from __future__ import annotations

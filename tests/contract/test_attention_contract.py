@@ -1,6 +1,6 @@
 """Contract of every variant in `conf/attention/`, found by glob.
 
-Letters: B batch, H heads, Q queries, K keys, D width.
+Axes: B batch, H heads, Q queries, K keys, D width.
 """
 
 from __future__ import annotations

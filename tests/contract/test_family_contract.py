@@ -1,6 +1,6 @@
 """Contract of every family of models, with every attention that its sites support.
 
-Letters: B rows, N positions, P register tokens, V vocabulary.
+Axes: B rows, N positions, P register tokens, V vocabulary.
 """
 
 from __future__ import annotations

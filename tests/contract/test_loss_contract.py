@@ -1,6 +1,6 @@
 """Contract of every loss in `conf/loss/`, found by glob.
 
-Letters: B batch, T target length, V vocabulary.
+Axes: B batch, T target length, V vocabulary.
 """
 
 from __future__ import annotations

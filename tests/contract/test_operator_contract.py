@@ -1,6 +1,6 @@
 """Contract of every operator of `torch.ops.headwise`: schema, shapes, gradients, graphs.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
 """
 
 from __future__ import annotations

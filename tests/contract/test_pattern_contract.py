@@ -1,6 +1,6 @@
 """Contract of every pattern in `conf/pattern/`, found by glob, with any normaliser.
 
-Letters: B batch, H heads, N positions, D width.
+Axes: B batch, H heads, N positions, D width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Contract of every scaling in `conf/scaling/`, found by glob, with a fused and another map.
 
-Letters: B batch, H heads, Q queries, K keys, E head width, D width.
+Axes: B batch, H heads, Q queries, K keys, E head width, D width.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from command_line import CommandLine, assert_rejected, run_folders
+from command_line import CommandLine, assert_rejected, run_folders, write_text_corpus
 from headwise.track.base import NullTracker
 from headwise.train.checkpoint import load_checkpoint
 
@@ -25,10 +25,7 @@ TRAINING = [
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("text")
-    for split, n in (("train", 40), ("valid", 3), ("test", 2)):
-        lines = "".join(f"Zeile {i}: der Hund sieht das {i}. Häuschen.\n" for i in range(n))
-        (folder / f"{split}.txt").write_text(lines, encoding="utf-8")
+    folder = write_text_corpus(tmp_path_factory.mktemp("text"))
     return [*TRAINING, f"data.dir={folder}", f"paths.cache={folder}/cache", "data.test=[]"]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from command_line import CommandLine, composer, read_json, run_folders
+from command_line import CommandLine, composer, read_json, run_folders, write_text_corpus
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.commands.train import train
@@ -37,10 +37,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("text")
-    for split, n in (("train", 40), ("valid", 3), ("test", 2)):
-        lines = "".join(f"Zeile {i}: der Hund sieht das {i}. Häuschen.\n" for i in range(n))
-        (folder / f"{split}.txt").write_text(lines, encoding="utf-8")
+    folder = write_text_corpus(tmp_path_factory.mktemp("text"))
     return [*SMALL, f"data.dir={folder}", f"paths.cache={folder}/cache"]
 
 

@@ -1,6 +1,6 @@
 """Block-sparse self-attention equals the masked dense one and is used where it is faster.
 
-Letters: B batch, H heads, N positions, K places of a layout, E head width, D model width.
+Axes: B batch, H heads, N positions, K places of a layout, E head width, D model width.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mistakes in a normaliser of one's own are named before training."""
+"""Mistakes in a user's normaliser are named before training."""
 
 from __future__ import annotations
 

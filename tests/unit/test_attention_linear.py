@@ -1,6 +1,6 @@
 """Linear attention compared with the formulas in every mode, and the size of its sums.
 
-Letters: B batch, H heads, Q queries, K keys, N a length, D width, E head width, F = E + 1.
+Axes: B batch, H heads, Q queries, K keys, N a length, D width, E head width, F = E + 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Linformer compared with its formula for every sharing and projection.
 
-Letters: B batch, H heads, Q queries, K keys, M mixtures, D width, E head width.
+Axes: B batch, H heads, Q queries, K keys, M mixtures, D width, E head width.
 """
 
 from __future__ import annotations

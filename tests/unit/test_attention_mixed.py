@@ -1,6 +1,6 @@
 """Mixed normalisers: each head equals its normaliser alone.
 
-Letters: B batch, H heads, E head width, Q queries, K keys.
+Axes: B batch, H heads, E head width, Q queries, K keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tanh, ymish and plain activations of the YUBERT note compared with its formulas.
 
-Letters: B batch, H heads, E head width, Q queries, K keys.
+Axes: B batch, H heads, E head width, Q queries, K keys.
 """
 
 from __future__ import annotations

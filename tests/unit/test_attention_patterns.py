@@ -1,6 +1,6 @@
 """The patterns of Child et al. (2019) compared with sets from the paper's definitions.
 
-Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
+Axes: B batch, H heads, Q and K numbers of queries and keys, N positions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary positions and ALiBi compared with float64 loops over one sentence.
 
-Letters: B batch, H heads, N positions, E head width.
+Axes: B batch, H heads, N positions, E head width.
 """
 
 from __future__ import annotations

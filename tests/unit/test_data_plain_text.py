@@ -19,7 +19,7 @@ from corpus_writers import serve_folder
 from headwise.config.density_data import TextDataConfig
 from headwise.config.schema import TokenizerConfig, typed
 from headwise.data.digest import file_digest
-from headwise.data.lossless import LosslessTokenizer
+from headwise.data.lossless import lossless
 from headwise.data.plain_text import TextCorpus
 from headwise.data.token_stream import PreparedTokens, ids_text, prepare_tokens, text_ids
 from headwise.data.tokenizer import EOS, N_SPECIALS
@@ -50,7 +50,7 @@ def prepared(folder: Path, text: bytes, **options: Any) -> PreparedTokens:
 
 
 def spelled(data: PreparedTokens, split: str) -> bytes:
-    return LosslessTokenizer(data.tokenizer).decode(data.stream(split).ids.tolist())
+    return lossless(data.tokenizer).decode(data.stream(split).ids.tolist())
 
 
 def test_byte_ids_equal_the_bytes(tmp_path: Path) -> None:

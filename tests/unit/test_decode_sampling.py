@@ -1,6 +1,6 @@
 """Samples of a decoder-only model: their distribution, their cache, their independence.
 
-Letters: S samples, N tokens, V vocabulary.
+Axes: S samples, N tokens, V vocabulary.
 """
 
 from __future__ import annotations

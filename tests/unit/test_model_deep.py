@@ -1,7 +1,7 @@
 """Very deep models: blocks, initial weights, grids of positions.
 
 Child et al. 2019, equations 9 to 15, implemented independently for one sentence in float64.
-Letters: N positions, D width, E head width.
+Axes: N positions, D width, E head width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Register tokens: learned vectors in front of the source.
 
-Letters: B batch, S source length, T target length, D width, H heads.
+Axes: B batch, S source length, T target length, D width, H heads.
 """
 
 from __future__ import annotations

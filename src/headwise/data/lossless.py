@@ -7,6 +7,7 @@ with which these models write a space, become byte tokens.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -79,6 +80,12 @@ class LosslessTokenizer:
                 row += next(encoded)
             rows.append([*row, EOS] if line.endswith("\n") else row)
         return rows
+
+
+@functools.lru_cache(maxsize=8)
+def lossless(tokenizer: Tokenizer) -> LosslessTokenizer:
+    """The lossless form of a tokenizer, made once: it takes 40 ms with 8,000 tokens."""
+    return LosslessTokenizer(tokenizer)
 
 
 def n_lines(parts: Sequence[bytes]) -> int:

@@ -27,7 +27,7 @@ SPLITS = ("train", "valid", "test")  # the order of `data.split`
 
 
 def check_text_config(config: TextDataConfig) -> None:
-    """Refuse names and shares that no text can make valid.
+    """Check the names and the shares of splits.
 
     Raises:
         ConfigError: names the key, the value and the allowed values.
@@ -38,7 +38,9 @@ def check_text_config(config: TextDataConfig) -> None:
     files = config.files or {}
     require(isinstance(files, dict), "data.files", "a mapping from split to path", files)
     for split, names in files.items():
-        is_path = isinstance(names, str) or (isinstance(names, list) and all(map(_is_text, names)))
+        is_path = isinstance(names, str) or (
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+        )
         require(is_path, f"data.files.{split}", "a path, or a list of alternatives", names)
     if bool(shares) != (config.file is not None) or (config.file and files):
         raise ConfigError(
@@ -56,10 +58,6 @@ def check_text_config(config: TextDataConfig) -> None:
 def _require_share(split: str, shares: list[float]) -> None:
     if split not in SPLITS[: len(shares)]:
         raise refuse(f"a split with data.split={shares}", split, SPLITS[: len(shares)])
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import make_once
 from headwise.data.conversion import progress_bar
 from headwise.data.digest import combined_digest
-from headwise.data.lossless import LosslessTokenizer, n_lines
+from headwise.data.lossless import lossless, n_lines
 from headwise.data.store import id_dtype
 from headwise.data.tokenizer import Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import (
@@ -97,7 +97,7 @@ class TokenStream:
         starts = path.with_name(f"{path.name}.starts")
         return cls(
             ids,
-            None if tokenizer.is_byte else LosslessTokenizer(tokenizer).n_bytes,
+            None if tokenizer.is_byte else lossless(tokenizer).n_bytes,
             np.memmap(starts, np.int64, mode="r") if starts.exists() else None,
         )
 
@@ -233,12 +233,12 @@ def encode(
     Raises:
         DataError: the split is empty, or the tokenizer does not spell it.
     """
-    lossless, dtype = LosslessTokenizer(tokenizer), id_dtype(tokenizer.vocab_size)
+    dtype = id_dtype(tokenizer.vocab_size)
     starts: list[npt.NDArray[np.int64]] = []
     source, line, n_tokens, n_bytes = str(corpus.path(split)), 1, 0, 0
     with open(path, "wb") as file, progress_bar(f"encoding {split}", progress, unit="B") as bar:
         for chunks in _batches(corpus.chunks(split)):
-            ids = lossless.encode(chunks, source, line)
+            ids = lossless(tokenizer).encode(chunks, source, line)
             starts.append(n_bytes + np.cumsum([0, *map(len, chunks[:-1])]))
             file.write(ids.astype(dtype).tobytes())
             n_read = sum(map(len, chunks))
@@ -267,10 +267,10 @@ def _batches(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
     """Tokens (N,) of a text, encoded as the files of `encode`."""
-    return LosslessTokenizer(tokenizer).encode(list(io.BytesIO(text.encode())))
+    return lossless(tokenizer).encode(list(io.BytesIO(text.encode())))
 
 
 def ids_text(ids: npt.NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
     """The text of tokens (N,), without incomplete characters at its ends."""
-    text = LosslessTokenizer(tokenizer).decode(ids.tolist()).decode(errors="replace")
+    text = lossless(tokenizer).decode(ids.tolist()).decode(errors="replace")
     return text.strip("\ufffd")

@@ -1,6 +1,6 @@
 """Samples of a decoder-only model, token by token.
 
-Letters: S samples of a batch, N tokens, V vocabulary.
+Axes: S samples of a batch, N tokens, V vocabulary.
 """
 
 from __future__ import annotations

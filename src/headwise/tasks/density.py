@@ -83,9 +83,9 @@ def density_metrics(config: Config) -> list[Metric]:
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
 
 
-def has_samples(config: Config) -> bool:
-    """Return whether samples can be written: of text so far."""
-    return bool(config.data.unit == "byte")
+def is_text(config: Config) -> bool:
+    """Return whether the data are text: others are neither shown nor sampled yet."""
+    return isinstance(config.data, TextDataConfig)
 
 
 def check_windows(config: Config) -> None:
@@ -121,7 +121,6 @@ def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
 class Density(Task[DensityCorpus, PreparedTokens]):
     """Next-token prediction on text, or on other data as a sequence of bytes."""
 
-    monitor = "bits_per_byte"
     data = DensityDataConfig
 
     def monitored(self, config: Config) -> str:
@@ -145,9 +144,9 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         window, positions = config.data.window, parts_of(config).positions
         longest = positions.max_positions
         require(window >= 1, "data.window", "at least 1", window)
-        is_byte = config.tokenizer.kind == "byte" or config.data.unit == "byte"
+        fits = is_text(config) or config.tokenizer.kind == "byte"
         kind = f"byte with data={config.data.name}"
-        require(is_byte, "tokenizer.kind", kind, config.tokenizer.kind)
+        require(fits, "tokenizer.kind", kind, config.tokenizer.kind)
         allowed = f"at least data.window={window}"
         require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
         check_model(config, self.sites(config), {COLUMN: window})
@@ -205,10 +204,10 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         n_items: int | None = None,
     ) -> Measured:
         """See `Task.measured`; adds the number of bytes of each window."""
-        windows, stream = self.batches(data, config, split, n_items), data.stream(split)
+        windows = self.batches(data, config, split, n_items)
         with autocast(ranks.device, config.decode.precision):
             items = measure_losses(model, loss, windows, ranks).items
-        n_bytes = [stream.bytes_of(first, end) for first, end in windows.scored]
+        n_bytes = [windows.stream.bytes_of(first, end) for first, end in windows.scored]
         return Measured(np.column_stack((items, n_bytes)), density_metrics(config))
 
     def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> DensityRun:
@@ -224,7 +223,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
         """See `Task.written`: samples."""
-        if not has_samples(config) or not config.trainer.valid_samples:
+        if not is_text(config) or not config.trainer.valid_samples:
             return write_nothing
 
         def write(folder: RunFolder, tracker: Tracker, update: int) -> None:
@@ -235,7 +234,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def samples(self, config: Config, folder: RunFolder) -> Samples:
         """See `Task.samples`."""
-        if not has_samples(config):
+        if not is_text(config):
             raise RunError(f"{folder.path}: data={config.data.name} has no samples yet, only text")
         return TextSamples(config.data.window, Tokenizer.load(folder.path / TOKENIZER))
 
@@ -288,7 +287,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
 def require_text(run: TrainedRun) -> None:
     """Refuse a run on images or music, whose values are not shown yet."""
-    if not isinstance(run.config.data, TextDataConfig):
+    if not is_text(run.config):
         name = run.config.data.name
         raise RunError(f"pages and sentences show text, but this run is on data={name}")
 

@@ -54,7 +54,20 @@ def test_overlapping_windows_score_every_token_once(n_tokens: int, min_context: 
     assert all(place >= min_context for place in places[WINDOW:])
     n_scored = np.bincount([row for batch in windows for row in rows_of(batch)])
     assert [end - first for first, end in windows.scored] == n_scored.tolist()
-    assert sum(map(len, windows)) == windows.n_windows
+    assert sum(map(len, windows)) == len(windows.starts)
+
+
+@pytest.mark.parametrize("min_context", [0, 4])
+def test_a_limit_scores_some_windows_of_the_whole_split_as_before(min_context: int) -> None:
+    stream = TokenStream(IDS)
+    limited = EvaluationWindows(stream, START, WINDOW, 35, min_context, max_windows=5)
+    whole = EvaluationWindows(stream, START, WINDOW, 35, min_context)
+    scored = [pair for batch in limited for pair in pairs(batch)]
+    every = [pair for batch in whole for pair in pairs(batch)]
+    assert len(limited.scored) == 5
+    assert limited.scored[-1][0] > 150
+    assert scored == [pair for first, end in limited.scored for pair in every[first:end]]
+    assert [row for batch in limited for row in batch.rows] == list(range(5))
 
 
 def rows_of(batch: Batch) -> list[int]:

@@ -80,4 +80,5 @@ class WindowsConfig:
 
     _target_: str = "headwise.config.density_data.WindowsConfig"
     min_context: int = 0  # tokens before every scored one in its window; 0: windows side by side
+    max_windows: int | None = None  # score only so many, evenly spaced; null: the whole split
     precision: str = "fp32"  # fp32, bf16 (autocast: bits differ), or auto as in training

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,7 @@ class TrainingWindows:
 
 @dataclass(frozen=True)
 class EvaluationWindows(Sequence[Batch]):
-    """Batches of windows that score each token of a split once, made when they are read.
+    """Batches of windows that score each token of a split once, created when read.
 
     With `min_context` above 0 the windows overlap: every scored token follows at least that many
     tokens of its window, except in the first window (Child et al. 2019, Table 3).
@@ -134,6 +134,7 @@ class EvaluationWindows(Sequence[Batch]):
         window: predicted tokens of a window.
         max_tokens: a batch has max(1, max_tokens // window) windows.
         min_context: tokens of a window that the previous window scores, below `window`.
+        max_windows: score only so many windows, evenly spaced; None: all.
     """
 
     stream: TokenStream
@@ -141,31 +142,37 @@ class EvaluationWindows(Sequence[Batch]):
     window: int
     max_tokens: int
     min_context: int = 0
+    max_windows: int | None = None
 
-    @property
-    def n_windows(self) -> int:
-        """Number of windows of the split."""
+    @cached_property
+    def starts(self) -> Ints:
+        """Position of the first predicted token of each window."""
         n_tokens, step = len(self.stream.ids), self.window - self.min_context
-        return max(min(n_tokens, 1), -(-(n_tokens - self.min_context) // step))
+        n_windows = max(min(n_tokens, 1), -(-(n_tokens - self.min_context) // step))
+        n_rows = min(n_windows, self.max_windows or n_windows)
+        return np.arange(n_rows) * n_windows // max(n_rows, 1) * step
 
     @property
     def scored(self) -> list[tuple[int, int]]:
         """Positions [first, end) of the tokens that each window scores."""
-        step = self.window - self.min_context
-        ends = [self.window + index * step for index in range(self.n_windows)]
-        return list(pairwise([0, *ends[:-1], len(self.stream.ids)])) if ends else []
+        firsts_W = self.starts + np.where(self.starts > 0, self.min_context, 0)
+        ends_W = np.minimum(self.starts + self.window, len(self.stream.ids))
+        return list(zip(firsts_W.tolist(), ends_W.tolist(), strict=True))
 
     @property
     def _n_rows(self) -> int:
         return max(1, self.max_tokens // self.window)
 
     def __len__(self) -> int:
-        return -(-self.n_windows // self._n_rows)
+        return -(-len(self.starts) // self._n_rows)
 
     def __getitem__(self, index: Any) -> Any:
         """One batch; slices are not defined."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        rows = np.arange(index * self._n_rows, min((index + 1) * self._n_rows, self.n_windows))
-        starts = rows * (self.window - self.min_context)
-        return window_batch(self.stream, self.start_id, starts, self.window, rows, self.min_context)
+        first, end = index * self._n_rows, (index + 1) * self._n_rows
+        starts_B = self.starts[first:end]
+        rows = np.arange(first, first + len(starts_B))
+        return window_batch(
+            self.stream, self.start_id, starts_B, self.window, rows, self.min_context
+        )

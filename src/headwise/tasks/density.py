@@ -78,7 +78,9 @@ def density_metrics(config: Config) -> list[Metric]:
     value = config.data.unit
     names = f"bits_per_{value}", f"bits per {value}"
     counts = {"n_scored": 2, "n_bytes": 3}
-    signature = f"min_context:{config.decode.min_context}"
+    windows: WindowsConfig = config.decode
+    part = f"|max_windows:{windows.max_windows}" if windows.max_windows else ""
+    signature = f"min_context:{windows.min_context}{part}"
     bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
 
@@ -96,6 +98,8 @@ def check_windows(config: Config) -> None:
     check_precision(windows.precision, "decode.precision")
     allowed = f"at least 0 and below data.window={window}"
     require(0 <= windows.min_context < window, "decode.min_context", allowed, windows.min_context)
+    most = windows.max_windows
+    require(most is None or most >= 1, "decode.max_windows", "null or at least 1", most)
     period = parts_of(config).positions.period
     whole = f"a multiple of the {period} values of positions.shape"
     for key, value in (("data.window", window), ("decode.min_context", windows.min_context)):
@@ -109,8 +113,8 @@ class DensityRun(TrainedRun):
     @property
     def search(self) -> dict[str, Any]:
         """See `TrainedRun.search`."""
-        windows: WindowsConfig = self.config.decode
-        return {"min_context": windows.min_context, "precision": windows.precision}
+        names = "min_context", "max_windows", "precision"
+        return {name: getattr(self.config.decode, name) for name in names}
 
 
 def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
@@ -183,8 +187,8 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         """See `Task.batches`: windows of `decode.min_context`."""
         window, context = config.data.window, config.decode.min_context
         n_tokens = n_items and window + (n_items - 1) * (window - context)
-        stream = data.stream(split).first(n_tokens)
-        return EvaluationWindows(stream, BOS, window, config.trainer.max_tokens, context)
+        stream, most = data.stream(split).first(n_tokens), config.decode.max_windows
+        return EvaluationWindows(stream, BOS, window, config.trainer.max_tokens, context, most)
 
     def validator(
         self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks

@@ -69,9 +69,10 @@ class FusedNormaliser(Normaliser):
         """Return the context (B, H, Q, E), or None if no kernel is faster than forming weights."""
         mask, heads = context.mask, (query_BHQE, key_BHKE, value_BHKE)
         distances, layout = context.distances, context.layout
-        padded_bias = distances is not None and mask.key_lengths_B is not None
+        is_equal = mask.key_lengths_B is None and mask.segments_BN is None  # in all sentences
+        padded_bias = distances is not None and not is_equal
         if layout is None:
-            chosen = self.kernel(*heads, mask.pattern is not None, dropout, padded_bias)
+            chosen = self.kernel(*heads, mask.needs_dense, dropout, padded_bias)
         else:
             chosen = choice.sparse_attention(query_BHQE, self.power, dropout, REFERENCE)
         if query_BHQE.device.type != "meta":  # the meta device, used by dry runs
@@ -97,7 +98,7 @@ class FusedNormaliser(Normaliser):
 def _visible(context: ScoreContext, n_queries: int, n_keys: int) -> Visible:
     mask = context.mask
     dense_BHQK = None
-    if mask.pattern is not None:
+    if mask.needs_dense:
         dense_BHQK = mask.dense(n_queries, n_keys, context.queries_BHQE.device)
     return Visible(dense_BHQK, mask.key_lengths_B, mask.causal, mask.query_offset)
 

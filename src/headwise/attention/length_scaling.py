@@ -20,8 +20,8 @@ LEARNED = ("query", "head")
 class LengthScaling(Scaling):
     """Factor δ + β (log n)^γ on the scores, so that weights stay concentrated as n grows.
 
-    n is one more than the number of keys that padding and causality allow the query, so that
-    log n ≥ log 2, which can be raised to any power.
+    n is one more than the number of keys that padding, causality and documents allow the query, so
+    that log n ≥ log 2, which can be raised to any power.
 
     Args:
         place: site, layer and sizes.

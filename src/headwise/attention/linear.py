@@ -11,6 +11,7 @@ the last.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,13 +123,19 @@ class LinearAttention(MultiHeadAttention):
                 f"got {n_queries} queries from position {mask.query_offset} and "
                 f"{n_cached} cached and {n_keys} new keys"
             )
+        if mask.segments_BN is not None and not mask.causal:
+            return _documents_product(
+                query_BHQE, key_BHKE, value_BHKF, self.chunk_size, mask.segments_BN
+            )
         if not mask.causal or n_queries == 1:  # every query attends to every key
             sums_BHEF = key_BHKE.mT @ value_BHKF
             if cache is not None:
                 sums_BHEF = cache.update(sums_BHEF, n_keys)
             return query_BHQE @ sums_BHEF
         key_BHQE, value_BHQF = key_BHKE[:, :, n_before:], value_BHKF[:, :, n_before:]
-        sums_BHQF = causal_product(query_BHQE, key_BHQE, value_BHQF, self.chunk_size)
+        sums_BHQF = causal_product(
+            query_BHQE, key_BHQE, value_BHQF, self.chunk_size, segments_BN=mask.segments_BN
+        )
         if n_before > 0:
             before_BHEF = key_BHKE[:, :, :n_before].mT @ value_BHKF[:, :, :n_before]
             sums_BHQF = sums_BHQF + query_BHQE @ before_BHEF
@@ -183,7 +190,12 @@ def positive_elu(states: Tensor) -> Tensor:
 
 
 def causal_product(
-    a_BHNE: Tensor, b_BHNE: Tensor, v_BHNF: Tensor, chunk_size: int, reverse: bool = False
+    a_BHNE: Tensor,
+    b_BHNE: Tensor,
+    v_BHNF: Tensor,
+    chunk_size: int,
+    reverse: bool = False,
+    segments_BN: Tensor | None = None,
 ) -> Tensor:
     """Return Σ_{j ≤ i} (a_i · b_j) v_j for every i, (B, H, N, F), in time linear in N.
 
@@ -196,11 +208,29 @@ def causal_product(
         a_BHNE, b_BHNE, v_BHNF: float32 or float64.
         chunk_size: positions per chunk.
         reverse: sum over j ≥ i instead.
+        segments_BN: document of each position, see `Mask`: the sum is over j of the document of i.
     """
     product: Tensor = _CausalProduct.apply(  # type: ignore[no-untyped-call]
-        a_BHNE, b_BHNE, v_BHNF, chunk_size, reverse
+        a_BHNE, b_BHNE, v_BHNF, chunk_size, reverse, segments_BN
     )
     return product
+
+
+def _documents_product(
+    a_BHNE: Tensor, b_BHNE: Tensor, v_BHNF: Tensor, chunk_size: int, segments_BN: Tensor
+) -> Tensor:
+    """Return Σ_j (a_i · b_j) v_j over all positions j of the document of i, (B, H, N, F)."""
+    arguments = a_BHNE, b_BHNE, v_BHNF, chunk_size
+    before_BHNF, after_BHNF = (
+        causal_product(*arguments, way, segments_BN) for way in (False, True)
+    )
+    twice_BHNF = (a_BHNE * b_BHNE).sum(-1, keepdim=True) * v_BHNF  # i itself is in both sums
+    return before_BHNF + after_BHNF - twice_BHNF
+
+
+def _same(of_queries_BQ: Tensor, of_keys_BK: Tensor) -> Tensor:
+    """Return which pairs are of the same document (B, 1, Q, K)."""
+    return (of_queries_BQ[:, :, None] == of_keys_BK[:, None])[:, None]
 
 
 class _PositiveElu(torch.autograd.Function):
@@ -226,14 +256,21 @@ class _CausalProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a_BHNE: Tensor, b_BHNE: Tensor, v_BHNF: Tensor, chunk_size: int, reverse: bool
+        ctx: Any,
+        a_BHNE: Tensor,
+        b_BHNE: Tensor,
+        v_BHNF: Tensor,
+        chunk_size: int,
+        reverse: bool,
+        segments_BN: Tensor | None,
     ) -> Tensor:
         """Return the products (B, H, N, F)."""
         ctx.save_for_backward(a_BHNE, b_BHNE, v_BHNF)
-        ctx.chunk_size, ctx.reverse = chunk_size, reverse
+        ctx.settings = chunk_size, reverse, segments_BN
         product_BHNF = torch.empty_like(v_BHNF, memory_format=torch.contiguous_format)
         starts = range(0, v_BHNF.shape[2], chunk_size)
         sums_BHEF: Tensor | None = None
+        edge_B1 = previous_B1 = torch.empty(0)
         for start in reversed(starts) if reverse else starts:
             a_BHCE, b_BHCE, v_BHCF, product_BHCF = (
                 states[:, :, start : start + chunk_size]
@@ -241,9 +278,19 @@ class _CausalProduct(torch.autograd.Function):
             )
             scores_BHCC = a_BHCE @ b_BHCE.mT
             scores_BHCC = scores_BHCC.triu_() if reverse else scores_BHCC.tril_()
+            if segments_BN is not None:
+                segments_BC = segments_BN[:, start : start + chunk_size]
+                scores_BHCC *= _same(segments_BC, segments_BC)
+                edge_B1 = segments_BC[:, :1] if reverse else segments_BC[:, -1:]
+                b_BHCE = b_BHCE * _same(segments_BC, edge_B1)
+                if sums_BHEF is not None:  # of the document at the previous edge
+                    a_BHCE = a_BHCE * _same(segments_BC, previous_B1)
             product_BHCF.copy_(scores_BHCC @ v_BHCF)
             if sums_BHEF is not None:
                 product_BHCF += a_BHCE @ sums_BHEF
+                if segments_BN is not None:
+                    sums_BHEF *= _same(edge_B1, previous_B1)
+            previous_B1 = edge_B1
             new_BHEF = b_BHCE.mT @ v_BHCF
             sums_BHEF = new_BHEF if sums_BHEF is None else sums_BHEF.add_(new_BHEF)
         return product_BHNF
@@ -251,19 +298,20 @@ class _CausalProduct(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad_BHNF: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         """Return the gradients of a, b and v; supports double backward."""
         a_BHNE, b_BHNE, v_BHNF = ctx.saved_tensors
-        chunk_size, reverse = ctx.chunk_size, ctx.reverse
+        chunk_size, reverse, segments_BN = ctx.settings
+        product = partial(causal_product, chunk_size=chunk_size, segments_BN=segments_BN)
         grad_a = grad_b = grad_v = None
         with _without_autocast(grad_BHNF.device):
             if ctx.needs_input_grad[0]:
-                grad_a = causal_product(grad_BHNF, v_BHNF, b_BHNE, chunk_size, reverse)
+                grad_a = product(grad_BHNF, v_BHNF, b_BHNE, reverse=reverse)
             if ctx.needs_input_grad[1]:
-                grad_b = causal_product(v_BHNF, grad_BHNF, a_BHNE, chunk_size, not reverse)
+                grad_b = product(v_BHNF, grad_BHNF, a_BHNE, reverse=not reverse)
             if ctx.needs_input_grad[2]:
-                grad_v = causal_product(b_BHNE, a_BHNE, grad_BHNF, chunk_size, not reverse)
-        return grad_a, grad_b, grad_v, None, None
+                grad_v = product(b_BHNE, a_BHNE, grad_BHNF, reverse=not reverse)
+        return grad_a, grad_b, grad_v, None, None, None
 
 
 def _weights(query_BHQE: Tensor, key_BHKE: Tensor, mask: Mask) -> Tensor:

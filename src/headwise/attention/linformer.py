@@ -24,7 +24,7 @@ from headwise.attention.length_projection import (
 )
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.errors import DataError, refuse, require
+from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.kernels.dropout import dropout
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
@@ -133,10 +133,16 @@ class Linformer(MultiHeadAttention):
 
         Raises:
             DataError: a sentence is longer than max_length.
+            ConfigError: documents of one row do not see each other.
             ValueError: the mask is causal.
         """
         if mask.causal:
             raise ValueError(f"Linformer cannot be causal: {NOT_CAUSAL}")
+        if mask.segments_BN is not None:
+            raise ConfigError(
+                "attention=linformer cannot be combined with data.document_mask=true: its keys are "
+                "mixtures of all positions; use attention=linear, softmax or alpha_entmax"
+            )
         n_keys = key_BKD.shape[1]
         is_real_BN = self._is_real(mask, n_keys, key_BKD.device)
         first = mask.query_offset - mask.n_prefix

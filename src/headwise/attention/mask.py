@@ -1,13 +1,13 @@
 """Which keys may be attended to.
 
-Axes: B batch, H heads, Q and K numbers of queries and keys.
+Axes: B batch, H heads, Q and K numbers of queries and keys, N positions of a self-attention.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ class Mask:
         pattern: a further restriction, or None.
         query_offset: position of the first query (the length of the cached prefix).
         n_prefix: number of register tokens at the start, which have no position.
+        segments_BN: document of each position, in order from 0; positions of different documents
+            do not attend to each other. Only for self-attention without a cache and without
+            registers. None: one document.
     """
 
     key_lengths_B: Tensor | None = None
@@ -35,6 +38,7 @@ class Mask:
     pattern: Pattern | None = None
     query_offset: int = 0
     n_prefix: int = 0
+    segments_BN: Tensor | None = None
     _dense: dict[tuple[int, int], Tensor | None] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -48,15 +52,18 @@ class Mask:
     @property
     def is_plain_causal(self) -> bool:
         """Whether the mask is causal from position 0 on, with no other restriction."""
-        alone = self.key_lengths_B is None and self.pattern is None
+        alone = self.key_lengths_B is None and not self.needs_dense
         return self.causal and alone and self.query_offset == 0
+
+    @property
+    def needs_dense(self) -> bool:
+        """Whether keys are restricted beyond padding and causality."""
+        return self.pattern is not None or self.segments_BN is not None
 
     def restricted(self, pattern: Pattern) -> Mask:
         """Return this mask with `pattern`; cached by the key of the pattern."""
         if pattern.key not in self._restricted:
-            self._restricted[pattern.key] = Mask(
-                self.key_lengths_B, self.causal, pattern, self.query_offset, self.n_prefix
-            )
+            self._restricted[pattern.key] = replace(self, pattern=pattern)
         return self._restricted[pattern.key]
 
     def layout(self, n_queries: int, n_keys: int, device: torch.device) -> BlockLayout | None:
@@ -68,9 +75,8 @@ class Mask:
         if self.pattern is None or n_queries != n_keys:
             return None
         if n_keys not in self._layouts:
-            self._layouts[n_keys] = self.pattern.layout(
-                n_keys, self.causal, self.key_lengths_B, device
-            )
+            layout = self.pattern.layout(n_keys, self.causal, self.key_lengths_B, device)
+            self._layouts[n_keys] = layout and replace(layout, segments_BN=self.segments_BN)
         return self._layouts[n_keys]
 
     def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
@@ -84,12 +90,16 @@ class Mask:
         return self._dense[size]
 
     def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
-        """Return the number of keys that padding and causality allow each query, (B or 1, Q)."""
+        """Return the number of keys that are allowed without the pattern, (B or 1, Q)."""
         visible_BQ = torch.full((1, n_queries), n_keys, device=device)
         if self.causal:
             visible_BQ = torch.arange(n_queries, device=device)[None] + self.query_offset + 1
         if self.key_lengths_B is not None:
             visible_BQ = torch.minimum(visible_BQ, self.key_lengths_B[:, None])
+        if self.segments_BN is not None:
+            before_BQ = torch.searchsorted(self.segments_BN, self.segments_BN)
+            end_BQ = torch.searchsorted(self.segments_BN, self.segments_BN, right=True)
+            visible_BQ = torch.minimum(visible_BQ, end_BQ) - before_BQ
         return visible_BQ
 
     def _make_dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
@@ -100,6 +110,9 @@ class Mask:
             parts.append((keys_K < self.key_lengths_B[:, None])[:, None, None, :])
         if self.causal and n_keys > self.query_offset + 1:
             parts.append((keys_K <= queries_Q[:, None])[None, None])
+        if self.segments_BN is not None:
+            same_BQK = self.segments_BN[:, :, None] == self.segments_BN[:, None]
+            parts.append(same_BQK[:, None])
         if self.pattern is not None:
             allowed = self.pattern.allowed(queries_Q, n_keys, self.causal, self.key_lengths_B)
             if allowed is not None:

@@ -34,7 +34,7 @@ class Scaling(Variant):
 
         Args:
             query_BQD: input of the layer's query projection.
-            n_visible_BQ: number of keys that padding and causality allow, (B or 1, Q).
+            n_visible_BQ: number of keys that are allowed without the pattern, (B or 1, Q).
         """
         raise NotImplementedError
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +21,21 @@ class Column:
         lengths_B: int64, positions before the padding.
         n_begin: number of special tokens at the start of each row, such as bos.
         n_end: number of special tokens at the end of each row, such as eos.
+        segments_BN: document of each position, int64, in order from 0; positions of different
+            documents do not attend to each other. None: a row is one document.
     """
 
     ids_BN: Tensor
     lengths_B: Tensor
     n_begin: int = 0
     n_end: int = 0
+    segments_BN: Tensor | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Column:
+        """The same column with changed tensors."""
+        segments_BN = None if self.segments_BN is None else change(self.segments_BN)
+        tensors = change(self.ids_BN), change(self.lengths_B)
+        return replace(self, ids_BN=tensors[0], lengths_B=tensors[1], segments_BN=segments_BN)
 
     @property
     def is_real_BN(self) -> Tensor:
@@ -87,9 +95,6 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        changed: dict[str, Any] = {
-            name: replace(column, ids_BN=change(column.ids_BN), lengths_B=change(column.lengths_B))
-            for name, column in self.columns.items()
-        }
+        changed = {name: column.each(change) for name, column in self.columns.items()}
         scored, targets = change(self.scored_R), change(self.targets_R)
         return replace(self, columns=changed, scored_R=scored, targets_R=targets)

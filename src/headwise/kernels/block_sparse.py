@@ -91,6 +91,7 @@ class BlockLayout:
         masks: (blocks (M,), number of blocks of keys, lengths) -> for each part, bool (B or 1,
             H or 1, M, L, slots). A key that is in several slots of a query is allowed in at most
             one of them.
+        segments_BN: document of each position; only keys of the query's are allowed. None: all.
     """
 
     stride: int
@@ -99,6 +100,7 @@ class BlockLayout:
     lengths_B: Tensor
     parts: tuple[Part, ...]
     masks: Callable[[Tensor, int, Tensor], list[Tensor]]
+    segments_BN: Tensor | None = None
 
     @property
     def n_blocks(self) -> int:
@@ -122,7 +124,11 @@ class BlockLayout:
     def allowed_BHNK(self) -> Tensor:
         """The masks of all positions, bool (B or 1, H or 1, N, K)."""
         masks = self.masks_of(range(self.n_blocks), self.lengths_B)
-        return concatenated(masks).flatten(2, 3)[:, :, : self.n_positions]
+        allowed_BHNK = concatenated(masks).flatten(2, 3)[:, :, : self.n_positions]
+        if self.segments_BN is None:
+            return allowed_BHNK
+        segments_B1N1 = self.segments_BN[:, None, :, None].float()
+        return allowed_BHNK & (self._in_slots(segments_B1N1, allowed_BHNK) == segments_B1N1)
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
         """Return scores (B, H, N, K)."""
@@ -130,9 +136,14 @@ class BlockLayout:
 
     def key_positions(self, n_positions: int) -> Tensor:
         """Return the position of the key in each slot (B or 1, H or 1, N, K), float32."""
-        batch, heads = self.allowed_BHNK.shape[:2]
-        ones = torch.ones(batch, heads, n_positions, 1, device=self.allowed_BHNK.device)
-        return self.scores(ones, ones.cumsum(2) - 1)
+        positions_N = torch.arange(n_positions, device=self.allowed_BHNK.device)
+        return self._in_slots(positions_N[None, None, :, None].float(), self.allowed_BHNK)
+
+    def _in_slots(self, values_B1N1: Tensor, allowed_BHNK: Tensor) -> Tensor:
+        """Return the value of the key in each slot (B or 1, H or 1, N, K), 0 in empty slots."""
+        batch = max(len(values_B1N1), len(allowed_BHNK))
+        values_BHN1 = values_B1N1.expand(batch, allowed_BHNK.shape[1], -1, -1)
+        return self.scores(torch.ones_like(values_BHN1), values_BHN1)
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
         """Return the context (B, H, N, E)."""

@@ -32,7 +32,7 @@ CPP, TRITON, TORCH = "C++", "Triton", "torch"
 CPP_FEW = "C++, few queries"
 WEIGHTS = "weights are formed"  # by the maps; torch multiplies them by the values
 SHORT_ROWS = "rows are short"
-PADDED_BIAS = "with a bias and padding, torch would need a mask per head and sentence"
+PADDED_BIAS = "with a bias and padding or documents, torch would need a mask per head and sentence"
 # Minimum number of keys, padding included, from which attention without weights is faster
 # without dropout. Results differ by rounding.
 MIN_KEYS = 128
@@ -88,7 +88,7 @@ def attention(
         dropout: rate on the weights.
         has_pattern: whether keys are restricted beyond padding on the right and causality.
         alpha_per_query: whether α differs by query.
-        padded_bias: whether scores have a bias by distance and sentences have padding.
+        padded_bias: whether scores have a bias by distance, and masks of sentences differ.
         reference: see the module docstring.
     """
     device, dtype, width = query_BHQE.device.type, query_BHQE.dtype, query_BHQE.shape[3]

@@ -267,6 +267,11 @@ class _Call:
                 masks = self.masks(blocks, batch)
                 allowed_BHCK = concatenated(masks).flatten(2, 3)
                 products = list(self._products(blocks))
+                segments_BN = self.layout.segments_BN
+                if segments_BN is not None:
+                    of_masks = slice(0, allowed_BHCK.shape[1])
+                    chunk = _Chunk(batch, of_masks, blocks, allowed_BHCK, products, 0)
+                    allowed_BHCK = allowed_BHCK & self._same_document(chunk, segments_BN)
                 for heads in steps(n_heads, step_h):
                     some_BHCK = allowed_BHCK[:, heads if allowed_BHCK.shape[1] > 1 else slice(1)]
                     head = batch.start * n_heads + heads.start
@@ -327,17 +332,25 @@ class _Call:
         if distances is not None:
             of_heads = Distances(distances.slopes_H[chunk.heads], distances.n_prefix)
             first = chunk.blocks.start * self.layout.stride
-            positions_BHCK = self._positions(chunk, shape)
+            n_blocks, stride = self.query_BHMLE.shape[2:4]
+            positions = torch.arange(n_blocks * stride, dtype=torch.float32)
+            positions_BHCK = self._in_slots(chunk, positions.view(1, 1, -1, stride, 1))
             scores_BHCK.copy_(of_heads.biased(scores_BHCK, first, positions_BHCK))
         return scores_BHCK
 
-    def _positions(self, chunk: _Chunk, shape: tuple[int, ...]) -> Tensor:
-        """Return the position of the key in each slot of a chunk, (B, H, C, K), float32."""
-        n_batch, n_heads, n_blocks, stride, _ = self.query_BHMLE.shape
-        positions = torch.arange(n_blocks * stride, dtype=torch.float32).view(1, 1, -1, stride, 1)
-        keys = self.gathered(positions.expand(n_batch, n_heads, -1, -1, -1))
-        ones = positions.new_ones(*shape[:2], len(chunk.blocks), stride, 1)
-        out_BHCK = positions.new_zeros(shape)
+    def _same_document(self, chunk: _Chunk, segments_BN: Tensor) -> Tensor:
+        """Return whether the key in each slot is of the query's document (B, H, C, K)."""
+        segments_B1ML1 = self.in_blocks(segments_BN[:, None, :, None].float())
+        of_queries = chunk.rows(segments_B1ML1.expand(-1, chunk.heads.stop, -1, -1, -1))
+        return self._in_slots(chunk, segments_B1ML1) == of_queries
+
+    def _in_slots(self, chunk: _Chunk, values_B1ML1: Tensor) -> Tensor:
+        """Return the value of the key in each slot of a chunk (B, H, C, K), 0 in empty slots."""
+        n_batch, n_heads, _, stride, _ = self.query_BHMLE.shape
+        keys = self.gathered(values_B1ML1.expand(n_batch, n_heads, -1, -1, -1))
+        n_rows, n_heads = (part.stop - part.start for part in (chunk.batch, chunk.heads))
+        ones = values_B1ML1.new_ones(n_rows, n_heads, len(chunk.blocks), stride, 1)
+        out_BHCK = ones.new_zeros(n_rows, n_heads, *chunk.allowed_BHCK.shape[2:])
         chunk.multiply(ones, keys, out_BHCK)
         return out_BHCK
 

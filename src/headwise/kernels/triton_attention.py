@@ -44,7 +44,7 @@ def unsupported_reason(
     if reason is not None:
         return reason
     if pattern:
-        return "a pattern restricts the keys beyond padding and causality"
+        return "a pattern or documents restrict the keys beyond padding and causality"
     if alpha_per_query:
         return "α depends on the query"
     return _shape_reason(query, key, value)

@@ -53,19 +53,31 @@ class SingleStack(Model):
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         """See `Model.inputs`."""
         column = batch.columns[self.sites[0].queries]
-        return {"ids_BN": column.ids_BN, "lengths_B": column.lengths_B}
+        inputs = {"ids_BN": column.ids_BN, "lengths_B": column.lengths_B}
+        if column.segments_BN is not None:
+            inputs["segments_BN"] = column.segments_BN
+        return inputs
 
-    def states(self, ids_BN: Tensor, lengths_B: Tensor, cache: StackCache | None = None) -> Tensor:
+    def states(
+        self,
+        ids_BN: Tensor,
+        lengths_B: Tensor,
+        cache: StackCache | None = None,
+        segments_BN: Tensor | None = None,
+    ) -> Tensor:
         """Return states (B, N, D), which `output` maps to logits; padding is on the right.
 
-        With a cache, `ids_BN` has only the positions that are not cached.
+        With a cache, `ids_BN` has only the positions that are not cached. Positions of different
+        `segments_BN` do not attend to each other, see `Mask`.
         """
         n_prefix = self.embedding.n_prefix
         n_cached = 0 if cache is None else cache.length
         embedded = self.embedding(ids_BN, max(n_cached - n_prefix, 0))
         # a causal stack needs no mask for padding, see `Stack.forward`
         real_B = None if self.sites[0].causal else lengths_B + n_prefix
-        states_BPD: Tensor = self.stack(embedded, real_B, cache=cache, n_prefix=n_prefix)
+        states_BPD: Tensor = self.stack(
+            embedded, real_B, segments_BN, cache=cache, n_prefix=n_prefix
+        )
         return states_BPD[:, -ids_BN.shape[1] :]
 
     def make_cache(self) -> StackCache:

@@ -173,6 +173,7 @@ class Stack(nn.Module):
         self,
         states_BND: Tensor,
         lengths_B: Tensor | None = None,
+        segments_BN: Tensor | None = None,
         memory: Memory | None = None,
         cache: StackCache | None = None,
         n_prefix: int = 0,
@@ -183,13 +184,14 @@ class Stack(nn.Module):
             states_BND: output of `Input`; with a cache, only of positions that are not cached.
             lengths_B: number of positions of each row without padding; None for causal stacks,
                 where padding on the right is masked for real queries anyway.
+            segments_BN: document of each position, see `Mask`; None: one document.
             memory: of another stack, if there is a site of cross-attention.
             cache: of the preceding positions.
             n_prefix: number of register tokens at the start of the positions.
         """
         offset = cache.length if cache is not None else 0
         causal = self.sites[0].causal
-        mask = Mask(lengths_B, causal, query_offset=offset, n_prefix=n_prefix)
+        mask = Mask(lengths_B, causal, None, offset, n_prefix, segments_BN)
         memory_BSD = memory_mask = None
         if memory is not None:
             memory_BSD, memory_mask = memory.states_BSD, Mask(memory.lengths_B)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import chain
+from collections.abc import Iterable
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from plain_decoder import PlainDecoder
 from training_runs import NO_DROPOUT, Runs, assert_same_metrics
 
 WINDOW = 16
+DOCUMENTS = ["data.documents=line", "data.document_mask=true"]
 SMALL = [
     "data=text", f"data.window={WINDOW}", "model=tiny", "model.layers=2", "model.d_model=16",
     "model.d_ff=32", "trainer.max_tokens=64", "trainer.max_updates=12",
@@ -47,13 +49,15 @@ def text_of(overrides: list[str], split: str) -> bytes:
 
 
 @torch.no_grad()
-def computed_bits(model: torch.nn.Module, text: bytes) -> float:
-    """Bits per byte, computed window by window in float64."""
+def computed_bits(model: torch.nn.Module, text: bytes, starts: Iterable[int] = (0,)) -> float:
+    """Bits per byte, computed in float64 for each document (from `starts`) of each window."""
     ids = [N_SPECIALS + byte for byte in text]
     nats = 0.0
-    for start in range(0, len(ids), WINDOW):
-        targets = torch.tensor(ids[start : start + WINDOW])
-        previous = torch.tensor([ids[start - 1] if start else BOS, *targets[:-1].tolist()])
+    for start, end in pairwise(sorted({*range(0, len(ids), WINDOW), *starts, len(ids)})):
+        targets = torch.tensor(ids[start:end])
+        previous = torch.tensor(
+            [BOS if start in starts else ids[start - 1], *targets[:-1].tolist()]
+        )
         logits = model(previous[None], torch.tensor([len(previous)]))[0]
         nats += cross_entropy(logits, targets, reduction="sum").item()
     return nats / math.log(2) / len(ids)
@@ -83,6 +87,25 @@ def test_bits_per_byte_and_alphas_match_the_weights(run: Path, overrides: list[s
     assert set(results["heads"]["density"]) == {"decoder_self"}
     sums = RunFolder(run).read_sums("test.loss.npy")
     assert sums[:, 3].sum() == len(text)
+
+
+def test_bits_of_masked_documents_match_those_of_each_document(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path
+) -> None:
+    options = [*overrides, *DOCUMENTS, "positions=rotary", f"paths.outputs={tmp_path}"]
+    headwise.ok("train", *options, "trainer.max_updates=6")
+    with composer() as make:
+        config = typed(make(options))
+    model = task_of(config).model(config, {"tokens": 260}).double().eval()
+    (folder,) = run_folders(tmp_path)
+    results = read_json(folder / "results.json")
+    weights = load_checkpoint(folder / "checkpoints" / f"{results['weights']}.pt")["model"]
+    model.load_state_dict(weights)
+    text = text_of(overrides, "test")
+    starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))][:-1]
+    bits = results["scores"]["test"]["bits_per_byte"]
+    assert bits["score"] == pytest.approx(computed_bits(model, text, starts), rel=1e-6)
+    assert bits["n_bytes"] == bits["n_scored"] == len(text)
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
@@ -198,9 +221,11 @@ def test_page_shows_windows_of_a_text(headwise: CommandLine, run: Path, tmp_path
     assert numbers == [1, 4]
 
 
+@pytest.mark.parametrize("documents", [[], DOCUMENTS], ids=["text", "documents"])
 def test_stopped_run_resumes_bitwise_equal(
-    headwise: CommandLine, overrides: list[str], tmp_path: Path
+    headwise: CommandLine, overrides: list[str], tmp_path: Path, documents: list[str]
 ) -> None:
+    overrides = [*overrides, *documents]
     uninterrupted, resumed = (tmp_path / name for name in ("whole", "halves"))
     headwise.ok("train", *overrides, f"paths.outputs={uninterrupted}", "attention=softmax")
     for n_updates in (7, 12):
@@ -214,11 +239,16 @@ def test_stopped_run_resumes_bitwise_equal(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("documents", [[], DOCUMENTS], ids=["text", "documents"])
 def test_two_ranks_equal_one_with_twice_the_tokens(
-    headwise: CommandLine, runs: Runs, overrides: list[str]
+    headwise: CommandLine, runs: Runs, overrides: list[str], documents: list[str]
 ) -> None:
     folders = [runs.folder / name for name in ("one", "pair")]
-    without_dropout = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
+    without_dropout = [
+        *overrides,
+        *documents,
+        *(f"{key}={value}" for key, value in NO_DROPOUT.items()),
+    ]
     headwise.ok("train", *without_dropout, f"paths.outputs={folders[0]}")
     result = runs.ranks([*without_dropout, f"paths.outputs={folders[1]}", "trainer.max_tokens=32"])
     assert [rank.code for rank in result] == [0, 0], result
@@ -236,6 +266,10 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
         ("decode=greedy", "decode must be windows with task=density, got 'greedy'"),
         ("decode.min_context=16", "decode.min_context must be at least 0 and below data.window=16"),
         ("task=translation", "task must be density with data=text"),
+        ("data.document_mask=true", "needs data.documents=line|blank_line|heading"),
+        ("data.documents=page", "data.documents must be one of blank_line, heading, line; got"),
+        ("data.documents=heading data.document_mask=true", "the training split is one document"),
+        (" ".join([*DOCUMENTS, "model.register_tokens=2"]), "model.register_tokens must be 0"),
     ],
 )
 def test_settings_of_other_tasks_are_rejected(

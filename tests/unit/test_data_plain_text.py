@@ -18,6 +18,7 @@ from command_line import composer
 from corpus_writers import serve_folder
 from headwise.config.density_data import TextDataConfig
 from headwise.config.schema import TokenizerConfig, typed
+from headwise.data import plain_text, token_stream
 from headwise.data.digest import file_digest
 from headwise.data.lossless import lossless
 from headwise.data.plain_text import TextCorpus
@@ -59,6 +60,39 @@ def test_byte_ids_equal_the_bytes(tmp_path: Path) -> None:
     stream = text_data.stream("valid")
     assert bytes((stream.ids - N_SPECIALS).astype(np.uint8)) == text == spelled(text_data, "valid")
     assert stream.bytes_of(0, len(stream.ids)) == len(text) == text_data.report["valid"]["bytes"]
+
+
+DOCUMENTS = {
+    "line": [" = A = \n", "= B\n", "\n", " x\r\n", " \r\n", "\n", " = Ä = \n", " = C = \n", "end"],
+    "blank_line": [" = A = \n= B\n\n", " x\r\n \r\n\n", " = Ä = \n = C = \nend"],
+    "heading": [" = A = \n= B\n\n x\r\n \r\n\n", " = Ä = \n = C = \nend"],
+}
+
+
+@pytest.mark.parametrize("options", [{"kind": "byte"}, *SUB_WORDS], ids=str)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+def test_documents_start_at_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: str, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(token_stream, "BATCH_BYTES", 9)
+    expected = [document.encode() for document in DOCUMENTS[documents]]
+    corpus = corpus_of(tmp_path, b"".join(expected), train=(TEXT * 5).encode())
+    changed = replace(corpus, config=replace(corpus.config, documents=documents))
+    assert changed.identity("valid") != corpus.identity("valid")
+    data = prepare_tokens(changed, TokenizerConfig(**options))
+    stream, spell = data.stream("valid"), lossless(data.tokenizer).decode
+    parts = np.split(np.asarray(stream.ids), stream.document_starts[1:])
+    assert [spell(part.tolist()) for part in parts] == expected
+
+
+def test_parts_of_long_lines_are_no_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_text, "MAX_CHUNK", 4)
+    corpus = corpus_of(tmp_path, b"a long line\nb\n")
+    documents = replace(corpus, config=replace(corpus.config, documents="line"))
+    assert prepare_tokens(documents, BYTES).stream("valid").document_starts.tolist() == [0, 12]
+    assert prepare_tokens(corpus, BYTES).stream("valid").document_starts.tolist() == [0]
 
 
 @pytest.mark.parametrize("options", SUB_WORDS)

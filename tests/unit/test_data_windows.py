@@ -94,6 +94,25 @@ def test_documents_are_predicted_from_the_start_token(aligned: bool) -> None:
     assert (first_positions == {0}) == aligned
 
 
+@pytest.mark.parametrize("min_context", [0, 4])
+def test_segments_are_the_documents_of_scored_tokens(min_context: int) -> None:
+    starts = np.array([0, 3, 4, 27, 199])
+    stream = TokenStream(IDS, starts=starts, document_mask=True)
+    windows = EvaluationWindows(stream, START, WINDOW, 35, min_context)
+    documents = np.searchsorted(starts, np.arange(len(IDS)), side="right")
+    for batch in windows:
+        column = batch.columns["tokens"]
+        segments_BN = column.segments_BN
+        assert segments_BN is not None
+        for row, segments in zip(batch.rows, segments_BN.numpy(), strict=True):
+            first = row * (WINDOW - min_context)
+            numbers = documents[first : first + WINDOW]
+            assert segments[: len(numbers)].tolist() == (numbers - numbers[0]).tolist()
+            assert (np.diff(segments) >= 0).all()
+    with pytest.raises(DataError, match="one document"):
+        TrainingWindows(TokenStream(IDS, document_mask=True), START, WINDOW, 35, 1)
+
+
 def test_epochs_have_different_windows_in_different_orders() -> None:
     epochs = []
     for epoch in (1, 2, 3):

@@ -13,11 +13,9 @@ class DensityDataConfig:
     """Data whose values are predicted one by one.
 
     Attributes:
-        documents: whether every chunk of the corpus is read from the start token on.
         aligned: whether training windows start at documents, or at equal parts of them.
     """
 
-    documents: ClassVar[bool] = False
     aligned: ClassVar[bool] = False
 
     _target_: str = MISSING
@@ -30,6 +28,7 @@ class DensityDataConfig:
     test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
     language: str | None = None  # language code; null: none, or unknown
     window: int = 256  # tokens that are read and scored together
+    document_mask: bool = False  # documents in a window do not attend to each other
     unit: str = "byte"  # unit of the metric: bits per byte or per dimension
     vocab_size: int = 8000  # suggested for text of this size
     max_updates: int = 100_000  # suggested for data of this size
@@ -46,6 +45,7 @@ class TextDataConfig(DensityDataConfig):
     files: Any = None  # split -> file, or a list of alternatives; null: SPLIT.txt
     file: str | None = None  # one file with all splits
     split: list[float] = field(default_factory=list)  # its shares: train, valid and test
+    documents: str | None = None  # line, blank_line or heading; null: a split is one document
     downloads: list[Any] = field(default_factory=list)  # archives: {file, url, sha256}
 
 
@@ -53,7 +53,6 @@ class TextDataConfig(DensityDataConfig):
 class ImageDataConfig(DensityDataConfig):
     """Images of one shape; see `headwise.data.images`."""
 
-    documents: ClassVar[bool] = True
     aligned: ClassVar[bool] = True
 
     _target_: str = "headwise.config.density_data.ImageDataConfig"
@@ -66,8 +65,6 @@ class ImageDataConfig(DensityDataConfig):
 @dataclass
 class MusicDataConfig(DensityDataConfig):
     """Audio files; see `headwise.data.music`."""
-
-    documents: ClassVar[bool] = True
 
     _target_: str = "headwise.config.density_data.MusicDataConfig"
     unit: str = "dimension"

@@ -73,6 +73,10 @@ class FileCorpus(Generic[C]):
         """The documents of a split as bytes."""
         raise NotImplementedError
 
+    def starts_document(self, before: bytes, chunk: bytes) -> bool:
+        """See `DensityCorpus.starts_document`."""
+        return True
+
     def files_of_folder(self, split: str, content: str) -> list[Path]:
         """The files in the folder of a split and below; `content` describes them."""
         check_file_name("data", split)

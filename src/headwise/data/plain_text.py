@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,13 @@ from headwise.file_names import check_file_name
 
 ENDINGS = ("", ".gz", ".zip")  # of a file; a zip holds a file of the name before its ending
 SPLITS = ("train", "valid", "test")  # the order of `data.split`
+HEADING = re.compile(rb" ?= [^=]+ = *$")  # " = Title = ", after a blank line, as in WikiText
+# `data.documents` -> whether a line starts a document, given the line before
+STARTS: dict[str, Callable[[bytes, bytes], bool]] = {
+    "line": lambda before, line: True,
+    "blank_line": lambda before, line: bool(line.strip()) and not before.strip(),
+    "heading": lambda before, line: not before.strip() and bool(HEADING.match(line)),
+}
 
 
 def check_text_config(config: TextDataConfig) -> None:
@@ -35,6 +43,13 @@ def check_text_config(config: TextDataConfig) -> None:
     shares, splits = config.split, (config.train, config.valid, *config.test)
     for split in splits:
         check_file_name("data", split)
+    if config.documents is not None and config.documents not in STARTS:
+        raise refuse("data.documents", config.documents, STARTS)
+    if config.document_mask and config.documents is None:
+        raise ConfigError(
+            f"data.document_mask=true needs data.documents={'|'.join(STARTS)}: without it, a split "
+            f"of data={config.name} is one document"
+        )
     files = config.files or {}
     require(isinstance(files, dict), "data.files", "a mapping from split to path", files)
     for split, names in files.items():
@@ -69,7 +84,9 @@ class TextCorpus(FileCorpus[TextDataConfig]):
 
     def settings(self, split: str) -> Any:
         """See `FileCorpus.settings`: the part of the file."""
-        return {"members": self._located(split)[1], "shares": self.config.split, "split": split}
+        config, members = self.config, self._located(split)[1]
+        documents = {"documents": config.documents} if config.documents else {}
+        return {"members": members, "shares": config.split, "split": split, **documents}
 
     def files(self, split: str) -> list[Path]:
         """The file or archive with a split, which is downloaded if missing.
@@ -94,6 +111,13 @@ class TextCorpus(FileCorpus[TextDataConfig]):
                     yield line
         except READ_ERRORS as error:
             raise DataError(f"{self.path(split)} is truncated or damaged: {error}") from error
+
+    def starts_document(self, before: bytes, chunk: bytes) -> bool:
+        """See `DensityCorpus.starts_document`."""
+        documents = self.config.documents
+        if documents is None or not before:
+            return not before
+        return before.endswith(b"\n") and STARTS[documents](before, chunk)
 
     def _range(self, split: str, stream: IO[bytes]) -> tuple[int, int]:
         """The bytes [first, end) of a split in its file."""

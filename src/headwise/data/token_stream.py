@@ -75,6 +75,10 @@ class DensityCorpus(Protocol):
         """A split as bytes: lines with line feeds, one image or one piece of music at a time."""
         ...
 
+    def starts_document(self, before: bytes, chunk: bytes) -> bool:
+        """Whether a chunk starts a document, given the chunk before it (empty for the first)."""
+        ...
+
 
 @dataclass(frozen=True)
 class TokenStream:
@@ -84,14 +88,16 @@ class TokenStream:
         ids: (tokens,).
         n_bytes: (V,), bytes that each token of the vocabulary spells; None: one byte each.
         starts: (documents,), positions of their first tokens; None: one document.
+        document_mask: whether documents in a window do not attend to each other.
     """
 
     ids: npt.NDArray[np.integer[Any]]
     n_bytes: npt.NDArray[np.int32] | None = None
     starts: npt.NDArray[np.int64] | None = None
+    document_mask: bool = False
 
     @classmethod
-    def open(cls, path: Path, tokenizer: Tokenizer) -> TokenStream:
+    def open(cls, path: Path, tokenizer: Tokenizer, document_mask: bool = False) -> TokenStream:
         """Memory-map the tokens that `encode` wrote at `path`."""
         ids = np.memmap(path, id_dtype(tokenizer.vocab_size), mode="r")
         starts = path.with_name(f"{path.name}.starts")
@@ -99,18 +105,31 @@ class TokenStream:
             ids,
             None if tokenizer.is_byte else lossless(tokenizer).n_bytes,
             np.memmap(starts, np.int64, mode="r") if starts.exists() else None,
+            document_mask,
         )
 
     def first(self, n: int | None) -> TokenStream:
         """The first n tokens; None: all."""
         return replace(self, ids=self.ids[:n])
 
+    @property
+    def document_starts(self) -> npt.NDArray[np.int64]:
+        """Positions of the first tokens of documents."""
+        return np.zeros(1, np.int64) if self.starts is None else self.starts
+
     def before(self, positions: npt.NDArray[np.int64], start_id: int) -> npt.NDArray[np.int64]:
         """The token before each position of the stream; `start_id` at the start of a document."""
-        starts = np.zeros(1, np.int64) if self.starts is None else self.starts
+        starts = self.document_starts
         next_start = np.minimum(np.searchsorted(starts, positions), len(starts) - 1)
         tokens = self.ids[np.maximum(positions - 1, 0)]
         return np.where(starts[next_start] == positions, start_id, tokens.astype(np.int64))
+
+    def segments(self, positions_BN: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """Document of each position, from 0 in each row; None: documents are not masked."""
+        if not self.document_mask:
+            return None
+        numbers_BN = np.searchsorted(self.document_starts, positions_BN, side="right")
+        return numbers_BN - numbers_BN[:, :1]
 
     def bytes_of(self, first: int, end: int) -> int:
         """Number of bytes of the tokens [first, end), clipped to the end of the split."""
@@ -151,7 +170,8 @@ class PreparedTokens:
 
     def stream(self, split: str) -> TokenStream:
         """A split as tokens, memory-mapped."""
-        return TokenStream.open(self.folder / f"{split}.ids", self.tokenizer)
+        mask = self.corpus.config.document_mask
+        return TokenStream.open(self.folder / f"{split}.ids", self.tokenizer, mask)
 
 
 def prepare_tokens(
@@ -228,24 +248,31 @@ def encode(
 ) -> dict[str, int]:
     """Write the tokens of a split to `path`; return their number and that of the bytes.
 
-    If chunks are documents, their first positions are written to `<path>.starts`.
+    The first positions of documents are written to `<path>.starts`.
 
     Raises:
         DataError: the split is empty, or the tokenizer does not spell it.
     """
     dtype = id_dtype(tokenizer.vocab_size)
-    starts: list[npt.NDArray[np.int64]] = []
-    source, line, n_tokens, n_bytes = str(corpus.path(split)), 1, 0, 0
-    with open(path, "wb") as file, progress_bar(f"encoding {split}", progress, unit="B") as bar:
+    source, line, before, n_tokens, n_bytes = str(corpus.path(split)), 1, b"", 0, 0
+    with (
+        open(path, "wb") as file,
+        open(path.with_name(f"{path.name}.starts"), "wb") as starts,
+        progress_bar(f"encoding {split}", progress, unit="B") as bar,
+    ):
         for chunks in _batches(corpus.chunks(split)):
             ids = lossless(tokenizer).encode(chunks, source, line)
-            starts.append(n_bytes + np.cumsum([0, *map(len, chunks[:-1])]))
+            is_start = list(map(corpus.starts_document, [before, *chunks], chunks))
+            firsts = np.cumsum([0, *map(len, chunks[:-1])])[is_start]  # in bytes
+            if not tokenizer.is_byte:
+                ends = np.cumsum(lossless(tokenizer).n_bytes[ids])
+                firsts = np.searchsorted(ends, firsts, "right")
+            starts.write((n_tokens + firsts).tobytes())
+            before = chunks[-1]
             file.write(ids.astype(dtype).tobytes())
             n_read = sum(map(len, chunks))
             line, n_tokens, n_bytes = line + n_lines(chunks), n_tokens + len(ids), n_bytes + n_read
             bar.update(n_read)
-    if corpus.config.documents:
-        np.concatenate(starts).astype(np.int64).tofile(path.with_name(f"{path.name}.starts"))
     if not n_tokens:
         raise DataError(f"{source} has no text in the split {split!r}: it is empty")
     return {"tokens": n_tokens, "bytes": n_bytes}

@@ -55,7 +55,9 @@ def window_batch(
     is_scored_BN = is_real_BN & (np.arange(width) >= skipped_B[:, None])
     tensor = torch.from_numpy
     scored_R, targets_R = np.flatnonzero(is_scored_BN), targets_BN[is_scored_BN]
-    columns = {COLUMN: Column(tensor(before_BN), tensor(lengths_B))}
+    segments_BN = stream.segments(positions_BN)
+    segments = None if segments_BN is None else tensor(segments_BN)
+    columns = {COLUMN: Column(tensor(before_BN), tensor(lengths_B), segments_BN=segments)}
     return Batch(columns, tensor(scored_R), tensor(targets_R), rows.tolist(), len(targets_R))
 
 
@@ -76,7 +78,7 @@ class TrainingWindows:
         aligned: whether the first window starts at position 0 in every epoch.
 
     Raises:
-        DataError: the split is shorter than a window.
+        DataError: the split is shorter than a window, or is one document and has a document mask.
     """
 
     stream: TokenStream
@@ -92,6 +94,10 @@ class TrainingWindows:
             raise DataError(
                 f"the training split has {len(self.stream.ids)} tokens, fewer than data.window="
                 f"{self.window}"
+            )
+        if self.stream.document_mask and len(self.stream.document_starts) == 1:
+            raise DataError(
+                "data.document_mask=true, but the training split is one document (data.documents)"
             )
 
     def _first(self, epoch: int) -> tuple[int, np.random.Generator]:

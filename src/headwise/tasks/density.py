@@ -151,6 +151,9 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         fits = is_text(config) or config.tokenizer.kind == "byte"
         kind = f"byte with data={config.data.name}"
         require(fits, "tokenizer.kind", kind, config.tokenizer.kind)
+        registers, is_masked = config.model.register_tokens, config.data.document_mask
+        allowed = "0 with data.document_mask=true: all documents would see them"
+        require(not (is_masked and registers), "model.register_tokens", allowed, registers)
         allowed = f"at least data.window={window}"
         require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
         check_model(config, self.sites(config), {COLUMN: window})

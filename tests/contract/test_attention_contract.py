@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+import contract_checks
 from contract_checks import (
     SHORT,
     B,
     D,
-    E,
     H,
     K,
     Q,
@@ -32,20 +32,26 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
 from headwise.config.schema import SITES
 from headwise.errors import ConfigError
+from headwise.model.places import place_of
 from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
 
 VARIANTS = group_choices("attention")
+pytestmark = pytest.mark.usefixtures("qk_width")
 
 
 def supports(variant: str, site: str) -> bool:
     return site not in unsupported_sites(group_node("attention", variant), "attention")
 
 
+def place(site: str, layer: int) -> Place:
+    return place_of(contract_checks.MODEL, site, layer)
+
+
 def build(variant: str, site: str, dropout: float = 0.0, layer: int = 1) -> Attention:
     torch.manual_seed(0)
     factory = site_factory(variant, site, dropout)
-    return factory(Place(site, layer, H, E)).eval()
+    return factory(place(site, layer)).eval()
 
 
 def site_factory(variant: str, site: str, dropout: float = 0.0) -> AttentionFactory:
@@ -175,7 +181,7 @@ def test_places_share_nothing_unless_declared(variant: str) -> None:
     share_key = getattr(target, "share_key", lambda place, settings: None)
     owners: dict[int, str | None] = {}
     for site, layer, attention in make_model(variant).attentions():
-        key = share_key(Place(site, layer, H, E), node) if supports(variant, site) else None
+        key = share_key(place(site, layer), node) if supports(variant, site) else None
         for parameter in attention.parameters():
             owner = owners.setdefault(id(parameter), key)
             assert owner == key
@@ -183,7 +189,7 @@ def test_places_share_nothing_unless_declared(variant: str) -> None:
                 assert list(owners).count(id(parameter)) == 1
     n_places = 2 * 3
     min_parameters = 8 * n_places  # at least four weight matrices and biases per place
-    if all(share_key(Place(s, 1, H, E), node) is None for s in SITES):
+    if all(share_key(place(s, 1), node) is None for s in SITES):
         assert len(owners) >= min_parameters
 
 

@@ -176,9 +176,10 @@ def test_single_decoder_with_cache_equals_without(
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("qk_width", ["null", 8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_statistics_repulsion_and_pruning_work(make: Any, family: str) -> None:
-    config = make("attention=alpha_entmax", "scaling=length")
+def test_statistics_repulsion_and_pruning_work(make: Any, family: str, qk_width: str) -> None:
+    config = make("attention=alpha_entmax", "scaling=length", f"model.qk_width={qk_width}")
     model = build(config, family)
     sites = [site.name for site in model.sites]
     statistics = head_statistics(model, [batch()], CPU)

@@ -179,6 +179,7 @@ def test_every_parameter_gets_a_finite_gradient(
         assert_every_parameter_gets_a_finite_gradient(model, dtype, LENGTHS, n_target=66)
 
 
+@pytest.mark.usefixtures("qk_width")
 @pytest.mark.parametrize(
     ("pattern", "normaliser"), [c for c in cases() if len(implementations(c[0])) > 1]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -22,12 +24,12 @@ SETTINGS = {"data_dims": {"shape": [2, 2, 3]}}  # without data, which has the sh
 CHOICES = pytest.mark.parametrize("choice", group_choices("positions"))
 
 
-def build(choice: str, n_registers: int = 0) -> Transformer:
+def build(choice: str, n_registers: int = 0, qk_width: int | None = None) -> Transformer:
     node = OmegaConf.create(group_node("positions", choice) | SETTINGS.get(choice, {}))
     positions = instantiate(node, "positions", Positions)
     nodes = {"attention": group_node("attention", "alpha_entmax")}
     factory = AttentionFactory(nodes, positions=positions)
-    config = ModelConfig(**{**vars(CONFIG), "register_tokens": n_registers})
+    config = replace(CONFIG, register_tokens=n_registers, qk_width=qk_width)
     return Transformer(config, V, V, True, factory, 1, Parts(positions=positions)).eval()
 
 
@@ -38,9 +40,10 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return source, torch.tensor([6, 4, 2]), target
 
 
+@pytest.mark.parametrize("qk_width", [None, 8])
 @CHOICES
-def test_cached_decoding_equals_uncached(choice: str) -> None:
-    model, (source, lengths, target) = build(choice, n_registers=2), batch()
+def test_cached_decoding_equals_uncached(choice: str, qk_width: int | None) -> None:
+    model, (source, lengths, target) = build(choice, 2, qk_width), batch()
     memory, cache = model.encode(source, lengths), model.make_cache()
     whole = model.decode(target, memory)
     with torch.no_grad():

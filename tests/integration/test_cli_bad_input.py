@@ -44,6 +44,7 @@ CONFIG_ERRORS = {
     "model.encoder_layers=10000000": "model.encoder_layers must be from 1 to 1000",
     "seed=1\udcff": "seed=1? is not UTF-8",
     "model.n_heads=3": "divisor of model.d_model=16",
+    "model.qk_width=7": "multiple of model.n_heads=2 above 0, got 7",
     "model.dropout=1": "[0, 1)",
     "attention.alpha_init=3": "in (1.01, 2.0)",
     "decode.beam=0": "decode.beam must be at least 1, got 0",

@@ -21,6 +21,7 @@ from triton_marks import needs_triton
 from weights_recorded import with_weights
 
 VARIANTS = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
+QK_DIMS = pytest.mark.parametrize("qk_dim", [None, 8, 24])  # None: as the values, 16
 BLOCKS_NEVER = {name: {"block_sparse_from": 10**6} for name in ("strided", "fixed")}
 
 
@@ -31,10 +32,10 @@ def _empty_log() -> Iterator[None]:
     fused._LOGGED.clear()
 
 
-def layer(variant: str, **settings: object) -> Attention:
+def layer(variant: str, qk_dim: int | None = None, **settings: object) -> Attention:
     torch.manual_seed(1)
     node = {**group_node("attention", variant), **settings}
-    return AttentionFactory({"attention": node})(Place("encoder_self", 1, 2, 16))
+    return AttentionFactory({"attention": node})(Place("encoder_self", 1, 2, 16, qk_dim=qk_dim))
 
 
 def context_and_gradients(
@@ -63,23 +64,31 @@ def assert_fused_equals_formed(
 
 
 @needs_kernels
+@QK_DIMS
 @pytest.mark.parametrize(
     ("variant", "settings"),
     [(v, {}) for v in VARIANTS[1:]] + [("alpha_entmax", {"depends_on": "query"})],
 )
 def test_long_rows_use_kernels(
-    caplog: pytest.LogCaptureFixture, variant: str, settings: dict[str, object]
+    caplog: pytest.LogCaptureFixture,
+    variant: str,
+    settings: dict[str, object],
+    qk_dim: int | None,
 ) -> None:
-    attention = layer(variant, **settings)
+    attention = layer(variant, qk_dim, **settings)
     assert_fused_equals_formed(attention, 150, caplog, "C++ kernels")
 
 
 @needs_kernels
+@QK_DIMS
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_few_queries_use_a_separate_kernel_without_logging(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    qk_dim: int | None,
 ) -> None:
-    attention, calls = layer(variant), []
+    attention, calls = layer(variant, qk_dim), []
     real = fused.attention_of_few
     monkeypatch.setattr(fused, "attention_of_few", lambda *a: calls.append(a) or real(*a))
     states = torch.randn(2, 30, 32, generator=torch.Generator().manual_seed(2))
@@ -92,24 +101,33 @@ def test_few_queries_use_a_separate_kernel_without_logging(
     torch.testing.assert_close(context, formed, rtol=1e-4, atol=1e-4)
 
 
+@QK_DIMS
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_kernels_the_result_is_equal(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    qk_dim: int | None,
 ) -> None:
     monkeypatch.setattr(native, "supports", lambda scores: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert_fused_equals_formed(layer(variant), 150, caplog, "no C++ kernels")
+    assert_fused_equals_formed(layer(variant, qk_dim), 150, caplog, "no C++ kernels")
 
 
 class TestTriton:
     pytestmark = needs_triton
 
+    @QK_DIMS
     @pytest.mark.parametrize("variant", VARIANTS[1:])
     def test_layer_uses_the_kernels(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
+        self,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+        variant: str,
+        qk_dim: int | None,
     ) -> None:
         monkeypatch.setattr(native, "supports", lambda scores: False)
-        assert_fused_equals_formed(layer(variant), 20, caplog, "Triton kernels")
+        assert_fused_equals_formed(layer(variant, qk_dim), 20, caplog, "Triton kernels")
 
     def test_refusals_are_logged(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -122,9 +140,9 @@ class TestTriton:
 @needs_kernels
 @pytest.mark.parametrize("scaling", ["none", "length"])
 @pytest.mark.parametrize("pattern", ["none", "strided", "fixed"])
-@pytest.mark.parametrize("depends_on", ["head", "query"])
+@pytest.mark.parametrize(("depends_on", "qk_dim"), [("head", None), ("head", 8), ("query", 24)])
 def test_decoder_with_all_choices(
-    monkeypatch: pytest.MonkeyPatch, scaling: str, pattern: str, depends_on: str
+    monkeypatch: pytest.MonkeyPatch, scaling: str, pattern: str, depends_on: str, qk_dim: int | None
 ) -> None:
     """Fused, formed, and cached step-by-step attention give the same context."""
     choices = {
@@ -133,7 +151,7 @@ def test_decoder_with_all_choices(
         "pattern": {**group_node("pattern", pattern), **BLOCKS_NEVER.get(pattern, {})},
     }
     torch.manual_seed(1)
-    attention = AttentionFactory(choices)(Place("decoder_self", 1, 2, 16))
+    attention = AttentionFactory(choices)(Place("decoder_self", 1, 2, 16, qk_dim=qk_dim))
     n = choice.MIN_KEYS + 12
     states = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(2))
     calls = []

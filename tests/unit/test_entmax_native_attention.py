@@ -144,13 +144,14 @@ def test_takes_only_few_queries_without_gradients() -> None:
         (few, many[:1], many[:1]),
         (few, many[:, :1], many[:, :1]),
         (few, many, many[:, :, :4]),
-        (few, many, many[..., :8]),
+        (few, many[..., :8], many),
     ]
     with torch.no_grad():
         assert native_attention.supports(few, many, many)
+        assert native_attention.supports(few, many, many[..., :8])
         assert not any(native_attention.supports(*tensors) for tensors in (*others, *misfits))
     for tensors in misfits:
-        with pytest.raises(ValueError, match="keys and values"):
+        with pytest.raises(ValueError, match="few queries needs queries"):
             attention_of_few(*tensors, None, Power.EXP, Visible(), SCALE)
 
 

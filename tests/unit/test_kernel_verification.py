@@ -32,6 +32,7 @@ from headwise.kernels.problem import Power
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
 
+WIDTHS = ((5, 5), (64, 64), (16, 32), (16, 5))  # of queries and keys, of values
 MAPS = Case("C++ maps", "cpu", torch.float32, Power.SQUARE)
 
 
@@ -120,7 +121,9 @@ class TestTriton:
 
     def test_attention_is_verified_with_and_without_dropout(self) -> None:
         for has_dropout in (False, True):
-            case = Case("Triton attention", DEVICE, torch.float32, Power.SQUARE, 16, has_dropout)
+            case = Case(
+                "Triton attention", DEVICE, torch.float32, Power.SQUARE, 16, 16, has_dropout
+            )
             verification.verify(case, REFERENCE)
             assert verification.verdict(case) is None
 
@@ -170,8 +173,8 @@ def test_every_cpp_kernel_passes_without_using_the_generator(scores: Tensor) -> 
         for kernel in checks.CHECKS:
             for power in Power if kernel.startswith("C++") else ():
                 for dtype in native.DTYPES:
-                    for width in (5, 64) if "attention" in kernel else (0,):
-                        case = Case(kernel, "cpu", dtype, power, width, kernel == "C++ attention")
+                    for widths in WIDTHS if "attention" in kernel else ((0, 0),):
+                        case = Case(kernel, "cpu", dtype, power, *widths, kernel == "C++ attention")
                         verification.verify(case, REFERENCE)
                         assert verification.verdict(case) is None, case
     assert torch.equal(torch.get_rng_state(), state)
@@ -188,7 +191,7 @@ def test_kernel_without_bias_fails(
     module = cpu_attention if name == "forward" else native_attention
     original = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *a: original(*a[:position], None, *a[position + 1 :]))
-    case = Case(kernel, "cpu", torch.float32, Power.SQUARE, 16)
+    case = Case(kernel, "cpu", torch.float32, Power.SQUARE, 16, 16)
     verification.verify(case, REFERENCE)
     assert "contexts differ" in str(verification.verdict(case))
 
@@ -196,7 +199,7 @@ def test_kernel_without_bias_fails(
 @needs_kernels
 def test_sparse_kernel_without_far_keys_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Columns, "products", lambda *_: iter(()))
-    case = Case("C++ sparse attention", "cpu", torch.float32, Power.SQUARE, 16)
+    case = Case("C++ sparse attention", "cpu", torch.float32, Power.SQUARE, 16, 16)
     verification.verify(case, REFERENCE)
     assert "contexts differ" in str(verification.verdict(case))
 

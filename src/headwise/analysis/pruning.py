@@ -246,9 +246,9 @@ def _head_axes(attention: Attention) -> dict[str, tuple[str, int, int]]:
     """Return parameter -> (name of its module, axis of the heads, entries per head)."""
     axes: dict[str, tuple[str, int, int]] = {}
     if isinstance(attention, MultiHeadAttention):
-        width = attention.place.head_dim
-        for proj in ("query", "key", "value"):
-            axes[f"{proj}.weight"] = axes[f"{proj}.bias"] = ("", 0, width)
+        width, key_dim = attention.place.head_dim, attention.place.key_dim
+        for proj, size in (("query", key_dim), ("key", key_dim), ("value", width)):
+            axes[f"{proj}.weight"] = axes[f"{proj}.bias"] = ("", 0, size)
         axes["output.weight"] = ("", 1, width)
     for name, module in _placed(attention):
         for parameter, axis in getattr(module, "head_axes", {}).items():

@@ -79,7 +79,7 @@ class AlphaEntmax(FusedNormaliser):
         self.register_parameter("alpha_weight", None)
         if depends_on == "query":
             # a matrix, hence with weight decay, which pulls towards an α independent of the query
-            self.alpha_weight = nn.Parameter(torch.zeros(n_free, place.head_dim))
+            self.alpha_weight = nn.Parameter(torch.zeros(n_free, place.key_dim))
         per_head = [name for name, _ in self.named_parameters()] if share == "none" else []
         self.head_axes = dict.fromkeys(per_head, 0)
 

@@ -19,7 +19,7 @@ from headwise.kernels import choice
 from headwise.kernels.choice import Choice
 from headwise.kernels.cpu_attention import attention
 from headwise.kernels.native_attention import attention_of_few
-from headwise.kernels.problem import ALPHAS, Power, Visible
+from headwise.kernels.problem import ALPHAS, Power, Visible, of_one_width
 from headwise.kernels.sparse_attention import Settings, sparse_attention
 from headwise.kernels.triton_attention import triton_entmax_attention
 
@@ -74,7 +74,7 @@ class FusedNormaliser(Normaliser):
         if layout is None:
             chosen = self.kernel(*heads, mask.needs_dense, dropout, padded_bias)
         else:
-            chosen = choice.sparse_attention(query_BHQE, self.power, dropout, REFERENCE)
+            chosen = choice.sparse_attention(query_BHQE, value_BHKE, self.power, dropout, REFERENCE)
         if query_BHQE.device.type != "meta":  # the meta device, used by dry runs
             _log_once(chosen)
         if chosen.kernel == choice.WEIGHTS:
@@ -106,11 +106,14 @@ def _visible(context: ScoreContext, n_queries: int, n_keys: int) -> Visible:
 def _torch_softmax(
     query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, context: ScoreContext, dropout: float
 ) -> Tensor:
-    mask, distances = context.mask, context.distances
+    mask, distances, width = context.mask, context.distances, value_BHKE.shape[3]
+    scale = None if query_BHQE.shape[3] == width else query_BHQE.shape[3] ** -0.5
+    # torch's kernels without weights need one width
+    query_BHQE, key_BHKE, value_BHKE = of_one_width(query_BHQE, key_BHKE, value_BHKE)
     if distances is None and mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:
         return scaled_dot_product_attention(
-            query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True
-        )
+            query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True, scale=scale
+        )[..., :width]
     dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
     if distances is not None:  # equal for all sentences
         bias = query_BHQE.new_zeros(1, 1, query_BHQE.shape[2], key_BHKE.shape[2])
@@ -118,8 +121,8 @@ def _torch_softmax(
             bias = bias.masked_fill(~dense, -torch.inf)
         dense = distances.biased(bias, mask.query_offset).to(query_BHQE.dtype)
     return scaled_dot_product_attention(
-        query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout
-    )
+        query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout, scale=scale
+    )[..., :width]
 
 
 def _log_once(chosen: Choice) -> None:

@@ -1,6 +1,6 @@
 """Multi-head attention: input and output projections, and gates on the heads.
 
-Axes: B batch, H heads, N a length, D model width, E head width.
+Axes: B batch, H heads, N a length, D model width, E head width, of values if not stated otherwise.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class MultiHeadAttention(Attention):
     """Base class: projections, gates and positions; subclasses compute the context.
 
     Attributes:
-        query: D -> H * E.
+        query: D -> H * `Place.key_dim`.
         key: as `query`.
-        value: as `query`.
+        value: D -> H * E.
         output: H * E -> D.
         gate: called with the context (B, H, Q, E) of every head before the heads are joined, or
             None; see `headwise.model.gates`.
@@ -50,9 +50,9 @@ class MultiHeadAttention(Attention):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        inner = place.n_heads * place.head_dim
-        self.query = Linear(place.d_model, inner)
-        self.key = Linear(place.d_model, inner)
+        inner, compared = place.n_heads * place.head_dim, place.n_heads * place.key_dim
+        self.query = Linear(place.d_model, compared)
+        self.key = Linear(place.d_model, compared)
         self.value = Linear(place.d_model, inner)
         self.output = Linear(inner, place.d_model)
         self.register_module("gate", None)
@@ -60,9 +60,9 @@ class MultiHeadAttention(Attention):
 
     def split(self, states_BND: Tensor) -> Tensor:
         """Split projected states (B, N, H * E) into heads (B, H, N, E)."""
-        batch, length, _ = states_BND.shape
-        by_head = states_BND.view(batch, length, self.place.n_heads, self.place.head_dim)
-        return by_head.transpose(1, 2)
+        batch, length, inner = states_BND.shape
+        n_heads = self.place.n_heads
+        return states_BND.view(batch, length, n_heads, inner // n_heads).transpose(1, 2)
 
     def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
         """Rotate queries or keys of positions from `first`; prefix positions are negative."""

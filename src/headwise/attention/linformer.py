@@ -161,7 +161,7 @@ class Linformer(MultiHeadAttention):
                 query_BHQE, key_BHME, value_BHME, attn_mask=is_valid_BHQM, dropout_p=rate
             )
             return self.join(context_BHQE)
-        scaled_BHQE = query_BHQE * self.place.head_dim**-0.5
+        scaled_BHQE = query_BHQE * self.place.key_dim**-0.5
         weights_BHQM = entmax.softmax(scaled_BHQE @ key_BHME.mT, mask=is_valid_BHQM)
         dropped_BHQM = dropout(weights_BHQM, rate)
         context_BHQE = dropped_BHQM.to(value_BHME.dtype) @ value_BHME

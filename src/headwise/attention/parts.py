@@ -109,7 +109,7 @@ class Normaliser(Variant):
             ConfigError: wrong shape, weights of masked keys that are not 0, non-finite weights.
         """
         generator = torch.Generator().manual_seed(0)
-        n_heads, head_dim = self.place.n_heads, self.place.head_dim
+        n_heads, head_dim = self.place.n_heads, self.place.key_dim
         scores_BHQK = torch.randn(2, n_heads, 4, 6, generator=generator)
         scores_BHQK[:, :, 0] = -scores_BHQK[:, :, 0].abs()
         queries_BHQE = torch.randn(2, n_heads, 4, head_dim, generator=generator)

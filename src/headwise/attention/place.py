@@ -49,10 +49,11 @@ class Place:
         site: a key of `headwise.config.schema.SITE_KINDS`.
         layer: number of the layer, from 1.
         n_heads: number of heads, without pruned ones.
-        head_dim: width E of each head.
+        head_dim: width of each head, of its values and contexts.
         width: D of the model if heads were pruned; None: n_heads * head_dim.
         numbers: numbers of these heads in the unpruned model, from 1; None: all of them. Settings
             per head use these numbers.
+        qk_dim: width E of the queries and keys of each head; None: head_dim.
     """
 
     site: str
@@ -61,6 +62,7 @@ class Place:
     head_dim: int
     width: int | None = None
     numbers: tuple[int, ...] | None = None
+    qk_dim: int | None = None
 
     @property
     def kind(self) -> str:
@@ -71,6 +73,11 @@ class Place:
     def d_model(self) -> int:
         """Width D of the model."""
         return self.n_heads * self.head_dim if self.width is None else self.width
+
+    @property
+    def key_dim(self) -> int:
+        """Width E of the queries and keys of each head."""
+        return self.head_dim if self.qk_dim is None else self.qk_dim
 
     @property
     def head_numbers(self) -> tuple[int, ...]:

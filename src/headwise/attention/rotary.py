@@ -39,10 +39,10 @@ class Rotary(Positions):
         """
         if place.kind == "cross":
             return None
-        is_even = place.head_dim % 2 == 0
+        is_even = place.key_dim % 2 == 0
         allowed = "such that the head width is even with positions=rotary"
-        require(is_even, "model.n_heads", allowed, f"head width {place.head_dim}")
-        return Rotation(place.head_dim, self.base)
+        require(is_even, "model.n_heads", allowed, f"head width {place.key_dim}")
+        return Rotation(place.key_dim, self.base)
 
 
 class Rotation(PlacePositions):

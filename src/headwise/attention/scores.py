@@ -70,7 +70,7 @@ class ScoreAttention(MultiHeadAttention):
             fused = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, context, dropout)
             if fused is not None:
                 return self.join(fused)
-        scaled_BHQE = query_BHQE * self.place.head_dim**-0.5  # cheaper than scaling the scores
+        scaled_BHQE = query_BHQE * self.place.key_dim**-0.5  # cheaper than scaling the scores
         if layout is not None:
             scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
         else:

@@ -108,6 +108,7 @@ class ModelConfig:
     register_tokens: int = 0  # learned vectors before the source
     heads: Any = None  # site -> layers -> numbers of the heads left by pruning; null: all
     layers: int | None = None  # of a model with one stack; null: encoder_layers or decoder_layers
+    qk_width: int | None = None  # of all query or all key heads; null: d_model, as the values
     lr: float = 7e-4  # peak learning rate suggested for this size
 
 

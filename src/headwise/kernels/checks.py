@@ -39,7 +39,8 @@ class Case(NamedTuple):
         device: device type.
         dtype: of the inputs.
         power: the map.
-        width: head width, for attention.
+        width: of queries and keys of a head, for attention.
+        value_width: of values of a head.
         dropout: whether there is dropout, for attention.
     """
 
@@ -48,10 +49,11 @@ class Case(NamedTuple):
     dtype: torch.dtype
     power: Power = Power.EXP
     width: int = 0
+    value_width: int = 0
     dropout: bool = False
 
     def __str__(self) -> str:
-        more = f", head width {self.width}" if self.width else ""
+        more = f", head width {self.width}, {self.value_width}" if self.width else ""
         more += ", dropout" if self.dropout else ""
         return f"{self.kernel} ({str(self.dtype).removeprefix('torch.')}, {self.power.name}{more})"
 
@@ -139,8 +141,8 @@ class _Attention:
         if "streaming" in case.kernel:
             n_keys = LONG
         self.query = sample(2, 2, n_queries, width, scale=2.0)
-        self.grad = sample(2, 2, n_queries, width)
-        self.key, self.value = sample(2, 2, n_keys, width), sample(2, 2, n_keys, width)
+        self.grad = sample(2, 2, n_queries, case.value_width)
+        self.key, self.value = sample(2, 2, n_keys, width), sample(2, 2, n_keys, case.value_width)
         self.n_visible = n_keys // 2 if "streaming" in case.kernel else n_keys
         self.lengths = torch.tensor([self.n_visible, self.n_visible - 5], device=case.device)
         self.offset, self.scale = self.n_visible - n_queries, width**-0.5
@@ -185,7 +187,7 @@ class _Attention:
 
     def dropped(self) -> Tensor:
         """Return the weights (B, H, Q, K) after dropout: contexts of identity values."""
-        n_keys, width = self.key.shape[2:]
+        n_keys, width = self.value.shape[2:]
         parts = []
         for first in range(0, self.n_visible, width):
             value = torch.zeros_like(self.value)

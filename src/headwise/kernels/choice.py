@@ -91,9 +91,10 @@ def attention(
         padded_bias: whether scores have a bias by distance, and masks of sentences differ.
         reference: see the module docstring.
     """
-    device, dtype, width = query_BHQE.device.type, query_BHQE.dtype, query_BHQE.shape[3]
+    device, dtype = query_BHQE.device.type, query_BHQE.dtype
+    widths = query_BHQE.shape[3], value_BHKE.shape[3]
     if dropout == 0 and native_attention.supports(query_BHQE, key_BHKE, value_BHKE):
-        case = Case("C++ attention of few queries", device, dtype, power, width)
+        case = Case("C++ attention of few queries", device, dtype, power, *widths)
         few = _verified(CPP_FEW, case, reference)
         if few.kernel == CPP_FEW:
             return few
@@ -103,7 +104,7 @@ def attention(
         reason = SHORT_ROWS
         is_half = dtype is torch.bfloat16  # torch's softmax is slow for it, and with dropout
         if dropout > 0 or is_half or (fallback == WEIGHTS and _is_long(key_BHKE)):
-            case = Case("C++ attention", device, dtype, power, width, dropout > 0)
+            case = Case("C++ attention", device, dtype, power, *widths, dropout > 0)
             return _verified(CPP, case, reference, fallback)
     if power is Power.EXP or (device == "cpu" and not triton_device.is_interpreted()):
         needs_mask = padded_bias and power is Power.EXP and device != "cpu"
@@ -112,14 +113,16 @@ def attention(
     unsupported = triton_attention.unsupported_reason(*heads, has_pattern, alpha_per_query)
     if unsupported is not None:
         return Choice(WEIGHTS, unsupported)
-    suffix = "" if triton_attention.is_resident(key_BHKE) else ", streaming"
-    case = Case(f"Triton attention{suffix}", device, dtype, power, width, dropout > 0)
+    width = max(widths)  # the narrower heads are padded
+    suffix = "" if triton_attention.is_resident(key_BHKE, width) else ", streaming"
+    case = Case(f"Triton attention{suffix}", device, dtype, power, width, width, dropout > 0)
     return _verified(TRITON, case, reference, WEIGHTS)
 
 
 def sparse_attention(
-    query_BHNE: Tensor, power: Power, dropout: float, reference: Reference | None = None
-) -> Choice:
+    query_BHNE: Tensor, value_BHNE: Tensor, power: Power, dropout: float,
+    reference: Reference | None = None,
+) -> Choice:  # fmt: skip
     """Return the kernel of block-sparse attention: C++, or weights. Not for use in operators."""
     device, dtype = query_BHNE.device.type, query_BHNE.dtype
     if torch.compiler.is_compiling() or operators.is_transformed():
@@ -128,7 +131,8 @@ def sparse_attention(
         return Choice(WEIGHTS, f"no kernel for patterns on {device}")
     if not native.supports(query_BHNE):
         return Choice(WEIGHTS, _without_cpp(device, dtype))
-    case = Case("C++ sparse attention", device, dtype, power, query_BHNE.shape[3], dropout > 0)
+    widths = query_BHNE.shape[3], value_BHNE.shape[3]
+    case = Case("C++ sparse attention", device, dtype, power, *widths, dropout > 0)
     return _verified(CPP, case, reference, WEIGHTS)
 
 

@@ -48,7 +48,8 @@ def attention(
     """Return the context (B, H, Q, E): dropout(map(scale · q kᵀ + bias)) v.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on CPU, all of one dtype.
+        query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on CPU, all of one dtype; values
+            may have another width.
         alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
         visible: which keys a query may attend to; a mask has four axes.
@@ -170,7 +171,8 @@ def forward(
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE = (_by_head(values) for values in (query, key, value))
     threshold = query.new_empty((*shape[:3], 2), dtype=torch.float32)
-    context = query.new_empty(query.shape)  # not a view: users could not modify it in place
+    # not a view: users could not modify it in place
+    context = query.new_empty(*query.shape[:3], value.shape[3])
     context_NQE = _by_head(context)
     (buffer,) = _buffers(shape, query, 1)
     for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
@@ -268,8 +270,8 @@ def backward(
     )
 
 
-def _fake(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    context = torch.empty_like(query, memory_format=torch.contiguous_format)
+def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    context = query.new_empty(*query.shape[:3], value.shape[3])
     return context, query.new_empty((*query.shape[:3], 2), dtype=torch.float32)
 
 
@@ -282,15 +284,18 @@ def _fake_backward(
     return *heads, query.new_empty(shape, dtype=torch.float32)
 
 
-def attention_flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
+def attention_flops(query: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
     """Return the FLOPs of the two forward matmuls, for torch's counter: 2 per multiply-add."""
-    n_batch, n_heads, n_queries, width = query
-    return int(2 * 2 * n_batch * n_heads * n_queries * key[2] * width)
+    return _pairs(query, key) * 2 * int(query[3] + value[3])
 
 
-def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> int:
+def _flops_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
     """Return the FLOPs of five matmuls: scores again, and two gradients per forward matmul."""
-    return attention_flops(query, key) * 5 // 2
+    return _pairs(query, key) * 2 * int(3 * query[3] + 2 * value[3])
+
+
+def _pairs(query: Any, key: Any) -> int:
+    return int(query[0] * query[1] * query[2] * key[2])
 
 
 _OPERATOR = register_pair(

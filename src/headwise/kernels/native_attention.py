@@ -39,13 +39,13 @@ def supports(query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor) -> bool:
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether the tensors have one dtype and one shape, except for Q and K."""
+    """Return whether the tensors have one dtype and matching shapes."""
     tensors = (query, key, value)
     n_batch, n_heads, _, width = query.shape
-    is_one_shape = key.shape == value.shape == (n_batch, n_heads, key.shape[2], width)
+    fits = key.shape == (n_batch, n_heads, key.shape[2], width) and key.shape[:3] == value.shape[:3]
     is_one_dtype = all(values.dtype is query.dtype for values in tensors)
     is_readable = all(values.stride(3) == 1 for values in tensors)
-    return is_one_shape and is_one_dtype and is_readable and key.shape[2] > 0
+    return fits and is_one_dtype and is_readable and key.shape[2] > 0
 
 
 def attention_of_few(
@@ -61,7 +61,8 @@ def attention_of_few(
     """Return the context (B, H, Q, E): map(scale · q kᵀ + bias) v, with float32 scores.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: of one dtype, supported by `supports`.
+        query_BHQE, key_BHKE, value_BHKE: of one dtype, supported by `supports`; values may have
+            another width.
         alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
         visible: which keys a query may attend to; a mask has four axes.
@@ -87,16 +88,18 @@ def attend(
     """Compute the operator; return the context (B, Q, H, E)."""
     if not _fit(query, key, value):
         raise ValueError(
-            "attention of few queries needs queries (B, H, Q, E) and keys and values (B, H, K, E) "
-            f"of one dtype, K above 0, the last axis contiguous; got {tuple(query.shape)}, "
-            f"{tuple(key.shape)}, {tuple(value.shape)} of {query.dtype}, {key.dtype}, {value.dtype}"
+            "attention of few queries needs queries (B, H, Q, E), keys (B, H, K, E) and values "
+            f"(B, H, K, ·) of one dtype, K above 0, the last axis contiguous; got "
+            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)} of {query.dtype}, "
+            f"{key.dtype}, {value.dtype}"
         )
     check_alpha(alpha)
     beta = beta_of(alpha)
     n_batch, n_heads, n_queries, width = query.shape
+    value_width = value.shape[3]
     scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
     visible = as_visible(mask, lengths, n_batch, is_causal, offset)
-    context = query.new_empty((n_batch, n_queries, n_heads, width))
+    context = query.new_empty((n_batch, n_queries, n_heads, value_width))
     problem = AttendProblem(
         rows=native.problem_of(scores, scores, beta, Power(power), visible=visible),
         query=address(query, query.dtype, is_strided=True),
@@ -104,6 +107,7 @@ def attend(
         value=address(value, query.dtype, is_strided=True),
         context=address(context, query.dtype),
         width=width,
+        value_width=value_width,
         scale=scale,
         is_half=query.dtype is torch.bfloat16,
         n_prefix=n_prefix,
@@ -117,9 +121,9 @@ def attend(
     return context
 
 
-def _fake(query: Tensor, *rest: Any) -> Tensor:
-    n_batch, n_heads, n_queries, width = query.shape
-    return query.new_empty((n_batch, n_queries, n_heads, width))
+def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    n_batch, n_heads, n_queries, _ = query.shape
+    return query.new_empty((n_batch, n_queries, n_heads, value.shape[3]))
 
 
 _OPERATOR = register(

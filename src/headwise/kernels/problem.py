@@ -10,6 +10,7 @@ from enum import IntEnum
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
 BETA_MIN = 1e-7  # equals α = 1 to within 3e-7 in p; every formula is finite
@@ -83,6 +84,13 @@ class Distances:
 def slopes_of(distances: Distances | None) -> tuple[Tensor | None, int]:
     """Return slopes and prefix as arguments of operators."""
     return (None, 0) if distances is None else (distances.slopes_H, distances.n_prefix)
+
+
+def of_one_width(*heads: Tensor) -> list[Tensor]:
+    """Pad queries, keys and values (..., E) with zeros to one width, which changes no scores."""
+    width = max(states.shape[-1] for states in heads)
+    missing = [width - states.shape[-1] for states in heads]
+    return [pad(x, (0, n)) if n else x for x, n in zip(heads, missing, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def sparse_attention(
     """Return the context (B, H, N, E): dropout(map(scale · q kᵀ + bias)) v over allowed keys.
 
     Args:
-        query_BHNE, key_BHNE, value_BHNE: float32 or bfloat16, on a CPU, all of one type.
+        query_BHNE, key_BHNE, value_BHNE: float32 or bfloat16, on a CPU, all of one type; values
+            may have another width.
         alpha: float32, four axes that broadcast to (B, H, N, 1); only for `Power.ANY`.
         settings: see there.
 
@@ -108,7 +109,8 @@ def forward(
     """Return the context, and maximum and threshold of every row in blocks (B, H, M, L, 2)."""
     call = _Call(query, key, alpha, settings, seed)
     values = call.gathered(call.in_blocks(value))
-    context = query.new_empty(query.shape)  # not a view: users could not modify it in place
+    # not a view: users could not modify it in place
+    context = query.new_empty(*query.shape[:3], value.shape[3])
     context_BHMLE = call.in_blocks(context)
     threshold_BHML2 = query.new_empty((*context_BHMLE.shape[:4], 2), dtype=torch.float32)
     (buffer,) = call.buffers(1)
@@ -133,7 +135,7 @@ def backward(
     grad_BHMLE, values = call.in_blocks(grad), call.gathered(call.in_blocks(value))
     shape = call.query_BHMLE.shape
     grad_q_BHMLE = query.new_empty(shape)
-    grad_k, grad_v = call.sums(), call.sums()
+    grad_k, grad_v = call.sums(call.query_BHMLE), call.sums(grad_BHMLE)
     grad_alpha = query.new_zeros((*shape[:4], 1) if with_alpha else 0, dtype=torch.float32)
     buffer, *others = call.buffers(3)
     for chunk in call.chunks():
@@ -244,9 +246,9 @@ class _Call:
         """Return the states from which each part of the layout takes its keys."""
         return [part.gather(blocks_BHMLE) for part in self.layout.parts]
 
-    def sums(self) -> list[Tensor]:
+    def sums(self, like_BHMLE: Tensor) -> list[Tensor]:
         """Return zeros in the form of `gathered`, float32, and at the end those of all blocks."""
-        zeros_BHMLE = torch.zeros_like(self.query_BHMLE, dtype=torch.float32)
+        zeros_BHMLE = torch.zeros_like(like_BHMLE, dtype=torch.float32)
         return [*self.gathered(zeros_BHMLE), zeros_BHMLE]
 
     def total(self, sums: list[Tensor]) -> Tensor:

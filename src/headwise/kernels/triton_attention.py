@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import triton_operators
-from headwise.kernels.problem import POWERS, Distances, Power, slopes_of
+from headwise.kernels.problem import POWERS, Distances, Power, of_one_width, slopes_of
 from headwise.kernels.triton_device import DTYPES, unavailable_reason
 
 HEAD_DIMS = (8, 128)
@@ -50,9 +50,9 @@ def unsupported_reason(
     return _shape_reason(query, key, value)
 
 
-def is_resident(key: Tensor) -> bool:
+def is_resident(key: Tensor, width: int) -> bool:
     """Return whether scores stay in registers; else they are recomputed in each pass."""
-    return triton_operators.blocks(key.shape[2], key.shape[3], key.element_size())[0]
+    return triton_operators.blocks(key.shape[2], width, key.element_size())[0]
 
 
 def _shape_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
@@ -61,16 +61,18 @@ def _shape_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
             "queries, keys and values must share one dtype of float16, bfloat16 and float32, got "
             f"{query.dtype}, {key.dtype}, {value.dtype}"
         )
-    n_batch, n_heads, _, head_dim = query.shape
-    if key.shape != value.shape or key.shape != (n_batch, n_heads, key.shape[2], head_dim):
+    n_batch, n_heads, _, key_dim = query.shape
+    is_keys = key.shape == (n_batch, n_heads, key.shape[2], key_dim)
+    if not is_keys or key.shape[:3] != value.shape[:3]:
         return (
-            "queries must be (B, H, Q, E), keys and values (B, H, K, E), got "
+            "queries must be (B, H, Q, E), keys (B, H, K, E) and values (B, H, K, ·), got "
             f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
         )
     low, high = HEAD_DIMS
+    head_dim = max(key_dim, value.shape[3])
     if not low <= head_dim <= high:
         return f"the head width must be in [{low}, {high}], got {head_dim}"
-    if 0 in query.shape or 0 in key.shape:
+    if 0 in query.shape or 0 in value.shape:
         return "there are no queries or no keys"
     return None
 
@@ -95,7 +97,7 @@ def triton_entmax_attention(
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: one dtype of float16, bfloat16 and float32. If the stride
-            of the last axis is not 1, they are copied.
+            of the last axis is not 1, or values have another width, they are copied.
         alpha_H: α of every head, (H,) or a scalar tensor, clamped to [1, 2]; or a number in
             [1, 2], without gradient. 1.5 and 2 have specialised kernels.
         key_lengths_B: number of keys of each row of the batch before padding; None: all.
@@ -144,11 +146,11 @@ def triton_entmax_attention(
         )
     query, key, value = (
         tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-        for tensor in (query_BHQE, key_BHKE, value_BHKE)
+        for tensor in of_one_width(query_BHQE, key_BHKE, value_BHKE)
     )
     slopes, n_prefix = slopes_of(distances)
     context: Tensor = triton_operators.forward(
         query, key, value, alpha_H, key_lengths_B, row_keys, slopes,
         int(power), causal, query_offset, dropout, scale, n_prefix,
     )[0]  # fmt: skip
-    return context
+    return context[..., : value_BHKE.shape[3]]

@@ -39,6 +39,9 @@ def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> 
     require(
         divides, "model.n_heads", f"a divisor of model.d_model={config.d_model}", config.n_heads
     )
+    qk_width, whole = config.qk_width, f"a multiple of model.n_heads={config.n_heads} above 0"
+    fits = qk_width is None or (qk_width >= 1 and qk_width % config.n_heads == 0)
+    require(fits, "model.qk_width", whole, qk_width)
     if config.share_embeddings not in SHARING:
         raise refuse("model.share_embeddings", config.share_embeddings, SHARING)
     if config.share_embeddings == "all" and not joint_vocab:

@@ -57,17 +57,20 @@ def _choices(
             continue
         normaliser = attention.normaliser
         assert isinstance(normaliser, FusedNormaliser)
-        keys = empty(1, 1, choice.MIN_KEYS, attention.place.head_dim)
+        keys = empty(1, 1, choice.MIN_KEYS, attention.place.key_dim)
+        values = empty(1, 1, choice.MIN_KEYS, attention.place.head_dim)
         cases = [("attention", keys, 0.0), ("attention of few queries", keys[:, :, :1], 0.0)]
         if alpha is not None:
             cases.append(("attention in training", keys, attention.dropout))
         for part, queries, rate in cases:
             distances = attention.positions and attention.positions.distances(0)
             with torch.set_grad_enabled(part != "attention of few queries"):
-                kernel = normaliser.kernel(queries, keys, keys, False, rate, distances is not None)
+                kernel = normaliser.kernel(
+                    queries, keys, values, False, rate, distances is not None
+                )
             kernels[part].add(str(kernel))
             if attention.pattern is not None and queries is keys:
-                kernel = choice.sparse_attention(keys, normaliser.power, rate, REFERENCE)
+                kernel = choice.sparse_attention(keys, values, normaliser.power, rate, REFERENCE)
                 kernels[f"{part} of long input with a pattern"].add(str(kernel))
     if alpha is not None:
         kernels["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}

@@ -37,10 +37,11 @@ def check_layers(config: ModelConfig, sites: Sequence[Site]) -> None:
 def place_of(config: ModelConfig, site: str, layer: int) -> Place:
     """Return the place of one site of one layer (from 1), without pruned heads."""
     head_dim = config.d_model // config.n_heads
+    qk_dim = None if config.qk_width is None else config.qk_width // config.n_heads
     if not config.heads or site not in config.heads:
-        return Place(site, layer, config.n_heads, head_dim)
+        return Place(site, layer, config.n_heads, head_dim, qk_dim=qk_dim)
     numbers = tuple(config.heads[site][layer - 1])
-    return Place(site, layer, len(numbers), head_dim, config.d_model, numbers)
+    return Place(site, layer, len(numbers), head_dim, config.d_model, numbers, qk_dim)
 
 
 def places(config: ModelConfig, sites: Sequence[Site]) -> Iterator[Place]:

@@ -14,7 +14,7 @@ struct AttendProblem {
     const void* value;
     void* context;  // (B, Q, H, E), contiguous
     int64_t query_stride[3], key_stride[3], value_stride[3];  // B, H, N; E is contiguous
-    int64_t width;                                            // E
+    int64_t width, value_width;  // of queries and keys, of values
     const float* slopes;                                      // (H,), or null: no bias
     int64_t n_prefix;  // number of positions at the start without a bias
     float scale;
@@ -72,8 +72,9 @@ struct Attend {
     static constexpr int N_BUFFERS = Forward<Power, float>::N_BUFFERS;
 
     static void block(const AttendProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
-        problem.width % WIDTH ? block_of<false>(problem, first, n_rows, buffers)
-                              : block_of<true>(problem, first, n_rows, buffers);
+        (problem.width | problem.value_width) % WIDTH
+            ? block_of<false>(problem, first, n_rows, buffers)
+            : block_of<true>(problem, first, n_rows, buffers);
     }
 
   private:
@@ -83,7 +84,7 @@ struct Attend {
     static void block_of(
         const AttendProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const Problem& rows = problem.rows;
-        const int64_t H = rows.size[1], Q = rows.size[2], E = problem.width;
+        const int64_t H = rows.size[1], Q = rows.size[2], E = problem.value_width;
         float* scores = (float*)rows.out;
         int64_t n_visible[ROWS];
         RowReader reader(rows, first);
@@ -94,7 +95,7 @@ struct Attend {
             score<whole>(
                 at(problem.query, problem.query_stride, here, here.q),
                 at(problem.key, problem.key_stride, here, 0), problem.key_stride[2], row.n_visible,
-                E, problem.scale, scores + row.start);
+                problem.width, problem.scale, scores + row.start);
             const int64_t i = rows.query_offset + here.q, n_prefix = problem.n_prefix;
             if (problem.slopes && i >= n_prefix)
                 subtract_bias(

@@ -17,6 +17,7 @@ from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.model.build import build_model
 from headwise.model.family import n_parameters
+from headwise.tasks.task import task_of
 from headwise.tasks.translation import Translation
 from headwise.train.budget import Budget, budget, describe_budget
 from headwise.train.optim import build_optimizer
@@ -31,6 +32,16 @@ N_ROWS, LENGTH = 4, 30  # a length that equals no width
 
 def make_model(config: Config) -> Any:
     return TASK.model(config, TASK.sizes(config))
+
+
+def density_budget(*overrides: str) -> Budget:
+    """The estimate for windows of 512 bytes, none of whose widths is 512."""
+    small = ("data=text", "model.layers=2", "model.d_model=32", "model.n_heads=4", "model.d_ff=48")
+    sizes = ("data.window=512", "trainer.max_tokens=1500", "trainer.precision=fp32")
+    with composer() as make:
+        config = typed(make([*small, *sizes, "attention=softmax", *overrides]))
+    task = task_of(config)
+    return budget(config, lambda changed: task.model(changed, task.sizes(changed)))
 
 
 def estimate(config: Config, *length: int) -> Budget:
@@ -92,7 +103,7 @@ def test_pruned_heads_cost_nothing() -> None:
     config.model.heads = {site: [[1], [1, 2, 3]] for site in SITES}
     pruned, whole = estimate(config, LENGTH), estimate(config_of("trainer.precision=fp32"), LENGTH)
     assert pruned.n_parameters == n_parameters(build_model(config, 150, 150, True))
-    for part in ("projections", "dense attention"):
+    for part in ("projections", "attention"):
         assert pruned.flops[part] == whole.flops[part] / 2  # 4 of 8 heads per site
     assert pruned.flops["feed-forward"] == whole.flops["feed-forward"]
 
@@ -136,7 +147,7 @@ def test_description_adds_up_over_batches_and_updates() -> None:
     total = sum(estimate(config).flops.values())
     assert float(flops) * {"M": 1e6, "G": 1e9}[unit] == pytest.approx(total, rel=0.01)
     assert f"1,000 updates: {flops} {'GT'['MG'.index(unit)]}FLOP per rank" in text
-    for expected in ("parameters", "GiB", "dense attention", "every layer's input"):
+    for expected in ("parameters", "GiB", "attention", "every layer's input"):
         assert expected in text
 
 
@@ -146,3 +157,51 @@ def test_vocabulary_size_is_that_of_the_given_tokenizer(tmp_path: Path) -> None:
     from_folder = estimate(config_of("tokenizer=given", f"tokenizer.folder={tmp_path}"))
     from_size = estimate(config_of(f"tokenizer.vocab_size={tokenizer.vocab_size}"))
     assert from_folder == from_size
+
+
+@pytest.mark.parametrize(
+    ("recipe", "millions"), [("enwik8", 95), ("cifar10", 59), ("imagenet64", 152), ("music", 152)]
+)
+def test_density_recipes_have_the_published_number_of_parameters(
+    recipe: str, millions: float
+) -> None:
+    with composer() as make:
+        config = typed(make([f"experiment=child2019/{recipe}"]))
+    task = task_of(config)
+    with torch.device("meta"):
+        model = task.model(config, task.sizes(config))
+    assert n_parameters(model) == pytest.approx(millions * 1e6, rel=0.02)
+
+
+def test_windows_of_a_density_model_are_whole_rows() -> None:
+    estimated = density_budget()
+    width, inner, n = 32, 48, 512
+    forward = 2 * n * 2 * (4 * width**2 + 2 * width * inner + 2 * n * width)
+    vocabulary = 2 * n * width * 260
+    assert sum(estimated.flops.values()) == pytest.approx(2 * 3 * (forward + vocabulary), rel=0.01)
+    same = density_budget("trainer.max_tokens=1024")
+    assert (same.flops, same.activation_bytes) == (estimated.flops, estimated.activation_bytes)
+    one = density_budget("trainer.max_tokens=100")  # a window, whatever its length
+    assert sum(one.flops.values()) == sum(estimated.flops.values()) / 2
+
+
+def test_states_as_wide_as_a_window_are_counted() -> None:
+    sizes = ("model.d_model=64", "model.n_heads=2")
+    at_width = density_budget("data.window=64", "trainer.max_tokens=640", *sizes)
+    beside = density_budget("data.window=80", "trainer.max_tokens=640", *sizes)
+    assert at_width.activation_bytes == pytest.approx(beside.activation_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
+def test_a_pattern_counts_its_own_keys(attention: str) -> None:
+    dense = density_budget(f"attention={attention}")
+    strided = density_budget(f"attention={attention}", "pattern=strided", "pattern.stride=16")
+    assert dense.keys_per_query is None
+    queries, keys = torch.arange(512)[:, None], torch.arange(512)
+    distance = queries - keys
+    allowed = (distance >= 0) & ((distance <= 16) | (distance % 16 == 0))
+    assert strided.keys_per_query == pytest.approx(int(allowed.sum()) / 512, rel=0.03)
+    slots = 2 * 16 + 512 // 16
+    assert strided.flops["attention"] == pytest.approx(dense.flops["attention"] * slots / 512)
+    assert strided.flops["feed-forward"] == dense.flops["feed-forward"]
+    assert strided.activation_bytes == dense.activation_bytes

@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from command_line import small_overrides, write_corpus
+from command_line import SMALL, small_overrides, write_corpus, write_text_corpus
 from headwise.commands.train import train
 from headwise.config.density_data import WindowsConfig
 from headwise.config.folders import config_dir, group_choices
@@ -36,6 +36,18 @@ GROUPS = sorted(
 EXPERIMENTS = sorted(
     str(path.relative_to(config_dir() / "experiment").with_suffix(""))
     for path in (config_dir() / "experiment").rglob("*.yaml")
+)
+# The small run of experiments on density data, whatever its kind.
+DENSITY = (
+    *(
+        o
+        for o in SMALL
+        if o.partition(".")[0] in ("model", "trainer=debug", "trainer", "tracker=none")
+    ),
+    *("data=text", "tokenizer=byte", "data.file=null", "data.split=[]", "data.window=16"),
+    *("data.stride=4", "decode.min_context=0", "positions=attention_dims", "positions.width=4"),
+    *("model.layers=1", "model.qk_width=null", "trainer.max_tokens=32", "trainer.accumulate=1"),
+    "scheduler.warmup_updates=1",
 )
 SMALL_MODEL = ("model.d_model=16", "model.n_heads=2", "model.d_ff=16")
 
@@ -127,8 +139,13 @@ def test_experiments_train(
     write_corpus(tmp_path / "text")
     # values of an experiment override groups on the command line, so each key is set
     cadence = [f"trainer.{key}=1" for key in ("log_every", "validate_every", "save_every")]
-    few = ["trainer.max_updates=2", "trainer.keep=5", "trainer.average=2", "data.test=[test_a]"]
-    overrides = [f"experiment={choice}", *small_overrides(tmp_path, *cadence, *few)]
+    few = ["trainer.max_updates=2", "trainer.keep=5", "trainer.average=2"]
+    small = small_overrides(tmp_path, *cadence, *few, "data.test=[test_a]")
+    if choice.startswith("child2019"):
+        paths = (f"data.dir={tmp_path / 'text'}", f"paths.outputs={tmp_path / 'outputs'}")
+        write_text_corpus(tmp_path / "text")
+        small = [*DENSITY, *cadence, *few, *paths]
+    overrides = [f"experiment={choice}", *small]
     outcome = train(typed(make(overrides)), overrides)
     assert outcome.folder.parent.name == choice.split("/")[0]
     assert outcome.results.updates == 2

@@ -6,7 +6,8 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, N positions, C summ
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Fixed(SparsePattern):
     Args:
         place, stride, combine, heads, block_sparse_from: see `SparsePattern`; the far keys are
             called "summary".
-        summary_cells: c of the paper.
+        summary_cells: c of the paper; None: a quarter of the stride.
         own_cells: head m (from 0, by its number in the unpruned model) attends to cells
             l-(m+1)c to l-mc-1 of each block instead of the last c. In two layers a causal head
             does not reach positions after its cells in a block; together with head 0 it does.
@@ -39,13 +40,14 @@ class Fixed(SparsePattern):
         self,
         place: Place,
         stride: int = 8,
-        summary_cells: int = 2,
+        summary_cells: int | None = None,
         own_cells: bool = False,
         combine: str = "merged",
         heads: list[str] | None = None,
         block_sparse_from: int = 256,
     ) -> None:
         super().__init__(place, stride, combine, heads, block_sparse_from)
+        summary_cells = _quarter(stride) if summary_cells is None else summary_cells
         is_inside = 1 <= summary_cells <= stride
         require(is_inside, "summary_cells", f"between 1 and stride={stride}", summary_cells)
         n_heads = max(place.head_numbers, default=1) if own_cells else 1
@@ -60,6 +62,13 @@ class Fixed(SparsePattern):
         self.cells_behind_H = tuple(
             (number - 1) * summary_cells if own_cells else 0 for number in place.head_numbers
         )
+
+    @classmethod
+    def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings with the number of summary cells."""
+        if settings.get("summary_cells") is not None or "stride" not in settings:
+            return dict(settings)
+        return {**settings, "summary_cells": _quarter(settings["stride"])}
 
     @property
     def key(self) -> Hashable:
@@ -151,3 +160,7 @@ class Fixed(SparsePattern):
         if causal:
             allowed = allowed & (offsets <= offsets[:, None])
         return allowed & is_real(positions[:, None], lengths_B)
+
+
+def _quarter(stride: int) -> int:
+    return max(1, stride // 4)

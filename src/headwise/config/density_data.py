@@ -29,6 +29,7 @@ class DensityDataConfig:
     language: str | None = None  # language code; null: none, or unknown
     window: int = 256  # tokens that are read and scored together
     document_mask: bool = False  # documents in a window do not attend to each other
+    stride: int = 8  # of patterns, suggested for this window
     unit: str = "byte"  # unit of the metric: bits per byte or per dimension
     vocab_size: int = 8000  # suggested for text of this size
     max_updates: int = 100_000  # suggested for data of this size

@@ -15,13 +15,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.attention.scores import ScoreAttention
-from headwise.config.schema import Config
+from headwise.config.density_data import DensityDataConfig
+from headwise.config.folders import group_node
+from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
 from headwise.model.family import Model, n_parameters
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
 
 SENTENCE_TOKENS = 60  # assumed length of both sides; must differ from head sizes, see `_is_weights`
+SAMPLED_QUERIES = 96  # for the mean number of keys that a pattern leaves
 ROWS = 2  # of the counted batch; all figures are proportional to it
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
 # saved bytes relative to float32; autocast keeps some tensors in float32
@@ -43,6 +46,8 @@ class Budget:
         activation_bytes: tensors that autograd saves for one batch (with recomputation the inputs
             of all layers and the activations of one), and the gradients that the loss computes in
             its forward pass. For torch's operators; our kernels, such as CPU dropout, save less.
+        keys_per_query: mean number of keys that causality and the pattern of the last layer leave;
+            None without a pattern.
     """
 
     n_parameters: int
@@ -50,23 +55,50 @@ class Budget:
     flops: dict[str, float]
     weight_bytes: float
     activation_bytes: float
+    keys_per_query: float | None
 
 
-def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
-    """Estimate for full batches of rows with `sentence_tokens` tokens in every column.
+def row_tokens(config: Config) -> int:
+    """Return the tokens of a row: a window of density data, else an assumed sentence."""
+    is_density = isinstance(config.data, DensityDataConfig)
+    return config.data.window if is_density else SENTENCE_TOKENS
 
-    Attention is counted as dense, even if the variant or the pattern masks pairs of positions.
+
+def batch_tokens(config: Config) -> int:
+    """Return the tokens of a full batch of a rank; windows are whole."""
+    most = config.trainer.max_tokens
+    if not isinstance(config.data, DensityDataConfig):
+        return most
+    return max(1, most // config.data.window) * config.data.window
+
+
+def budget(config: Config, make_model: MakeModel, length: int | None = None) -> Budget:
+    """Estimate for full batches of rows with `length` tokens in every column.
+
+    Products of masked pairs that are computed are counted: all of dense attention; with a pattern,
+    those of the slots of its layout.
+
+    Args:
+        config: of the run.
+        make_model: config -> model.
+        length: None: `row_tokens`.
     """
-    trainer = config.trainer
-    model, flops, saved_bytes = _counted(config, make_model, sentence_tokens)
+    trainer, length = config.trainer, length or row_tokens(config)
+    tokens = batch_tokens(config)
+    model, flops, saved_bytes = _counted(config, make_model, length)
+    keys = _keys_per_query(model, length)
+    if keys is not None and _is_fused(model):  # kernels save the same as without a pattern
+        none = group_node("pattern", "none")
+        config = replace(config, pattern=none, pattern_sites=SitesConfig())
+        _, _, saved_bytes = _counted(config, make_model, length)
     if config.model.recompute:
         config = replace(config, model=replace(config.model, recompute=False))
-        _, _, all_bytes = _counted(config, make_model, sentence_tokens)
+        _, _, all_bytes = _counted(config, make_model, length)
         saved_bytes += all_bytes / sum(len(stack.layers) for stack in model.stacks)
     # the run may be planned on a machine without the GPU
     device = torch.device("cuda") if trainer.device == "cuda" else choose_device(trainer.device)
     saved_share = SAVED_SHARE[resolve_precision(trainer.precision, device)]
-    batches = trainer.max_tokens / (ROWS * sentence_tokens)
+    batches = tokens / (ROWS * length)
     vocabulary, width = model.output.weight.shape
     alphas = [p.numel() for name, p in model.named_parameters() if name.endswith("alpha_logit")]
     n_weights = n_parameters(model)
@@ -75,9 +107,31 @@ def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENC
         n_alphas=sum(alphas),
         flops={part: trainer.accumulate * batches * n for part, n in flops.items()},
         weight_bytes=float(n_weights * BYTES_PER_WEIGHT),
-        activation_bytes=batches * saved_bytes * saved_share
-        + (trainer.max_tokens + vocabulary) * width * 4,
+        activation_bytes=batches * saved_bytes * saved_share + (tokens + vocabulary) * width * 4,
+        keys_per_query=keys,
     )
+
+
+def _is_fused(model: Model) -> bool:
+    """Return whether kernels compute all attention without saving weights."""
+    attentions = (attention for _, _, attention in model.attentions())
+    return all(isinstance(a, ScoreAttention) and a.normaliser.is_fused for a in attentions)
+
+
+def _keys_per_query(model: Model, length: int) -> float | None:
+    """Return the mean number of keys of evenly spaced queries of the last layer with a pattern."""
+    attentions = [a for _, _, a in model.attentions() if isinstance(a, ScoreAttention)]
+    patterns = [a.pattern for a in attentions if a.pattern is not None]
+    if not patterns:
+        return None
+    step = length // SAMPLED_QUERIES | 1  # odd, so that queries have every place in a block
+    queries, is_causal = torch.arange(0, length, step), patterns[-1].place.kind == "causal"
+    allowed = patterns[-1].allowed(queries, length, is_causal, None)
+    if allowed is None:
+        return None
+    if is_causal:
+        allowed = allowed & (torch.arange(length) <= queries[:, None])
+    return float(allowed.float().mean() * length)
 
 
 def _counted(
@@ -90,10 +144,7 @@ def _counted(
         column = Column(ids, torch.zeros(ROWS, dtype=torch.long))
         batch = Batch(dict.fromkeys(model.columns, column), ids, ids, list(range(ROWS)), 0)
     saved: dict[int, torch.UntypedStorage] = {}
-    is_fused = all(
-        isinstance(attention, ScoreAttention) and attention.normaliser.is_fused
-        for _, _, attention in model.attentions()
-    )
+    is_fused = _is_fused(model)
     positions = {length, *(length + model.n_prefix(column) for column in model.columns)}
 
     def save(tensor: Tensor) -> Tensor:
@@ -113,7 +164,8 @@ def _counted(
 
 def _is_weights(tensor: Tensor, positions: set[int]) -> bool:
     """Whether the last two axes are queries and keys; fused kernels do not save such tensors."""
-    return tensor.ndim > 2 and set(tensor.shape[-2:]) <= positions
+    has_heads = tensor.ndim > 3 or (tensor.ndim == 3 and len(tensor) != ROWS)
+    return has_heads and set(tensor.shape[-2:]) <= positions
 
 
 def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
@@ -121,7 +173,7 @@ def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
     total = sum(counts["Global"].values())
     linear = (torch.ops.aten.mm, torch.ops.aten.addmm)
     parts = {
-        "dense attention": sum(n for op, n in counts["Global"].items() if op not in linear),
+        "attention": sum(n for op, n in counts["Global"].items() if op not in linear),
         "feed-forward": sum(
             sum(ops.values()) for name, ops in counts.items() if name.endswith(".feed_forward")
         ),
@@ -135,16 +187,23 @@ def describe_budget(config: Config, make_model: MakeModel) -> str:
     needs = budget(config, make_model)
     trainer, n_updates = config.trainer, config.trainer.max_updates
     flops = sum(needs.flops.values())
-    tokens = trainer.max_tokens * trainer.accumulate
+    length, tokens = row_tokens(config), batch_tokens(config) * trainer.accumulate
+    rows, note = "padded tokens per side and rank", []
+    if isinstance(config.data, DensityDataConfig):
+        rows = f"tokens per rank (windows of {length:,})"
+    else:
+        note = [f"(sentences of {length} tokens; shorter ones need less)"]
+    if needs.keys_per_query is not None:
+        note.append(f"(pattern: {needs.keys_per_query:,.0f} keys per query in the last layer)")
     recomputed = " (those of one layer, and every layer's input)" if config.model.recompute else ""
     lines = [
         f"model {config.model.name}: {needs.n_parameters:,} parameters, {needs.n_alphas} of them α",
-        f"update: {tokens:,} padded tokens per side and rank, {_engineering(flops)}FLOP",
+        f"update: {tokens:,} {rows}, {_engineering(flops)}FLOP",
         *(f"  {name:<15} {_engineering(n):>9}FLOP" for name, n in needs.flops.items()),
         f"memory: {_gib(needs.weight_bytes)} of weights, gradients and moments, "
         f"about {_gib(needs.activation_bytes)} of activations{recomputed}",
         f"{n_updates:,} updates: {_engineering(flops * n_updates)}FLOP per rank",
-        f"(sentences of {SENTENCE_TOKENS} tokens; shorter ones need less)",
+        *note,
     ]
     return "\n".join(lines)
 

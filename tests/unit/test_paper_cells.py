@@ -16,6 +16,7 @@ import pytest
 from fabricated_runs import MACHINE, METRICS, REFERENCES, translations
 from headwise.config.folders import group_node
 from headwise.metrics.bleu import score_translations
+from headwise.metrics.metric import Measured, Metric
 from headwise.metrics.significance import Comparison
 from headwise.report.cells import (
     ColumnRuns,
@@ -79,7 +80,7 @@ def make_run(
 
 
 def recipes(*overrides: str) -> list[Recipe]:
-    return [Recipe(Cell(row, "mine"), overrides, {}, 0, ()) for row in PAPER.rows]
+    return [Recipe(Cell(row, "mine"), overrides, {}, 0, {}) for row in PAPER.rows]
 
 
 def column_of(softmax: list[Any], sparse: list[Any]) -> ColumnRuns:
@@ -98,7 +99,8 @@ def scores(column: ColumnRuns, row: str, metric: str = "bleu_tokenised") -> dict
 def tables(
     column: ColumnRuns, paper: Paper = PAPER, missing: Sequence[Missing] = ()
 ) -> list[Table]:
-    return paper_tables(paper, fact_table(cell_facts(paper, [column], missing)), RESAMPLES)
+    facts = fact_table(cell_facts(paper, [column], missing))
+    return paper_tables(paper, facts, RESAMPLES, {column.name: column.sign})
 
 
 def test_runs_are_paired_by_seed(tmp_path: Path) -> None:
@@ -252,3 +254,61 @@ def test_differences_in_the_paper_are_shown_for_bleu_only(unit: str | None, is_s
     differences = [table.rows for table in shown_tables if table.title.startswith("Difference")]
     assert differences == ([[("Mine, sparse", ["+1.5 (r+)"])]] if is_shown else [])
     assert shown_tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5"])]
+
+
+BITS = Metric(
+    "bits_per_byte", "lower", lambda sums: sums[0] / sums[1], (0, 1), "s", "window", "bits per byte"
+)
+DENSITY = SimpleNamespace(metrics=lambda config: [BITS], references=None)
+
+
+def make_density_run(folder: Path, seed: int, bits: float) -> Any:
+    """A finished run with about `bits` per byte in each of 40 windows."""
+    run = make_run(folder, seed)
+    windows = np.random.default_rng(0).normal(bits, 0.001, 40)
+    items = np.column_stack((windows * 10, np.full(40, 10.0)))
+    RunFolder(folder).write_sums("test.window.npy", items)
+    run.results = Results({"test": dict(Measured(items, [BITS]).scores())})
+    run.task = DENSITY
+    return run
+
+
+def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path: Path) -> None:
+    paper = replace(
+        PAPER,
+        metrics={**METRICS, "bits_per_byte": "bits per byte"},
+        columns={
+            "bits": Column("Text", "test", metric="bits_per_byte", our_decimals=3),
+            "mine": Column("Mine", "test"),
+        },
+        cells=[Cell("softmax", "bits", [], 1.0, "OK"), Cell("sparse", "bits", [], 0.99, "OK")],
+    )
+    metrics = {BITS.name: BITS}
+    used = {
+        ("softmax", "bits"): [make_density_run(tmp_path / "a", 1, 1.125)],
+        ("sparse", "bits"): [make_density_run(tmp_path / "b", 1, 1.0)],
+        ("softmax", "mine"): [make_run(tmp_path / "c", 1, translations(3))],
+        ("sparse", "mine"): [make_run(tmp_path / "d", 1, translations(2))],
+    }
+    all_recipes = [
+        Recipe(Cell(row, column), (), {}, 0, metrics if column == "bits" else {})
+        for row, column in used
+    ]
+    columns = column_runs(paper, all_recipes, Matching(used=used))
+    judge(paper, columns, RESAMPLES)
+    facts = fact_table(cell_facts(paper, columns, []))
+    signs = {column.name: column.sign for column in columns}
+    assert signs == {"bits": -1, "mine": 1}
+    main, other, differences = paper_tables(paper, facts, RESAMPLES, signs)
+    bits = "Text (bits per byte, lower is better)"
+    assert main.headers == [f"{bits}: paper", f"{bits}: ours", "Mine (tokenised BLEU): ours"]
+    rows = dict(main.rows)
+    assert rows["softmax"][:2] == ["1.00", "1.125 (1)"]
+    assert re.fullmatch(r"\d\d\.\d\d \(1\)", rows["sparse"][2])
+    assert other.title == "The same runs in BLEU (13a)"
+    assert differences.title == "Difference to softmax, in the metric of each column"
+    (published, ours, p), of_bleu = (texts for _, texts in differences.rows)
+    assert published == "+0.01"  # 0.99 bits are better than 1.00
+    assert ours.startswith("+0.125 [+0.12")
+    assert p == "≤ 0.05"
+    assert of_bleu[1].startswith("+")

@@ -178,7 +178,8 @@ def _facts_and_tables(
     """All facts of the report, one per row, and its tables."""
     paper = report.paper
     per_cell = list(cell_facts(paper, report.columns, report.missing))
-    tables = paper_tables(paper, fact_table(per_cell), config.n_resamples)
+    signs = {column.name: column.sign for column in report.columns}
+    tables = paper_tables(paper, fact_table(per_cell), config.n_resamples, signs)
     per_head: list[Fact] = []
     if config.heads:
         paths = _analyze(config, folders) if folders else []

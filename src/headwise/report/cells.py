@@ -36,6 +36,7 @@ class ColumnRuns:
         spec: the column in the paper's yaml.
         metrics: names of the paper's metrics; the first is the one compared.
         runs: one row per run, with RUN_COLUMNS, and each metric with its signature.
+        sign: 1 if a higher score of the compared metric is better, else -1.
         problems: reasons not to average the column.
         notes: remarks below the table.
         comparisons: row -> test against the baseline's runs of the same seeds.
@@ -47,6 +48,7 @@ class ColumnRuns:
     spec: Column
     metrics: Sequence[str]
     runs: pd.DataFrame
+    sign: int = 1
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     comparisons: dict[str, Comparison] = field(default_factory=dict)
@@ -59,10 +61,13 @@ class ColumnRuns:
 
 def column_runs(paper: Paper, recipes: Sequence[Recipe], matching: Matching) -> list[ColumnRuns]:
     """Return every column of a paper with its runs; runs without its test scores become unused."""
-    metrics = list(paper.metrics)
-    signatures = [f"{metric}_signature" for metric in metrics]
     columns = []
     for name, spec in paper.columns.items():
+        compared = paper.compared[name]
+        metrics = sorted(paper.metrics, key=lambda metric: metric != compared)
+        signatures = [f"{metric}_signature" for metric in metrics]
+        of_column = [r.metrics for r in recipes if r.cell.column == name and compared in r.metrics]
+        sign = of_column[0][compared].sign if of_column else 1
         rows = [
             _run_row(run, recipe, metrics, spec.test)
             for recipe in recipes
@@ -70,7 +75,7 @@ def column_runs(paper: Paper, recipes: Sequence[Recipe], matching: Matching) -> 
             for run in _scored(matching, recipe, spec.test, metrics)
         ]
         runs = pd.DataFrame(rows, columns=[*RUN_COLUMNS, *metrics, *signatures])
-        columns.append(ColumnRuns(name, spec, metrics, runs))
+        columns.append(ColumnRuns(name, spec, metrics, runs, sign))
     return columns
 
 
@@ -304,7 +309,7 @@ def cell_facts(
         for cell in (cell for cell in paper.cells if cell.column == column.name):
             if cell.paper is not None:
                 place = {"row": cell.row, "column": column.name, "test": column.spec.test}
-                quantity = column.spec.unit or paper.metric
+                quantity = column.spec.unit or column.metrics[0]
                 number = {"value": cell.paper, "mark": cell.mark}
                 yield {**place, "origin": "paper", "quantity": quantity, **number}
         for row in paper.rows:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.schema import SITE_NAMES, Config, typed
 from headwise.errors import ConfigError, refuse, require
+from headwise.metrics.metric import Metric
 from headwise.report.quantities import QUANTITIES
 from headwise.runs.fingerprint import comparable
 from headwise.tasks.settings import resolve
@@ -42,7 +43,9 @@ class Column:
     label: str = MISSING
     test: str | None = None  # its name in results.json; null: the paper's numbers only
     unit: str | None = None  # if the quantity is not the paper's metric
+    metric: str | None = None  # one of paper.metrics; null: the first
     decimals: int = 2  # of the paper's numbers
+    our_decimals: int = 2  # of our means and differences
     note: str | None = None
     train_pairs: int | None = None  # approximate number in the paper
 
@@ -100,7 +103,7 @@ class Paper:
 
     name: str = MISSING
     title: str = MISSING
-    metrics: dict[str, str] = field(default_factory=dict)  # name -> label; the first is compared
+    metrics: dict[str, str] = field(default_factory=dict)  # name -> label; see Column.metric
     baseline: str | None = None  # the row that others are compared with
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     runs: list[str] = field(default_factory=list)  # default folders of runs
@@ -112,12 +115,14 @@ class Paper:
     heads_note: str | None = None  # note on `heads`
     pruning: list[PruningFact] = field(default_factory=list)
     pruned_runs: bool = False  # list our runs with fewer heads, as the paper does
+    contexts: dict[str, dict[int, float]] = field(default_factory=dict)  # see `report.contexts`
     notes: list[str] = field(default_factory=list)
 
     @property
-    def metric(self) -> str:
-        """The metric that is compared with the paper."""
-        return next(iter(self.metrics))
+    def compared(self) -> dict[str, str]:
+        """Column -> the metric that is compared with the paper."""
+        first = next(iter(self.metrics), "")
+        return {name: column.metric or first for name, column in self.columns.items()}
 
     def cell(self, row: str, column: str) -> Cell | None:
         """Return the cell at a row and column; None if the paper has none."""
@@ -180,6 +185,9 @@ def _choices(paper: Paper) -> Iterator[tuple[str, str | None, Collection[str]]]:
     """Yield key, value and allowed values of every key with a fixed set of values."""
     if paper.baseline is not None:
         yield "paper.baseline", paper.baseline, paper.rows
+    for name, column in paper.columns.items():
+        if column.metric is not None:
+            yield f"paper.columns.{name}.metric", column.metric, paper.metrics
     for number, cell in enumerate(paper.cells):
         key = f"paper.cells[{number}]"
         yield f"{key}.row", cell.row, paper.rows
@@ -225,14 +233,14 @@ class Recipe:
         decisive: flat keys that determine the result of a run, without the seed, and without
             precision auto.
         max_updates: maximum number of updates.
-        metrics: names of the metrics of its task.
+        metrics: those of its task, by name.
     """
 
     cell: Cell
     overrides: tuple[str, ...]
     decisive: Mapping[str, Any]
     max_updates: int
-    metrics: tuple[str, ...]
+    metrics: Mapping[str, Metric]
 
 
 def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
@@ -263,7 +271,7 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
             f"paper: {cell.row} × {cell.column} does not compose ({' '.join(overrides)}): {reason}"
         ) from error
     container["trainer"]["precision"] = precision
-    metrics = tuple(metric.name for metric in task_of(config).metrics(config))
+    metrics = {metric.name: metric for metric in task_of(config).metrics(config)}
     max_updates = container["trainer"]["max_updates"]
     return Recipe(cell, overrides, decisive(container), max_updates, metrics)
 

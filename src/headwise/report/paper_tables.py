@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -14,29 +14,37 @@ MISSING = "missing"
 OURS = "ours [95 %]"
 
 
-def paper_tables(paper: Paper, facts: pd.DataFrame, n_resamples: int) -> list[Table]:
+def paper_tables(
+    paper: Paper, facts: pd.DataFrame, n_resamples: int, signs: Mapping[str, int]
+) -> list[Table]:
     """Return every table that is not empty.
 
     Args:
+        paper: its yaml.
         facts: from `headwise.report.cells.cell_facts`.
         n_resamples: of the comparisons.
+        signs: column -> 1 if a higher score is better, else -1.
     """
-    tables = [_main(paper, facts)] if paper.columns else []
+    tables = [_main(paper, facts, signs)] if paper.columns else []
     ours = facts[facts.origin == "ours"]
-    for name in list(paper.metrics)[1:] if "updates" in set(facts.quantity) else ():
-        frame = _scores(paper, ours, name).droplevel(1, axis="columns")
+    others = [name for name in paper.metrics if name not in paper.compared.values()]
+    for name in others if "updates" in set(facts.quantity) else ():
+        frame = _scores(paper, ours, dict.fromkeys(paper.columns, name))
         title = f"The same runs in {paper.metrics[name]}"
-        tables.append(Table(title, frame, _signatures(facts, name)))
+        tables.append(Table(title, frame.droplevel(1, axis="columns"), _signatures(facts, [name])))
     if paper.baseline is not None:
-        tables += [_differences(paper, facts, paper.baseline, n_resamples)]
+        tables += [_differences(paper, facts, paper.baseline, n_resamples, signs)]
         tables += [_speeds(paper, facts, paper.baseline)] if paper.speed else []
     return [table for table in tables if table.frame.size]
 
 
-def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a table of rows by columns, with the paper's numbers and ours."""
+def _scores(paper: Paper, facts: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of rows by columns, with the paper's numbers and ours.
+
+    `metrics`: column -> metric of its scores.
+    """
     units = [column.unit for column in paper.columns.values() if column.unit]
-    cells = select(facts, quantity=[metric, "missing", "updates", *units])
+    cells = select(facts, quantity=[*set(metrics.values()), "missing", "updates", *units])
     not_averaged = set(facts[facts.quantity == "not_averaged"].column)
 
     def cell_text(cell: pd.DataFrame) -> str:
@@ -46,8 +54,9 @@ def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
         has_runs = (cell.quantity == "updates").any()
         if first.column in not_averaged or not has_runs:
             return NOT_AVERAGED if has_runs else MISSING
-        scores = cell[cell.quantity == metric].value
-        return f"{mean_and_deviation(scores)} ({len(scores)})" if len(scores) else EMPTY
+        scores = cell[cell.quantity == metrics[first.column]].value
+        text = mean_and_deviation(scores, paper.columns[first.column].our_decimals)
+        return f"{text} ({len(scores)})" if len(scores) else EMPTY
 
     frame = pivot(cells, "row", ["column", "origin"], cell_text, paper.rows)
     labels = {
@@ -57,11 +66,14 @@ def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
     return frame.rename(index=paper.rows).rename(columns=labels, level=0)
 
 
-def _main(paper: Paper, facts: pd.DataFrame) -> Table:
+def _main(paper: Paper, facts: pd.DataFrame, signs: Mapping[str, int]) -> Table:
     """Return the main table, with the paper's numbers and ours."""
-    frame = _scores(paper, facts, paper.metric)
-    metric = paper.metrics[paper.metric]
+    frame = _scores(paper, facts, paper.compared)
+    metric = _common_metric(paper) or "scores"
     title = f"{metric[0].upper()}{metric[1:]}"
+    if _common_metric(paper) is None:
+        labels = {paper.columns[n].label: _with_metric(paper, n, signs[n]) for n in paper.columns}
+        frame = frame.rename(columns=labels, level=0)
     if any(cell.paper is not None for cell in paper.cells):
         title = f"{title}, the paper's and ours"
     else:
@@ -81,8 +93,19 @@ def _main(paper: Paper, facts: pd.DataFrame) -> Table:
             is_excluded = fact.quantity == "not_averaged"
             kind = "NOT AVERAGED, NOT COMPARED: " if is_excluded else ""
             notes.append(f"{column.label}: {kind}{fact.note}.")
-    notes += _signatures(facts, paper.metric)
+    notes += _signatures(facts, list(dict.fromkeys(paper.compared.values())))
     return Table(title, frame, notes)
+
+
+def _common_metric(paper: Paper) -> str | None:
+    """Return the label of the metric of all columns with scores; None if they differ."""
+    names = {paper.compared[name] for name, column in paper.columns.items() if not column.unit}
+    return paper.metrics[names.pop()] if len(names) == 1 else None
+
+
+def _with_metric(paper: Paper, name: str, sign: int) -> str:
+    direction = "" if sign > 0 else ", lower is better"
+    return f"{paper.columns[name].label} ({paper.metrics[paper.compared[name]]}{direction})"
 
 
 def mark_notes(marks: Iterable[str | None]) -> list[str]:
@@ -96,27 +119,29 @@ def _marked(*marks: str | None) -> str:
     return f" ({', '.join(named)})" if named else ""
 
 
-def _signatures(facts: pd.DataFrame, metric: str) -> list[str]:
-    signatures = select(facts, quantity=metric).signature.dropna().unique()
+def _signatures(facts: pd.DataFrame, metrics: list[str]) -> list[str]:
+    signatures = select(facts, quantity=metrics).signature.dropna().unique()
     return [f"Signature: {signature}." for signature in signatures]
 
 
-def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: int) -> Table:
+def _differences(
+    paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: int, signs: Mapping[str, int]
+) -> Table:
     """Return a table of the difference of each row to the baseline, with the paired bootstrap."""
     base = paper.rows[baseline]
     cells = {}
     for name in (name for name, column in paper.columns.items() if column.unit is None):
         for row in (row for row in paper.rows if row != baseline):
-            published = _paper_difference(paper, row, baseline, name)
-            tested = _tested(select(facts, column=name), paper.metric, row, baseline, n_resamples)
+            published = _paper_difference(paper, row, baseline, name, signs[name])
+            tested = _tested(paper, select(facts, column=name), row, baseline, n_resamples)
             texts = {**published, **tested}
             if texts:
                 cells[f"{paper.columns[name].label}, {paper.rows[row]}"] = texts
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna(EMPTY)
     frame = frame[[kind for kind in ("paper", OURS, "p") if kind in frame]]
-    notes = []
+    notes = [f"Above 0 is better than {base}; of bits, fewer."] if -1 in signs.values() else []
     if OURS in frame:
-        notes = [
+        notes += [
             "Ours: mean over the n seeds that both rows have (n; n of m if a row has m seeds, and "
             "thus another mean in the table above); above 0 is better than "
             f"{base}. Interval and p are by paired bootstrap over items of the test set (Koehn "
@@ -124,18 +149,25 @@ def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: 
             "p is two-sided. It covers the choice of items, not of seeds, and is not corrected for "
             "the number of cells. ≤ marks the smallest p-value that this many draws can give.",
         ]
-    return Table(f"Difference to {base}, in {paper.metrics[paper.metric]}", frame, notes)
+    unit = _common_metric(paper) or "the metric of each column"
+    return Table(f"Difference to {base}, in {unit}", frame, notes)
 
 
 def _tested(
-    facts: pd.DataFrame, metric: str, row: str, baseline: str, n_resamples: int
+    paper: Paper, facts: pd.DataFrame, row: str, baseline: str, n_resamples: int
 ) -> dict[str, str]:
-    """Return difference with interval and number of seeds, and p; empty if not tested."""
+    """Return difference with interval and number of seeds, and p; empty if not tested.
+
+    `facts`: of one column.
+    """
     tested = facts[(facts.row == row) & (facts.origin == "ours")].set_index("quantity")
     if "p_value" not in tested.index:
         return {}
+    (column,) = tested.column.unique()
+    metric, decimals = paper.compared[column], paper.columns[column].our_decimals
     difference, low, high = (
-        _signed(tested.value[f"{metric}_{name}"]) for name in ("difference", "low", "high")
+        _signed(tested.value[f"{metric}_{name}"], decimals)
+        for name in ("difference", "low", "high")
     )
     p_value, n_seeds = tested.value["p_value"], tested.n_seeds["p_value"]
     n_runs = select(facts, row=[row, baseline], quantity="updates").row.value_counts().max()
@@ -147,11 +179,13 @@ def _tested(
     }
 
 
-def _paper_difference(paper: Paper, row: str, baseline: str, column: str) -> dict[str, str]:
+def _paper_difference(
+    paper: Paper, row: str, baseline: str, column: str, sign: int
+) -> dict[str, str]:
     cell, base = paper.cell(row, column), paper.cell(baseline, column)
     if cell is None or base is None or cell.paper is None or base.paper is None:
         return {}
-    difference = _signed(cell.paper - base.paper, paper.columns[column].decimals)
+    difference = _signed(sign * (cell.paper - base.paper), paper.columns[column].decimals)
     return {"paper": difference + _marked(cell.mark, base.mark)}
 
 

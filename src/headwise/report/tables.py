@@ -91,12 +91,12 @@ def pivot(
     return pd.DataFrame(cells, index=names, columns=labels)
 
 
-def mean_and_deviation(values: Sequence[float]) -> str:
+def mean_and_deviation(values: Sequence[float], decimals: int = 2) -> str:
     """Format `12.34 ± 0.56`; a single value has no deviation, no value is a dash."""
     if not len(values):
         return "-"
-    mean = f"{statistics.fmean(values):.2f}"
-    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+    mean = f"{statistics.fmean(values):.{decimals}f}"
+    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
 
 
 @dataclass

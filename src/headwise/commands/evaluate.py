@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from headwise.train.distributed import Ranks
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Score a trained run on test sets, translated or measured; returns the scores by set.
 
-    Earlier scores in the same file, with the same weights and search, are preserved.
+    Earlier scores in the same file, with the same weights and search, are preserved. A list as
+    `decode.min_context` is evaluated one by one, and gives the scores by context.
     """
     name = config.name
     if name is not None:
@@ -33,7 +35,36 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if name in RESERVED_NAMES:
         raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
     texts = _user_text(config)
-    run = load_selected(config.run, config)
+    contexts = config.decode.get("min_context")
+    if isinstance(contexts, list):
+        return _by_context(config, contexts)
+    return _evaluated(load_selected(config.run, config), config, texts, name)
+
+
+def _by_context(config: EvaluateConfig, contexts: list[Any]) -> dict[str, Any]:
+    """Evaluate with each minimum context, then write a table and a figure."""
+    from headwise.report.contexts import write_contexts
+
+    is_list = bool(contexts) and all(type(n) is int for n in contexts)
+    require(is_list, "decode.min_context", "a number or a list of numbers", contexts)
+    searches = [{**config.decode, "min_context": n} for n in dict.fromkeys(contexts)]
+    run = load_selected(config.run, replace(config, decode=searches[0]))
+    runs = [run.task.loaded(run, search) for search in searches]  # all are checked first
+    name = config.name or f"results-{config.checkpoint}"
+    by_context = {}
+    for search, of_search in zip(searches, runs, strict=True):
+        n = search["min_context"]
+        changed = replace(config, decode=search)
+        by_context[n] = _evaluated(of_search, changed, {}, f"{name}-min_context{n}")
+    for path in write_contexts(run, name, by_context):
+        print(f"written to {path}")
+    return {str(n): scores for n, scores in by_context.items()}
+
+
+def _evaluated(
+    run: TrainedRun, config: EvaluateConfig, texts: dict[str, Sides], name: str | None
+) -> dict[str, Any]:
+    """Score a run, and write the scores to its folder."""
     name = name or f"results-{config.checkpoint}"
     path = run.folder.path / f"{name}.json"
     content = {**run.weights, "decode": run.search}

@@ -1,0 +1,59 @@
+"""Table and figure of scores by minimum context of evaluation (Child et al. 2019, Table 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from headwise.config.folders import group_choices, group_node
+from headwise.files import write_text
+from headwise.plots.runs import context_curves
+from headwise.plots.style import save
+from headwise.report.tables import Table, pivot
+from headwise.tasks.task import TrainedRun
+
+Scores = Mapping[str, Mapping[str, Any]]  # split -> metric -> score
+
+
+def write_contexts(run: TrainedRun, name: str, by_context: Mapping[int, Scores]) -> list[Path]:
+    """Write `NAME-contexts.csv` and `.md`, and the figure, to the run folder; return the paths.
+
+    Papers with such scores on the same data are in other columns and lines.
+
+    Args:
+        run: a density model.
+        name: of the results.
+        by_context: minimum context -> scores; the main metric is shown.
+    """
+    metric = run.task.main_metric(run.config)
+    ours = (
+        (split, context, scores[metric.name]["score"])
+        for context, of_splits in sorted(by_context.items())
+        for split, scores in of_splits.items()
+    )
+    facts = pd.DataFrame(
+        [*ours, *_published(run.config.data.name)], columns=["name", "min_context", "score"]
+    ).assign(metric=metric.label)
+    contexts = sorted(facts.min_context.unique())
+    frame = pivot(
+        facts, "min_context", ["name"], lambda cell: f"{cell.score.iloc[0]:.4f}", contexts
+    )
+    title = f"{metric.label}, by minimum context"
+    path, data = run.folder.path / f"{name}-contexts", run.config.data.name
+    table = Table(title, frame, [f"Windows of {run.config.data.window:,} tokens."], "context")
+    write_text(path.with_suffix(".md"), table.markdown())
+    write_text(path.with_suffix(".csv"), facts.to_csv(index=False))
+    figure = context_curves(facts.assign(run=facts.name), data)
+    drawn = save(figure, run.folder.path / "figures" / path.name)
+    return [path.with_suffix(".md"), path.with_suffix(".csv"), *drawn]
+
+
+def _published(data: str) -> Iterator[tuple[str, int, float]]:
+    """Yield paper, minimum context and score of the papers with `contexts` of these data."""
+    for choice in group_choices("paper"):
+        node = group_node("paper", choice)
+        for context, score in node.get("contexts", {}).get(data, {}).items():
+            yield str(node["title"]).partition(",")[0], int(context), float(score)

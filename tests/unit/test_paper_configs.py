@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from headwise.attention.build import completed
+from headwise.attention.fixed import Fixed
+from headwise.attention.place import Place
 from headwise.config.folders import group_choices
 from headwise.config.schema import typed
 from headwise.errors import ConfigError
@@ -121,6 +124,64 @@ def test_repulsion_settings(
     config = make(cell.overrides)
     assert (config.repulsion.weight, config.repulsion.step_size) == (weight, step)
     assert config.trainer.max_tokens * config.trainer.accumulate == tokens
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes", "pattern", "window", "rate", "epochs"),
+    [
+        ("enwik8", (30, 8, 512, 2048), ("Fixed", 128, 32), 12288, 0.4, 80),
+        ("cifar10", (128, 2, 256, 512), ("Strided", 96, None), 3072, 0.25, 120),
+        ("imagenet64", (48, 16, 512, 2048), ("Strided", 128, None), 12288, 0.01, 70),
+    ],
+)
+def test_density_recipes_have_the_papers_settings(
+    make: Any,
+    recipe: str,
+    sizes: tuple[int, ...],
+    pattern: tuple[str, int, int | None],
+    window: int,
+    rate: float,
+    epochs: int,
+) -> None:
+    config = typed(make([f"experiment=child2019/{recipe}"]))
+    model, trainer = config.model, config.trainer
+    assert (model.layers, model.n_heads, model.d_model, model.d_ff) == sizes
+    assert model.qk_width == (128 if recipe == "cifar10" else None)
+    chosen = completed("pattern", config.pattern)
+    name = chosen["_target_"].rpartition(".")[2]
+    assert (name, chosen["stride"], chosen.get("summary_cells")) == pattern
+    assert chosen["combine"] == "merged"
+    assert (model.dropout, model.attention_dropout, model.recompute) == (rate, 0.0, True)
+    assert model.share_embeddings == "none"
+    assert config.data.window == trainer.max_tokens == window
+    parts = (config.norm, config.activation, config.init, config.optimizer, config.scheduler)
+    names = [part["_target_"].rpartition(".")[2] for part in parts]
+    assert names == ["PreNorm", "QuickGELU", "Scaled", "AdamW", "Cosine"]
+    assert (config.optimizer["weight_decay"], config.optimizer["lr"]) == (0.01, 3.5e-4)
+    assert (config.scheduler["warmup_updates"], trainer.clip_norm) == (5000, 1.0)
+    values = {"enwik8": 9e7, "cifar10": 48_000 * 3072, "imagenet64": 1_281_167 * 12288}[recipe]
+    trained = trainer.max_updates * trainer.accumulate * window
+    assert trained == pytest.approx(epochs * values, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stride", "cells"),
+    [
+        ([], 8, 2),
+        (["pattern.stride=16"], 16, 4),
+        (["data=cifar10"], 96, 24),
+        (["experiment=child2019/enwik8", "pattern.summary_cells=8"], 128, 8),
+    ],
+)
+def test_stride_is_suggested_by_the_data(
+    make: Any, overrides: list[str], stride: int, cells: int
+) -> None:
+    config = typed(make([*overrides, "pattern=fixed"]))
+    settings = completed("pattern", config.pattern)
+    assert (settings["stride"], settings["summary_cells"]) == (stride, cells)
+    assert Fixed(Place("decoder_self", 1, 2, 8), stride=stride).summary_cells == stride // 4
+    with pytest.raises(ConfigError, match="summary_cells must be between 1 and"):
+        Fixed(Place("decoder_self", 1, 2, 8), stride=stride, summary_cells=0)
 
 
 # -- invalid papers -------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class Paper:
     heads_note: str | None = None  # note on `heads`
     pruning: list[PruningFact] = field(default_factory=list)
     pruned_runs: bool = False  # list our runs with fewer heads, as the paper does
-    contexts: dict[str, dict[int, float]] = field(default_factory=dict)  # see `report.contexts`
+    contexts: dict[str, dict[int, float]] = field(default_factory=dict)  # data -> context -> score
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -35,7 +35,19 @@ def paper_tables(
     if paper.baseline is not None:
         tables += [_differences(paper, facts, paper.baseline, n_resamples, signs)]
         tables += [_speeds(paper, facts, paper.baseline)] if paper.speed else []
+    tables += [_contexts(paper, name, scores) for name, scores in paper.contexts.items()]
     return [table for table in tables if table.frame.size]
+
+
+def _contexts(paper: Paper, name: str, scores: Mapping[int, float]) -> Table:
+    """Return the paper's scores by minimum context (Child et al. 2019, table 3)."""
+    label = paper.columns[name].label if name in paper.columns else name
+    frame = pd.DataFrame({"paper": {n: f"{score:.4f}" for n, score in scores.items()}})
+    contexts = ",".join(map(str, scores))
+    note = (
+        f"Ours, as table and figure: `headwise evaluate run=… 'decode.min_context=[{contexts}]'`."
+    )
+    return Table(f"{label} by minimum context of the scored tokens", frame, [note])
 
 
 def _scores(paper: Paper, facts: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFrame:

@@ -7,6 +7,7 @@ backward pass of the configured model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,7 +86,7 @@ def budget(config: Config, make_model: MakeModel, length: int | None = None) -> 
     """
     trainer, length = config.trainer, length or row_tokens(config)
     tokens = batch_tokens(config)
-    model, flops, saved_bytes = _counted(config, make_model, length)
+    model, flops, saved_bytes = _counted(config, make_model, length, with_flops=True)
     keys = _keys_per_query(model, length)
     if keys is not None and _is_fused(model):  # kernels save the same as without a pattern
         none = group_node("pattern", "none")
@@ -135,9 +136,9 @@ def _keys_per_query(model: Model, length: int) -> float | None:
 
 
 def _counted(
-    config: Config, make_model: MakeModel, length: int
+    config: Config, make_model: MakeModel, length: int, with_flops: bool = False
 ) -> tuple[Model, dict[str, float], float]:
-    """A model on the meta device; FLOPs by part and saved bytes of a batch of `ROWS` sentences."""
+    """A model on the meta device; FLOPs by part and saved bytes of a batch of `ROWS` rows."""
     with torch.device("meta"):
         model = make_model(config)
         ids = torch.zeros(ROWS, length, dtype=torch.long)
@@ -154,12 +155,14 @@ def _counted(
         return tensor
 
     parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) if with_flops else nullcontext() as counter:
         with saved_tensors_hooks(save, lambda tensor: tensor):
             states_BTD = model.train().states(**model.inputs(batch))
-        torch.autograd.backward((states_BTD @ model.output.weight.T).sum())
+        if with_flops:
+            torch.autograd.backward((states_BTD @ model.output.weight.T).sum())
     saved_bytes = sum(storage.nbytes() for key, storage in saved.items() if key not in parameters)
-    return model, _by_part(counter.get_flop_counts()), float(saved_bytes)
+    flops = {} if counter is None else _by_part(counter.get_flop_counts())
+    return model, flops, float(saved_bytes)
 
 
 def _is_weights(tensor: Tensor, positions: set[int]) -> bool:

@@ -162,9 +162,9 @@ def test_fused_alibi_equals_formed(
     module, biases, formed = attention_at(ALiBi(), site, name, **settings), [], []
     real = fused.scaled_dot_product_attention
 
-    def spied(*arguments: Any, attn_mask: Tensor, dropout_p: float) -> Tensor:
+    def spied(*arguments: Any, attn_mask: Tensor, **options: Any) -> Tensor:
         biases.append(attn_mask.shape)
-        return real(*arguments, attn_mask=attn_mask, dropout_p=dropout_p)
+        return real(*arguments, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(fused, "scaled_dot_product_attention", spied)
     handle = module.normaliser.register_forward_pre_hook(

@@ -274,7 +274,7 @@ def context_curves(table: pd.DataFrame, what: str = "") -> Figure:
         table: columns name, run, metric, min_context and score.
         what: the data, for the title.
     """
-    title = titled("Scores by the minimum context of the scored tokens", what)
+    title = titled("Scores by minimum context", what)
     figure, drawn = panels(table, "metric", title)
     style = series_style(table["name"])
     for axes, part in drawn:

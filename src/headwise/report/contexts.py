@@ -41,7 +41,7 @@ def write_contexts(run: TrainedRun, name: str, by_context: Mapping[int, Scores])
     frame = pivot(
         facts, "min_context", ["name"], lambda cell: f"{cell.score.iloc[0]:.4f}", contexts
     )
-    title = f"{metric.label}, by minimum context"
+    title = f"{metric.label.capitalize()} by minimum context"
     path, data = run.folder.path / f"{name}-contexts", run.config.data.name
     table = Table(title, frame, [f"Windows of {run.config.data.window:,} tokens."], "context")
     write_text(path.with_suffix(".md"), table.markdown())

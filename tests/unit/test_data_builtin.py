@@ -8,14 +8,17 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from headwise.config.density_data import BuiltinTextConfig
 from headwise.data.builtin import BuiltinCorpus, corpus
 from headwise.data.builtin.corpus import compound_forms, held_out, words_of
 from headwise.data.builtin.grammar import noun_phrase, spelled
 from headwise.data.builtin.lexicon import ADJECTIVES, COMPOUNDS, FORMS, NOUNS, RULES, VERBS
 from headwise.data.builtin.sampler import Sampler
+from headwise.data.builtin.text import BuiltinText
 from headwise.errors import ConfigError
 
 Pairs = list[tuple[str, str]]
@@ -311,3 +314,13 @@ def test_every_english_word_stands_for_one_german_word() -> None:
         {(v["infinitive"], f"{v['en']} {v['en_particle']}") for v in verbs},
     ):
         assert len({de for de, _ in words}) == len({en for _, en in words}) == len(words)
+
+
+def test_the_text_for_density_models_is_the_english_side(tmp_path: Path) -> None:
+    sizes = {"n_train": 60, "n_valid": 5, "n_test": 5}
+    config = BuiltinTextConfig(name="builtin_text", licence="MIT", **sizes)
+    text, pairs = BuiltinText(config, tmp_path), BuiltinCorpus("de", "en", **sizes)
+    for split in ("train", "valid", "test"):
+        english = "".join(f"{target}\n" for _, target in pairs.pairs(split))
+        assert b"".join(text.chunks(split)).decode() == english
+        assert text.identity(split) != pairs.identity(split)

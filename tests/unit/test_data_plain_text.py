@@ -284,3 +284,19 @@ def test_memory_of_preparation_does_not_grow_with_the_text(tmp_path: Path) -> No
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     unit = 1 if sys.platform == "darwin" else 1024
     assert int(printed) * unit < n_bytes / 2
+
+
+def test_a_download_that_is_no_archive_is_the_file_itself(tmp_path: Path) -> None:
+    path = tmp_path / "downloads" / "mine" / "all.txt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"some text\n")
+    downloads = [{"file": path.name, "url": "https://…", "sha256": file_digest(path)}]
+    config = TextDataConfig(name="mine", licence="own", file="all.txt", split=[0.5, 0.5], test=[])
+    corpus = TextCorpus(replace(config, downloads=downloads), tmp_path)
+    assert b"".join(corpus.chunks("train")) + b"".join(corpus.chunks("valid")) == b"some text\n"
+
+
+def test_training_is_on_the_bits_that_are_reported() -> None:
+    with composer() as compose:
+        for data, smoothing in (("builtin_text", 0), ("builtin", 0.1)):
+            assert compose([f"data={data}"]).loss.label_smoothing == smoothing

@@ -30,6 +30,7 @@ class DensityDataConfig:
     window: int = 256  # tokens that are read and scored together
     document_mask: bool = False  # documents in a window do not attend to each other
     stride: int = 8  # of patterns, suggested for this window
+    label_smoothing: float = 0.0  # suggested: bits are those of the targets
     unit: str = "byte"  # unit of the metric: bits per byte or per dimension
     vocab_size: int = 8000  # suggested for text of this size
     max_updates: int = 100_000  # suggested for data of this size
@@ -48,6 +49,17 @@ class TextDataConfig(DensityDataConfig):
     split: list[float] = field(default_factory=list)  # its shares: train, valid and test
     documents: str | None = None  # line, blank_line or heading; null: a split is one document
     downloads: list[Any] = field(default_factory=list)  # archives: {file, url, sha256}
+
+
+@dataclass
+class BuiltinTextConfig(DensityDataConfig):
+    """English of the built-in corpus; see `headwise.data.builtin.text`."""
+
+    _target_: str = "headwise.config.density_data.BuiltinTextConfig"
+    seed: int = 1  # of the generator
+    n_train: int = 30_000  # sentences
+    n_valid: int = 500
+    n_test: int = 1000
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from headwise.config.density_data import (
+    BuiltinTextConfig,
     ImageDataConfig,
     MusicDataConfig,
     TextDataConfig,
@@ -340,6 +341,7 @@ KINDS: dict[str, type] = {  # command -> dataclass
 SCHEMAS: dict[str, type] = {
     "parallel": DataConfig,
     "text": TextDataConfig,
+    "builtin_text": BuiltinTextConfig,
     "images": ImageDataConfig,
     "music": MusicDataConfig,
     "no_data": NoDataConfig,

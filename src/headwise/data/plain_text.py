@@ -160,9 +160,10 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         advice = f" or {' or '.join(names)}" if folder else ""
         try:
             archives = Archives(self.config.name, {"text": archive}, self.cache_dir, folder)
-            return archives.path("text"), names
+            path = archives.path("text")
         except DataError as error:
             raise DataError(f"{error}{advice}") from error
+        return path, [] if path.name in names else names
 
     def _names(self, split: str) -> list[str]:
         """Alternative paths of the file with a split, without endings."""

@@ -14,6 +14,7 @@ from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.density_data import (
+    BuiltinTextConfig,
     DensityDataConfig,
     ImageDataConfig,
     MusicDataConfig,
@@ -23,6 +24,7 @@ from headwise.config.density_data import (
 from headwise.config.instantiate import instantiate
 from headwise.config.keys import with_changes
 from headwise.config.schema import Config
+from headwise.data.builtin.text import BuiltinText
 from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
 from headwise.data.music import MusicCorpus
@@ -61,6 +63,7 @@ from headwise.train.trainer import WriteOutputs, write_nothing
 SITE = "decoder_self"
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
     TextDataConfig: TextCorpus,
+    BuiltinTextConfig: BuiltinText,
     ImageDataConfig: ImageCorpus,
     MusicDataConfig: MusicCorpus,
 }
@@ -87,7 +90,8 @@ def density_metrics(config: Config) -> list[Metric]:
 
 def is_text(config: Config) -> bool:
     """Return whether the data are text: others are neither shown nor sampled yet."""
-    return isinstance(config.data, TextDataConfig)
+    data: DensityDataConfig = config.data
+    return data.unit == "byte"
 
 
 def check_windows(config: Config) -> None:

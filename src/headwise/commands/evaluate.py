@@ -116,7 +116,8 @@ def _measured(
         check_file_name("data.test", split)
         prepared = run.task.prepared_split(run, split, config.data.dir)
         ranks = Ranks(0, 1, run.device)
-        measured = run.task.measured(run.model, loss, prepared, run.config, ranks, split)
+        shared = run.model, loss, prepared, run.config, ranks, split
+        measured = run.task.measured(*shared, progress=config.progress)
         run.folder.write_sums(Path(name, f"{split}.{measured.metrics[0].unit}.npy"), measured.items)
         yield split, {**measured.scores()}
 

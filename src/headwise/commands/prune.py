@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from shlex import quote
 from typing import Any
 
 from pandas import DataFrame
-from tqdm import tqdm
 
 from headwise.analysis.importance import Importance, head_importance
 from headwise.analysis.pruning import (
@@ -38,6 +36,7 @@ from headwise.analysis.tables import HEAD_KEY
 from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import PruneConfig
+from headwise.data.conversion import progress_bar
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_json, write_text
 from headwise.losses.loss import Loss
@@ -155,8 +154,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
 
     order = pruning_order(importance.normalised, heads, sites)
     n_measured = 11 * config.table + 2 * len(order) * config.ablation
-    has_bar = config.progress and sys.stderr.isatty()
-    with tqdm(total=n_measured, desc="tables", disable=not has_bar) as bar:
+    with progress_bar("tables", config.progress, n_measured, " measurements") as bar:
 
         def measure() -> dict[str, float]:
             bar.update()

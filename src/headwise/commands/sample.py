@@ -6,10 +6,9 @@ import logging
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from headwise.config.instantiate import instantiate
 from headwise.config.sampling import SampleConfig
+from headwise.data.conversion import progress_bar
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import DataError, refuse, require
 from headwise.files import check_output
@@ -39,12 +38,7 @@ def sample(config: SampleConfig) -> None:
     output_map = instantiate(run.config.loss, "loss").output_map
     settings = n_tokens, sampling, samples.window, samples.barred
     rows: list[list[int]] = []
-    with tqdm(
-        total=config.n * n_tokens,
-        desc="sample",
-        unit="token",
-        disable=not (config.progress and sys.stderr.isatty()),
-    ) as bar:
+    with progress_bar("sample", config.progress, config.n * n_tokens, " tokens") as bar:
         for first in range(1, config.n + 1, config.batch_size):
             numbers = range(first, min(first + config.batch_size, config.n + 1))
             prompts = [prompt] * len(numbers)

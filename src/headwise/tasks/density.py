@@ -205,19 +205,13 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         return super().validator(model, loss, data, side_by_side, ranks)
 
     def measured(
-        self,
-        model: Model,
-        loss: Loss,
-        data: PreparedTokens,
-        config: Config,
-        ranks: Ranks,
-        split: str,
-        n_items: int | None = None,
-    ) -> Measured:
+        self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks,
+        split: str, n_items: int | None = None, progress: bool = False,
+    ) -> Measured:  # fmt: skip
         """See `Task.measured`; adds the number of bytes of each window."""
         windows = self.batches(data, config, split, n_items)
         with autocast(ranks.device, config.decode.precision):
-            items = measure_losses(model, loss, windows, ranks).items
+            items = measure_losses(model, loss, windows, ranks, progress=progress).items
         n_bytes = [windows.stream.bytes_of(first, end) for first, end in windows.scored]
         return Measured(np.column_stack((items, n_bytes)), density_metrics(config))
 

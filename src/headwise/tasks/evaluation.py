@@ -18,6 +18,7 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.batching import evaluation_batches
+from headwise.data.conversion import progress_bar
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import SearchRecord
@@ -110,18 +111,20 @@ def measure_losses(
     batches: Sequence[Batch],
     ranks: Ranks,
     extra: Callable[[Tensor, Tensor], Tensor] | None = None,
+    progress: bool = False,
 ) -> Measured:
     """Loss, its measure and target tokens of every row of a split, with the metrics of the loss.
 
     Args:
         batches: the whole split; each rank evaluates its share and gets all items.
         extra: logits (R, V) and targets (R,) of the scored positions -> a fourth statistic (R,).
+        progress: show a bar on a terminal.
     """
     n_statistics = 3 if extra is None else 4
     items_NS = torch.zeros(
         sum(map(len, batches)), n_statistics, dtype=torch.float64, device=ranks.device
     )
-    with evaluating(model):
+    with evaluating(model), progress_bar("evaluating", progress, len(items_NS), " rows") as bar:
         for index in range(ranks.rank, len(batches), ranks.world_size):
             batch = batches[index].to(ranks.device)
             states_BND = model.states(**model.inputs(batch))
@@ -134,6 +137,7 @@ def measure_losses(
             rows_B = torch.tensor(batch.rows, device=ranks.device)
             rows_R = rows_B[batch.scored_R // states_BND.shape[1]]
             items_NS.index_add_(0, rows_R, statistics_RS)
+            bar.update(len(batch))
     return Measured(ranks.sum(items_NS).cpu().numpy(), loss.metrics)
 
 

@@ -272,17 +272,12 @@ class Task(Generic[C, D]):
         raise NotImplementedError
 
     def measured(
-        self,
-        model: Model,
-        loss: Loss,
-        data: D,
-        config: Config,
-        ranks: Ranks,
-        split: str,
-        n_items: int | None = None,
-    ) -> Measured:
-        """The `metrics` of a split, or of its first `n_items`."""
-        return measure_losses(model, loss, self.batches(data, config, split, n_items), ranks)
+        self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks,
+        split: str, n_items: int | None = None, progress: bool = False,
+    ) -> Measured:  # fmt: skip
+        """The `metrics` of a split, or of its first `n_items`; with a bar if `progress`."""
+        batches = self.batches(data, config, split, n_items)
+        return measure_losses(model, loss, batches, ranks, progress=progress)
 
     def validator(
         self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks

@@ -85,6 +85,36 @@ def test_documents_start_at_lines(
     assert [spell(part.tolist()) for part in parts] == expected
 
 
+def test_several_processes_encode_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_stream, "BATCH_BYTES", 100)
+    lines = b"".join(b"Der Hund sieht das %d. Haus.\n" % i for i in range(60))
+    corpus = corpus_of(tmp_path, lines)
+    documents = replace(corpus, config=replace(corpus.config, documents="line"))
+    options = TokenizerConfig(kind="bpe", vocab_size=290)
+    one, *others = (
+        prepare_tokens(replace(documents, cache_dir=tmp_path / str(n)), options, n_workers=n)
+        for n in (1, 2)
+    )
+    for data in others:
+        stream, expected = data.stream("train"), one.stream("train")
+        assert np.array_equal(stream.ids, expected.ids)
+        assert np.array_equal(stream.document_starts, expected.document_starts)
+        assert len(stream.document_starts) == 60
+
+
+def test_line_that_loses_text_is_named_by_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_stream, "BATCH_BYTES", 100)
+    train_tokenizer(iter([TEXT] * 9), TokenizerConfig(kind="char", vocab_size=99)).save(
+        tmp_path / "tokenizer.model"
+    )
+    given = TokenizerConfig(kind="given", folder=str(tmp_path))
+    corpus = corpus_of(tmp_path, b"\n" * 1000 + b"Hund\n" + b"\n" * 200)
+    with pytest.raises(DataError, match=r"train\.txt, line 1001: "):
+        prepare_tokens(corpus, given, n_workers=2)
+
+
 def test_parts_of_long_lines_are_no_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

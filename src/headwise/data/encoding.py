@@ -6,11 +6,9 @@ quickly.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -23,8 +21,7 @@ import sentencepiece
 from headwise.data.conversion import progress_bar
 from headwise.data.store import FlatWriter, TextStore, with_ending
 from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
-from headwise.data.workers import SPAWN, follow_parent, n_cores
-from headwise.errors import HeadwiseError
+from headwise.data.workers import in_order, n_cores
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -75,27 +72,9 @@ def encode_corpus(job: EncodingJob, n_workers: int | None) -> Iterator[EncodedSh
     """
     n_pairs = len(job.row_numbers())
     n_shards = -(-n_pairs // job.shard_pairs)
-    n_workers = min(n_workers or n_cores(), n_shards)
-    if n_workers <= 1 or n_pairs < POOL_PAIRS:
-        yield from map(ShardEncoder(job).encode, range(n_shards))
-        return
-    pool = ProcessPoolExecutor(n_workers, SPAWN, _start_worker, (job,))
-    # Executor.map would queue all results, even if the consumer is slow.
-    window: deque[Future[EncodedShard]] = deque()
-    try:
-        for shard in range(n_shards):
-            window.append(pool.submit(_encode_shard, shard))
-            if len(window) > 4 * n_workers:
-                yield window.popleft().result()
-        while window:
-            yield window.popleft().result()
-    except BrokenProcessPool as error:
-        raise HeadwiseError(
-            f"one of {n_workers} encoding processes was killed, perhaps out of memory; "
-            "try again with a smaller trainer.n_workers"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    n_workers = 1 if n_pairs < POOL_PAIRS else min(n_workers or n_cores(), n_shards)
+    make = functools.partial(_shard_encoder, job)
+    yield from (encoded for _, encoded in in_order(make, range(n_shards), n_workers))
 
 
 def write_encoded(
@@ -223,15 +202,5 @@ def _flat(rows: list[list[int]], dtype: npt.DTypeLike) -> FlatRows:
     )
 
 
-_encoder: ShardEncoder | None = None  # of this worker process
-
-
-def _start_worker(job: EncodingJob) -> None:
-    global _encoder
-    follow_parent()
-    _encoder = ShardEncoder(job)
-
-
-def _encode_shard(shard: int) -> EncodedShard:
-    assert _encoder is not None
-    return _encoder.encode(shard)
+def _shard_encoder(job: EncodingJob) -> Callable[[int], EncodedShard]:
+    return ShardEncoder(job).encode

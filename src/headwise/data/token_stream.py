@@ -9,8 +9,9 @@ import functools
 import importlib.metadata
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,14 +31,18 @@ from headwise.data.tokenizer_training import (
     load_tokenizers,
     train_tokenizer,
 )
+from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
 
 FORMAT = 2  # increase when the files change
 MAX_CHUNK = 2**16  # bytes; longer lines of text are encoded in parts
 BATCH_BYTES = 2**20  # encoded at once
+POOL_BATCHES = 8  # below this, starting processes takes longer than they save
 TRAINING_BYTES = 2**25  # of text on which a tokenizer is trained; SentencePiece needs ten times it
 COLUMN = "tokens"  # of the batches
 TOKENIZER = "tokenizer.model"
+
+Batch = tuple[int, list[bytes]]  # number of the first line, and chunks
 
 
 class DensityCorpus(Protocol):
@@ -179,6 +184,7 @@ def prepare_tokens(
     config: TokenizerConfig,
     progress: bool = False,
     splits: Sequence[str] = (),
+    n_workers: int | None = None,
 ) -> PreparedTokens:
     """Encode splits, or open them in the cache if files and options are unchanged.
 
@@ -187,6 +193,7 @@ def prepare_tokens(
         config: the tokenizer, trained on the training split unless it is loaded.
         progress: show a bar while encoding.
         splits: names; empty for training, validation and test sets.
+        n_workers: processes that encode sub-words; None: one per core.
 
     Raises:
         ConfigError: the options of the tokenizer are wrong or do not fit the text.
@@ -205,7 +212,7 @@ def prepare_tokens(
     }
     fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
-    make = functools.partial(_prepare, corpus, config, loaded, splits, progress)
+    make = functools.partial(_prepare, corpus, config, loaded, splits, progress, n_workers)
     report = make_once(folder, make)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     return PreparedTokens(corpus, tokenizer, fingerprint, report, folder)
@@ -217,6 +224,7 @@ def _prepare(
     loaded: TokenizerPair | None,
     splits: Sequence[str],
     progress: bool,
+    n_workers: int | None,
     folder: Path,
 ) -> dict[str, Any]:
     """Fill `folder` and return the report."""
@@ -226,7 +234,7 @@ def _prepare(
         tokenizer = train_tokenizer(training_lines(corpus, config), config, exact=True)
     tokenizer.save(folder / TOKENIZER)
     return {
-        split: encode(corpus, split, tokenizer, folder / f"{split}.ids", progress)
+        split: encode(corpus, split, tokenizer, folder / f"{split}.ids", progress, n_workers)
         for split in splits
     }
 
@@ -244,7 +252,12 @@ def training_lines(corpus: DensityCorpus, config: TokenizerConfig) -> Iterator[s
 
 
 def encode(
-    corpus: DensityCorpus, split: str, tokenizer: Tokenizer, path: Path, progress: bool = False
+    corpus: DensityCorpus,
+    split: str,
+    tokenizer: Tokenizer,
+    path: Path,
+    progress: bool = False,
+    n_workers: int | None = None,
 ) -> dict[str, int]:
     """Write the tokens of a split to `path`; return their number and that of the bytes.
 
@@ -254,14 +267,19 @@ def encode(
         DataError: the split is empty, or the tokenizer does not spell it.
     """
     dtype = id_dtype(tokenizer.vocab_size)
-    source, line, before, n_tokens, n_bytes = str(corpus.path(split)), 1, b"", 0, 0
+    source, before, n_tokens, n_bytes = str(corpus.path(split)), b"", 0, 0
+    batches = _batches(corpus.chunks(split))
+    first = list(islice(batches, POOL_BATCHES))
+    if tokenizer.is_byte or len(first) < POOL_BATCHES:
+        n_workers = 1
+    make = functools.partial(_batch_encoder, tokenizer, source)
     with (
         open(path, "wb") as file,
         open(path.with_name(f"{path.name}.starts"), "wb") as starts,
         progress_bar(f"encoding {split}", progress, unit="B") as bar,
     ):
-        for chunks in _batches(corpus.chunks(split)):
-            ids = lossless(tokenizer).encode(chunks, source, line)
+        encoded = in_order(make, chain(first, batches), n_workers or n_cores())
+        for (_, chunks), ids in encoded:
             is_start = list(map(corpus.starts_document, [before, *chunks], chunks))
             firsts = np.cumsum([0, *map(len, chunks[:-1])])[is_start]  # in bytes
             if not tokenizer.is_byte:
@@ -271,25 +289,29 @@ def encode(
             before = chunks[-1]
             file.write(ids.astype(dtype).tobytes())
             n_read = sum(map(len, chunks))
-            line, n_tokens, n_bytes = line + n_lines(chunks), n_tokens + len(ids), n_bytes + n_read
+            n_tokens, n_bytes = n_tokens + len(ids), n_bytes + n_read
             bar.update(n_read)
     if not n_tokens:
         raise DataError(f"{source} has no text in the split {split!r}: it is empty")
     return {"tokens": n_tokens, "bytes": n_bytes}
 
 
-def _batches(chunks: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Lists of chunks with at least BATCH_BYTES together, except for the last."""
+def _batch_encoder(tokenizer: Tokenizer, source: str) -> Callable[[Batch], npt.NDArray[np.int32]]:
+    return lambda batch: lossless(tokenizer).encode(batch[1], source, batch[0])
+
+
+def _batches(chunks: Iterator[bytes]) -> Iterator[Batch]:
+    """Chunks with at least BATCH_BYTES together, except for the last, and their first line."""
     batch: list[bytes] = []
-    n_bytes = 0
+    line, n_bytes = 1, 0
     for chunk in chunks:
         batch.append(chunk)
         n_bytes += len(chunk)
         if n_bytes >= BATCH_BYTES:
-            yield batch
-            batch, n_bytes = [], 0
+            yield line, batch
+            line, batch, n_bytes = line + n_lines(batch), [], 0
     if batch:
-        yield batch
+        yield line, batch
 
 
 def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:

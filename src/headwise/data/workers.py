@@ -11,7 +11,10 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -19,6 +22,7 @@ from headwise.errors import HeadwiseError
 
 SPAWN = multiprocessing.get_context("spawn")
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -44,6 +48,56 @@ def follow_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def in_order(
+    make: Callable[[], Callable[[Item], Result]], items: Iterable[Item], n_workers: int
+) -> Iterator[tuple[Item, Result]]:
+    """Yield items with their results, in order, with at most a few of them in memory.
+
+    Args:
+        make: returns the function of an item; called once in each process.
+        items: of any number.
+        n_workers: number of processes; 1: this one.
+
+    Raises:
+        HeadwiseError: a process was killed.
+    """
+    if n_workers <= 1:
+        function = make()
+        yield from ((item, function(item)) for item in items)
+        return
+    pool = ProcessPoolExecutor(n_workers, SPAWN, _start_worker, (make,))
+    # Executor.map would queue all results, even if the consumer is slow.
+    window: deque[tuple[Item, Future[Result]]] = deque()
+    try:
+        for item in items:
+            window.append((item, pool.submit(_result, item)))
+            if len(window) > 4 * n_workers:
+                first, future = window.popleft()
+                yield first, future.result()
+        for item, future in window:
+            yield item, future.result()
+    except BrokenProcessPool as error:
+        raise HeadwiseError(
+            f"one of {n_workers} encoding processes was killed, perhaps out of memory; "
+            "try again with a smaller trainer.n_workers"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_function: Callable[[Any], Any]  # of this worker process
+
+
+def _start_worker(make: Callable[[], Callable[[Any], Any]]) -> None:
+    global _function
+    follow_parent()
+    _function = make()
+
+
+def _result(item: Any) -> Any:
+    return _function(item)
 
 
 def run_in_process(what: str, function: Callable[..., Result], *arguments: Any) -> Result:

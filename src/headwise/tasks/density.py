@@ -173,7 +173,8 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def prepare(self, corpus: DensityCorpus, config: Config, progress: bool) -> PreparedTokens:
         """See `Task.prepare`."""
-        return prepare_tokens(corpus, config.tokenizer, progress)
+        n_workers = config.trainer.n_workers
+        return prepare_tokens(corpus, config.tokenizer, progress, n_workers=n_workers)
 
     def model(self, config: Config, sizes: Sizes) -> Model:
         """See `Task.model`."""

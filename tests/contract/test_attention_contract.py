@@ -5,6 +5,8 @@ Axes: B batch, H heads, Q queries, K keys, D width.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -218,3 +220,15 @@ def test_unsupported_sites_are_rejected_with_alternatives(
     with pytest.raises(ConfigError, match=f"attention@sites.{site}=.*softmax") as error:
         AttentionFactory({"attention": common}, {"attention": {site: of_site}})
     assert reason in str(error.value)
+
+
+@pytest.mark.parametrize(("variant", "site"), cases())
+def test_blocks_of_queries_equal_the_whole(variant: str, site: str) -> None:
+    """The analysis of long sequences relies on it."""
+    attention = build(variant, site)
+    query, key, mask = inputs_of(site)
+    whole = attention(query, key, key, mask)
+    block = replace(mask, query_offset=2)
+    keys = key[:, :4] if mask.causal else key
+    context = attention(query[:, 2:4], keys, keys, block)
+    torch.testing.assert_close(context, whole[:, 2:4], rtol=1e-5, atol=1e-5)

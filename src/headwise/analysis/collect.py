@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
-from headwise.analysis.observe import Call, Observation, passes, valid_heads
+from headwise.analysis.observe import Call, Observation, valid_heads, visit
 from headwise.errors import ConfigError
 from headwise.track.base import HeadValues
 
@@ -84,9 +84,8 @@ def head_statistics(
         statistic -> site -> layers -> heads, only statistics that some head has.
     """
     means = HeadMeans()
-    for _, calls in passes(model, batches, device):
-        for call in calls:
-            add_statistics(means, call, {"diversity": "heads"})
+    diversities = {"diversity": "heads"}
+    visit(model, batches, device, lambda _, call: add_statistics(means, call, diversities))
     return {**stats_except_alpha(model), **means.tables(model)}
 
 
@@ -126,7 +125,7 @@ def stats_except_alpha(model: Model) -> dict[str, HeadValues]:
 
 
 def add_statistics(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -> None:
-    """Add the statistics of one call to `means`; see `head_statistics`.
+    """Add the statistics of a block of queries to `means`; see `head_statistics`.
 
     Args:
         diversities: name of each diversity -> base of its logarithm.

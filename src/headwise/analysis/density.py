@@ -64,8 +64,12 @@ class Densities:
         counts = flat.bincount(minlength=n_heads * (N_BINS + 1))
         self._histograms[place] += counts.view(n_heads, N_BINS + 1)
         is_query_BHQ = visible_BHQ > 0
-        density_BHQ = obs.measured(used_BHQ.double() / visible_BHQ.clamp(min=1))
-        means_BH = density_BHQ.where(is_query_BHQ, 0).sum(-1) / is_query_BHQ.sum(-1)
+        block_BHQ = obs.measured(used_BHQ.double() / visible_BHQ.clamp(min=1))
+        density_BHN = obs.whole("density", block_BHQ.where(is_query_BHQ, 0))
+        is_query_BHN = obs.whole("has density", is_query_BHQ)
+        if density_BHN is None or is_query_BHN is None:
+            return
+        means_BH = density_BHN.sum(-1) / is_query_BHN.sum(-1)
         self._densities[place][:, batch.rows] = means_BH.T.cpu().numpy()
         lengths_B = batch.columns[obs.keys].lengths_B
         n_keys = self._n_keys.setdefault(obs.site, np.zeros(self._n_sentences, np.int64))

@@ -1,23 +1,26 @@
 """Record the attention weights of a model during its forward pass.
 
+Long sequences are computed in blocks of queries, so that their weights are never in memory at once.
+
 Axes: B batch, H heads, Q queries, K keys, E head width, S source length, T target length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from headwise.attention.cache import AttentionCache
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Normaliser, Scaling
-from headwise.attention.place import Site
 from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recording
 from headwise.model.family import evaluating
@@ -28,11 +31,16 @@ if TYPE_CHECKING:
 
 PARTS = ("normaliser", "scaling")  # optional attributes of an attention
 TIE = 1e-4  # relative difference below which two weights count as equal
+# Sequences of more than MAX_QUERIES are computed in blocks of about MAX_WEIGHTS, of all rows and
+# heads together, and of at least MIN_QUERIES.
+MAX_QUERIES, MAX_WEIGHTS, MIN_QUERIES = 1024, 2**23, 64
 
 
 @dataclass(frozen=True)
 class Observation:
     """The weights of one attention on a batch, register tokens excluded.
+
+    In long sequences, of one block of queries; causal attention then ends at the last of them.
 
     Attributes:
         site: name of the site.
@@ -47,6 +55,9 @@ class Observation:
         queries_BQ: True at real tokens.
         distribution_heads: whether the rows of each head are declared non-negative with sum 1,
             register tokens included.
+        first: number of the first query.
+        is_last: whether no block of queries follows.
+        parts: of `whole`, by name.
     """
 
     site: str
@@ -58,6 +69,22 @@ class Observation:
     allowed_BHQK: Tensor
     queries_BQ: Tensor
     distribution_heads: tuple[bool, ...]
+    first: int = 0
+    is_last: bool = True
+    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def of_queries(self, values_BN: Tensor) -> Tensor:
+        """Select the values of the queries."""
+        return values_BN[:, self.first : self.first + self.weights_BHQK.shape[2]]
+
+    def of_keys(self, values_BN: Tensor) -> Tensor:
+        """Select the values of the keys."""
+        return values_BN[:, : self.weights_BHQK.shape[3]]
+
+    def whole(self, name: str, values_BHQ: Tensor) -> Tensor | None:
+        """Return the values of all blocks of queries at the last one, before it None."""
+        self.parts.setdefault(name, []).append(values_BHQ)
+        return torch.cat(self.parts.pop(name), 2) if self.is_last else None
 
     @property
     def is_self(self) -> bool:
@@ -107,35 +134,73 @@ def valid_heads(weights_BHQK: Tensor, distribution_heads: Sequence[bool]) -> Ten
     return (is_valid_BHQK & weights_BHQK.isfinite()).all(3).all(2).all(0)[:, None]
 
 
-def observations(
-    model: Model, batches: Iterable[Batch], device: torch.device
-) -> Iterator[tuple[Batch, list[Observation]]]:
-    """Yield every batch with the observations of all attentions that form weights.
+See = Callable[["Batch", "Call"], None]
+
+
+def visit(model: Model, batches: Iterable[Batch], device: torch.device, see: See) -> None:
+    """Call `see` with every batch and call of an attention, in order, during the forward pass.
 
     The forward pass runs in evaluation mode; the training mode is restored afterwards.
 
     Args:
         model: on `device`.
         batches: sources with references, which the decoder reads.
-        device: device of `model` and of the yielded tensors.
+        device: device of `model` and of the batches that `see` gets.
+        see: called for each block of queries; see `MAX_QUERIES`.
     """
-    for batch, calls in passes(model, batches, device):
-        yield (
-            batch,
-            [observation(call) for call in calls if call.weights_BHQK is not None],
-        )
-
-
-def passes(
-    model: Model, batches: Iterable[Batch], device: torch.device
-) -> Iterator[tuple[Batch, list[Call]]]:
-    """Yield every batch with the calls of all attentions; see `observations`."""
     for batch in batches:
         batch = batch.to(device)
-        with evaluating(model), torch.no_grad(), recorded_calls(model, batch) as calls:
+        with evaluating(model), torch.no_grad(), seen_calls(model, batch, see):
             model(**model.inputs(batch))
-        yield batch, calls
-        calls.clear()  # hold one batch at a time
+
+
+def observations(
+    model: Model,
+    batches: Iterable[Batch],
+    device: torch.device,
+    queries: Sequence[int] | None = None,
+) -> Iterator[tuple[Batch, list[Observation]]]:
+    """Yield every batch with the observations of all attentions that form weights.
+
+    Args:
+        model, batches, device: see `visit`.
+        queries: numbers of the queries to observe; all by default.
+    """
+    for batch in batches:
+        blocks: dict[tuple[str, int], list[Observation]] = {}
+
+        def see(_: Batch, call: Call, blocks: Any = blocks) -> None:
+            if call.weights_BHQK is not None:
+                obs = observation(call)
+                blocks.setdefault((obs.site, obs.layer), []).append(_selected(obs, queries))
+
+        visit(model, [batch], device, see)
+        yield batch.to(device), [_joined(parts) for parts in blocks.values()]
+
+
+def _selected(obs: Observation, queries: Sequence[int] | None) -> Observation:
+    """Keep the rows of some queries."""
+    if queries is None:
+        return obs
+    rows = [q - obs.first for q in queries if 0 <= q - obs.first < obs.weights_BHQK.shape[2]]
+    weights, allowed = obs.weights_BHQK[:, :, rows], obs.allowed_BHQK[:, :, rows]
+    is_real = obs.queries_BQ[:, rows]
+    return replace(obs, weights_BHQK=weights, allowed_BHQK=allowed, queries_BQ=is_real)
+
+
+def _joined(blocks: Sequence[Observation]) -> Observation:
+    """Join blocks of queries; keys after a block are masked."""
+    if len(blocks) == 1:
+        return blocks[0]
+    n_keys = max(obs.weights_BHQK.shape[3] for obs in blocks)
+
+    def join(name: str) -> Tensor:
+        parts = [getattr(obs, name) for obs in blocks]
+        return torch.cat([pad(part, (0, n_keys - part.shape[3])) for part in parts], 2)
+
+    weights, allowed = join("weights_BHQK"), join("allowed_BHQK")
+    is_real = torch.cat([obs.queries_BQ for obs in blocks], 1)
+    return replace(blocks[0], weights_BHQK=weights, allowed_BHQK=allowed, queries_BQ=is_real)
 
 
 def observation(call: Call) -> Observation:
@@ -154,18 +219,23 @@ def observation(call: Call) -> Observation:
         allowed_BHQK,
         call.queries_BQ,
         call.attention.distribution_heads(),
+        call.first,
+        call.is_last,
+        call.parts,
     )
 
 
 @dataclass
 class Call:
-    """One call of one attention, as its recorder and hooks report it.
+    """One block of queries of one attention, as its recorder and hooks report it.
 
     Attributes:
+        mask: of the block.
         queries_BQ: True at real tokens, register queries excluded.
         first_query, first_key: numbers of register tokens before the first token.
         joined_BQI: concatenated outputs of the heads, (B, Q, H * E).
         query_stats: statistics that differ between queries, (B or 1, H, Q).
+        first, is_last, parts: see `Observation`.
     """
 
     site: str
@@ -177,6 +247,9 @@ class Call:
     queries_BQ: Tensor
     first_query: int
     first_key: int
+    first: int
+    is_last: bool
+    parts: dict[str, list[Tensor]]
     weights_BHQK: Tensor | None = None
     joined_BQI: Tensor | None = None
     query_stats: dict[str, Tensor] = field(default_factory=dict)
@@ -193,16 +266,44 @@ class Call:
 
 
 @contextmanager
-def recorded_calls(model: Model, batch: Batch) -> Iterator[list[Call]]:
-    """Append every call of the model's attentions on a batch to the returned list."""
-    calls: list[Call] = []
+def seen_calls(model: Model, batch: Batch, see: See) -> Iterator[None]:
+    """Call `see` with every block of queries of the model's attentions on a batch."""
+    calls: list[Call] = []  # the current one
+    sites = {site.name: site for site in model.sites}
+    places = {attention: (sites[name], layer) for name, layer, attention in model.attentions()}
 
-    def begin(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name, layer = places[attention]
-        mask = kwargs["mask"] if "mask" in kwargs else args[3]
-        tokens = _tokens(sites[name], batch, model)
-        site = sites[name]
-        calls.append(Call(name, site.queries, site.keys, layer, attention, mask, *tokens))
+    def observed(attention: Attention, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        site, layer = places[attention]
+        n_before = model.n_prefix(site.queries), model.n_prefix(site.keys)
+        is_real_BN = batch.columns[site.queries].is_real_BN
+
+        def in_blocks(
+            query_BQD: Tensor,
+            key_BKD: Tensor,
+            value_BKD: Tensor,
+            mask: Mask,
+            cache: AttentionCache | None = None,
+        ) -> Tensor:
+            parts: dict[str, list[Tensor]] = {}
+            contexts, n = [], query_BQD.shape[1]
+            for start, end in _blocks(attention, query_BQD, key_BKD):
+                states = query_BQD, key_BKD, value_BKD
+                if end - start < n:
+                    keys = slice(end if mask.causal else None)
+                    states = query_BQD[:, start:end], key_BKD[:, keys], value_BKD[:, keys]
+                block = replace(mask, query_offset=start) if end - start < n else mask
+                first, registers = max(0, start - n_before[0]), max(0, n_before[0] - start)
+                call = Call(
+                    site.name, site.queries, site.keys, layer, attention, block,
+                    is_real_BN[:, first : max(0, end - n_before[0])], registers, n_before[1],
+                    first, end == n, parts,
+                )  # fmt: skip
+                calls[:] = [call]
+                contexts.append(forward(*states, block, cache))
+                see(batch, calls.pop())
+            return torch.cat(contexts, 1) if len(contexts) > 1 else contexts[0]
+
+        return in_blocks
 
     def record(attention: Attention, weights_BHQK: Tensor) -> None:
         calls[-1].weights_BHQK = weights_BHQK
@@ -217,24 +318,25 @@ def recorded_calls(model: Model, batch: Batch) -> Iterator[list[Call]]:
     def join(output: Any, args: tuple[Any, ...]) -> None:
         calls[-1].joined_BQI = args[0]
 
-    sites = {site.name: site for site in model.sites}
-    places = {attention: (site, layer) for site, layer, attention in model.attentions()}
-    parts = {getattr(attention, name, None) for attention in places for name in PARTS}
+    observed_parts = {getattr(attention, name, None) for attention in places for name in PARTS}
     with ExitStack() as hooks:
         hooks.enter_context(recording(model, record))
         for attention in places:
-            hooks.enter_context(attention.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.callback(attention.__dict__.pop, "forward", None)
+            attention.__dict__["forward"] = observed(attention, attention.forward)
             if isinstance(attention, MultiHeadAttention):
                 hooks.enter_context(attention.output.register_forward_pre_hook(join))
-        for part in parts:
+        for part in observed_parts:
             if isinstance(part, Normaliser):
                 hooks.enter_context(part.register_forward_hook(normalise))
             elif isinstance(part, Scaling):
                 hooks.enter_context(part.register_forward_hook(scale))
-        yield calls
+        yield
 
 
-def _tokens(site: Site, batch: Batch, model: Model) -> tuple[Tensor, int, int]:
-    """Return the mask of real queries, and the numbers of registers before queries and keys."""
-    is_real_BQ = batch.columns[site.queries].is_real_BN
-    return is_real_BQ, model.n_prefix(site.queries), model.n_prefix(site.keys)
+def _blocks(attention: Attention, query_BQD: Tensor, key_BKD: Tensor) -> list[tuple[int, int]]:
+    """Return the blocks [start, end) of queries that are computed together."""
+    n_rows, n, _ = query_BQD.shape
+    per_query = n_rows * max(1, attention.place.n_heads) * key_BKD.shape[1]
+    size = n if n <= MAX_QUERIES else max(MIN_QUERIES, MAX_WEIGHTS // per_query)
+    return [(start, min(start + size, n)) for start in range(0, n, max(1, size))]

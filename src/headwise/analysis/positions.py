@@ -27,7 +27,7 @@ def counted_queries(obs: Observation, batch: Batch) -> Tensor:
     """Return (B, H, Q): True at tokens with two or more visible keys, except ends of sentences."""
     queries_BQ = obs.queries_BQ
     if obs.is_self:
-        queries_BQ = queries_BQ & ~batch.columns[obs.queries].is_end_BN
+        queries_BQ = queries_BQ & ~obs.of_queries(batch.columns[obs.queries].is_end_BN)
     return queries_BQ[:, None] & (obs.allowed_BHQK.sum(-1) > 1)
 
 
@@ -44,18 +44,19 @@ def positions(batch: Batch, obs: Observation, offsets: Iterable[int]) -> Measure
     yield {"confidence": _confidence(obs, batch)}, counted_BHQ
     if not obs.is_self:
         return
-    allowed_BHQK = obs.allowed_BHQK & ~batch.columns[obs.keys].is_end_BN[:, None, None]
-    queries_Q = torch.arange(allowed_BHQK.shape[2], device=allowed_BHQK.device)
+    ends_BK = obs.of_keys(batch.columns[obs.keys].is_end_BN)
+    allowed_BHQK = obs.allowed_BHQK & ~ends_BK[:, None, None]
+    queries_Q = torch.arange(allowed_BHQK.shape[2], device=allowed_BHQK.device) + obs.first
     for offset in offsets:
-        exists_BHQ = counted_BHQ & at_offset(allowed_BHQK, offset)
+        exists_BHQ = counted_BHQ & at_offset(allowed_BHQK, obs.first + offset)
         share_BHQ = obs.measured(obs.peaks_BHQ == queries_Q + offset)
-        weight_BHQ = obs.measured(at_offset(obs.shares_BHQK, offset))
+        weight_BHQ = obs.measured(at_offset(obs.shares_BHQK, obs.first + offset))
         yield {f"share{offset}": share_BHQ, f"weight{offset}": weight_BHQ}, exists_BHQ
         yield {f"exists{offset}": exists_BHQ.double()}, counted_BHQ
 
 
 def _confidence(obs: Observation, batch: Batch) -> Tensor:
-    ends_BK = batch.columns[obs.keys].is_end_BN
+    ends_BK = obs.of_keys(batch.columns[obs.keys].is_end_BN)
     shares_BHQK = obs.shares_BHQK.masked_fill(ends_BK[:, None, None], 0.0)
     return obs.measured(shares_BHQK.amax(-1))
 

@@ -15,7 +15,7 @@ import torch
 
 from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, stats_except_alpha
 from headwise.analysis.density import Densities
-from headwise.analysis.observe import observation, passes
+from headwise.analysis.observe import Call, observation, visit
 from headwise.analysis.positions import positions
 from headwise.analysis.pruning import Head, flat_heads, present_heads
 from headwise.analysis.roles import OFFSET_NAMES, Thresholds, roles
@@ -109,20 +109,22 @@ def survey(
     words = {name: text.clusters() for name, text in texts.items()}
     rare = {name: rarest(texts[name].ids) for name in bidirectional}
     questions = {n: _questions(texts[n]) for n in bidirectional if has_word_list(texts[n].language)}
-    for batch, calls in passes(model, batches, device):
-        for call in calls:
-            add_statistics(means, call, DIVERSITIES)
-            if call.weights_BHQK is None:
-                continue
-            obs = observation(call)
-            densities.add(batch, obs)
-            for values, counted in chain(
-                positions(batch, obs, offsets),
-                merging(batch, obs, words),
-                rarity(batch, obs, rare),
-                interrogation(batch, obs, questions),
-            ):
-                text_means.add(obs, values, counted)
+
+    def see(batch: Batch, call: Call) -> None:
+        add_statistics(means, call, DIVERSITIES)
+        if call.weights_BHQK is None:
+            return
+        obs = observation(call)
+        densities.add(batch, obs)
+        for values, counted in chain(
+            positions(batch, obs, offsets),
+            merging(batch, obs, words),
+            rarity(batch, obs, rare),
+            interrogation(batch, obs, questions),
+        ):
+            text_means.add(obs, values, counted)
+
+    visit(model, batches, device, see)
     stats = means.tables(model)
     # an α that depends on the query is reported as its mean
     alpha = filled(alphas(model), stats.pop("alpha", {}))

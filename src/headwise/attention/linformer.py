@@ -145,8 +145,9 @@ class Linformer(MultiHeadAttention):
             )
         n_keys = key_BKD.shape[1]
         is_real_BN = self._is_real(mask, n_keys, key_BKD.device)
-        first = mask.query_offset - mask.n_prefix
-        query_BHQE = self.rotated(self.split(self.query(query_BQD)), first)
+        first = -mask.n_prefix
+        query_BHQE = self.split(self.query(query_BQD))
+        query_BHQE = self.rotated(query_BHQE, mask.query_offset + first)
         if cache is None:
             key_BHME, value_BHME = self._mixtures(key_BKD, value_BKD, is_real_BN, first)
         else:

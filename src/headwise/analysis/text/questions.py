@@ -135,7 +135,8 @@ def interrogation(
             _flags(words) if words is not None and words.is_question == is_question else []
             for words in sentences
         ]
-        yield {name: weight_BHQ}, aligned(rows, 0, obs.queries_BQ) > 0
+        is_word_BN = aligned(rows, 0, batch.columns[obs.queries].is_real_BN) > 0
+        yield {name: weight_BHQ}, obs.of_queries(is_word_BN)
 
 
 def _flags(words: QuestionWords) -> list[int]:

@@ -61,11 +61,15 @@ def rarity(
     if flags is None or not obs.is_self:
         return
     rows = [flags[index] for index in batch.rows]
-    rare_BK = aligned(rows, batch.columns[obs.keys].n_begin, obs.queries_BQ) > 0
+    column = batch.columns[obs.keys]
+    rare_BK = aligned(rows, column.n_begin, column.is_real_BN) > 0
     points_BHQ = _flags_at(rare_BK, obs.peaks_BHQ) & (obs.peaks_BHQ >= 0)
     queries_BHQ = counted_queries(obs, batch)
-    n_BH = (points_BHQ & queries_BHQ).sum(-1)
-    is_most_BH1 = (2 * n_BH > queries_BHQ.sum(-1))[..., None]
+    balance_BHQ = (2 * points_BHQ.long() - 1).where(queries_BHQ, 0)
+    balance_BHN = obs.whole("rare", balance_BHQ)
+    if balance_BHN is None:
+        return
+    is_most_BH1 = (balance_BHN.sum(-1) > 0)[..., None]
     yield {"rare_share": obs.measured(is_most_BH1)}, rare_BK.any(1)[:, None]
 
 

@@ -112,26 +112,28 @@ def merging(
     if sentences is None or not obs.is_self:
         return
     rows = [sentences[index] for index in batch.rows]
-    clusters_BN = aligned(rows, batch.columns[obs.keys].n_begin, obs.queries_BQ)
+    column = batch.columns[obs.keys]
+    clusters_BN = aligned(rows, column.n_begin, column.is_real_BN)
     is_word_BN = clusters_BN >= 0
-    inside_BNN = (clusters_BN[:, :, None] == clusters_BN[:, None]) & is_word_BN[..., None]
-    mass_BHQ = (obs.shares_BHQK * inside_BNN[:, None]).sum(-1)
-    self_BHQ = torch.diagonal(obs.shares_BHQK, 0, 2, 3)
-    yield {"cluster_mass": obs.measured(mass_BHQ)}, is_word_BN
+    queries_BQ, keys_BK = obs.of_queries(clusters_BN), obs.of_keys(clusters_BN)
+    inside_BQK = (queries_BQ[:, :, None] == keys_BK[:, None]) & (queries_BQ >= 0)[..., None]
+    mass_BHQ = (obs.shares_BHQK * inside_BQK[:, None]).sum(-1)
+    self_BHQ = torch.diagonal(obs.shares_BHQK, obs.first, 2, 3)
+    yield {"cluster_mass": obs.measured(mass_BHQ)}, queries_BQ >= 0
     n_clusters = int(clusters_BN.max()) + 1
-    if not n_clusters:
+    mass_BHN, self_BHN = obs.whole("in a word", mass_BHQ), obs.whole("current", self_BHQ)
+    if not n_clusters or mass_BHN is None or self_BHN is None:
         return
-    size_BN = inside_BNN.sum(-1)
-    scores_BHN = (mass_BHQ - self_BHQ).where(size_BN[:, None] > 1, self_BHQ)
     # positions without a token go into an extra cluster
     index_BN = clusters_BN.where(is_word_BN, n_clusters)
+    size_BC = torch.zeros_like(clusters_BN[:, :1]).expand(-1, n_clusters + 1)
+    size_BC = size_BC.scatter_add(1, index_BN, is_word_BN.long())
+    is_long_BN = size_BC.gather(1, index_BN) > 1
+    scores_BHN = (mass_BHN - self_BHN).where(is_long_BN[:, None], self_BHN)
     best_BHC = scores_BHN.new_zeros(*scores_BHN.shape[:2], n_clusters + 1).scatter_reduce(
         2, index_BN[:, None].expand_as(scores_BHN), scores_BHN, "amax"
     )[..., :-1]
-    size_BC = size_BN.new_zeros(len(size_BN), n_clusters + 1).scatter_reduce(
-        1, index_BN, size_BN, "amax"
-    )[..., :-1]
-    scores = obs.measured(best_BHC)
+    scores, size_BC = obs.measured(best_BHC), size_BC[..., :-1]
     yield {"merge_score": scores}, size_BC > 0
     yield {"split_merge_score": scores}, size_BC > 1
 

@@ -20,7 +20,8 @@ COUNTS = {
 }  # fmt: skip
 ABOUT = {
     "run": "demo", "attention": "alpha_entmax", "not_distributions": 0, "effective_weights": False,
-    "sentences": 50, "split": "valid", "languages": "de→en", "checkpoint": "best",
+    "sentences": 50, "unit": "sentences", "split": "valid", "languages": "de→en",
+    "checkpoint": "best",
     "self_attention": {"encoder_self": "source", "decoder_self": "target"}, "too_long": 0,
     "counts": COUNTS,
     "thresholds": {
@@ -314,3 +315,22 @@ def test_first_and_last_alphas_are_compared(
     )
     back = rows_by_finding["α falls and comes back", S]
     assert summary_of(back) == ("seen", pytest.approx(lasts[1] - 0.5), 4, 4, 2)
+
+
+def test_findings_name_the_kinds() -> None:
+    site = "decoder_self"
+    place = {"site": site, "layer": 1}
+    rows = [
+        {**place, "head": 1, "local": 0.7, "global": 0.3, "variation": 0.1, "kinds": "local"},
+        {**place, "head": 2, "local": 0.1, "global": 0.3, "variation": 0.9,
+         "kinds": "data_dependent"},
+    ]  # fmt: skip
+    about = {"self_attention": {site: "tokens"}, "languages": ""}
+    found = finding_rows([], about, kinds=rows)
+    outcomes = {name: (row["outcome"], row["n_heads"]) for (name, _), row in found.items()
+                if name.split()[0] in ("local", "row", "global", "data-dependent")}  # fmt: skip
+    assert outcomes == {
+        "local head": ("seen", 1), "global head": ("in part", 0),
+        "data-dependent head": ("seen", 1),
+    }  # fmt: skip
+    assert not {"merging head", "next-token head", "rare-word head"} & {name for name, _ in found}

@@ -100,7 +100,7 @@ def reported(model: Model) -> dict[str, HeadValues]:
         for name, values_H in attention.stats().items():
             _check_reported(attention, name, values_H)
             stats.setdefault(name, {})[site, layer] = values_H
-    return {name: table for name, layers in stats.items() if (table := _table(model, layers))}
+    return {name: table for name, layers in stats.items() if (table := head_table(model, layers))}
 
 
 def _check_reported(attention: Attention, name: str, values_H: object) -> None:
@@ -201,11 +201,11 @@ class HeadMeans:
         return {
             name: table
             for name, sums in self._sums.items()
-            if (table := _table(model, {place: s[0] / s[1] for place, s in sums.items()}))
+            if (table := head_table(model, {place: s[0] / s[1] for place, s in sums.items()}))
         }
 
 
-def _table(model: Model, by_layer: dict[tuple[str, int], Tensor]) -> HeadValues:
+def head_table(model: Model, by_layer: dict[tuple[str, int], Tensor]) -> HeadValues:
     """Convert (site, layer) -> values (H,) to a table; non-finite values become None."""
     table: dict[str, list[list[float | None]]] = {}
     for site, layer, _ in model.attentions():

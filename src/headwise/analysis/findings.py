@@ -2,7 +2,7 @@
 
 The order is that of Correia et al. 2019, section 5: α over the training and at its end, density,
 diversity, positional, merging and interrogation heads, unusually dense heads; then rare words
-(Voita et al. 2019) and importance (Michel et al. 2019).
+(Voita et al. 2019), kinds of heads (Child et al. 2019) and importance (Michel et al. 2019).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from headwise.analysis.kinds import DATA_DEPENDENT, KINDS, MIN_SHARE, MIN_VARIATION
 from headwise.analysis.roles import (
     MIN_QUESTION_TOKENS,
     MIN_SPLIT_WORDS,
@@ -21,7 +22,7 @@ from headwise.analysis.roles import (
 )
 from headwise.analysis.tables import HEAD_KEY, Row, complete_rows
 from headwise.analysis.trajectories import MIN_CHANGE, MIN_RISE, came_back, sarle, spearman
-from headwise.config.schema import SITE_NAMES
+from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
 
 SEEN, PARTLY, UNSEEN, UNMEASURED = "seen", "in part", "not seen", "not measured"
@@ -45,6 +46,11 @@ SENTENCES = {
     "head at another offset": "Share of tokens with the largest weight at this offset.",
     "merging head": "Merge score: the highest weight from a token of a word to its other tokens.",
     "interrogation head": "Weight from question words on the question mark.",
+    "local head": "Share of weight on neighbouring values.",
+    "row head": "Share of weight on the same row, neighbours excluded.",
+    "column head": "Share of weight on the same column, neighbours excluded.",
+    "global head": "Share of weight outside row and column, start token excluded.",
+    "data-dependent head": "Share of the squared weights that differs between inputs.",
     "sparse head dense in a sentence": "Largest z-score among sentences of similar length.",
     "rare-word head": "Share of sentences in which most tokens attend to the rarest token.",
     "confidence": "Median over heads of the mean largest weight; top: the most confident.",
@@ -74,6 +80,7 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
         *_density(heads, tables["density"]),
         *_diversity(tables["layers"]),
         *_roles(heads, about, Thresholds(**about["thresholds"])),
+        *_kinds(tables.get("kinds", ())),
         _unusually_dense(heads, tables["sentences"]),
         *_confidence(heads),
         *_importance(heads),
@@ -90,7 +97,7 @@ def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     facts = {
         "attention": about["attention"],
         "weights": f"`{about['checkpoint']}`",
-        "text": f"{about['sentences']} sentences of {about['split']} "
+        "text": f"{about['sentences']} {about['unit']} of {about['split']} "
         f"({about['languages'] or 'no language'}); skipped as too long: {about['too_long']}",
         "counts": ", ".join(f"{name} {n:,}" for name, n in about["counts"].items()),
         "heads without distributions, measured by |w| / Σ |w|": about["not_distributions"],
@@ -239,13 +246,14 @@ def _roles(
 ) -> Iterator[Finding]:
     """Positional, merging and interrogation heads (section 5.2), and those of rare words."""
     counts = about["counts"]
-    for offset in (-1, 1, 0):
+    sees_both_sides = any(SITE_KINDS[site] == "self" for site in about["self_attention"])
+    for offset in (-1, 1, 0) if sees_both_sides else (-1, 0):
         name, share = OFFSET_NAMES[offset], thresholds.positional_share
         yield _role_row(heads, f"{name}-token head", name, f"{name}_share", share)
     for row in complete_rows(heads, "offset"):
         if row["offset"] not in OFFSET_NAMES and offset_name(row["offset"]) in _roles_of(row):
             yield _row("head at another offset", SEEN, row, value=row["offset_share"])
-    for site, side in about["self_attention"].items():
+    for site, side in about["self_attention"].items() if about["languages"] else ():
         at_site = [row for row in heads if row["site"] == site]
         row = _role_row(at_site, "merging head", "merging", "merge_score", thresholds.merge_score)
         if f"{side}_words" not in counts:
@@ -254,6 +262,8 @@ def _roles(
             reason = f"Fewer than {MIN_SPLIT_WORDS} words of the {side} have several tokens."
             row |= {"outcome": UNMEASURED, "sentence": reason}
         yield {**row, "site": site}
+    if not sees_both_sides:
+        return
     role, threshold = "interrogation", thresholds.question_weight
     row = _role_row(heads, f"{role} head", role, "question_weight", threshold)
     if "question_word_tokens" not in counts:
@@ -286,6 +296,18 @@ def _role_row(
 
 def _roles_of(row: Row) -> list[str]:
     return (row["roles"] or "").split(";")
+
+
+def _kinds(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Kinds of heads of density models (Child et al. 2019, section 3.1)."""
+    heads = [{**row, "roles": row["kinds"]} for row in rows]
+    for kind in KINDS:
+        name, threshold = kind, MIN_SHARE
+        if kind == DATA_DEPENDENT:
+            name, threshold = "variation", MIN_VARIATION
+        if complete_rows(heads, name):
+            finding = f"{kind.replace('_', '-')} head"
+            yield _role_row(heads, finding, kind, name, threshold)
 
 
 # -- importance -----------------------------------------------------------------------------------

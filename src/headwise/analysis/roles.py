@@ -1,7 +1,8 @@
 """Roles of a head, from its statistics.
 
 A head may have several roles, or none. The names are those of the column `roles` of the table of
-heads: `previous`, `current`, `next`, `offset+2` and the like, `merging`, `interrogation`, `rare`.
+heads: `previous`, `current`, `next`, `offset+2` and the like, `merging`, `interrogation`, `rare`,
+and those of `headwise.analysis.kinds`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import torch
 
 from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, stats_except_alpha
 from headwise.analysis.density import Densities
+from headwise.analysis.kinds import Places, Variations, kinds, region_shares
 from headwise.analysis.observe import Call, observation, visit
 from headwise.analysis.positions import positions
 from headwise.analysis.pruning import Head, flat_heads, present_heads
@@ -89,6 +90,7 @@ def survey(
     max_offset: int = 5,
     thresholds: Thresholds | None = None,
     extra: Mapping[str, HeadValues] | None = None,
+    places: Mapping[str, Places] | None = None,
 ) -> Survey:
     """Measure every head on a text.
 
@@ -100,14 +102,17 @@ def survey(
         max_offset: offsets from -max_offset to max_offset are measured.
         thresholds: of the roles.
         extra: more columns of the table of heads.
+        places: column -> the places of its values, if kinds of heads are measured.
     """
-    means, text_means = HeadMeans(), HeadMeans()
+    means, text_means, kind_means = HeadMeans(), HeadMeans(), HeadMeans()
     sites = {site.name: site for site in model.sites}
     bidirectional = {s.keys for s in model.sites if s.queries == s.keys and not s.causal}
     densities = Densities(max(len(text.ids) for text in texts.values()))
     offsets = range(-max_offset, max_offset + 1)
     words = {name: text.clusters() for name, text in texts.items()}
     rare = {name: rarest(texts[name].ids) for name in bidirectional}
+    places = places or {}
+    variations = {name: Variations(of_column.window) for name, of_column in places.items()}
     questions = {n: _questions(texts[n]) for n in bidirectional if has_word_list(texts[n].language)}
 
     def see(batch: Batch, call: Call) -> None:
@@ -123,6 +128,10 @@ def survey(
             interrogation(batch, obs, questions),
         ):
             text_means.add(obs, values, counted)
+        if obs.is_self and obs.keys in places:
+            variations[obs.keys].add(obs)
+            for values, counted in region_shares(batch, obs, places[obs.keys]):
+                kind_means.add(obs, values, counted)
 
     visit(model, batches, device, see)
     stats = means.tables(model)
@@ -131,6 +140,11 @@ def survey(
     stats = {"alpha": alpha, **stats_except_alpha(model), **stats}
     layers = _layer_rows(model, {name: stats.pop(name, {}) for name in DIVERSITIES})
     heads = _by_head(model, {**stats, **text_means.tables(model), **(extra or {})})
+    shares = kind_means.tables(model)
+    for variation in variations.values():
+        shares["variation"] = {**shares.get("variation", {}), **variation.table(model)}
+    of_kinds = [{**h, **v, "kinds": ";".join(kinds(v))} for h, v in _by_head(model, shares) if v]
+    kinds_of = {tuple(row[name] for name in HEAD_KEY): row["kinds"] for row in of_kinds}
     counts = {
         **{f"{name}_tokens": sum(map(len, text.ids)) for name, text in texts.items()},
         **{k: n for name, rows in words.items() for k, n in _n_words(name, rows).items()},
@@ -140,7 +154,9 @@ def survey(
     rows = [_head_row(place, values, offsets) for place, values in heads]
     for row in rows:
         column = sites[row["site"]].keys
-        row["roles"] = ";".join(roles(row, column, counts, thresholds or Thresholds()))
+        names = roles(row, column, counts, thresholds or Thresholds())
+        kind = kinds_of.get(tuple(row[name] for name in HEAD_KEY))
+        row["roles"] = ";".join([*names, *([kind] if kind else [])])
     unusual = densities.unusual_sentences()
     for row in unusual:
         text = texts[sites[row["site"]].keys]
@@ -154,6 +170,7 @@ def survey(
             for name in others
             if name in values
         ],
+        "kinds": of_kinds,
         "layers": layers,
         "density": densities.histograms(),
         "offsets": [

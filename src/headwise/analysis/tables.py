@@ -131,6 +131,19 @@ HEADS = Table(
 OTHERS = Table(  # statistics without a column above, e.g. of gates and custom attentions
     "other_statistics", {**_PLACE, "statistic": str, "value": float}
 )
+KINDS = Table(  # of density models; see `headwise.analysis.kinds`
+    "kinds",
+    {
+        **_PLACE,
+        "local": float,  # share of weight; so are the next four
+        "row": float,
+        "column": float,
+        "global": float,
+        "start": float,  # on the start token
+        "variation": float,  # of the weights between inputs
+        "kinds": str,  # joined by ";", empty for none; also among the roles of the table of heads
+    },
+)
 LAYERS = Table(
     "layers", {"site": str, "layer": int, "diversity_heads": float, "diversity_keys": float}
 )
@@ -185,6 +198,6 @@ COMPARISON = Table(
     {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
 )
 TABLES = (
-    HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, FINDINGS,
+    HEADS, OTHERS, KINDS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, FINDINGS,
 )  # fmt: skip
-OPTIONAL = (OTHERS,)  # not written if empty
+OPTIONAL = (OTHERS, KINDS)  # not written if empty

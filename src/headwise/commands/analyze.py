@@ -36,11 +36,12 @@ from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.tasks.evaluation import MAX_HEAD_TOKENS
 from headwise.tasks.loading import load_selected
-from headwise.tasks.task import Inspected, TrainedRun
+from headwise.tasks.reading import Inspected
+from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 
-VERSION = 2  # of the analysis; results of another version are recomputed
-MAX_TOKENS = 4096  # padded tokens per batch: all weights of all layers are in memory at once
+VERSION = 3  # of the analysis; results of another version are recomputed
+MAX_TOKENS = 4096  # padded tokens per batch: all weights of a layer are in memory at once
 # Settings that may differ between a current analysis and the requested one.
 IGNORED_KEYS = ("run", "importance", "counts")
 THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
@@ -151,6 +152,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, items: Inspected) -> dict[str
         "languages": "→".join(text.language for text in items.texts.values()),
         "self_attention": {s.name: s.keys for s in run.model.sites if s.queries == s.keys},
         "sentences": len(items.numbers),
+        "unit": items.unit,
         "too_long": items.n_left_out,
         "text": items.digest(),
         "offsets": config.offsets,
@@ -185,7 +187,8 @@ def _measure(
         scores = head_importance(model, bar(batches, "importance"), loss, device)
         columns = {"importance": scores.raw, "importance_normalised": scores.normalised}
     settings = config.offsets, _thresholds(config)
-    result = survey(model, bar(batches, "heads"), device, items.texts, *settings, columns)
+    heads = bar(batches, "heads")
+    result = survey(model, heads, device, items.texts, *settings, columns, items.places)
     about["counts"] = result.counts
     for row in result.tables["sentences"]:
         row["sentence"] = items.numbers[row["sentence"] - 1]

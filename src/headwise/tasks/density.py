@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise.analysis.kinds import NEAR, Places
 from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
@@ -23,7 +24,7 @@ from headwise.config.density_data import (
 )
 from headwise.config.instantiate import instantiate
 from headwise.config.keys import with_changes
-from headwise.config.schema import Config
+from headwise.config.schema import Config, PruneDataConfig
 from headwise.data.builtin.text import BuiltinText
 from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
@@ -52,7 +53,7 @@ from headwise.model.places import site_alone
 from headwise.precision import autocast, check_precision, resolve_precision
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import measure_losses
-from headwise.tasks.reading import Axes, Item, Items, Reading, spaced
+from headwise.tasks.reading import Axes, Inspected, Item, Items, Reading, spaced
 from headwise.tasks.samples import Samples, TextSamples, write_validation_samples
 from headwise.tasks.task import Sizes, Task, TrainedRun, Validator
 from headwise.tasks.texts import read_lines
@@ -61,6 +62,8 @@ from headwise.train.distributed import Ranks
 from headwise.train.trainer import WriteOutputs, write_nothing
 
 SITE = "decoder_self"
+# Pairs of positions of the windows whose heads are measured, at validations and by an analysis.
+VALIDATION_PAIRS, ANALYSIS_PAIRS = 2**25, 2**28
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
     TextDataConfig: TextCorpus,
     BuiltinTextConfig: BuiltinText,
@@ -92,6 +95,23 @@ def is_text(config: Config) -> bool:
     """Return whether the data are text: others are neither shown nor sampled yet."""
     data: DensityDataConfig = config.data
     return data.unit == "byte"
+
+
+def n_windows(n_pairs: int, window: int) -> int:
+    """Number of windows with this number of pairs of positions, at least 1."""
+    return max(1, n_pairs // window**2)
+
+
+def places_of(run: TrainedRun) -> Places:
+    """Places of the values that a run predicts; rows of a sequence are strides of its pattern."""
+    data = run.config.data
+    if isinstance(data, ImageDataConfig):
+        _, columns, channels = data.shape
+        return Places(data.window, columns * channels, channels, 1)
+    patterns = [getattr(attention, "pattern", None) for _, _, attention in run.model.attentions()]
+    strides = [getattr(pattern, "stride", 0) for pattern in patterns]
+    row = max([*strides, getattr(parts_of(run.config).positions, "width", 0)])
+    return Places(data.window, row if row > 2 * NEAR else None, 0, 1)
 
 
 def check_windows(config: Config) -> None:
@@ -202,8 +222,11 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks
     ) -> Validator:
         """See `Task.validator`: windows side by side, which take the least time."""
-        side_by_side = replace(config, decode=replace(config.decode, min_context=0))
-        return super().validator(model, loss, data, side_by_side, ranks)
+        trainer, most = config.trainer, n_windows(VALIDATION_PAIRS, config.data.window)
+        trainer = replace(trainer, head_sentences=min(trainer.head_sentences, most))
+        decode = replace(config.decode, min_context=0)
+        config = replace(config, decode=decode, trainer=trainer)
+        return super().validator(model, loss, data, config, ranks)
 
     def measured(
         self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks,
@@ -252,8 +275,20 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         self, data: PreparedTokens, config: Config, rows: list[list[int]]
     ) -> ColumnText:
         """See `Task.column_text`."""
+        if not is_text(config):
+            return ColumnText("", rows, lambda _: "")
         marks, token = {BOS: "", EOS: "\n"}, data.tokenizer.id_to_piece
         return ColumnText(config.data.language or "", rows, lambda i: marks.get(i, token(i)))
+
+    def inspected(
+        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
+    ) -> Inspected:
+        """See `Task.inspected`: windows, by default of at most `ANALYSIS_PAIRS` if n² of each."""
+        if data.sentences is None and longest < math.inf:
+            most = n_windows(ANALYSIS_PAIRS, run.config.data.window)
+            data = replace(data, sentences=most)
+        items = super().inspected(run, data, max_tokens, longest)
+        return replace(items, unit="windows", places={COLUMN: places_of(run)})
 
     def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
         """See `Task.items`: windows, without characters that a window boundary splits."""

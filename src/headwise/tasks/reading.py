@@ -1,12 +1,19 @@
-"""Texts to show, and the attention weights of a model on them."""
+"""Items to analyse or to show, and the attention weights of a model on them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from headwise.analysis.kinds import Places
 from headwise.analysis.observe import Observation
+from headwise.analysis.survey import ColumnText
+from headwise.data.batch import Batch
+from headwise.losses.loss import Loss
+from headwise.metrics.metric import Measured
 
 T = TypeVar("T")
 
@@ -78,6 +85,36 @@ class Reading:
     axes: Mapping[str, Axes]
     observations: Sequence[Observation]
     texts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Items of a split (sentences, windows) for the analysis of heads.
+
+    Attributes:
+        split: its name.
+        batches: all items; their `rows` are indices into the lists below.
+        texts: of each column of the batches.
+        numbers: of the items in the split, from 1.
+        measure: returns the metrics of a validation on these items with the current model.
+        n_left_out: number of items that are too long.
+        unit: what the items are, in the plural.
+        places: column -> the places of its values, for kinds of heads.
+    """
+
+    split: str
+    batches: Sequence[Batch]
+    texts: Mapping[str, ColumnText]
+    numbers: Sequence[int]
+    measure: Callable[[Loss], Sequence[Measured]]
+    n_left_out: int = 0
+    unit: str = "sentences"
+    places: Mapping[str, Places] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Hash of the ids."""
+        ids = {name: [list(map(int, row)) for row in t.ids] for name, t in self.texts.items()}
+        return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
 
 def spaced(items: Sequence[T], max_items: int) -> list[T]:

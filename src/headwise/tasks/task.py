@@ -5,8 +5,6 @@ The training loop (`headwise.train`) is independent of tasks; `task=` selects on
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +26,7 @@ from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import head_values, measure_losses
-from headwise.tasks.reading import Items, Reading
+from headwise.tasks.reading import Inspected, Items, Reading
 from headwise.tasks.samples import Samples
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
@@ -131,32 +129,6 @@ class TrainedRun:
     def facts(self) -> dict[str, str]:
         """Name -> value of additional facts for the page of the run."""
         return {}
-
-
-@dataclass(frozen=True)
-class Inspected:
-    """Items of a split (sentences, windows) for the analysis of heads.
-
-    Attributes:
-        split: its name.
-        batches: all items; their `rows` are indices into the lists below.
-        texts: of each column of the batches.
-        numbers: of the items in the split, from 1.
-        measure: returns the metrics of a validation on these items with the current model.
-        n_left_out: number of items that are too long.
-    """
-
-    split: str
-    batches: Sequence[Batch]
-    texts: Mapping[str, ColumnText]
-    numbers: Sequence[int]
-    measure: Callable[[Loss], Sequence[Measured]]
-    n_left_out: int = 0
-
-    def digest(self) -> str:
-        """Hash of the ids."""
-        ids = {name: [list(map(int, row)) for row in t.ids] for name, t in self.texts.items()}
-        return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

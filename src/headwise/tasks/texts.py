@@ -20,7 +20,8 @@ from headwise.metrics.bleu import score_translations
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import HYPOTHESES, measure_losses
-from headwise.tasks.task import Inspected, TrainedRun
+from headwise.tasks.reading import Inspected
+from headwise.tasks.task import TrainedRun
 from headwise.tasks.translation_run import TranslationRun
 from headwise.train.distributed import Ranks
 

@@ -26,8 +26,8 @@ from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import HYPOTHESES, TranslationValidator, evaluate_texts
-from headwise.tasks.reading import Items, Reading
-from headwise.tasks.task import Inspected, Sizes, Task, TrainedRun
+from headwise.tasks.reading import Inspected, Items, Reading
+from headwise.tasks.task import Sizes, Task, TrainedRun
 from headwise.tasks.texts import inspected_pairs
 from headwise.tasks.translation_readings import chosen_sentences, readings
 from headwise.tasks.translation_run import TranslationRun

@@ -12,14 +12,14 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from typing import Any
 
 from headwise.config.schema import SITE_NAMES
 from headwise.tasks.reading import Items
 
-SCRIPTS = ("state", "weights", "heads", "attention", "texts", "findings", "page")
+SCRIPTS = ("state", "weights", "heads", "view", "attention", "texts", "findings", "page")
 
 
 def page_text(
@@ -38,7 +38,10 @@ def page_text(
     labels = _labels(contents)
     data = {
         "runs": [{**run, "label": label} for run, label in zip(contents, labels, strict=True)],
-        "items": asdict(items),
+        "items": {
+            **asdict(replace(items, chosen=[])),
+            "chosen": [{"number": item.number, "texts": item.texts} for item in items.chosen],
+        },
         "sites": SITE_NAMES,
     }
     return fill_template(

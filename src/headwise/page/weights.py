@@ -9,8 +9,9 @@ Axes: H heads, Q queries, K keys.
 from __future__ import annotations
 
 import base64
+import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,23 @@ def rounded(weights_HQK: Tensor, allowed_HQK: Tensor) -> Weights:
     weights: Weights = np.ldexp(np.rint(fractions * 2**N_DIGITS) / 2**N_DIGITS, exponents)
     weights[~allowed_HQK.cpu().numpy()] = np.nan
     return weights
+
+
+def by_cell(weights_HQK: Weights, shape: Sequence[int], n_start: int) -> Weights:
+    """Return the weights (H, Q, n_start + cells): sums over the channels of a pixel.
+
+    Values without a key are masked.
+
+    Args:
+        shape: rows, columns and channels of an image; (samples,) of a sequence.
+        n_start: number of keys before the first value.
+    """
+    n_keys, channels = n_start + math.prod(shape), shape[2] if len(shape) > 2 else 1
+    missing = ((0, 0), (0, 0), (0, n_keys - weights_HQK.shape[2]))
+    padded_HQK = np.pad(weights_HQK, missing, constant_values=np.nan)
+    cells_HQNC = padded_HQK[..., n_start:].reshape(*padded_HQK.shape[:2], -1, channels)
+    sums_HQN = np.where(np.isnan(cells_HQNC).all(-1), np.nan, np.nansum(cells_HQNC, -1))
+    return np.concatenate((padded_HQK[..., :n_start], sums_HQN.astype(np.float32)), -1)
 
 
 def packed(weights: Iterable[Weights]) -> str:

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from headwise.analysis.kinds import NEAR, Places
-from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.density_data import (
@@ -35,15 +33,12 @@ from headwise.data.token_stream import (
     TOKENIZER,
     DensityCorpus,
     PreparedTokens,
-    TokenStream,
-    ids_text,
     prepare_tokens,
-    text_ids,
 )
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.data.windows import EvaluationWindows, TrainingWindows
-from headwise.errors import DataError, RunError, require
+from headwise.errors import RunError, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
@@ -52,16 +47,22 @@ from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.precision import autocast, check_precision, resolve_precision
 from headwise.runs.folder import RunFolder
+from headwise.tasks.density_items import (
+    SITE,
+    places_of,
+    text_items,
+    text_readings,
+    value_items,
+    value_readings,
+)
 from headwise.tasks.evaluation import measure_losses
-from headwise.tasks.reading import Axes, Inspected, Item, Items, Reading, spaced
+from headwise.tasks.reading import Inspected, Items, Reading
 from headwise.tasks.samples import Samples, TextSamples, write_validation_samples
 from headwise.tasks.task import Sizes, Task, TrainedRun, Validator
-from headwise.tasks.texts import read_lines
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import WriteOutputs, write_nothing
 
-SITE = "decoder_self"
 # Pairs of positions of the windows whose heads are measured, at validations and by an analysis.
 VALIDATION_PAIRS, ANALYSIS_PAIRS = 2**25, 2**28
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
@@ -100,18 +101,6 @@ def is_text(config: Config) -> bool:
 def n_windows(n_pairs: int, window: int) -> int:
     """Number of windows with this number of pairs of positions, at least 1."""
     return max(1, n_pairs // window**2)
-
-
-def places_of(run: TrainedRun) -> Places:
-    """Places of the values that a run predicts; rows of a sequence are strides of its pattern."""
-    data = run.config.data
-    if isinstance(data, ImageDataConfig):
-        _, columns, channels = data.shape
-        return Places(data.window, columns * channels, channels, 1)
-    patterns = [getattr(attention, "pattern", None) for _, _, attention in run.model.attentions()]
-    strides = [getattr(pattern, "stride", 0) for pattern in patterns]
-    row = max([*strides, getattr(parts_of(run.config).positions, "width", 0)])
-    return Places(data.window, row if row > 2 * NEAR else None, 0, 1)
 
 
 def check_windows(config: Config) -> None:
@@ -291,46 +280,12 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         return replace(items, unit="windows", places={COLUMN: places_of(run)})
 
     def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
-        """See `Task.items`: windows, without characters that a window boundary splits."""
-        require_text(run)
-        data, tokenizer = run.config.data, Tokenizer.load(run.folder.path / TOKENIZER)
-        if path is None:
-            origin = [*data.test, data.valid][0]
-            ids = text_of_run(run, origin).stream(origin).ids
-        else:
-            origin, ids = (
-                path.name,
-                text_ids("".join(f"{line}\n" for line in read_lines(path)), tokenizer),
-            )
-        starts = range(0, len(ids), data.window)
-        chosen = [
-            Item(start // data.window + 1, {"text": text})
-            for start in (starts[:max_items] if path else spaced(starts, max_items))
-            if (text := ids_text(ids[start : start + data.window], tokenizer)).strip()
-        ]
-        if not chosen:
-            raise DataError(f"{path or origin} has no text to show")
-        return Items(origin, "windows", chosen, len(starts))
+        """See `Task.items`: windows of text, images, or windows of other values."""
+        return (text_items if is_text(run.config) else value_items)(run, max_items, path)
 
-    def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
-        """See `Task.readings`: each text is truncated to one window."""
-        require_text(run)
-        window, tokenizer = run.config.data.window, Tokenizer.load(run.folder.path / TOKENIZER)
-        for index, text in enumerate(texts):
-            if not text:
-                raise DataError(f"text {index + 1} is empty: there is no attention to show")
-            ids = text_ids(text, tokenizer)[:window]
-            batches = EvaluationWindows(TokenStream(ids), BOS, window, window)
-            ((batch, observed),) = observations(run.model, batches, run.device)
-            names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
-            yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
-
-
-def require_text(run: TrainedRun) -> None:
-    """Refuse a run on images or music, whose values are not shown yet."""
-    if not is_text(run.config):
-        name = run.config.data.name
-        raise RunError(f"pages and sentences show text, but this run is on data={name}")
+    def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
+        """See `Task.readings`."""
+        return (text_readings if is_text(run.config) else value_readings)(run, texts)
 
 
 def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedTokens:

@@ -20,20 +20,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Item:
-    """A sentence or a window of text.
+    """A sentence, a window of text, or an image or other values.
 
     Attributes:
         number: of the item in its file, from 1.
         texts: name -> text; the first is the model's input, the others are shown next to it.
+        values: the model's input if it is not text, one byte each; then the text is a title.
     """
 
     number: int
     texts: Mapping[str, str]
+    values: bytes | None = None
 
     @property
     def text(self) -> str:
-        """The model's input."""
+        """The first text."""
         return next(iter(self.texts.values()))
+
+    @property
+    def input(self) -> str | bytes:
+        """The model's input."""
+        return self.text if self.values is None else self.values
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,23 @@ class Items:
 
 
 @dataclass(frozen=True)
+class View:
+    """Values that are drawn, with the weights of some queries over them.
+
+    Attributes:
+        shape: rows, columns and channels of an image; (samples,) of a sequence.
+        values: all values, one byte each.
+        queries: numbers of the values at the queries.
+        n_start: number of keys before the first value.
+    """
+
+    shape: Sequence[int]
+    values: bytes
+    queries: Sequence[int]
+    n_start: int = 0
+
+
+@dataclass(frozen=True)
 class Axes:
     """Labels of the attention weights of a site.
 
@@ -64,12 +88,14 @@ class Axes:
         keys: a name for each column of the weights.
         text: the input as one text.
         note: a remark to show with it.
+        view: drawn instead of the names of the keys.
     """
 
     queries: Sequence[str]
     keys: Sequence[str]
     text: str
     note: str = ""
+    view: View | None = None
 
 
 @dataclass(frozen=True)

@@ -348,8 +348,8 @@ class Task(Generic[C, D]):
         """
         raise RunError(f"task={self.name} defines no items to show a run on")
 
-    def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
-        """Yield the index and the reading of each text, in any order.
+    def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
+        """Yield the index and the reading of each text, or `Item.values`, in any order.
 
         Raises:
             DataError: a text that cannot be the model's input.

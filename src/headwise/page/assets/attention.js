@@ -1,4 +1,5 @@
-// The attention view: the weights of one head on a text as a heat map, with its layer.
+// The attention view: the weights of one head on a text as a heat map, or over an image, with its
+// layer.
 
 /** The chosen head on the chosen text, in every run. */
 async function drawMaps() {
@@ -25,6 +26,8 @@ async function mapFigure(run, chosen) {
   const hint = (text) => make("p", { class: "hint", text });
   if (!row) figure.append(hint("This run has no such head."));
   else if (!weights) figure.append(hint("This head has no valid weights."));
+  else if (content.axes[site].view)
+    figure.append(...viewFigure(content.axes[site], weights, `Weights of ${place}, ${run.label}`));
   else {
     if (weights.scale !== 1)
       figure.append(hint(`The darkest colour is a weight of ${weights.scale.toPrecision(3)}.`));
@@ -54,7 +57,8 @@ async function overview(run, content, chosen) {
       onclick: () => chooseHead(row),
     };
     const button = make("button", attributes, make("span", { text: `head ${row.head}` }));
-    if (weights) button.prepend(thumbnail(weights));
+    const { view } = content.axes[site];
+    if (weights) button.prepend(thumbnail(view ? queryWeights(view, weights) : weights));
     return button;
   });
   const attributes = { class: "overview", role: "group", "aria-label": `All heads of layer ${layer}` };

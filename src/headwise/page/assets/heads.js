@@ -37,6 +37,11 @@ const ROLES = {
   merging: ["M", "merges the tokens of a word"],
   interrogation: ["Q", "attends to the question mark from question words"],
   rare: ["R", "attends to the rarest token"],
+  local: ["L", "attends to neighbouring values"],
+  row: ["H", "attends to the same row"],
+  column: ["V", "attends to the same column"],
+  global: ["G", "attends outside the row and the column"],
+  data_dependent: ["D", "attends to other places in other inputs"],
 };
 
 /** Letter and meaning of a role, such as `offset+2`. */

@@ -68,11 +68,16 @@ function start() {
   offer("item", items, (index) => {
     state.item = Number(index);
     drawTexts();
+    offerQueries();
     drawMaps();
   });
+  byId("query").addEventListener("change", () => chooseQuery(byId("query").value));
+  // a view has the colours of the theme
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMaps);
   byId("origin").textContent = originOf();
   drawGrids();
   drawTexts();
+  offerQueries();
   chooseHead(firstHead(allHeads));
 }
 

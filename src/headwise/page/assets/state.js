@@ -2,7 +2,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
-const state = { item: 0, site: "", layer: 1, head: 1, measure: "alpha" };
+const state = { item: 0, site: "", layer: 1, head: 1, measure: "alpha", query: null };
 
 /** An element with properties (`text`, `on…`, attributes) and children. */
 function make(tag, properties = {}, ...children) {

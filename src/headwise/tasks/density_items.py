@@ -1,0 +1,148 @@
+"""Windows of the data of a density model to show, and the attention of the model on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwise.analysis.kinds import NEAR, Places
+from headwise.analysis.observe import observations
+from headwise.config.density_data import ImageDataConfig
+from headwise.data.token_stream import COLUMN, TOKENIZER, TokenStream, ids_text, text_ids
+from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
+from headwise.data.windows import EvaluationWindows
+from headwise.errors import DataError
+from headwise.model.build import parts_of
+from headwise.tasks.reading import Axes, Item, Items, Reading, View, spaced
+from headwise.tasks.task import TrainedRun
+from headwise.tasks.texts import read_lines
+
+SITE = "decoder_self"
+MAX_TOKENS = 512  # shown of a text, whose tokens are rows and columns of a table
+MAX_SAMPLES = 4096  # shown of a sequence of values
+MAX_WEIGHTS = 2**23  # of all heads and windows on a page with pictures; determines the queries
+COLOURS = {1: ("",), 3: (", red", ", green", ", blue")}
+
+
+def places_of(run: TrainedRun) -> Places:
+    """Places of the values that a run predicts; rows of a sequence are strides of its pattern."""
+    data = run.config.data
+    if isinstance(data, ImageDataConfig):
+        _, columns, channels = data.shape
+        return Places(data.window, columns * channels, channels, 1)
+    patterns = [getattr(attention, "pattern", None) for _, _, attention in run.model.attentions()]
+    strides = [getattr(pattern, "stride", 0) for pattern in patterns]
+    row = max([*strides, getattr(parts_of(run.config).positions, "width", 0)])
+    return Places(data.window, row if row > 2 * NEAR else None, 0, 1)
+
+
+def _set_to_show(run: TrainedRun) -> tuple[str, Any]:
+    """Name of the first test set, or of the validation set, and its tokens."""
+    name = [*run.config.data.test, run.config.data.valid][0]
+    return name, run.task.prepared_split(run, name, None).stream(name).ids
+
+
+def text_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
+    """Windows of text, without characters that a window boundary splits."""
+    window, tokenizer = run.config.data.window, Tokenizer.load(run.folder.path / TOKENIZER)
+    if path is None:
+        origin, ids = _set_to_show(run)
+    else:
+        lines = (f"{line}\n" for line in read_lines(path))
+        origin, ids = path.name, text_ids("".join(lines), tokenizer)
+    starts = range(0, len(ids), window)
+    chosen = [
+        Item(start // window + 1, {"text": text})
+        for start in (starts[:max_items] if path else spaced(starts, max_items))
+        if (text := ids_text(ids[start : start + window], tokenizer)).strip()
+    ]
+    if not chosen:
+        raise DataError(f"{path or origin} has no text to show")
+    return Items(origin, "windows", chosen, len(starts))
+
+
+def text_readings(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
+    """Readings of texts, each truncated to one window, and to `MAX_TOKENS`."""
+    tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
+    window = min(run.config.data.window, MAX_TOKENS)
+    for index, text in enumerate(texts):
+        if not text or not isinstance(text, str):
+            raise DataError(f"text {index + 1} is empty: there is no attention to show")
+        ids = text_ids(text, tokenizer)[:window]
+        batches = EvaluationWindows(TokenStream(ids), BOS, window, window)
+        ((batch, observed),) = observations(run.model, batches, run.device)
+        names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
+        yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
+
+
+def value_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
+    """Images, or windows of other values, evenly spaced."""
+    data = run.config.data
+    if path is not None:
+        raise DataError(f"sentences={path} is text, but this run is on data={data.name}")
+    is_image = isinstance(data, ImageDataConfig)
+    unit, size = ("image", math.prod(data.shape)) if is_image else ("window", data.window)
+    origin, ids = _set_to_show(run)
+    chosen = [
+        Item(
+            start // size + 1,
+            {unit: f"{unit} of {origin}"},
+            (ids[start : start + size] - N_SPECIALS).astype(np.uint8).tobytes(),
+        )
+        for start in spaced(range(0, len(ids), size), max_items)
+    ]
+    return Items(origin, f"{unit}s", chosen, -(-len(ids) // size))
+
+
+def value_readings(run: TrainedRun, items: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
+    """Readings of the values of images or windows, for queries spread over them."""
+    data = run.config.data
+    is_image = isinstance(data, ImageDataConfig)
+    window = data.window if is_image else min(data.window, MAX_SAMPLES)
+    shape = tuple(data.shape) if is_image else (window,)
+    n_heads = sum(attention.place.n_heads for _, _, attention in run.model.attentions())
+    n_cells = math.prod(shape[:2])
+    n_queries = MAX_WEIGHTS // max(1, len(items) * n_heads * n_cells)
+    for index, values in enumerate(items):
+        fits = isinstance(values, bytes) and (len(values) == math.prod(shape) or not is_image)
+        if not fits:
+            raise DataError(f"item {index + 1} has no values of data={data.name} to show")
+        ids = np.frombuffer(values, np.uint8)[:window].astype(np.int64) + N_SPECIALS
+        view = View(shape, values[: math.prod(shape)], selected(shape, n_queries, len(ids)), 1)
+        batches = EvaluationWindows(TokenStream(ids), BOS, window, window)
+        ((_, observed),) = observations(run.model, batches, run.device, view.queries)
+        names = [value_name(shape, query) for query in view.queries]
+        yield index, Reading({SITE: Axes(names, [], "", view=view)}, observed)
+
+
+def selected(shape: Sequence[int], n_queries: int, n_values: int) -> list[int]:
+    """Numbers of at most `n_queries` values, or channels of a pixel, evenly spread."""
+    if len(shape) == 1:
+        n = max(1, min(n_queries, n_values))
+        return [(i + 1) * n_values // n - 1 for i in range(n)]
+    rows, columns, channels = shape
+    side = max(1, math.isqrt(n_queries // channels))
+    middles = [
+        [(2 * i + 1) * size // (2 * min(side, size)) for i in range(min(side, size))]
+        for size in (rows, columns)
+    ]
+    values = [
+        (row * columns + column) * channels + channel
+        for row in middles[0]
+        for column in middles[1]
+        for channel in range(channels)
+    ]
+    return [value for value in values if value < n_values]
+
+
+def value_name(shape: Sequence[int], value: int) -> str:
+    """Name of a value, counted from 1."""
+    if len(shape) == 1:
+        return f"sample {value + 1}"
+    row, column, channel = np.unravel_index(value, tuple(shape))
+    colours = COLOURS.get(shape[2], [f", channel {n}" for n in range(1, shape[2] + 1)])
+    return f"row {row + 1}, column {column + 1}{colours[channel]}"

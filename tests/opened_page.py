@@ -65,7 +65,9 @@ def started_browser() -> Iterator[Any]:
 class OpenedPage:
     """A page in a browser, with its console messages and requests."""
 
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+    def __init__(
+        self, browser: Any, path: Path, shown: str = "table.weights", **options: Any
+    ) -> None:
         self.context = browser.new_context(**options)
         self.page = self.context.new_page()
         self.console_messages: list[str] = []
@@ -74,7 +76,7 @@ class OpenedPage:
         self.page.on("pageerror", lambda error: self.console_messages.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector("table.weights")
+        self.page.wait_for_selector(shown)
 
     def head(self, site: str, layer: int, head: int, run: int = 0) -> Any:
         """A cell of the grid of heads."""

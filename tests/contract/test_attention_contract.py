@@ -222,11 +222,16 @@ def test_unsupported_sites_are_rejected_with_alternatives(
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize("segments", [None, [0, 0, 0, 1, 1]])
 @pytest.mark.parametrize(("variant", "site"), cases())
-def test_blocks_of_queries_equal_the_whole(variant: str, site: str) -> None:
+def test_blocks_of_queries_equal_the_whole(
+    variant: str, site: str, segments: list[int] | None
+) -> None:
     """The analysis of long sequences relies on it."""
     attention = build(variant, site)
     query, key, mask = inputs_of(site)
+    if segments is not None and site != "cross" and variant != "linformer":
+        mask = Mask(causal=mask.causal, segments_BN=torch.tensor([segments] * B))
     whole = attention(query, key, key, mask)
     block = replace(mask, query_offset=2)
     keys = key[:, :4] if mask.causal else key

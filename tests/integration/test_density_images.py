@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,17 @@ from torch.nn.functional import cross_entropy
 
 from command_line import CommandLine, composer, read_json, run_folders
 from headwise import load
+from headwise.analysis.kinds import REGIONS
+from headwise.analysis.tables import KINDS
 from headwise.commands.train import train
 from headwise.config.schema import typed
 from headwise.data.music import mu_law
 from headwise.data.tokenizer import BOS, N_SPECIALS
-from headwise.errors import RunError
+from headwise.errors import DataError
+from headwise.tasks.density_items import selected
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
+from opened_page import OpenedPage, needs_browser, started_browser
 from published_images import random_images, write_wav
 
 SHAPE = (4, 4, 3)
@@ -82,14 +88,109 @@ def test_bits_per_dimension_of_images_match_the_weights(run: Path, overrides: li
         assert "bits_per_byte" not in scores[split]
 
 
-def test_heads_of_images_are_analysed_and_pages_refused(headwise: CommandLine, run: Path) -> None:
+def test_heads_of_images_have_kinds(headwise: CommandLine, run: Path) -> None:
+    """The strided pattern allows the row and the column of the key at the query only."""
     headwise.ok("analyze", f"run={run}")
-    refusal = headwise("report", f"run={run}", "page=true")
-    message = "pages and sentences show text, but this run is on data=images"
+    rows = KINDS.read(run / "analysis")
+    assert len(rows) == 2 * 4
+    for row in rows:
+        shares = [row[name] for name in REGIONS]
+        assert sum(shares) == pytest.approx(1)
+        assert 0 <= row["variation"] <= 1
+        assert row["kinds"].split(";")[0] == max(REGIONS, key=lambda name, row=row: row[name])
+    text = (run / "analysis" / "findings.md").read_text(encoding="utf-8")
+    assert "3 windows of valid" in text
+    assert "| column head |" in text
+    assert "merging" not in text
+
+
+def page_data(run: Path) -> Any:
+    page = (run / "page.html").read_text(encoding="utf-8")
+    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+
+
+def test_page_has_the_weights_over_an_image(headwise: CommandLine, run: Path) -> None:
+    headwise.ok("report", f"run={run}", "page=true", "n_sentences=1")
+    data = page_data(run)
+    (reading,) = data["runs"][0]["readings"]
+    axes = reading["axes"]["decoder_self"]
+    loaded = load(run, device="cpu")
+    (item,) = loaded.task.items(loaded, 1, None).chosen
+    assert item.values is not None
+    assert base64.b64decode(axes["view"]["values"]) == item.values
+    assert axes["view"]["queries"] == list(range(VALUES))
+    assert axes["queries"][VALUES - 1] == "row 4, column 4, blue"
+    weights = np.frombuffer(zlib.decompress(base64.b64decode(reading["weights"])), "<f4")
+    assert [block["shape"] for block in reading["blocks"]] == [[VALUES, 1 + 16]] * 2
+    of_query_1 = weights.reshape(2, 4, VALUES, 17)[:, :, 1]  # sees the start and one value
+    assert np.isnan(of_query_1[..., 2:]).all()
+    assert of_query_1[..., :2].sum(-1) == pytest.approx(1, abs=0.01)
+    sums = np.nansum(weights.reshape(2, 4, VALUES, 17), -1)
+    assert sums == pytest.approx(1, abs=0.01)
+
+
+def test_text_is_refused_for_images(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("Haus", encoding="utf-8")
+    refusal = headwise("report", f"run={run}", "page=true", f"sentences={tmp_path}/text")
+    message = f"sentences={tmp_path}/text is text, but this run is on data=images"
     assert (refusal.code, refusal.err) == (1, f"headwise: {message}\n")
     loaded = load(run, device="cpu")
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(DataError, match="item 1 has no values of data=images to show"):
         next(loaded.task.readings(loaded, ["Haus"]))
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_browser_draws_the_weights_over_the_image(
+    headwise: CommandLine, run: Path, theme: str
+) -> None:
+    headwise.ok("report", f"run={run}", "page=true", "n_sentences=2")
+    browsers = started_browser()
+    opened = OpenedPage(next(browsers), run / "page.html", ".view canvas", color_scheme=theme)
+    page = opened.page
+    assert page.locator("#query option").count() == VALUES
+    page.select_option("#query", label="row 3, column 2, green")
+    line = page.locator("figure.map output")
+    page.wait_for_function(
+        "document.querySelector('figure.map output').textContent.includes('column 2, green')"
+    )
+    canvas = page.locator(".view canvas").first
+
+    def point(row: int, column: int) -> dict[str, float]:
+        box = canvas.bounding_box()
+        places = (column - 0.5) * box["width"] / 4, (row - 0.5) * box["height"] / 4
+        return dict(zip("xy", places, strict=True))
+
+    canvas.hover(position=point(1, 4))
+    shown = line.text_content()
+    assert shown.endswith(": row 1, column 4")
+    canvas.hover(position=point(4, 1))
+    assert line.text_content() == "masked: row 4, column 1"  # after the query
+    canvas.click(position=point(2, 4))
+    page.wait_for_function("document.getElementById('query').value == '22'")  # green again
+    page.select_option("#item", "1")
+    page.wait_for_selector(".view canvas")
+    assert page.locator("#query").input_value() == "22"
+    assert page.locator(".overview canvas").count() == 4
+    assert (opened.console_messages, opened.requests) == ([], [(run / "page.html").as_uri()])
+    browsers.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_queries", "n_values", "expected"),
+    [
+        ([4, 4, 1], 4, 16, [5, 7, 13, 15]),
+        ([2, 2, 3], 100, 12, list(range(12))),
+        ([4, 4, 1], 0, 16, [10]),
+        ([4, 4, 1], 4, 8, [5, 7]),
+        ([100], 4, 100, [24, 49, 74, 99]),
+    ],
+)
+def test_queries_to_show_are_spread(
+    shape: list[int], n_queries: int, n_values: int, expected: list[int]
+) -> None:
+    assert selected(shape, n_queries, n_values) == expected
 
 
 def test_bits_of_music_start_every_piece_anew(headwise: CommandLine, tmp_path: Path) -> None:
@@ -108,6 +209,11 @@ def test_bits_of_music_start_every_piece_anew(headwise: CommandLine, tmp_path: P
     scores = json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
     expected = bits(run, overrides, codes, 20)
     assert scores["test"]["bits_per_dimension"]["score"] == pytest.approx(expected, rel=1e-6)
+    headwise.ok("report", f"run={run}", "page=true", "n_sentences=2")
+    axes = page_data(run)["runs"][0]["readings"][1]["axes"]["decoder_self"]
+    fourth = np.concatenate([code.flatten() for code in codes])[60:80]
+    assert base64.b64decode(axes["view"]["values"]) == fourth.tobytes()
+    assert (axes["view"]["shape"], axes["queries"][19]) == ([20], "sample 20")
 
 
 @pytest.mark.parametrize(

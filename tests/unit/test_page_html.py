@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headwise.analysis.kinds import KINDS
 from headwise.analysis.roles import OFFSET_NAMES
 from headwise.page import document
 from headwise.page.document import fill_template, page_text, script_json
@@ -127,4 +128,5 @@ def test_page_has_a_label_for_every_role() -> None:
     script = (Path(document.__file__).parent / "assets" / "heads.js").read_text(encoding="utf-8")
     (table,) = re.findall(r"const ROLES = \{\n(.*?)\n\};", script, re.DOTALL)
     roles = re.findall(r"^  (\w+):", table, re.MULTILINE)
-    assert {*OFFSET_NAMES.values(), "merging", "interrogation", "rare"} == set(roles)
+    expected = {*OFFSET_NAMES.values(), "merging", "interrogation", "rare", *KINDS}
+    assert expected == set(roles)

@@ -123,19 +123,15 @@ class LinearAttention(MultiHeadAttention):
                 f"got {n_queries} queries from position {mask.query_offset} and "
                 f"{n_cached} cached and {n_keys} new keys"
             )
-        if mask.segments_BN is not None and not mask.causal:
-            return _documents_product(
-                query_BHQE, key_BHKE, value_BHKF, self.chunk_size, mask.segments_BN
-            )
+        if mask.segments_BN is not None:
+            return self._attend_in_documents(query_BHQE, key_BHKE, value_BHKF, mask)
         if not mask.causal or n_queries == 1:  # every query attends to every key
             sums_BHEF = key_BHKE.mT @ value_BHKF
             if cache is not None:
                 sums_BHEF = cache.update(sums_BHEF, n_keys)
             return query_BHQE @ sums_BHEF
         key_BHQE, value_BHQF = key_BHKE[:, :, n_before:], value_BHKF[:, :, n_before:]
-        sums_BHQF = causal_product(
-            query_BHQE, key_BHQE, value_BHQF, self.chunk_size, segments_BN=mask.segments_BN
-        )
+        sums_BHQF = causal_product(query_BHQE, key_BHQE, value_BHQF, self.chunk_size)
         if n_before > 0:
             before_BHEF = key_BHKE[:, :, :n_before].mT @ value_BHKF[:, :, :n_before]
             sums_BHQF = sums_BHQF + query_BHQE @ before_BHEF
@@ -144,6 +140,21 @@ class LinearAttention(MultiHeadAttention):
                 sums_BHQF = sums_BHQF + query_BHQE @ cache.sums_BHEF
             cache.update(key_BHKE.mT @ value_BHKF, n_keys)
         return sums_BHQF
+
+    def _attend_in_documents(
+        self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKF: Tensor, mask: Mask
+    ) -> Tensor:
+        """See `_attend`; without a cache."""
+        first, n_queries, n_keys = mask.query_offset, query_BHQE.shape[2], key_BHKE.shape[2]
+        assert mask.segments_BN is not None
+        segments_BK = mask.segments_BN[:, :n_keys]
+        query_BHKE = functional.pad(query_BHQE, (0, 0, first, n_keys - first - n_queries))
+        states = query_BHKE, key_BHKE, value_BHKF, self.chunk_size
+        if mask.causal:
+            sums_BHKF = causal_product(*states, segments_BN=segments_BK)
+        else:
+            sums_BHKF = _documents_product(*states, segments_BK)
+        return sums_BHKF[:, :, first : first + n_queries]
 
     def _context(self, sums_BHQF: Tensor, dtype: torch.dtype) -> Tensor:
         """Divide numerators by denominators and join the heads: (B, Q, D)."""

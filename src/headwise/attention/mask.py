@@ -97,10 +97,15 @@ class Mask:
         if self.key_lengths_B is not None:
             visible_BQ = torch.minimum(visible_BQ, self.key_lengths_B[:, None])
         if self.segments_BN is not None:
-            before_BQ = torch.searchsorted(self.segments_BN, self.segments_BN)
-            end_BQ = torch.searchsorted(self.segments_BN, self.segments_BN, right=True)
+            of_queries_BQ = self._segments_of_queries(n_queries)
+            before_BQ = torch.searchsorted(self.segments_BN, of_queries_BQ)
+            end_BQ = torch.searchsorted(self.segments_BN, of_queries_BQ, right=True)
             visible_BQ = torch.minimum(visible_BQ, end_BQ) - before_BQ
         return visible_BQ
+
+    def _segments_of_queries(self, n_queries: int) -> Tensor:
+        assert self.segments_BN is not None
+        return self.segments_BN[:, self.query_offset :][:, :n_queries].contiguous()
 
     def _make_dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         keys_K = torch.arange(n_keys, device=device)
@@ -111,7 +116,8 @@ class Mask:
         if self.causal and n_keys > self.query_offset + 1:
             parts.append((keys_K <= queries_Q[:, None])[None, None])
         if self.segments_BN is not None:
-            same_BQK = self.segments_BN[:, :, None] == self.segments_BN[:, None]
+            of_queries_BQ = self._segments_of_queries(n_queries)
+            same_BQK = of_queries_BQ[:, :, None] == self.segments_BN[:, None, :n_keys]
             parts.append(same_BQK[:, None])
         if self.pattern is not None:
             allowed = self.pattern.allowed(queries_Q, n_keys, self.causal, self.key_lengths_B)

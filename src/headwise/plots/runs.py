@@ -6,6 +6,8 @@ their seed.
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -146,7 +148,9 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
             axes.annotate(share, (index, 1.05), ha="center", fontsize=6.5, annotation_clip=False)
         axes.set(xlabel="", ylabel="density of a query", ylim=(0, 1.15))
         axes.set_xticks(range(len(names)), [display_name(name) for name in names])
-        if sum(map(len, names)) > 30:  # horizontal names would overlap
+        if len(names) == 1:
+            axes.set_xticks([0], [textwrap.fill(display_name(names[0]), 30)])
+        elif sum(map(len, names)) > 30:  # horizontal names would overlap
             axes.tick_params(axis="x", rotation=90)
     return figure
 

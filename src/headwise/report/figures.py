@@ -135,14 +135,14 @@ def _measured_on(corpus: CorpusRows) -> str:
     """Return a sentence that names the text of the analyses, if it is the same for all."""
     runs = [run for runs in corpus.rows.values() for run in runs]
     texts = {
-        (settings.get("sentences"), settings.get("split"))
+        (settings.get("sentences"), settings.get("unit"), settings.get("split"))
         for run in runs
         if (settings := read_settings(run.folder / FOLDER))
     }
     if len(texts) != 1:
         return ""
-    ((n_sentences, split),) = texts
-    return f"Measured on {n_sentences} sentences of {split}." if n_sentences and split else ""
+    ((n, unit, split),) = texts
+    return f"Measured on {n} {unit or 'sentences'} of {split}." if n and split else ""
 
 
 def _alpha_ends(run: SavedRun) -> pd.DataFrame:

@@ -64,7 +64,7 @@ from headwise.train.distributed import Ranks
 from headwise.train.trainer import WriteOutputs, write_nothing
 
 # Pairs of positions of the windows whose heads are measured, at validations and by an analysis.
-VALIDATION_PAIRS, ANALYSIS_PAIRS = 2**25, 2**28
+VALIDATION_PAIRS, ANALYSIS_PAIRS = 2**25, 2**27
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
     TextDataConfig: TextCorpus,
     BuiltinTextConfig: BuiltinText,

@@ -112,6 +112,8 @@ def value_readings(run: TrainedRun, items: Sequence[Any]) -> Iterator[tuple[int,
         if not fits:
             raise DataError(f"item {index + 1} has no values of data={data.name} to show")
         ids = np.frombuffer(values, np.uint8)[:window].astype(np.int64) + N_SPECIALS
+        if not is_image:
+            shape = (len(ids),)  # the last window may be shorter
         view = View(shape, values[: math.prod(shape)], selected(shape, n_queries, len(ids)), 1)
         batches = EvaluationWindows(TokenStream(ids), BOS, window, window)
         ((_, observed),) = observations(run.model, batches, run.device, view.queries)

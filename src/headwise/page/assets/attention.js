@@ -58,7 +58,7 @@ async function overview(run, content, chosen) {
     };
     const button = make("button", attributes, make("span", { text: `head ${row.head}` }));
     const { view } = content.axes[site];
-    if (weights) button.prepend(thumbnail(view ? queryWeights(view, weights) : weights));
+    if (weights) button.prepend(thumbnail(view ? thumbnailWeights(view, weights) : weights));
     return button;
   });
   const attributes = { class: "overview", role: "group", "aria-label": `All heads of layer ${layer}` };

@@ -33,6 +33,24 @@ function queryWeights(view, { columns: width, values }) {
   return { start, rows, columns, values: cells, scale };
 }
 
+/** Weights of the query for a thumbnail; those of a sequence are the largest of each bin. */
+function thumbnailWeights(view, weights) {
+  const query = queryWeights(view, weights);
+  if (query.rows > 1) return query;
+  const bins = Array.from({ length: 72 }, (_, bin) => binOf(query.values, bin, 72));
+  return { ...query, columns: 72, values: bins.map((bin) => largest(bin)) };
+}
+
+/** Part `bin` of `n` equal parts of an array, at least one entry. */
+function binOf(values, bin, n) {
+  const [from, to] = [bin, bin + 1].map((edge) => Math.floor((edge * values.length) / n));
+  return values.subarray(from, Math.max(to, from + 1));
+}
+
+/** The weight of a part that is furthest from 0; NaN if all are masked. */
+const largest = (part) =>
+  part.reduce((top, weight) => (Math.abs(weight) > Math.abs(top) || Number.isNaN(top) ? weight : top), NaN);
+
 /** The picture and the weights over it, or one strip; a click chooses the nearest query. */
 function viewFigure({ queries, view }, weights, label) {
   view.bytes ??= Uint8Array.from(atob(view.values), (letter) => letter.charCodeAt(0));
@@ -110,14 +128,14 @@ function drawStrip(canvas, view, query) {
   const context = canvas.getContext("2d");
   const [paper, unseen, accent, soft] = ["--paper", "--unseen", "--accent", "--soft"].map(themeColour);
   const place = (value) => MARKS.height * (1 - value / 255);
+  let previous = view.bytes[0];
   for (let bin = 0; bin < width; bin++) {
-    const [from, to] = [bin, bin + 1].map((edge) => Math.floor((edge * query.columns) / width));
-    const weights = [...query.values.subarray(from, to)].filter((weight) => !Number.isNaN(weight));
-    const top = Math.max(0, ...weights.map(Math.abs));
+    const top = largest(binOf(query.values, bin, width));
     const share = top ? 0.1 + 0.9 * inkOf(top, query.scale) : 0;
-    context.fillStyle = css(weights.length ? mixed(paper, accent, share) : unseen);
+    context.fillStyle = css(Number.isNaN(top) ? unseen : mixed(paper, accent, share));
     context.fillRect(bin, 0, 1, MARKS.height);
-    const values = view.bytes.subarray(from, to);
+    const values = [previous, ...binOf(view.bytes, bin, width)];
+    previous = values.at(-1);
     const [low, high] = [place(Math.max(...values)), place(Math.min(...values))];
     context.fillStyle = css(soft);
     context.fillRect(bin, low, 1, Math.max(1, high - low));

@@ -284,7 +284,7 @@ class PruneConfig(SearchSelection):
 class AnalyzeDataConfig(PruneDataConfig):
     """The text to analyse heads on."""
 
-    sentences: int | None = None  # the first N; null: all
+    sentences: int | None = None  # first N; null: all, of a density model 2^27 pairs of positions
 
 
 @dataclass

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, read_json
-from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES
+from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, OPTIONAL, TABLES
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
-TABLE_FILES = {f"{table.name}.csv" for table in TABLES} - {"other_statistics.csv"}
+TABLE_FILES = {f"{table.name}.csv" for table in TABLES if table not in OPTIONAL}
 
 
 def modification_times(folder: Path) -> dict[str, int]:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headwise.analysis.kinds import DATA_DEPENDENT, KINDS, MIN_SHARE, MIN_VARIATION
+from headwise.analysis.kinds import KINDS, MIN_VALUE
 from headwise.analysis.roles import (
     MIN_QUESTION_TOKENS,
     MIN_SPLIT_WORDS,
@@ -301,13 +301,9 @@ def _roles_of(row: Row) -> list[str]:
 def _kinds(rows: Sequence[Row]) -> Iterator[Finding]:
     """Kinds of heads of density models (Child et al. 2019, section 3.1)."""
     heads = [{**row, "roles": row["kinds"]} for row in rows]
-    for kind in KINDS:
-        name, threshold = kind, MIN_SHARE
-        if kind == DATA_DEPENDENT:
-            name, threshold = "variation", MIN_VARIATION
+    for kind, name in KINDS.items():
         if complete_rows(heads, name):
-            finding = f"{kind.replace('_', '-')} head"
-            yield _role_row(heads, finding, kind, name, threshold)
+            yield _role_row(heads, f"{kind.replace('_', '-')} head", kind, name, MIN_VALUE)
 
 
 # -- importance -----------------------------------------------------------------------------------

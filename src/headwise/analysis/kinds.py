@@ -10,9 +10,11 @@ of these regions that contains it:
 - column: in the same column or one next to it; in a sequence a multiple of a row length, ± 1;
 - global: elsewhere.
 
-A head is of the kind of the region with at least `MIN_SHARE` of its weight, in the mean over the
-queries of the second half of a window, which see all regions. It is also data-dependent if its
-variation, see `Variations`, is at least `MIN_VARIATION`.
+The first key of a window, a start token or the value before it, is in the region start.
+
+A head is of the kind of the region with at least half of its weight, in the mean over the queries
+of the second half of a window, which see all regions. It is also data-dependent if its variation,
+see `Variations`, is at least a half.
 
 Axes: B batch, H heads, Q queries, K keys, N positions, S selected queries.
 """
@@ -37,10 +39,9 @@ if TYPE_CHECKING:
 REGIONS = ("local", "row", "column", "global", "start")
 GLOBAL, START = 3, 4
 NEAR = 8
-MIN_SHARE = 0.5
-MIN_VARIATION = 0.5
-DATA_DEPENDENT = "data_dependent"
-KINDS = (*REGIONS[:START], DATA_DEPENDENT)
+# Kind -> the statistic of its heads, which is at least `MIN_VALUE`.
+KINDS = {**{name: name for name in REGIONS[:START]}, "data_dependent": "variation"}
+MIN_VALUE = 0.5
 N_SELECTED = 16  # queries of a window whose variation is measured
 
 
@@ -139,6 +140,4 @@ def _variation(p_SHN: Tensor, squares_SH: Tensor, n_S: Tensor) -> Tensor:
 
 def kinds(head: Mapping[str, float]) -> list[str]:
     """Return the kinds of a head, from its shares of weight by region and its variation."""
-    names = [n for n in REGIONS[:START] if head.get(n, 0.0) >= MIN_SHARE]
-    is_dependent = head.get("variation", 0.0) >= MIN_VARIATION
-    return [*names[:1], *([DATA_DEPENDENT] if is_dependent else [])]
+    return [kind for kind, name in KINDS.items() if head.get(name, 0.0) >= MIN_VALUE]

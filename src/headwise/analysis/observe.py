@@ -169,38 +169,37 @@ def observations(
     for batch in batches:
         blocks: dict[tuple[str, int], list[Observation]] = {}
 
-        def see(_: Batch, call: Call, blocks: Any = blocks) -> None:
+        def see(batch: Batch, call: Call, blocks: Any = blocks) -> None:
             if call.weights_BHQK is not None:
-                obs = observation(call)
-                blocks.setdefault((obs.site, obs.layer), []).append(_selected(obs, queries))
+                n_keys = batch.columns[call.keys].ids_BN.shape[1]
+                rows = _rows(observation(call), queries, n_keys)
+                blocks.setdefault((call.site, call.layer), []).append(rows)
 
         visit(model, [batch], device, see)
         yield batch.to(device), [_joined(parts) for parts in blocks.values()]
 
 
-def _selected(obs: Observation, queries: Sequence[int] | None) -> Observation:
-    """Keep the rows of some queries."""
-    if queries is None:
+def _rows(obs: Observation, queries: Sequence[int] | None, n_keys: int) -> Observation:
+    """Keep some queries, or all; keys after a block are masked."""
+    n_queries, missing = obs.weights_BHQK.shape[2], (0, n_keys - obs.weights_BHQK.shape[3])
+    if queries is None and not any(missing):
         return obs
-    rows = [q - obs.first for q in queries if 0 <= q - obs.first < obs.weights_BHQK.shape[2]]
-    weights, allowed = obs.weights_BHQK[:, :, rows], obs.allowed_BHQK[:, :, rows]
+    numbers = range(obs.first, obs.first + n_queries)
+    rows = [i for i, number in enumerate(numbers) if queries is None or number in queries]
+    weights, allowed = (
+        pad(values[:, :, rows], missing) for values in (obs.weights_BHQK, obs.allowed_BHQK)
+    )
     is_real = obs.queries_BQ[:, rows]
     return replace(obs, weights_BHQK=weights, allowed_BHQK=allowed, queries_BQ=is_real)
 
 
 def _joined(blocks: Sequence[Observation]) -> Observation:
-    """Join blocks of queries; keys after a block are masked."""
+    """Join blocks of queries."""
     if len(blocks) == 1:
         return blocks[0]
-    n_keys = max(obs.weights_BHQK.shape[3] for obs in blocks)
-
-    def join(name: str) -> Tensor:
-        parts = [getattr(obs, name) for obs in blocks]
-        return torch.cat([pad(part, (0, n_keys - part.shape[3])) for part in parts], 2)
-
-    weights, allowed = join("weights_BHQK"), join("allowed_BHQK")
-    is_real = torch.cat([obs.queries_BQ for obs in blocks], 1)
-    return replace(blocks[0], weights_BHQK=weights, allowed_BHQK=allowed, queries_BQ=is_real)
+    axes = {"weights_BHQK": 2, "allowed_BHQK": 2, "queries_BQ": 1}
+    joined: Any = {n: torch.cat([getattr(b, n) for b in blocks], axis) for n, axis in axes.items()}
+    return replace(blocks[0], **joined)
 
 
 def observation(call: Call) -> Observation:

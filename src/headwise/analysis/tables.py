@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from headwise.analysis.kinds import REGIONS
 from headwise.errors import DataError
 
 Row = Mapping[str, Any]
@@ -135,11 +136,7 @@ KINDS = Table(  # of density models; see `headwise.analysis.kinds`
     "kinds",
     {
         **_PLACE,
-        "local": float,  # share of weight; so are the next four
-        "row": float,
-        "column": float,
-        "global": float,
-        "start": float,  # on the start token
+        **dict.fromkeys(REGIONS, float),  # shares of weight
         "variation": float,  # of the weights between inputs
         "kinds": str,  # joined by ";", empty for none; also among the roles of the table of heads
     },

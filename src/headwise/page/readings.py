@@ -13,7 +13,7 @@ from headwise.analysis.observe import Observation
 from headwise.config.schema import SITE_KINDS
 from headwise.page.weights import by_cell, packed, rounded
 from headwise.plots.attention_maps import ROWS
-from headwise.tasks.reading import Axes, Item, View
+from headwise.tasks.reading import Axes, Item
 from headwise.tasks.task import TrainedRun
 
 
@@ -31,14 +31,12 @@ def reading_contents(run: TrainedRun, items: Sequence[Item]) -> list[dict[str, A
 
 def _axes_content(site: str, axes: Axes) -> dict[str, Any]:
     hint = f"{ROWS[SITE_KINDS[site]]} {axes.note}".strip()
-    names = {"queries": axes.queries, "keys": axes.keys, "hint": hint}
-    return names if axes.view is None else {**names, "hint": "", "view": _view_content(axes.view)}
-
-
-def _view_content(view: View) -> dict[str, Any]:
+    content = {"queries": axes.queries, "keys": axes.keys, "hint": hint}
+    if (view := axes.view) is None:
+        return content
     values = base64.b64encode(view.values).decode("ascii")
     sizes = {"shape": view.shape, "queries": view.queries, "start": view.n_start}
-    return {**sizes, "values": values}
+    return {**content, "view": {**sizes, "values": values}}
 
 
 def weight_contents(

@@ -25,7 +25,7 @@ SITE = "decoder_self"
 MAX_TOKENS = 512  # shown of a text, whose tokens are rows and columns of a table
 MAX_SAMPLES = 4096  # shown of a sequence of values
 MAX_WEIGHTS = 2**23  # of all heads and windows on a page with pictures; determines the queries
-COLOURS = {1: ("",), 3: (", red", ", green", ", blue")}
+COLOURS = "red", "green", "blue"
 
 
 def places_of(run: TrainedRun) -> Places:
@@ -101,21 +101,17 @@ def value_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
 def value_readings(run: TrainedRun, items: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
     """Readings of the values of images or windows, for queries spread over them."""
     data = run.config.data
-    is_image = isinstance(data, ImageDataConfig)
-    window = data.window if is_image else min(data.window, MAX_SAMPLES)
-    shape = tuple(data.shape) if is_image else (window,)
     n_heads = sum(attention.place.n_heads for _, _, attention in run.model.attentions())
-    n_cells = math.prod(shape[:2])
-    n_queries = MAX_WEIGHTS // max(1, len(items) * n_heads * n_cells)
     for index, values in enumerate(items):
-        fits = isinstance(values, bytes) and (len(values) == math.prod(shape) or not is_image)
-        if not fits:
+        is_image = isinstance(data, ImageDataConfig)
+        if not isinstance(values, bytes) or (is_image and len(values) != math.prod(data.shape)):
             raise DataError(f"item {index + 1} has no values of data={data.name} to show")
-        ids = np.frombuffer(values, np.uint8)[:window].astype(np.int64) + N_SPECIALS
-        if not is_image:
-            shape = (len(ids),)  # the last window may be shorter
-        view = View(shape, values[: math.prod(shape)], selected(shape, n_queries, len(ids)), 1)
-        batches = EvaluationWindows(TokenStream(ids), BOS, window, window)
+        shape = tuple(data.shape) if is_image else (min(len(values), MAX_SAMPLES),)
+        values = values[: math.prod(shape)]
+        ids = np.frombuffer(values, np.uint8)[: data.window].astype(np.int64) + N_SPECIALS
+        n_queries = MAX_WEIGHTS // max(1, len(items) * n_heads * math.prod(shape[:2]))
+        view = View(shape, values, selected(shape, n_queries, len(ids)), 1)
+        batches = EvaluationWindows(TokenStream(ids), BOS, data.window, data.window)
         ((_, observed),) = observations(run.model, batches, run.device, view.queries)
         names = [value_name(shape, query) for query in view.queries]
         yield index, Reading({SITE: Axes(names, [], "", view=view)}, observed)
@@ -126,19 +122,14 @@ def selected(shape: Sequence[int], n_queries: int, n_values: int) -> list[int]:
     if len(shape) == 1:
         n = max(1, min(n_queries, n_values))
         return [(i + 1) * n_values // n - 1 for i in range(n)]
-    rows, columns, channels = shape
-    side = max(1, math.isqrt(n_queries // channels))
-    middles = [
-        [(2 * i + 1) * size // (2 * min(side, size)) for i in range(min(side, size))]
-        for size in (rows, columns)
-    ]
-    values = [
-        (row * columns + column) * channels + channel
-        for row in middles[0]
-        for column in middles[1]
-        for channel in range(channels)
-    ]
-    return [value for value in values if value < n_values]
+    side = max(1, math.isqrt(n_queries // shape[2]))
+    counts = [min(side, size) for size in shape[:2]]
+    rows_R, columns_C = (
+        (2 * np.arange(n) + 1) * size // (2 * n) for n, size in zip(counts, shape, strict=False)
+    )
+    places = np.ix_(rows_R, columns_C, np.arange(shape[2]))
+    values_N = np.arange(math.prod(shape)).reshape(shape)[places].flatten()
+    return [int(value) for value in values_N if value < n_values]
 
 
 def value_name(shape: Sequence[int], value: int) -> str:
@@ -146,5 +137,5 @@ def value_name(shape: Sequence[int], value: int) -> str:
     if len(shape) == 1:
         return f"sample {value + 1}"
     row, column, channel = np.unravel_index(value, tuple(shape))
-    colours = COLOURS.get(shape[2], [f", channel {n}" for n in range(1, shape[2] + 1)])
-    return f"row {row + 1}, column {column + 1}{colours[channel]}"
+    colour = f", {COLOURS[channel]}" if shape[2] == len(COLOURS) else ""
+    return f"row {row + 1}, column {column + 1}{colour}"

@@ -49,7 +49,7 @@ SENTENCES = {
     "local head": "Share of weight on neighbouring values.",
     "row head": "Share of weight on the same row, neighbours excluded.",
     "column head": "Share of weight on the same column, neighbours excluded.",
-    "global head": "Share of weight outside row and column, start token excluded.",
+    "global head": "Share of weight on values further away.",
     "data-dependent head": "Share of the squared weights that differs between inputs.",
     "sparse head dense in a sentence": "Largest z-score among sentences of similar length.",
     "rare-word head": "Share of sentences in which most tokens attend to the rarest token.",

@@ -40,7 +40,7 @@ const ROLES = {
   local: ["L", "attends to neighbouring values"],
   row: ["H", "attends to the same row"],
   column: ["V", "attends to the same column"],
-  global: ["G", "attends outside the row and the column"],
+  global: ["G", "attends to values further away"],
   data_dependent: ["D", "attends to other places in other inputs"],
 };
 

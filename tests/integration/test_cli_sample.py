@@ -97,6 +97,8 @@ BAD = {
     "prompt_file=nowhere.txt": "prompt_file=nowhere.txt cannot be read",
     "prompt_file=latin.txt": "prompt_file=latin.txt is not UTF-8",
     "prompt=a prompt_file=latin.txt": "prompt_file must be null with prompt=",
+    "prompt_split=valid": "prompt_split must be null with text; set prompt or prompt_file",
+    "prompt=Haus prompt_length=5": "prompt_length must be at most 4, the tokens of the prompt, got",
     "output=.": "output=. is a folder",
     "output=no/such.txt": "folder",
     "temprature=1": "temperature",

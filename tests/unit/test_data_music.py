@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from headwise.config.density_data import MusicDataConfig
 from headwise.config.folders import composed
 from headwise.data import music
-from headwise.data.music import MusicCorpus, mu_law
+from headwise.data.music import MusicCorpus, from_mu_law, mu_law, read_codes, write_wav
 from headwise.errors import DataError
-from published_images import write_wav
+from published_images import write_wav as write_audio
 
 RATE = 12_000
 
@@ -45,6 +45,13 @@ def samples(code: Any) -> Any:
     """The inverse of mu-law, in float64."""
     compressed = 2 * code.astype(float) / 255 - 1
     return np.sign(compressed) * (256 ** np.abs(compressed) - 1) / 255
+
+
+def test_written_codes_are_read_again(tmp_path: Path) -> None:
+    code = np.arange(256, dtype=np.uint8)
+    np.testing.assert_allclose(from_mu_law(code), samples(code), atol=1e-6)
+    write_wav(tmp_path / "a.wav", from_mu_law(code), RATE)
+    assert read_codes(tmp_path / "a.wav", RATE) == code.tobytes()
 
 
 def test_mu_law_codes_have_the_precision_of_the_formula() -> None:
@@ -79,7 +86,7 @@ def test_formats_and_rates_give_the_same_tone(
 def test_pieces_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     pieces = {"b/2.wav": tone(0.1, RATE), "a.wav": tone(0.2, RATE), "b/1.wav": tone(0.3, RATE)}
     for name, piece in pieces.items():
-        write_wav(tmp_path / "train" / name, piece[:, None], RATE)
+        write_audio(tmp_path / "train" / name, piece[:, None], RATE)
     assert [len(code) for code in codes(tmp_path)] == [2400, 3600, 1200]
 
 
@@ -92,7 +99,7 @@ def test_bad_audio_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(DataError, match=r"a.wav is not audio that can be read") as refusal:
         codes(tmp_path)
     assert "\n" not in str(refusal.value)
-    write_wav(path, tone(0.1, 44_100)[:, None], 44_100)
+    write_audio(path, tone(0.1, 44_100)[:, None], 44_100)
     for package in ("soxr", "soundfile"):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(DataError, match=rf"by {package}, which is missing: pip install 'head"):

@@ -8,16 +8,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from command_line import composer
 from headwise.attention.build import unsupported_sites
+from headwise.config.density_data import TextDataConfig
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import typed
+from headwise.data.plain_text import TextCorpus
+from headwise.data.token_stream import COLUMN, TokenStream
 from headwise.data.tokenizer import BOS, BYTE_MODEL, N_SPECIALS, PAD, Tokenizer
+from headwise.data.windows import TrainingWindows
 from headwise.decode import sampling as decode_sampling
 from headwise.decode.sampling import Context, Sampling, draw_samples, drawn
 from headwise.errors import ConfigError, RunError
@@ -124,16 +130,19 @@ def test_cached_logits_equal_uncached(
     """Also where the model starts again, and for a prompt that is read in parts."""
     monkeypatch.setattr(decode_sampling, "READ_AT_ONCE", 2)
     model = make(*overrides)
-    ids = torch.randint(3, V, (2, 12), generator=torch.Generator().manual_seed(1))
-    contexts = [Context(model, WINDOW, cached) for cached in (True, False)]
-    for end in range(5, 13):
-        cached, uncached = (context.logits(ids[:, :end]) for context in contexts)
-        torch.testing.assert_close(cached, uncached, rtol=1e-9, atol=1e-9)
-        # once it has read six tokens, it starts again from the last three, the new one included
-        first = 0 if end <= WINDOW else 4 * math.ceil((end - WINDOW) / 4)
-        read = ids[:, first:end]
-        alone = model(read, torch.full((2,), read.shape[1]))[:, -1]
-        torch.testing.assert_close(uncached, alone, rtol=1e-9, atol=1e-9)
+    ids = torch.randint(3, V, (2, 13), generator=torch.Generator().manual_seed(1))
+    for aligned in (False, True):
+        contexts = [Context(model, WINDOW, cached, aligned) for cached in (True, False)]
+        for end in range(5, 14):
+            cached, uncached = (context.logits(ids[:, :end]) for context in contexts)
+            torch.testing.assert_close(cached, uncached, rtol=1e-9, atol=1e-9)
+            # once it has read six tokens, it starts again from the last three, the new one
+            # included; or, aligned, from the new one
+            n_starts = math.ceil((end - WINDOW) / (WINDOW if aligned else 4))
+            first = max(0, n_starts) * (WINDOW if aligned else 4)
+            read = ids[:, first:end]
+            alone = model(read, torch.full((2,), read.shape[1]))[:, -1]
+            torch.testing.assert_close(uncached, alone, rtol=1e-9, atol=1e-9)
 
 
 def test_a_sample_depends_on_seed_and_number_alone(make: Any) -> None:
@@ -227,8 +236,22 @@ def test_nothing_is_drawn_without_a_probability(make: Any) -> None:
 
 
 def test_bytes_that_are_no_character_are_replaced() -> None:
-    samples = TextSamples(8, Tokenizer(BYTE_MODEL))
-    assert samples.barred == tuple(range(N_SPECIALS))
+    samples = TextSamples(TextCorpus(TextDataConfig(), Path()), Tokenizer(BYTE_MODEL))
+    assert samples.settings["barred"] == tuple(range(N_SPECIALS))
     rows = [[N_SPECIALS + byte for byte in text] for text in (b"a\xc3b", b"\xc3\xa4c\xc3")]
     assert samples.shown(rows, 4) == "==== sample 4 ====\na\ufffdb\n==== sample 5 ====\näc\n"
-    assert samples.prompt("ä") == rows[1][:2]
+    assert samples.ids(samples.prompt("ä")) == rows[1][:2]
+
+
+def test_an_image_larger_than_the_window_is_drawn_as_it_is_trained(make: Any) -> None:
+    model, image = make("attention=softmax"), [4, 5, 6, 4, 5, 6, 3, 3]
+    stream = TokenStream(np.array(image), starts=np.array([0]))
+    trained = TrainingWindows(stream, BOS, window=4, max_tokens=8, seed=1, aligned=True)
+    read = trained.collate(0, np.arange(2)).columns[COLUMN].ids_BN
+    context = Context(model, 4, aligned=True)
+    drawn = torch.tensor([[BOS, *image[:-1]]])
+    for end, given in enumerate(read.flatten(), start=1):
+        assert drawn[0, end - 1] == given
+        window, last = divmod(end - 1, 4)
+        expected = model(read[[window]], torch.tensor([4]))[:, last]
+        torch.testing.assert_close(context.logits(drawn[:, :end]), expected)

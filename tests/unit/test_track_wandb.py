@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headwise.config.schema import TrackerConfig
@@ -19,6 +20,7 @@ from headwise.errors import ConfigError
 from headwise.track import NullTracker, check_tracker, make_tracker
 from headwise.track.base import head_metrics, head_name
 from headwise.track.wandb_tracker import WandbTracker, choose_mode
+from published_images import write_wav
 
 RUN = "alpha_entmax-seed1"
 HEADS = {
@@ -62,6 +64,10 @@ def log_everything(tracker: Any, image: Path | None = None) -> None:
     tracker.log_table("valid/hypotheses", ["source", "hypothesis"], [["ein Hund", "a dog"]])
     if image is not None:
         tracker.log_image("figures/alpha", image)
+        tracker.log_image("samples", image, 10)
+        audio = image.with_name("1.wav")
+        write_wav(audio, np.zeros((8, 1)), 12_000)
+        tracker.log_audio("samples/1", audio, 10)
     tracker.summary({"test/bleu": 33.0})
     tracker.finish("finished")
 
@@ -182,7 +188,7 @@ def test_offline_run_contains_everything(tmp_path: Path, monkeypatch: pytest.Mon
     for text in (
         "train/loss", "alpha/encoder_self/layer1/head2", "alpha/encoder_self/histogram",
         "attention/density/cross/layer2/head1", "valid/hypotheses", "figures/alpha", "test/bleu",
-        "sweep", RUN, "update",
+        "sweep", RUN, "update", "samples/1", "audio-file", "image-file",
     ):  # fmt: skip
         assert text in output, text
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from headwise.config.instantiate import instantiate
 from headwise.config.sampling import SampleConfig
@@ -17,76 +19,102 @@ from headwise.tasks.loading import load_selected
 from headwise.tasks.samples import Samples, samples_path
 
 PRECISIONS = ("fp64", "fp32")
+PROMPTS = ("prompt", "prompt_file", "prompt_split")
 
 log = logging.getLogger(__name__)
 
 
 def sample(config: SampleConfig) -> None:
-    """Draw samples batch by batch, print each batch, and write all to one file."""
+    """Draw samples batch by batch, print each batch of text, and write all to files."""
     sampling = _sampling(config)
-    text = _prompt_text(config)
+    _check_prompt(config)
     if config.output is not None:
         check_output(config.output)
     run = load_selected(config.run, config)
     samples = run.task.samples(run.config, run.folder)
-    prompt = _prompt(text, samples)
-    n_tokens = config.length or samples.window - len(prompt)
-    if len(prompt) + n_tokens > samples.window:
-        log.info("longer than data.window=%d: see `length` in --help", samples.window)
+    prompts = _prompts(config, samples)
+    n_prompt = len(prompts[0])
+    n_tokens = samples.n_tokens(n_prompt, config.length)
+    if n_prompt + n_tokens > samples.size:
+        log.info("longer than data.window=%d: see `length` in --help", samples.size)
     model = run.model.double() if config.precision == "fp64" else run.model
     assert isinstance(model, SingleStack)
     output_map = instantiate(run.config.loss, "loss").output_map
-    settings = n_tokens, sampling, samples.window, samples.barred
     rows: list[list[int]] = []
     with progress_bar("sample", config.progress, config.n * n_tokens, " tokens") as bar:
-        for first in range(1, config.n + 1, config.batch_size):
-            numbers = range(first, min(first + config.batch_size, config.n + 1))
-            prompts = [prompt] * len(numbers)
-            batch = draw_samples(model, output_map, prompts, numbers, *settings, bar.update)
-            sys.stdout.buffer.write(samples.shown(batch, first).encode())
+        settings = {"advance": bar.update, **samples.settings}
+        for first in range(0, config.n, config.batch_size):
+            of_batch = prompts[first : first + config.batch_size]
+            numbers = range(first + 1, first + 1 + len(of_batch))
+            batch = draw_samples(
+                model, output_map, of_batch, numbers, n_tokens, sampling, **settings
+            )
+            sys.stdout.buffer.write(samples.shown(batch, first + 1).encode())
             sys.stdout.buffer.flush()
             rows += batch
     stem = f"{run.checkpoint.stem}-seed{config.seed}"
     path = Path(config.output) if config.output else samples_path(run.folder, stem, samples)
-    samples.write(rows, path.resolve())
-    log.info("written to %s", path)
+    for written in samples.write(rows, path.resolve(), n_prompt):
+        log.info("written to %s", written)
 
 
 def _sampling(config: SampleConfig) -> Sampling:
     """Check the settings and return those of the draws."""
     for key in ("n", "batch_size"):
         require(getattr(config, key) >= 1, key, "at least 1", getattr(config, key))
-    length = config.length
-    require(length is None or length >= 1, "length", "null or at least 1", length)
+    for key in ("length", "prompt_length"):
+        value = getattr(config, key)
+        require(value is None or value >= 1, key, "null or at least 1", value)
     if config.precision not in PRECISIONS:
         raise refuse("precision", config.precision, PRECISIONS)
     return Sampling(config.temperature, config.top_k, config.top_p, config.seed)
 
 
-def _prompt_text(config: SampleConfig) -> str | None:
-    """Text of the prompt; None without."""
-    both = config.prompt is not None and config.prompt_file is not None
-    require(not both, "prompt_file", "null with prompt=", config.prompt_file)
-    text, origin = config.prompt, "prompt"
+def _check_prompt(config: SampleConfig) -> None:
+    """Refuse two prompts, and a file that cannot be read."""
+    chosen = [key for key in PROMPTS if getattr(config, key) is not None]
+    for key in chosen[1:]:
+        require(False, key, f"null with {chosen[0]}=", getattr(config, key))
+    need = f"null without {', '.join(PROMPTS)}"
+    require(bool(chosen) or not config.prompt_length, "prompt_length", need, config.prompt_length)
     if config.prompt_file is not None:
-        origin = f"prompt_file={config.prompt_file}"
         try:
-            text = Path(config.prompt_file).read_bytes().decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{origin} is not UTF-8 ({error})") from error
+            open(config.prompt_file, "rb").close()
         except OSError as error:
-            raise DataError(f"{origin} cannot be read: {error.strerror}") from error
-    if text == "":
-        raise DataError(f"{origin} is empty; without a prompt, samples are of the data")
-    return text
+            message = f"prompt_file={config.prompt_file} cannot be read: {error.strerror}"
+            raise DataError(message) from error
 
 
-def _prompt(text: str | None, samples: Samples) -> list[int]:
-    """Ids of the prompt, fewer than the model reads at once."""
-    ids = [] if text is None else samples.prompt(text)
-    if len(ids) >= samples.window:
+def _prompts(config: SampleConfig, samples: Samples[Any]) -> list[list[int]]:
+    """Ids of the prompt of each sample, all of one length, fewer than those of a sample."""
+    rows = [samples.ids(content) for content in _contents(config, samples)]
+    if not rows:
+        return [[]] * config.n
+    shortest = min(map(len, rows))
+    if shortest == 0:
+        raise DataError("the prompt is empty; without a prompt, samples are of the data")
+    length = config.prompt_length or samples.prompt_length or shortest
+    allowed = f"at most {shortest}, the tokens of the prompt"
+    require(length <= shortest, "prompt_length", allowed, length)
+    if length >= samples.size:
         raise DataError(
-            f"the prompt has {len(ids)} tokens; at most {samples.window - 1} fit before a drawn "
-            f"one into the model's context (data.window={samples.window}): shorten it"
+            f"the prompt has {length} tokens; at most {samples.size - 1} fit before a drawn one "
+            f"(data.window={samples.corpus.config.window}): shorten it, or set prompt_length"
         )
-    return ids
+    return [row[:length] for row in rows] * (config.n // len(rows))
+
+
+def _contents(config: SampleConfig, samples: Samples[Any]) -> list[bytes]:
+    """The prompt for all samples, one for each, or none."""
+    if config.prompt is not None:
+        return [samples.prompt(config.prompt)]
+    if config.prompt_file is not None:
+        return [samples.read(Path(config.prompt_file))]
+    if config.prompt_split is None:
+        return []
+    length = config.prompt_length or samples.size // 2
+    documents = samples.documents(config.prompt_split)
+    contents = [document[:length] for document in islice(documents, config.n)]
+    allowed = f"at most the {len(contents)} documents of prompt_split={config.prompt_split}"
+    require(len(contents) == config.n, "n", allowed, config.n)
+    return contents

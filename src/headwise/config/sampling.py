@@ -23,8 +23,10 @@ class SampleConfig(RunSelection):
     run: str = MISSING  # its folder
     n: int = 16  # samples
     length: int | None = None  # tokens of each after the prompt; null: up to data.window
-    prompt: str | None = None  # beginning of each sample; null: of the data
-    prompt_file: str | None = None  # a file with the prompt
+    prompt: str | None = None  # text at the beginning of each sample
+    prompt_file: str | None = None  # a text, picture or audio file with the prompt
+    prompt_split: str | None = None  # sample i continues image or piece i of this split
+    prompt_length: int | None = None  # only its first tokens; null: all, half of an image
     temperature: float = 1.0  # below 1: more probable tokens
     top_k: int | None = None  # draw from the k most probable tokens; null: all
     top_p: float = 1.0  # draw from the most probable tokens with this probability together

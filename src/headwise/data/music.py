@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from headwise.config.density_data import MusicDataConfig
 from headwise.data.density_corpus import FileCorpus
 from headwise.errors import DataError
+from headwise.files import replacing
 
 MU = 255
 BLOCK = 2**20  # frames read at once
@@ -27,6 +29,31 @@ def mu_law(samples: Samples) -> Codes:
     magnitudes = np.log1p(MU * np.minimum(np.abs(samples), 1)) / np.log1p(MU)
     codes: Codes = np.rint((np.copysign(magnitudes, samples) + 1) / 2 * MU).astype(np.uint8)
     return codes
+
+
+def from_mu_law(codes: Codes) -> Samples:
+    """Samples from -1 to 1 of codes; `mu_law` maps them to the same codes."""
+    values = 2 * codes.astype(np.float32) / MU - 1
+    samples: Samples = np.copysign(np.expm1(np.abs(values) * np.log1p(MU)) / MU, values)
+    return samples
+
+
+def read_codes(path: Path, sample_rate: int) -> bytes:
+    """An audio file as mu-law codes of one channel.
+
+    Raises:
+        DataError: a file that is not audio, or a package is missing.
+    """
+    return b"".join(mu_law(samples).tobytes() for samples in _resampled(path, sample_rate))
+
+
+def write_wav(path: Path, samples: Samples, sample_rate: int) -> None:
+    """Write samples (N,) from -1 to 1 as 16-bit audio of one channel, atomically."""
+    with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)  # bytes
+        file.setframerate(sample_rate)
+        file.writeframes(np.rint(samples * 32767).astype("<i2").tobytes())
 
 
 @dataclass(frozen=True)
@@ -48,8 +75,7 @@ class MusicCorpus(FileCorpus[MusicDataConfig]):
             DataError: a file that is not audio, or a package is missing.
         """
         for path in self.files(split):
-            blocks = _resampled(path, self.config.sample_rate)
-            yield b"".join(mu_law(samples).tobytes() for samples in blocks)
+            yield read_codes(path, self.config.sample_rate)
 
 
 def _resampled(path: Path, sample_rate: int) -> Iterator[Samples]:

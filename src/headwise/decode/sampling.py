@@ -99,10 +99,14 @@ class Context:
         model: in evaluation mode.
         window: most tokens that it reads.
         cached: False reads all of them again for each token, for comparison.
+        aligned: start again after each whole window instead, as `TrainingWindows.aligned`.
     """
 
-    def __init__(self, model: SingleStack, window: int, cached: bool = True) -> None:
+    def __init__(
+        self, model: SingleStack, window: int, cached: bool = True, aligned: bool = False
+    ) -> None:
         self._model, self._window, self._is_cached = model, window, cached
+        self._is_aligned = aligned
         self._start(0)
 
     def _start(self, first: int) -> None:
@@ -113,7 +117,9 @@ class Context:
         """Return logits (S, V) of the token after `ids_SN`, which grow from call to call."""
         n_tokens = ids_SN.shape[1]
         if n_tokens - self._first > self._window:
-            self._start(n_tokens - (self._window + 1) // 2)
+            since_boundary = (n_tokens - 1) % self._window + 1
+            kept = since_boundary if self._is_aligned else (self._window + 1) // 2
+            self._start(n_tokens - kept)
         # in parts, since attention without a kernel forms the weights of all
         at_once = READ_AT_ONCE if self._is_cached else n_tokens
         for new_SN in torch.split(ids_SN[:, self._n_read :], at_once, dim=1):
@@ -137,6 +143,7 @@ def draw_samples(
     barred: Sequence[int],
     advance: Callable[[int], object] = lambda n: None,
     cached: bool = True,
+    aligned: bool = False,
 ) -> list[list[int]]:
     """Return the ids of each sample of a batch: its prompt and `n_tokens` drawn ones.
 
@@ -152,6 +159,7 @@ def draw_samples(
         barred: ids that are never drawn; the others have the remaining probability.
         advance: called after each step with the number of drawn tokens.
         cached: see `Context`.
+        aligned: see `Context`.
 
     Raises:
         RunError: non-finite logits, or no token that may be drawn has a probability.
@@ -159,7 +167,7 @@ def draw_samples(
     device = model.output.weight.device
     ids_SN = torch.tensor([[BOS, *prompt] for prompt in prompts], device=device)
     uniforms_SN = sampling.uniforms(numbers, n_tokens)
-    context = Context(model, window, cached)
+    context = Context(model, window, cached, aligned)
     with evaluating(model):
         for uniforms_S in uniforms_SN.unbind(1):
             log_probs_SV = output.log_probs(context.logits(ids_SN)).double().cpu()

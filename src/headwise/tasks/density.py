@@ -38,7 +38,7 @@ from headwise.data.token_stream import (
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.data.windows import EvaluationWindows, TrainingWindows
-from headwise.errors import RunError, require
+from headwise.errors import require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
@@ -57,7 +57,13 @@ from headwise.tasks.density_items import (
 )
 from headwise.tasks.evaluation import measure_losses
 from headwise.tasks.reading import Inspected, Items, Reading
-from headwise.tasks.samples import Samples, TextSamples, write_validation_samples
+from headwise.tasks.samples import (
+    ImageSamples,
+    MusicSamples,
+    Samples,
+    TextSamples,
+    write_validation_samples,
+)
 from headwise.tasks.task import Sizes, Task, TrainedRun, Validator
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
@@ -70,6 +76,10 @@ CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
     BuiltinTextConfig: BuiltinText,
     ImageDataConfig: ImageCorpus,
     MusicDataConfig: MusicCorpus,
+}
+SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {  # others: of text
+    ImageDataConfig: ImageSamples,
+    MusicDataConfig: MusicSamples,
 }
 
 
@@ -93,7 +103,7 @@ def density_metrics(config: Config) -> list[Metric]:
 
 
 def is_text(config: Config) -> bool:
-    """Return whether the data are text: others are neither shown nor sampled yet."""
+    """Return whether the data are text."""
     data: DensityDataConfig = config.data
     return data.unit == "byte"
 
@@ -241,7 +251,7 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
         """See `Task.written`: samples."""
-        if not is_text(config) or not config.trainer.valid_samples:
+        if not config.trainer.valid_samples:
             return write_nothing
 
         def write(folder: RunFolder, tracker: Tracker, update: int) -> None:
@@ -250,11 +260,11 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
         return write
 
-    def samples(self, config: Config, folder: RunFolder) -> Samples:
+    def samples(self, config: Config, folder: RunFolder) -> Samples[Any]:
         """See `Task.samples`."""
-        if not is_text(config):
-            raise RunError(f"{folder.path}: data={config.data.name} has no samples yet, only text")
-        return TextSamples(config.data.window, Tokenizer.load(folder.path / TOKENIZER))
+        corpus = open_corpus(config.data, machine_cache_dir())
+        kind = SAMPLES.get(type(config.data), TextSamples)
+        return kind(corpus, Tokenizer.load(folder.path / TOKENIZER))
 
     def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedTokens:
         """See `Task.prepared_split`."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from headwise.config.schema import Config
-from headwise.data.token_stream import ids_text, text_ids
+from headwise.data.corpora.pictures import Image, picture, write_png
+from headwise.data.images import ImageCorpus
+from headwise.data.lossless import lossless
+from headwise.data.music import MusicCorpus, from_mu_law, read_codes, write_wav
+from headwise.data.token_stream import DensityCorpus, ids_text
 from headwise.data.tokenizer import Tokenizer
 from headwise.decode.sampling import Sampling, draw_samples
-from headwise.errors import RunError
+from headwise.errors import ConfigError, DataError, RunError, require
 from headwise.files import write_text
 from headwise.losses.loss import Loss
 from headwise.model.family import Model
@@ -23,45 +30,93 @@ from headwise.track.base import Tracker
 
 SAMPLES = "samples"  # folder of a run
 TABLE = ("update", "sample", "text")
-VALIDATION_TOKENS = 256  # most tokens of a sample at validations
+BACKGROUND = 128  # of a grid of images: a grey
+GAP = 2  # pixels between them
+
+Row = Sequence[int]
+Bytes = npt.NDArray[np.uint8]
+C = TypeVar("C", bound=DensityCorpus)
 
 log = logging.getLogger(__name__)
 
 
-class Samples:
-    """What samples are, for a kind of data: their first ids and their files.
+class Samples(Generic[C]):
+    """What samples are, for a kind of data: their prompts and their files.
 
     Args:
-        window: most tokens that the model reads at once.
-        barred: ids that are never drawn.
+        corpus: data of the run.
+        tokenizer: of the run.
 
     Attributes:
         suffix: of the file.
+        at_validations: most tokens of a sample of a validation.
+        size: tokens of a sample with its prompt, which is shorter, unless a user sets its length.
+        prompt_length: first tokens of a prompt that are used, unless a user sets it; None: all.
     """
 
     suffix: ClassVar[str]
+    at_validations: ClassVar[int] = 4096
+    prompt_length: int | None = None
 
-    def __init__(self, window: int, barred: Sequence[int]) -> None:
-        self.window, self.barred = window, barred
+    def __init__(self, corpus: C, tokenizer: Tokenizer) -> None:
+        self.corpus, self.tokenizer = corpus, tokenizer
+        self.size = corpus.config.window
 
-    def prompt(self, text: str) -> list[int]:
-        """Return the ids of the prompt that a user gives, which is not empty."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `draw_samples`."""
+        data, barred = self.corpus.config, self.tokenizer.barred_ids
+        return {"window": data.window, "barred": barred, "aligned": data.aligned}
+
+    def ids(self, content: bytes) -> list[int]:
+        """Return the ids of a prompt."""
+        lines = list(io.BytesIO(content))
+        return cast("list[int]", lossless(self.tokenizer).encode(lines).tolist())
+
+    def values(self, row: Row) -> Bytes:
+        """Return the values of images or music (N,), from 0 to 255."""
+        return np.frombuffer(lossless(self.tokenizer).decode(row), np.uint8)
+
+    def prompt(self, text: str) -> bytes:
+        """Return the content of a text that a user gives."""
+        name = self.corpus.config.name
+        raise ConfigError(f"prompt must be null with data={name}; set prompt_file or prompt_split")
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file that a user gives, which exists."""
         raise NotImplementedError
 
-    def shown(self, rows: Sequence[Sequence[int]], first: int = 1) -> str:
+    def documents(self, split: str) -> Iterator[bytes]:
+        """Return the images or pieces of a split."""
+        return self.corpus.chunks(split)
+
+    def n_tokens(self, n_prompt: int, length: int | None) -> int:
+        """Return the number of tokens that are drawn after a prompt, for a user's `length`."""
+        return length or self.size - n_prompt
+
+    def shown(self, rows: Sequence[Row], first: int = 1) -> str:
         """Return samples, numbered from `first`, as they are printed."""
+        return ""
+
+    def write(self, rows: Sequence[Row], path: Path, n_prompt: int = 0) -> list[Path]:
+        """Write all samples to a file, or to several whose names begin with its stem.
+
+        Args:
+            rows: ids of each sample.
+            path: of the file.
+            n_prompt: number of the first ids that are its prompt.
+
+        Returns:
+            The files.
+        """
         raise NotImplementedError
 
-    def write(self, rows: Sequence[Sequence[int]], path: Path) -> None:
-        """Write all samples to a file, or to several whose names begin with its stem."""
-        raise NotImplementedError
-
-    def log(self, rows: Sequence[Sequence[int]], tracker: Tracker, update: int) -> None:
-        """Send samples of a validation to a tracker."""
+    def log(self, rows: Sequence[Row], paths: list[Path], tracker: Tracker, update: int) -> None:
+        """Send samples of a validation, and their files, to a tracker."""
         raise NotImplementedError
 
 
-class TextSamples(Samples):
+class TextSamples(Samples[DensityCorpus]):
     """Samples of a text, in one file of UTF-8 with a line before each.
 
     Bytes that are no character become U+FFFD, except incomplete characters at the end, which are
@@ -69,35 +124,138 @@ class TextSamples(Samples):
     """
 
     suffix = ".txt"
+    at_validations = 256
 
-    def __init__(self, window: int, tokenizer: Tokenizer) -> None:
-        super().__init__(window, tokenizer.barred_ids)
-        self.tokenizer = tokenizer
-
-    def prompt(self, text: str) -> list[int]:
+    def prompt(self, text: str) -> bytes:
         """See `Samples.prompt`."""
-        return cast("list[int]", text_ids(text, self.tokenizer).tolist())
+        return text.encode()
 
-    def text(self, row: Sequence[int]) -> str:
+    def read(self, path: Path) -> bytes:
+        """See `Samples.read`."""
+        content = path.read_bytes()
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"prompt_file={path} is not UTF-8 ({error})") from error
+        return content
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        """See `Samples.documents`."""
+        raise ConfigError("prompt_split must be null with text; set prompt or prompt_file")
+
+    def text(self, row: Row) -> str:
         """Return the text of one sample."""
         return ids_text(np.array(row), self.tokenizer)
 
-    def shown(self, rows: Sequence[Sequence[int]], first: int = 1) -> str:
+    def shown(self, rows: Sequence[Row], first: int = 1) -> str:
         """See `Samples.shown`."""
         numbered = enumerate(map(self.text, rows), start=first)
         return "".join(f"==== sample {number} ====\n{text}\n" for number, text in numbered)
 
-    def write(self, rows: Sequence[Sequence[int]], path: Path) -> None:
+    def write(self, rows: Sequence[Row], path: Path, n_prompt: int = 0) -> list[Path]:
         """See `Samples.write`."""
         write_text(path, self.shown(rows))
+        return [path]
 
-    def log(self, rows: Sequence[Sequence[int]], tracker: Tracker, update: int) -> None:
+    def log(self, rows: Sequence[Row], paths: list[Path], tracker: Tracker, update: int) -> None:
         """See `Samples.log`: a table of texts."""
         texts = enumerate(map(self.text, rows), start=1)
         tracker.log_table(SAMPLES, TABLE, [(update, *row) for row in texts])
 
 
-def samples_path(folder: RunFolder, stem: str, samples: Samples) -> Path:
+class ImageSamples(Samples[ImageCorpus]):
+    """Samples of images, in one png: a grid, row by row.
+
+    With a prompt, each tile has two images: the given values alone, and the completed image. Grey
+    values follow the last token of a sample. With other numbers of channels than one or three, the
+    channels are grey images side by side.
+    """
+
+    suffix = ".png"
+
+    def __init__(self, corpus: ImageCorpus, tokenizer: Tokenizer) -> None:
+        super().__init__(corpus, tokenizer)
+        self.shape = tuple(corpus.config.shape)
+        self.size = math.prod(self.shape)
+        self.prompt_length = self.shape[0] // 2 * self.size // self.shape[0]  # upper half
+
+    def read(self, path: Path) -> bytes:
+        """See `Samples.read`: a picture of the shape of the data."""
+        image = picture(path)
+        if image.shape != self.shape:
+            raise DataError(
+                f"{path} has the shape {list(image.shape)} (rows, columns, channels), but the run "
+                f"is on images of {list(self.shape)}"
+            )
+        return image.tobytes()
+
+    def n_tokens(self, n_prompt: int, length: int | None) -> int:
+        """See `Samples.n_tokens`."""
+        rest = self.size - n_prompt
+        allowed = f"null or at most {rest}, the values that an image lacks"
+        require(length is None or length <= rest, "length", allowed, length)
+        return length or rest
+
+    def image(self, row: Row) -> Image:
+        """Return the image (H, W, C) of one sample."""
+        values = np.full(self.size, BACKGROUND, np.uint8)
+        values[: len(row)] = self.values(row)
+        image = values.reshape(self.shape)
+        is_picture = self.shape[2] in (1, 3)
+        return image if is_picture else np.hstack(np.split(image, self.shape[2], axis=2))
+
+    def write(self, rows: Sequence[Row], path: Path, n_prompt: int = 0) -> list[Path]:
+        """See `Samples.write`."""
+        tiles = [self.image(row) for row in rows]
+        if n_prompt:
+            given = [self.image(row[:n_prompt]) for row in rows]
+            tiles = [np.hstack(pair) for pair in zip(given, tiles, strict=True)]
+        write_png(path, grid(tiles))
+        return [path]
+
+    def log(self, rows: Sequence[Row], paths: list[Path], tracker: Tracker, update: int) -> None:
+        """See `Samples.log`: the grid."""
+        tracker.log_image(SAMPLES, paths[0], update)
+
+
+class MusicSamples(Samples[MusicCorpus]):
+    """Samples of music, as wav: one file, or NAME-1.wav, NAME-2.wav and so on."""
+
+    suffix = ".wav"
+
+    def read(self, path: Path) -> bytes:
+        """See `Samples.read`: audio at any sample rate."""
+        return read_codes(path, self.corpus.config.sample_rate)
+
+    def write(self, rows: Sequence[Row], path: Path, n_prompt: int = 0) -> list[Path]:
+        """See `Samples.write`."""
+        names = [f"{path.stem}-{number}{path.suffix}" for number in range(1, len(rows) + 1)]
+        paths = [path.with_name(name) for name in names] if len(rows) > 1 else [path]
+        for row, file in zip(rows, paths, strict=True):
+            write_wav(file, from_mu_law(self.values(row)), self.corpus.config.sample_rate)
+        return paths
+
+    def log(self, rows: Sequence[Row], paths: list[Path], tracker: Tracker, update: int) -> None:
+        """See `Samples.log`: each sample with a player."""
+        for number, path in enumerate(paths, start=1):
+            tracker.log_audio(f"{SAMPLES}/{number}", path, update)
+
+
+def grid(tiles: Sequence[Image]) -> Image:
+    """Return one image with tiles (H, W, C) in order, as many in a row as rows, or one more."""
+    n_columns = math.ceil(math.sqrt(len(tiles)))
+    n_rows = -(-len(tiles) // n_columns)
+    height, width, channels = tiles[0].shape
+    sizes = n_rows * (height + GAP) + GAP, n_columns * (width + GAP) + GAP, channels
+    image = np.full(sizes, BACKGROUND, np.uint8)
+    for number, tile in enumerate(tiles):
+        row, column = divmod(number, n_columns)
+        top, left = row * (height + GAP) + GAP, column * (width + GAP) + GAP
+        image[top : top + height, left : left + width] = tile
+    return image
+
+
+def samples_path(folder: RunFolder, stem: str, samples: Samples[Any]) -> Path:
     """Return the path of a file of samples of a run, and make its folder."""
     path = folder.path / SAMPLES / f"{stem}{samples.suffix}"
     path.parent.mkdir(exist_ok=True)
@@ -107,7 +265,7 @@ def samples_path(folder: RunFolder, stem: str, samples: Samples) -> Path:
 def write_validation_samples(
     model: Model,
     loss: Loss,
-    samples: Samples,
+    samples: Samples[Any],
     config: Config,
     folder: RunFolder,
     tracker: Tracker,
@@ -119,12 +277,13 @@ def write_validation_samples(
     """
     numbers = range(1, config.trainer.valid_samples + 1)
     assert isinstance(model, SingleStack)
-    n_tokens, sampling = min(samples.window, VALIDATION_TOKENS), Sampling(seed=config.seed)
-    settings = n_tokens, sampling, samples.window, samples.barred
+    n_tokens, sampling = min(samples.size, samples.at_validations), Sampling(seed=config.seed)
+    prompts: list[list[int]] = [[] for _ in numbers]
+    arguments = model, loss.output_map, prompts, numbers, n_tokens, sampling
     try:
-        rows = draw_samples(model, loss.output_map, [[] for _ in numbers], numbers, *settings)
+        rows = draw_samples(*arguments, **samples.settings)
     except RunError as error:  # a sparse output early in training
         log.warning("no samples at update %d: %s", update, error)
         return
-    samples.write(rows, samples_path(folder, f"update_{update:08d}", samples))
-    samples.log(rows, tracker, update)
+    paths = samples.write(rows, samples_path(folder, f"update_{update:08d}", samples))
+    samples.log(rows, paths, tracker, update)

@@ -290,7 +290,7 @@ class Task(Generic[C, D]):
         """
         return run
 
-    def samples(self, config: Config, folder: RunFolder) -> Samples:
+    def samples(self, config: Config, folder: RunFolder) -> Samples[Any]:
         """Prompts and files of samples of a run; a RunError if the task draws none."""
         raise RunError(f"{folder.path} is a run of task={self.name}: it draws no samples")
 

@@ -31,8 +31,11 @@ class Tracker(Protocol):
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Log a table of plain values, such as outputs and references."""
 
-    def log_image(self, name: str, path: Path) -> None:
-        """Log the image file (png) at `path`."""
+    def log_image(self, name: str, path: Path, update: int | None = None) -> None:
+        """Log the image file (png) at `path`, after `update` updates or of the whole run."""
+
+    def log_audio(self, name: str, path: Path, update: int) -> None:
+        """Log the audio file (wav) at `path`."""
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Log values of the whole run, such as its test scores."""
@@ -53,7 +56,10 @@ class NullTracker:
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Do nothing."""
 
-    def log_image(self, name: str, path: Path) -> None:
+    def log_image(self, name: str, path: Path, update: int | None = None) -> None:
+        """Do nothing."""
+
+    def log_audio(self, name: str, path: Path, update: int) -> None:
         """Do nothing."""
 
     def summary(self, values: Mapping[str, Any]) -> None:

@@ -156,9 +156,14 @@ class WandbTracker:
         data = [list(row) for row in rows]
         self._send(lambda run: run.log({name: self._wandb.Table(list(columns), data)}))
 
-    def log_image(self, name: str, path: Path) -> None:
+    def log_image(self, name: str, path: Path, update: int | None = None) -> None:
         """See `Tracker.log_image`."""
-        self._send(lambda run: run.log({name: self._wandb.Image(str(path))}))
+        at = {} if update is None else {"update": update}
+        self._send(lambda run: run.log({**at, name: self._wandb.Image(str(path))}))
+
+    def log_audio(self, name: str, path: Path, update: int) -> None:
+        """See `Tracker.log_audio`."""
+        self._send(lambda run: run.log({"update": update, name: self._wandb.Audio(str(path))}))
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """See `Tracker.summary`."""

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from headwise.data.corpora.text import READ_ERRORS
 from headwise.errors import DataError
+from headwise.files import replacing
 
 Image = npt.NDArray[np.uint8]
 Shape = tuple[int, ...]
@@ -72,6 +73,14 @@ def picture(path: Path) -> Image:
             f"with {n_channels} channels"
         )
     return np.atleast_3d(np.asarray(image, np.uint8))
+
+
+def write_png(path: Path, image: Image) -> None:
+    """Write a grey or RGB image (H, W, C), atomically."""
+    from PIL import Image as Pillow
+
+    with replacing(path) as temporary:
+        Pillow.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(temporary, "PNG")
 
 
 def _records(stream: IO[bytes], size: int, n: int | None, name: str) -> Iterator[Image]:

@@ -153,7 +153,7 @@ def test_scaling_gates_and_the_number_of_visible_keys(pattern: str) -> None:
 
 def test_block_sparse_path_starts_at_the_configured_length(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place("encoder_self", 1, H, E)
-    node = {**group_node("pattern", "fixed"), "block_sparse_from": 40}
+    node = {**group_node("pattern", "fixed"), "stride": 8, "block_sparse_from": 40}
     choices = {"attention": group_node("attention", "softmax"), "pattern": node}
     attention = AttentionFactory(choices)(place)
     query_counts: list[int] = []

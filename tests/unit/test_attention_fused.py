@@ -22,7 +22,7 @@ from weights_recorded import with_weights
 
 VARIANTS = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
 QK_DIMS = pytest.mark.parametrize("qk_dim", [None, 8, 24])  # None: as the values, 16
-BLOCKS_NEVER = {name: {"block_sparse_from": 10**6} for name in ("strided", "fixed")}
+BLOCKS_NEVER = {name: {"stride": 8, "block_sparse_from": 10**6} for name in ("strided", "fixed")}
 
 
 @pytest.fixture(autouse=True)

@@ -163,7 +163,9 @@ def observations(
     """Yield every batch with the observations of all attentions that form weights.
 
     Args:
-        model, batches, device: see `visit`.
+        model: see `visit`.
+        batches: see `visit`.
+        device: see `visit`.
         queries: numbers of the queries to observe; all by default.
     """
     for batch in batches:

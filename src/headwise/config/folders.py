@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError
 
 from headwise.config.schema import register
 from headwise.errors import refuse
@@ -32,9 +34,15 @@ def group_choices(group: str) -> list[str]:
 
 
 def group_node(group: str, name: str) -> Any:
-    """The content of one yaml of a group, without its defaults list."""
+    """The content of one yaml of a group, without its defaults list.
+
+    Values that the data suggest are the defaults; references to keys of other groups are kept.
+    """
     if name not in group_choices(group):
         raise refuse(group, name, group_choices(group))
-    content: Any = OmegaConf.to_container(OmegaConf.load(config_dir() / group / f"{name}.yaml"))
+    node = OmegaConf.load(config_dir() / group / f"{name}.yaml")
+    with suppress(InterpolationKeyError):
+        OmegaConf.resolve(node)
+    content: Any = OmegaConf.to_container(node)
     content.pop("defaults", None)
     return content

@@ -91,6 +91,15 @@ def test_bits_per_byte_and_alphas_match_the_weights(run: Path, overrides: list[s
     assert sums[:, 3].sum() == len(text)
 
 
+def test_a_loss_with_sparse_outputs_is_monitored_instead_of_bits(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    options = [*overrides, "loss=entmax15", "trainer.max_updates=2", f"paths.outputs={tmp_path}"]
+    with composer() as make:
+        folder = train(typed(make(options)), options).folder
+    assert read_json(folder / "results.json")["scores"]["test"].keys() == {"loss", "support"}
+
+
 def test_bits_of_masked_documents_match_those_of_each_document(
     headwise: CommandLine, overrides: list[str], tmp_path: Path
 ) -> None:

@@ -151,8 +151,8 @@ class Density(Task[DensityCorpus, PreparedTokens]):
     data = DensityDataConfig
 
     def monitored(self, config: Config) -> str:
-        """See `Task.monitored`."""
-        return f"bits_per_{config.data.unit}"
+        """See `Task.monitored`: bits, or the loss if the outputs are sparse."""
+        return self.metrics(config)[0].name
 
     def sites(self, config: Config) -> tuple[Site, ...]:
         """See `Task.sites`."""

@@ -1,6 +1,6 @@
 """Fused α-entmax attention on a GPU: correct first, then its time against FlashAttention.
 
-    python -m benchmarks.gpu_attention [--quick] [--json FILE]
+    python -m benchmarks.gpu_attention [--quick] [--only patterns] [--json FILE]
 
 It needs a CUDA device. Errors are those against float64 on the same device; if one is out of
 bounds, nothing is timed and the status is 1. Times are of forward and backward, by events of the
@@ -9,6 +9,10 @@ device, contenders taking turns in one process, medians of 11; each figure is pr
 (half of them with --quick), scores of deviation 1 where all blocks have weights; "segments" are
 clustered inputs, where a query matches only keys of its own segment. How many blocks have weights
 is measured and printed.
+
+Then sparse patterns, causal, 3,072 and 12,288 positions, blocks of 128: the share of a causal
+attention's blocks that is computed, and times relative to FlashAttention without a pattern. For
+softmax, FlexAttention (torch) with the same pattern is measured too.
 
 The tests marked `triton` run on a GPU as well: pytest -m triton, without TRITON_INTERPRET.
 """
@@ -32,11 +36,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import gpu
 from benchmarks.clock import medians
 from headwise import entmax
+from headwise.attention.fixed import Fixed
+from headwise.attention.place import Place
+from headwise.attention.sparse_pattern import SparsePattern
+from headwise.attention.strided import Strided
 from headwise.kernels import triton_operators
+from headwise.kernels.block_sparse import BlockLayout
 from headwise.kernels.problem import Power
 from headwise.kernels.triton_attention import triton_entmax_attention
+from headwise.kernels.triton_pattern import EVERY_QUERY
 
 HEADS, HEAD_DIM, SEGMENT = 8, 64, 256
+PATTERNS: dict[str, Callable[..., SparsePattern]] = {
+    "strided": Strided,
+    "strided, one set per head": functools.partial(Strided, combine="heads"),
+    "fixed, 8 cells": functools.partial(Fixed, summary_cells=8),
+    "fixed, 32 cells": functools.partial(Fixed, summary_cells=32),
+}
+PATTERN_LENGTHS, STRIDE = (3072, 12288), 128
 LENGTHS, QUICK_LENGTHS = (512, 1024, 2048, 4096, 8192), (512, 2048)
 TOKENS = 1 << 15
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -55,6 +72,12 @@ class Check:
     head_dim: int = HEAD_DIM
     causal: bool = False
     padded: bool = False
+    pattern: str | None = None
+
+
+def pattern_of(name: str, n_heads: int, head_dim: int) -> SparsePattern:
+    place = Place("decoder_self", 1, n_heads, head_dim)
+    return PATTERNS[name](place, STRIDE, block_sparse_from=1)
 
 
 def checks() -> list[Check]:
@@ -64,6 +87,8 @@ def checks() -> list[Check]:
     checked += [Check(half, 300, 700, width, padded=True) for width in (16, 64, 128)]
     checked += [Check(half, 1500, 1500, causal=True), Check(half, 1100, 2100, padded=True)]
     checked += [Check(torch.float32, 300, 1300), Check(half, 1, 900)]
+    for dtype, causal, name in itertools.product(BOUNDS, (False, True), PATTERNS):
+        checked.append(Check(dtype, 1500, 1500, 64, causal, not causal, name))
     return [*checked, Check(half, 30, 40, padded=True)]
 
 
@@ -85,6 +110,11 @@ def results_of(check: Check, device: str) -> list[list[Tensor]]:
         mask &= (keys < lengths[:, None])[:, None, None]
     if check.causal:
         mask &= keys <= torch.arange(check.queries, device=device)[:, None] + offset
+    layout = None
+    if check.pattern is not None:
+        pattern = pattern_of(check.pattern, len(alpha), check.head_dim)
+        layout = pattern.layout(check.keys, check.causal, lengths, torch.device(device))
+        mask = mask & pattern.allowed(keys, check.keys, check.causal, lengths)
     results = []
     for dtype in (check.dtype, torch.float64):
         *leaves, grad = (tensor.to(dtype).detach() for tensor in tensors)
@@ -94,7 +124,9 @@ def results_of(check: Check, device: str) -> list[list[Tensor]]:
             scores = query @ key.transpose(-1, -2) * check.head_dim**-0.5
             context = entmax.alpha_entmax(scores, one[:, None, None], -1, mask) @ value
         else:
-            context = triton_entmax_attention(query, key, value, one, lengths, check.causal, offset)
+            context = triton_entmax_attention(
+                query, key, value, one, lengths, check.causal, offset, layout=layout
+            )
         grads = torch.autograd.grad(context, [query, key, value, one], grad)
         results.append([context.detach(), *grads])
     return results
@@ -126,7 +158,7 @@ def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
     # only rows that are streamed mark their blocks
     with mock.patch.object(triton_operators, "RESIDENT_KEYS", 0):
         live = triton_operators.forward(
-            *tensors[:3], alpha, None, None, None, power, causal, 0, 0.0, scale, 0
+            *tensors[:3], alpha, *[None] * 6, power, causal, 0, 0.0, scale, 0
         )[4].float()
     n_blocks = live.shape[-1]
     possible = n_blocks * (n_blocks + 1) / 2 if causal else n_blocks**2
@@ -134,18 +166,47 @@ def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
     return share
 
 
-def contenders(alpha: Tensor, causal: bool) -> dict[str, Attend]:
-    def flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def flash(causal: bool) -> Attend:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
+    return attend
+
+
+def flex(layout: BlockLayout) -> Attend:
+    """Return FlexAttention with a causal pattern."""
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+    rule, n = layout.rule(), layout.n_positions
+    key_labels_HN = rule.key_labels_BHN[0]
+
+    def is_visible(_batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        of_key = key_labels_HN[head, key]
+        is_near = (query - key).abs() <= rule.windows_H[head]
+        is_far = (of_key == rule.labels_HN[head, query]) | (of_key == EVERY_QUERY)
+        return (key <= query) & (is_near | is_far)
+
+    @functools.cache  # at the first call, whose errors are caught
+    def blocks() -> BlockMask:
+        arguments = (is_visible, 1, len(key_labels_HN), n, n)
+        mask: BlockMask = torch.compile(create_block_mask)(*arguments, device=key_labels_HN.device)
+        return mask
+
+    compiled = torch.compile(flex_attention)
+    return lambda query, key, value: compiled(query, key, value, block_mask=blocks())
+
+
+def contenders(alpha: Tensor, causal: bool, layout: BlockLayout | None = None) -> dict[str, Attend]:
     def ours(alpha: Tensor | float, dropout: float = 0.0) -> Attend:
         return lambda query, key, value: triton_entmax_attention(
-            query, key, value, alpha, causal=causal, dropout=dropout
+            query, key, value, alpha, causal=causal, dropout=dropout, layout=layout
         )
 
-    attends = {"flash": flash, "learned α": ours(alpha), "α = 1.5": ours(1.5), "α = 2": ours(2.0)}
-    attends["learned α, dropout"] = ours(alpha, dropout=0.1)
+    attends = {"flash": flash(causal), "learned α": ours(alpha), "α = 1.5": ours(1.5)}
+    attends |= {"α = 2": ours(2.0), "learned α, dropout": ours(alpha, dropout=0.1)}
+    if layout is not None:
+        return attends | {"softmax": ours(1.0), "flex, softmax": flex(layout)}
     if importlib.util.find_spec("adasplash") is not None:
         from adasplash import adasplash
 
@@ -179,9 +240,19 @@ def calls(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, Call]:
     return compiled
 
 
-def measure(args: Namespace) -> gpu.Rows:
-    alpha = torch.linspace(1.05, 1.95, HEADS, device="cuda").requires_grad_()
-    lengths, n_tokens = (QUICK_LENGTHS, TOKENS // 2) if args.quick else (LENGTHS, TOKENS)
+def timed(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, Any]:
+    """Return and print times and their ratios to FlashAttention."""
+    taken = medians(calls(tensors, attends), gpu.REPEATS, gpu.milliseconds)
+    ratios = {}
+    for name, spent in taken.items():
+        to = "flash, with backward" if name.endswith(", with backward") else "flash"
+        ratios[name] = spent / taken[to]
+        print(f"  {name:40} {spent:9.3f} ms {ratios[name]:6.2f} x flash", flush=True)
+    return {"ms": taken, "ratios": ratios}
+
+
+def all_keys(lengths: tuple[int, ...], n_tokens: int, alpha: Tensor) -> gpu.Rows:
+    """Measure attention without a pattern."""
     for n_keys, causal, segments in itertools.product(lengths, (False, True), (False, True)):
         tensors = inputs(n_keys, n_tokens, segments)
         share = live_share(tensors, alpha.detach(), causal)
@@ -189,18 +260,35 @@ def measure(args: Namespace) -> gpu.Rows:
             f"\n{n_keys} keys{', causal' if causal else ''}{', segments' if segments else ''}; "
             f"blocks with weights: {share:.0%}"
         )
-        taken = medians(calls(tensors, contenders(alpha, causal)), gpu.REPEATS, gpu.milliseconds)
-        ratios = {}
-        for name, spent in taken.items():
-            to = "flash, with backward" if name.endswith(", with backward") else "flash"
-            ratios[name] = spent / taken[to]
-            print(f"  {name:40} {spent:9.3f} ms {ratios[name]:6.2f} x flash", flush=True)
         row: dict[str, Any] = {"keys": n_keys, "causal": causal, "segments": segments}
-        yield row | {"live": share, "ms": taken, "ratios": ratios}
+        yield row | {"live": share} | timed(tensors, contenders(alpha, causal))
+
+
+def patterns(n_tokens: int, alpha: Tensor) -> gpu.Rows:
+    """Measure causal attention with patterns."""
+    for n_keys, name in itertools.product(PATTERN_LENGTHS, PATTERNS):
+        pattern = pattern_of(name, HEADS, HEAD_DIM)
+        layout = pattern.layout(n_keys, True, None, torch.device("cuda"))
+        assert layout is not None
+        lists = layout.tiles(triton_operators.BLOCK).lists
+        n_blocks = lists.shape[2]
+        share = lists[..., 0].sum().item() / (HEADS * n_blocks * (n_blocks + 1) / 2)
+        print(f"\n{n_keys} keys, causal, {name}; blocks computed: {share:.0%}")
+        row = {"keys": n_keys, "causal": True, "pattern": name, "live": share}
+        yield row | timed(inputs(n_keys, n_tokens, False), contenders(alpha, True, layout))
+
+
+def measure(args: Namespace) -> gpu.Rows:
+    alpha = torch.linspace(1.05, 1.95, HEADS, device="cuda").requires_grad_()
+    lengths, n_tokens = (QUICK_LENGTHS, TOKENS // 2) if args.quick else (LENGTHS, TOKENS)
+    if args.only != "patterns":
+        yield from all_keys(lengths, n_tokens, alpha)
+    yield from patterns(n_tokens, alpha)
 
 
 def main() -> int:
-    return gpu.main(__doc__, "gpu_attention", measure, is_correct)
+    only = {"choices": ("patterns",), "help": "time only these"}
+    return gpu.main(__doc__, "gpu_attention", measure, is_correct, only=only)
 
 
 if __name__ == "__main__":

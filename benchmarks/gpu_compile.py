@@ -52,6 +52,7 @@ class Case:
     is_padded: bool = True
     is_learned: bool = True
     has_slopes: bool = False
+    has_pattern: bool = False
     heads: int = 4
 
 
@@ -123,6 +124,8 @@ def cases(is_quick: bool) -> list[Case | Rows]:
         calls += [
             Case("bf16", 64, 64, 64, has_slopes=True),
             Case("fp32", 300, 300, 64, has_slopes=True),
+            Case("bf16", 2048, 2048, 64, causal=True, has_pattern=True),
+            Case("fp32", 300, 300, 64, has_pattern=True, power=Power.EXP, is_learned=False),
         ]
         return [*calls, Case("fp32", 300, 300, 128), *FIRST_STEPS, *ROWS[:3]]
     calls = []
@@ -138,6 +141,8 @@ def cases(is_quick: bool) -> list[Case | Rows]:
             calls += [replace(call, power=power) for power in (Power.SQUARE, Power.LINEAR)]
             calls += [replace(call, is_padded=False, causal=True), replace(call, is_learned=False)]
             calls.append(replace(call, has_slopes=True))
+            patterned = replace(call, has_pattern=True, causal=True)
+            calls += [replace(patterned, power=power) for power in Power]
     return [*calls, *FIRST_STEPS, *ROWS]
 
 
@@ -172,11 +177,18 @@ def call_attention(case: Case) -> None:
     row_keys = None
     if case.dropout:
         row_keys = torch.zeros(2, n_batch, n_heads, case.queries, dtype=torch.int32)
+    pattern: list[Tensor | None] = [None] * 3
+    if case.has_pattern:  # of a batch without padding
+        _, block = triton_operators.blocks(case.keys, case.head_dim, query.element_size(), True)
+        places = torch.zeros(1, n_heads, 4, case.keys, dtype=torch.int32)
+        windows, n_blocks = places[0, :, 0, 0].contiguous(), -(-case.keys // block)
+        lists = torch.zeros(1, n_heads, n_blocks, 1 + n_blocks, dtype=torch.int16)
+        pattern = [places, windows, lists]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     try:
         context = triton_operators.forward(
-            query, key, value, alpha, lengths, row_keys, slopes,
+            query, key, value, alpha, lengths, row_keys, slopes, *pattern,
             int(case.power), case.causal, 0, case.dropout, case.head_dim**-0.5, 0,
         )[0]  # fmt: skip
         context.backward(torch.zeros_like(context))
@@ -256,7 +268,7 @@ def described(case: Case | Rows) -> str:
     if isinstance(case, Rows):
         return f"{case.dtype} rows of {case.keys}"
     sizes = f"{case.queries:>4} x {case.keys:<5}{case.head_dim:>4}"
-    sizes += " slopes" if case.has_slopes else ""
+    sizes += " slopes" if case.has_slopes else " pattern" if case.has_pattern else ""
     return f"{case.dtype} {case.precision:8} {sizes}"
 
 

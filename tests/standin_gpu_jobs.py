@@ -20,6 +20,7 @@ import standin_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn.attention.flex_attention import BlockMask
 
     from headwise.config.schema import Config
 
@@ -105,6 +106,16 @@ def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict
     return {"codes": codes, "waits": dict(device.waits), "output": output.getvalue()}
 
 
+def _flex(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask) -> Tensor:
+    """Torch's FlexAttention, which compiles by itself."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    heads, positions = (torch.arange(n, device=query.device) for n in query.shape[1:3])
+    mask = block_mask.mask_mod(heads, heads[:, None, None], positions[:, None], positions)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
 def benchmarks(device: standin_gpu.Device, request: dict[str, Any]) -> dict[str, Any]:
     """Run some GPU benchmarks on small tensors.
 
@@ -113,14 +124,17 @@ def benchmarks(device: standin_gpu.Device, request: dict[str, Any]) -> dict[str,
     """
     import torch
     from benchmarks import gpu, gpu_attention, gpu_rows, gpu_training
+    from torch.nn.attention import flex_attention
 
     half = torch.bfloat16
     few = [
         gpu_attention.Check(half, 20, 20, 16, causal=True),
         gpu_attention.Check(half, 5, 40, 16, padded=True),
+        gpu_attention.Check(half, 150, 150, 16, causal=True, pattern="strided"),
     ]
     attention = {"checks": lambda: few, "QUICK_LENGTHS": (32,)}
-    attention |= {"TOKENS": 64, "HEADS": 2, "SEGMENT": 16}
+    attention |= {"TOKENS": 64, "HEADS": 2, "SEGMENT": 16, "PATTERN_LENGTHS": (70,)}
+    attention |= {"STRIDE": 8, "PATTERNS": {"strided": gpu_attention.Strided}}
     rows = {"MAP_SHAPES": ((1, 2, 3, 4),), "LOSS_SHAPE": (3, 40)}
     settings = ("trainer=gpu", "trainer.max_tokens=64", *SMALLEST)
     training = {"SETTINGS": settings, "VOCABULARY": 40, "N_BATCHES": 2, "LONGEST": 12}
@@ -137,6 +151,7 @@ def benchmarks(device: standin_gpu.Device, request: dict[str, Any]) -> dict[str,
             mock.patch.object(gpu, "REPEATS", 1),
             mock.patch.object(sys, "argv", line),
             mock.patch.object(torch, "compile", lambda plain: plain),
+            mock.patch.object(flex_attention, "flex_attention", _flex),
         ):
             assert module.main() == 0
         results[name] = json.loads(path.read_text(encoding="utf-8"))

@@ -66,6 +66,10 @@ needs_interpreter = pytest.mark.skipif(
 @needs_interpreter
 def test_kernels_match_the_cpu_without_host_waits(library: Path) -> None:
     assert_updates_match(library, [["attention=alpha_entmax"], ["loss=entmax15"]], [[3, 4], [5, 6]])
+    sizes = {"stride": 4, "summary_cells": 1, "block_sparse_from": 1}
+    case = ["attention=alpha_entmax", "pattern=fixed"]
+    case += [f"pattern.{name}={size}" for name, size in sizes.items()]
+    assert_updates_match(library, [case], [[20, 17], [23, 24]])
 
 
 @pytest.mark.triton
@@ -74,7 +78,7 @@ def test_kernel_benchmarks_run(library: Path, tmp_path: Path) -> None:
     lines = {"gpu_attention": ["--quick"], "gpu_rows": []}
     results = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["results"]
     attention = results["gpu_attention"]["rows"]
-    assert len(attention) == 4
+    assert [row.get("pattern") for row in attention] == [None] * 4 + ["strided"]
     for row in attention:
         assert 0 < row["live"] <= 1
         assert len(row["ratios"]) >= 8  # failed ones have none

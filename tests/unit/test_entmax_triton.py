@@ -184,7 +184,7 @@ class TestEdges:
         query[:, :, :64, 0], query[:, :, 64:, 1] = 4, 4
         key[:, :, :128, 0], key[:, :, 128:192, 1] = 4, 4
         live = triton_operators.forward(
-            *case.tensors, case.alpha, None, None, None,
+            *case.tensors, case.alpha, *[None] * 6,
             int(Power.ANY), causal, offset, 0.0, case.scale, 0,
         )[4]  # fmt: skip
         assert live[0, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
@@ -256,7 +256,7 @@ def test_memory_grows_linearly(n_keys: int) -> None:
     """Tensors saved besides the inputs do not grow per query with the number of keys."""
     query = torch.empty(1, 1, n_keys, 64, device="meta", dtype=torch.bfloat16)
     saved = triton_operators._fake_forward(
-        query, query, query, query, None, None, None, 0, False, 0, 0.0, 1.0, 0
+        query, query, query, query, *[None] * 6, 0, False, 0, 0.0, 1.0, 0
     )
     assert sum(tensor.numel() for tensor in saved[:4]) / n_keys == 2 * 64 + 2
     assert saved[4].numel() / n_keys <= n_keys / 64**2  # one flag per block

@@ -6,7 +6,6 @@ Axes: B batch, H heads, N positions, E head width.
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -16,65 +15,29 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise.kernels.sparse_attention as attention_module
 from headwise.attention.build import AttentionFactory
-from headwise.attention.fixed import Fixed
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.sparse_pattern import SparsePattern
-from headwise.attention.strided import Strided
 from headwise.config.folders import group_node
-from headwise.entmax import alpha_entmax
 from headwise.kernels import choice
-from headwise.kernels.block_sparse import BlockLayout
-from headwise.kernels.problem import ALPHAS, Distances, Power
+from headwise.kernels.problem import Distances, Power
 from headwise.kernels.sparse_attention import Settings, sparse_attention
 from kernel_marks import needs_kernels
 from saved_memory import n_bytes, saved_storages
+from sparse_cases import (
+    COMBINATIONS,
+    PATTERNS,
+    B,
+    E,
+    H,
+    assert_same,
+    dense,
+    inputs,
+    layout_and_mask,
+    make_pattern,
+)
 
 pytestmark = needs_kernels
-B, H, E = 3, 3, 8
-PATTERNS: dict[str, tuple[type[SparsePattern], dict[str, Any]]] = {
-    "strided": (Strided, {}),
-    "fixed": (Fixed, {"summary_cells": 2}),
-    "fixed own cells": (Fixed, {"summary_cells": 1, "own_cells": True}),
-}
-COMBINATIONS: list[tuple[str, list[str] | None, int]] = [
-    ("merged", None, 1),
-    ("interleaved", None, 1),
-    ("interleaved", None, 2),
-    ("heads", None, 1),
-    ("heads", ["merged", "interleaved"], 2),
-]
 CHUNKS = {"whole": 1 << 20, "heads": 1200, "blocks": 100}
-
-
-def make_pattern(
-    name: str, combine: str = "merged", heads: list[str] | None = None, layer: int = 1
-) -> SparsePattern:
-    """Make a pattern with blocks of 4, block-sparse at every length."""
-    kind, settings = PATTERNS[name]
-    pattern = kind(
-        Place("encoder_self", layer, H, E), 4, combine=combine, heads=heads,
-        block_sparse_from=1, **settings,
-    )  # fmt: skip
-    pattern.max_share = math.inf  # type: ignore[misc]
-    return pattern
-
-
-def inputs(n: int, n_batch: int = B, width: int = E) -> list[Tensor]:
-    """Queries, keys, values and a gradient of the context, strided as those of a model."""
-    generator = torch.Generator().manual_seed(n)
-    shape = (n_batch, n, H, width)
-    return [torch.randn(shape, generator=generator).transpose(1, 2) for _ in range(4)]
-
-
-def layout_and_mask(
-    pattern: SparsePattern, n: int, causal: bool, lengths: Tensor | None = None
-) -> tuple[BlockLayout, Tensor]:
-    mask = Mask(lengths, causal, pattern)
-    layout, dense = mask.layout(n, n, torch.device("cpu")), mask.dense(n, n, torch.device("cpu"))
-    assert layout is not None
-    assert dense is not None
-    return layout, dense
 
 
 def sparse(tensors: list[Tensor], alpha: Tensor | None, settings: Settings) -> list[Tensor]:
@@ -85,32 +48,6 @@ def sparse(tensors: list[Tensor], alpha: Tensor | None, settings: Settings) -> l
     context = sparse_attention(*leaves[:3], leaves[3] if alpha is not None else None, settings)
     context.backward(tensors[3])
     return [context.detach(), *(leaf.grad for leaf in leaves)]
-
-
-def dense(
-    tensors: list[Tensor],
-    alpha: Tensor | None,
-    settings: Settings,
-    mask: Tensor,
-    factor: Tensor | float = 1.0,
-) -> list[Tensor]:
-    """Return the same in float64 with all scores and weights; `factor`: dropout."""
-    leaves = [
-        one.detach().double().requires_grad_() for one in (*tensors[:3], alpha) if one is not None
-    ]
-    scores = leaves[0] @ leaves[1].mT * settings.scale
-    if settings.distances is not None:
-        scores = settings.distances.biased(scores, 0)
-    power = ALPHAS.get(settings.power) if alpha is None else leaves[3]
-    context = (alpha_entmax(scores, power, -1, mask) * factor) @ leaves[2]
-    context.backward(tensors[3].double())
-    return [context.detach(), *(leaf.grad for leaf in leaves)]
-
-
-def assert_same(actual: list[Tensor], expected: list[Tensor], limit: float = 1e-5) -> None:
-    for tensor, exact in zip(actual, expected, strict=True):
-        assert tensor.shape == exact.shape
-        assert (tensor - exact).abs().max() <= limit * exact.abs().max().clamp_min(1)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)

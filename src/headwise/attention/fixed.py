@@ -16,6 +16,7 @@ from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
 from headwise.errors import require
 from headwise.kernels.block_sparse import BlockLayout, Gathered, Neighbours, Part
+from headwise.kernels.triton_pattern import EVERY_QUERY, NO_WINDOW, Rule
 
 
 class Fixed(SparsePattern):
@@ -120,7 +121,24 @@ class Fixed(SparsePattern):
             cells = self._cells(-(-n_positions // self.stride), causal, lengths_B).flatten(2)
             parts.append(Gathered(cells.clamp(0, n_positions - 1), self.summary_cells))
         masks = functools.partial(self._masks, causal)
-        return BlockLayout(self.stride, n_positions, causal, lengths_B, tuple(parts), masks)
+        rule = functools.partial(self.rule, n_positions, causal, lengths_B)
+        return BlockLayout(self.stride, n_positions, causal, lengths_B, tuple(parts), masks, rule)
+
+    def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:
+        """See `SparsePattern.rule`. Summary cells come first in the order of the keys."""
+        positions = torch.arange(n_positions, device=lengths_B.device)
+        near_H1 = per_head(self.near_H, torch.bool, positions.device)[:, None]
+        labels_HN = torch.where(near_H1, positions // self.stride, positions)
+        is_cell_BHN, is_complete_BHN = (
+            head_mask(self.far(positions, positions, lengths), self.far_H)[:, :, 0]
+            for lengths in (None if causal else lengths_B, None)
+        )
+        key_labels_BHN = labels_HN.masked_fill(is_cell_BHN, EVERY_QUERY)
+        last_HN = ~is_complete_BHN[0].expand_as(labels_HN)
+        key_order_HN = last_HN.int().argsort(dim=1, stable=True)
+        order_HN = positions.expand_as(labels_HN)
+        windows_H = torch.full_like(labels_HN[:, 0], NO_WINDOW, dtype=torch.int32)
+        return Rule(windows_H, labels_HN, key_labels_BHN, order_HN, key_order_HN)
 
     def _masks(
         self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor

@@ -74,7 +74,10 @@ class FusedNormaliser(Normaliser):
         if layout is None:
             chosen = self.kernel(*heads, mask.needs_dense, dropout, padded_bias)
         else:
-            chosen = choice.sparse_attention(query_BHQE, value_BHKE, self.power, dropout, REFERENCE)
+            options = (dropout, self.alpha_per_query, layout.segments_BN is not None)
+            chosen = choice.sparse_attention(
+                query_BHQE, value_BHKE, self.power, *options, REFERENCE
+            )
         if query_BHQE.device.type != "meta":  # the meta device, used by dry runs
             _log_once(chosen)
         if chosen.kernel == choice.WEIGHTS:
@@ -82,13 +85,15 @@ class FusedNormaliser(Normaliser):
         if chosen.kernel == choice.TORCH:
             return _torch_softmax(*heads, context, dropout)
         alpha, scale = self.row_alpha(context), query_BHQE.shape[3] ** -0.5
+        if chosen.kernel == choice.TRITON:
+            alpha_H = ALPHAS[self.power] if alpha is None else alpha.flatten()
+            lengths_B, causal, offset = mask.key_lengths_B, mask.causal, mask.query_offset
+            return triton_entmax_attention(
+                *heads, alpha_H, lengths_B, causal, offset, dropout, None, distances, layout
+            )
         if layout is not None:
             settings = Settings(layout, self.power, dropout, scale, distances)
             return sparse_attention(*heads, alpha, settings)
-        if chosen.kernel == choice.TRITON:
-            alpha_H = ALPHAS[self.power] if alpha is None else alpha.flatten()
-            mask_args = (mask.key_lengths_B, mask.causal, mask.query_offset)
-            return triton_entmax_attention(*heads, alpha_H, *mask_args, dropout, None, distances)
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
         if chosen.kernel == choice.CPP_FEW:
             return attention_of_few(*heads, alpha, self.power, visible, scale, distances)

@@ -20,6 +20,7 @@ from headwise.attention.place import Place
 from headwise.compilation import constant_in_graphs
 from headwise.errors import refuse, require
 from headwise.kernels.block_sparse import BlockLayout
+from headwise.kernels.triton_pattern import Rule
 
 COMBINATIONS = ("interleaved", "merged", "heads")
 LOCAL, MERGED, INTERLEAVED = "local", "merged", "interleaved"
@@ -131,6 +132,10 @@ class SparsePattern(Pattern):
 
     def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
         """Return the layout for sentences of `lengths_B` (B or 1,), padded to `n_positions`."""
+        raise NotImplementedError
+
+    def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:
+        """Return the pattern for the same sentences as a rule for kernels on a GPU."""
         raise NotImplementedError
 
 

@@ -10,8 +10,14 @@ import functools
 import torch
 from torch import Tensor
 
-from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real
+from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
 from headwise.kernels.block_sparse import BlockLayout, Columns, Neighbours, Part
+from headwise.kernels.triton_pattern import NO_WINDOW, Rule
+
+# Positions that are neighbours in the order of `Strided.rule`, as (rows, columns) of a matrix with
+# rows of `stride`, for heads with far keys. A block of 64 has few columns and, if it has near keys
+# too, few rows.
+FAR_CELL, MERGED_CELL = (64, 1), (4, 16)
 
 
 class Strided(SparsePattern):
@@ -54,7 +60,29 @@ class Strided(SparsePattern):
         if any(self.far_H):
             parts.append(Columns(self.stride))
         masks = functools.partial(self._masks, causal)
-        return BlockLayout(self.stride, n_positions, causal, lengths_B, tuple(parts), masks)
+        rule = functools.partial(self.rule, n_positions, causal, lengths_B)
+        return BlockLayout(self.stride, n_positions, causal, lengths_B, tuple(parts), masks, rule)
+
+    def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:
+        """See `SparsePattern.rule`. The label of a query with far keys is its column."""
+        positions = torch.arange(n_positions, device=lengths_B.device)
+        rows, columns = positions // self.stride, positions % self.stride
+        far_H1 = per_head(self.far_H, torch.bool, positions.device)[:, None]
+        labels_HN = torch.where(far_H1, columns, positions)
+        windows = tuple(self.stride if near else NO_WINDOW for near in self.near_H)
+        windows_H = per_head(windows, torch.int32, positions.device)
+        cells = [
+            (1, self.stride) if not far else MERGED_CELL if near else FAR_CELL
+            for near, far in zip(self.near_H, self.far_H, strict=True)
+        ]
+        height, width = (
+            per_head(sizes, torch.int64, positions.device)[:, None]
+            for sizes in zip(*cells, strict=True)
+        )
+        in_row = (self.stride + width - 1) // width
+        cell_HN = rows // height * in_row + columns // width
+        order_HN = ((cell_HN * height + rows % height) * width + columns % width).argsort(1)
+        return Rule(windows_H, labels_HN, labels_HN[None], order_HN, order_HN)
 
     def _masks(
         self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor

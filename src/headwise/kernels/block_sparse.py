@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from headwise.kernels.triton_pattern import PatternTiles, Rule
 
 
 class Product(NamedTuple):
@@ -91,6 +93,7 @@ class BlockLayout:
         masks: (blocks (M,), number of blocks of keys, lengths) -> for each part, bool (B or 1,
             H or 1, M, L, slots). A key that is in several slots of a query is allowed in at most
             one of them.
+        rule: () -> the same restriction for kernels on a GPU.
         segments_BN: document of each position; only keys of the query's are allowed. None: all.
     """
 
@@ -100,7 +103,11 @@ class BlockLayout:
     lengths_B: Tensor
     parts: tuple[Part, ...]
     masks: Callable[[Tensor, int, Tensor], list[Tensor]]
+    rule: Callable[[], Rule]
     segments_BN: Tensor | None = None
+    _tiles: dict[int, PatternTiles] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def n_blocks(self) -> int:
@@ -119,6 +126,12 @@ class BlockLayout:
     def sizes(self, blocks: range) -> list[int]:
         """Return the number of slots of each part for some blocks of queries."""
         return [part.n_slots(self.n_blocks_for(blocks)) for part in self.parts]
+
+    def tiles(self, block: int) -> PatternTiles:
+        """Return the rule for square blocks of this size; cached, for all layers of a stack."""
+        if block not in self._tiles:
+            self._tiles[block] = self.rule().tiles(self.causal, self.lengths_B, block)
+        return self._tiles[block]
 
     @functools.cached_property
     def allowed_BHNK(self) -> Tensor:

@@ -5,7 +5,7 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, E head width, N row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,10 +25,12 @@ from headwise.kernels import (
 )
 from headwise.kernels.block_sparse import BlockLayout, Columns, Gathered, Neighbours
 from headwise.kernels.problem import ALPHAS, Distances, Draws, Power, Visible, beta_of, slopes_of
+from headwise.kernels.triton_pattern import EVERY_QUERY, NO_WINDOW, Rule
 
 RATE = 0.25  # of dropout
 SMOOTHING = 0.1
 LONG = 300  # keys per row, too many for Triton's resident kernel
+SEVERAL_BLOCKS = 150  # positions
 
 
 class Case(NamedTuple):
@@ -137,7 +139,7 @@ class _Attention:
         sample, width = _sampler(case), case.width
         n_queries, n_keys = (3, 20) if "few" in case.kernel else (7, 20)
         if "sparse" in case.kernel:
-            n_queries = n_keys = 13
+            n_queries = n_keys = 13 if case.kernel.startswith("C++") else SEVERAL_BLOCKS
         if "streaming" in case.kernel:
             n_keys = LONG
         self.query = sample(2, 2, n_queries, width, scale=2.0)
@@ -171,7 +173,7 @@ class _Attention:
         return int(self.case.power), True, self.offset, self.rate, self.scale, self.n_prefix
 
     def _tensors(self) -> tuple[Any, ...]:
-        """Return α, mask and lengths, seed or random words, and slopes."""
+        """Return α, mask and lengths, seed or random words, slopes, and for Triton the pattern."""
         if self.is_cpp:
             seed = torch.tensor(5, dtype=torch.int64) if self.rate else None
             return self.alpha, None, self.lengths, seed, self.slopes
@@ -183,7 +185,10 @@ class _Attention:
             shape = (2, *self.query.shape[:3])
             words = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64)
             words = words.to(self.case.device, torch.int32)
-        return alpha_H.to(self.case.device), self.lengths, words, self.slopes
+        return alpha_H.to(self.case.device), self.lengths, words, self.slopes, *self._pattern()
+
+    def _pattern(self) -> Sequence[Tensor | None]:
+        return (None,) * 3
 
     def dropped(self) -> Tensor:
         """Return the weights (B, H, Q, K) after dropout: contexts of identity values."""
@@ -254,6 +259,40 @@ class _SparseAttention(_Attention):
         return is_allowed.scatter_add_(3, slots, layout.allowed_BHNK.long()) > 0
 
 
+class _TritonSparseAttention(_Attention):
+    """The same for a rule."""
+
+    def _pattern(self) -> Sequence[Tensor | None]:
+        n_positions, width = self.query.shape[2:]
+        sizes = (n_positions, width, self.query.element_size())
+        _, block = triton_operators.blocks(*sizes, has_pattern=True)
+        return _rule(self.query.device).tiles(True, self.lengths, block)
+
+    def _mask(self, n_queries: int, n_keys: int) -> Tensor:
+        positions, rule = torch.arange(n_keys), _rule(torch.device("cpu"))
+        is_near = (positions[:, None] - positions).abs() <= rule.windows_H[:, None, None]
+        labels = rule.key_labels_BHN[:, :, None]
+        is_far = (labels == rule.labels_HN[:, :, None]) | (labels == EVERY_QUERY)
+        return super()._mask(n_queries, n_keys) & (is_near | is_far)
+
+
+def _rule(device: torch.device) -> Rule:
+    """Return a rule for matrices of 16 columns.
+
+    The first head has a window and the query's column, the second the query's row and all of the
+    last column.
+    """
+    positions = torch.arange(SEVERAL_BLOCKS, device=device)
+    rows, columns = positions // 16, positions % 16
+    is_last = columns == 15
+    labels_HN = torch.stack([columns, rows])
+    key_labels_HN = torch.stack([columns, rows.masked_fill(is_last, EVERY_QUERY)])
+    orders = (labels_HN, torch.stack([columns, (~is_last).long()]))
+    windows_H = torch.tensor([5, NO_WINDOW], dtype=torch.int32, device=device)
+    sorted_HN = [order_HN.argsort(dim=1, stable=True) for order_HN in orders]
+    return Rule(windows_H, labels_HN, key_labels_HN[None], *sorted_HN)
+
+
 def _layout(lengths_B: Tensor) -> BlockLayout:
     """Return a causal layout of 13 positions in blocks of 4, with all kinds of parts.
 
@@ -274,12 +313,19 @@ def _layout(lengths_B: Tensor) -> BlockLayout:
         ]
 
     cells = Gathered(torch.tensor([[[3, 7, 11, 12]]]), 1)
-    return BlockLayout(4, 13, True, lengths_B, (Neighbours(4, 1, 0), Columns(4), cells), masks)
+    parts = (Neighbours(4, 1, 0), Columns(4), cells)
+    return BlockLayout(4, 13, True, lengths_B, parts, masks, lambda: _rule(lengths_B.device))
+
+
+_SPARSE = {
+    "C++ sparse attention": _SparseAttention,
+    "Triton sparse attention": _TritonSparseAttention,
+}
 
 
 def _attention(case: Case, reference: Reference) -> Pairs:
     """Yield results without and with a bias."""
-    problem = _SparseAttention if "sparse" in case.kernel else _Attention
+    problem: type[_Attention] = _SPARSE.get(case.kernel, _Attention)
     for distances in (None, Distances(torch.tensor([0.25, 0.0]), 2)):
         yield from problem(case, reference, distances).pairs()
 
@@ -331,5 +377,6 @@ CHECKS: dict[str, Callable[[Case, Any], Pairs]] = {
     "Triton maps": _maps,
     "Triton attention": _attention,
     "Triton attention, streaming": _attention,
+    "Triton sparse attention": _attention,
     "Triton losses": _losses,
 }

@@ -120,20 +120,24 @@ def attention(
 
 
 def sparse_attention(
-    query_BHNE: Tensor, value_BHNE: Tensor, power: Power, dropout: float,
-    reference: Reference | None = None,
+    query_BHNE: Tensor, value_BHNE: Tensor, power: Power, dropout: float, alpha_per_query: bool,
+    has_documents: bool, reference: Reference | None = None,
 ) -> Choice:  # fmt: skip
-    """Return the kernel of block-sparse attention: C++, or weights. Not for use in operators."""
+    """Return the kernel of block-sparse attention: C++, Triton or weights. Not in operators."""
     device, dtype = query_BHNE.device.type, query_BHNE.dtype
     if torch.compiler.is_compiling() or operators.is_transformed():
         return Choice(WEIGHTS, "a pattern under torch.compile or torch.func")
-    if device != "cpu":
-        return Choice(WEIGHTS, f"no kernel for patterns on {device}")
+    kernel, widths = CPP, (query_BHNE.shape[3], value_BHNE.shape[3])
     if not native.supports(query_BHNE):
-        return Choice(WEIGHTS, _without_cpp(device, dtype))
-    widths = query_BHNE.shape[3], value_BHNE.shape[3]
-    case = Case("C++ sparse attention", device, dtype, power, *widths, dropout > 0)
-    return _verified(CPP, case, reference, WEIGHTS)
+        if device == "cpu" and not triton_device.is_interpreted():
+            return Choice(WEIGHTS, _without_cpp(device, dtype))
+        heads = (query_BHNE, query_BHNE, value_BHNE)
+        unsupported = triton_attention.unsupported_reason(*heads, has_documents, alpha_per_query)
+        if unsupported is not None:
+            return Choice(WEIGHTS, unsupported)
+        kernel, widths = TRITON, (max(widths),) * 2  # the narrower heads are padded
+    case = Case(f"{kernel} sparse attention", device, dtype, power, *widths, dropout > 0)
+    return _verified(kernel, case, reference, WEIGHTS)
 
 
 def _is_long(key_BHKE: Tensor) -> bool:

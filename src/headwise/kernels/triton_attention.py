@@ -5,7 +5,8 @@ dropout on the weights. For few keys, scores stay in registers
 (`triton_forward`); else they are recomputed in each pass over the keys (`triton_streaming`), as in
 AdaSplash (Gonçalves et al. 2025). Saved for the backward pass are two numbers per query, the
 context with weights p^(2-α) instead of p, and one byte per block of BLOCK x BLOCK scores, so that
-blocks without a weight are skipped.
+blocks without a weight are skipped. With a sparse pattern (`triton_pattern`), for softmax too, only
+blocks with a visible pair are computed.
 
 Triton is imported at the first call. With TRITON_INTERPRET=1 the kernels run on CPU, slowly.
 
@@ -14,10 +15,13 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from headwise.kernels import triton_operators
+from headwise.kernels.block_sparse import BlockLayout
 from headwise.kernels.problem import POWERS, Distances, Power, of_one_width, slopes_of
 from headwise.kernels.triton_device import DTYPES, unavailable_reason
 
@@ -52,7 +56,7 @@ def unsupported_reason(
 
 def is_resident(key: Tensor, width: int) -> bool:
     """Return whether scores stay in registers; else they are recomputed in each pass."""
-    return triton_operators.blocks(key.shape[2], width, key.element_size())[0]
+    return triton_operators.blocks(key.shape[2], width, key.element_size(), False)[0]
 
 
 def _shape_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
@@ -88,6 +92,7 @@ def triton_entmax_attention(
     dropout: float = 0.0,
     scale: float | None = None,
     distances: Distances | None = None,
+    layout: BlockLayout | None = None,
 ) -> Tensor:
     """Return the context Σ p v with p = α-entmax(scale q·k + bias), without forming weights.
 
@@ -99,13 +104,15 @@ def triton_entmax_attention(
         query_BHQE, key_BHKE, value_BHKE: one dtype of float16, bfloat16 and float32. If the stride
             of the last axis is not 1, or values have another width, they are copied.
         alpha_H: α of every head, (H,) or a scalar tensor, clamped to [1, 2]; or a number in
-            [1, 2], without gradient. 1.5 and 2 have specialised kernels.
+            [1, 2], without gradient. 1.5 and 2 have specialised kernels, and 1 with a layout.
         key_lengths_B: number of keys of each row of the batch before padding; None: all.
         causal: query i attends to the keys up to i + query_offset.
         query_offset: position of the first query.
         dropout: rate on the weights.
         scale: on the scores, above 0; None: 1/sqrt(E).
         distances: the bias, or None. Its slopes get no gradient.
+        layout: of a sparse pattern, for self-attention over all positions: further restricts the
+            keys, by `BlockLayout.rule`; None: no pattern.
 
     Returns:
         (B, H, Q, E) in the values' dtype, with memory layout (B, Q, H, E). Queries without a key
@@ -114,7 +121,8 @@ def triton_entmax_attention(
     Raises:
         ValueError: unsupported tensors (see `unsupported_reason`), or a number out of range.
     """
-    reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE)
+    has_documents = layout is not None and layout.segments_BN is not None
+    reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE, has_documents)
     if reason is not None:
         raise ValueError(reason)
     if not 0 <= dropout < 1:
@@ -130,7 +138,7 @@ def triton_entmax_attention(
     else:
         if not 1 <= alpha_H <= 2:
             raise ValueError(f"alpha must be in [1, 2], got {alpha_H}")
-        if alpha_H > 1:  # these kernels have no specialisation for softmax
+        if alpha_H > 1 or layout is not None:  # without one there is no specialisation for softmax
             power = POWERS.get(alpha_H, Power.ANY)
         alpha_H = torch.full((n_heads,), alpha_H, device=query_BHQE.device)
     if key_lengths_B is not None:
@@ -149,8 +157,12 @@ def triton_entmax_attention(
         for tensor in of_one_width(query_BHQE, key_BHKE, value_BHKE)
     )
     slopes, n_prefix = slopes_of(distances)
+    pattern: Sequence[Tensor | None] = (None, None, None)
+    if layout is not None:
+        sizes = (n_queries, query.shape[3], query.element_size())
+        pattern = layout.tiles(triton_operators.blocks(*sizes, has_pattern=True)[1])
     context: Tensor = triton_operators.forward(
-        query, key, value, alpha_H, key_lengths_B, row_keys, slopes,
+        query, key, value, alpha_H, key_lengths_B, row_keys, slopes, *pattern,
         int(power), causal, query_offset, dropout, scale, n_prefix,
     )[0]  # fmt: skip
     return context[..., : value_BHKE.shape[3]]

@@ -30,42 +30,50 @@ from headwise.kernels.triton_kernels import (
     load_rows,
     masked_dot,
     matrix,
-    n_allowed_keys,
     powers,
     program_place,
     random_words,
     store_rows,
     subtract_bias,
+)
+from headwise.kernels.triton_visible import (
+    ALL_FULL,
+    is_visible,
+    listed_block,
+    n_allowed_keys,
+    places_of,
     visible,
+    window_of,
 )
 
 
 @triton.jit(do_not_specialize=("n_lines", "n_items"))
-def live_lists(
-    live, lists, counts, stride_line, stride_item, n_lines, n_items, CHUNK: tl.constexpr
-):
-    """Write the indices of the marked items of each line, ascending, and their number.
+def live_lists(live, lists, stride_line, stride_item, n_lines, n_items, CHUNK: tl.constexpr):
+    """Write the number of marked items of each line, and then their entries, ascending.
 
     `live` is (batch and head, lines, items) with the given strides, so that one kernel lists
-    the key blocks of each query block, and the query blocks of each key block.
+    the key blocks of each query block, and the query blocks of each key block. Entries are those
+    of `listed_block`; a mark of 2 says that a block has pairs that are not visible.
     """
     line = tl.program_id(0)
     row = (line // n_lines).to(tl.int64)
     marks = live + row * n_lines * n_items + (line % n_lines) * stride_line
-    block_list = lists + line.to(tl.int64) * n_items
+    block_list = lists + line.to(tl.int64) * (n_items + 1)
     count = 0
     for start in range(0, n_items, CHUNK):
         items = start + tl.arange(0, CHUNK)
-        is_live = tl.load(marks + items * stride_item, mask=items < n_items, other=0).to(tl.int32)
-        positions = count + tl.cumsum(is_live, 0) - 1
-        tl.store(block_list + positions, items.to(tl.int16), mask=is_live > 0)
+        mark = tl.load(marks + items * stride_item, mask=items < n_items, other=0).to(tl.int32)
+        is_live = (mark > 0).to(tl.int32)
+        positions = count + tl.cumsum(is_live, 0)
+        entries = tl.where(mark > 1, ~items, items).to(tl.int16)
+        tl.store(block_list + positions, entries, mask=is_live > 0)
         count += tl.sum(is_live, 0)
-    tl.store(counts + line, count)
+    tl.store(block_list, count)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_queries(
-    heads, strides, alpha, lengths, draws, distances, saved_rows, block_lists, grad_query,
+    heads, strides, alpha, lengths, draws, distances, pattern, saved_rows, block_lists, grad_query,
     grad_alpha, grad_dot_centre, n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
     """Write dq and dα of a block of queries, and c to `grad_dot_centre`, for `backward_keys`."""
@@ -73,13 +81,15 @@ def backward_queries(
     centre, top, shift = saved_rows
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
     block, row, batch, head = program_place(n_heads, n_blocks, True)
-    beta = load_beta(alpha, head)
+    beta = load_beta(alpha, head, cut)
     slope = beta * scale
     allowed = n_allowed_keys(lengths, batch, n_keys)
     first = block * cut.BLOCK_M
-    rows_M, offsets_N = first + tl.arange(0, cut.BLOCK_M), tl.arange(0, cut.BLOCK_N)
+    slots_M, offsets_N = first + tl.arange(0, cut.BLOCK_M), tl.arange(0, cut.BLOCK_N)
+    rows_M, labels_M = places_of(pattern, row, slots_M, n_queries, False)
     inside_M = rows_M < n_queries
     limit_M, full, reach = visible(rows_M, first, allowed, query_offset, cut)
+    sight = limit_M, labels_M, window_of(pattern, head)
     keys = matrix(key, strides[1], batch, head, allowed)
     values = matrix(value, strides[2], batch, head, allowed)
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
@@ -93,22 +103,21 @@ def backward_queries(
     shift_M = tl.load(shift + row_M, mask=inside_M, other=NO_KEYS)
     first_M, second_M = random_words(draws, row, rows_M, n_queries, n_blocks)
 
-    n_items = tl.cdiv(reach, cut.BLOCK_N)
+    block_list, n_items = None, tl.cdiv(reach, cut.BLOCK_N)
     if block_lists is not None:
-        line = row * n_blocks + block
-        block_list = block_lists[0] + line * tl.cdiv(n_keys, cut.BLOCK_N)
-        n_items = tl.load(block_lists[1] + line)
+        block_list = block_lists + (row * n_blocks + block) * (tl.cdiv(n_keys, cut.BLOCK_N) + 1)
+        n_items = tl.load(block_list).to(tl.int32)
+        block_list += 1
     grad_query_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     alpha_M = top_M * 0.0
     for item in range(n_items):
-        index = item
-        if block_lists is not None:
-            index = tl.load(block_list + item).to(tl.int32)
-        keys_N = index * cut.BLOCK_N + offsets_N
+        _entry, index, is_edge = listed_block(block_list, item, full, cut.BLOCK_N)
+        slots_N = index * cut.BLOCK_N + offsets_N
+        keys_N, key_labels_N = places_of(pattern, row, slots_N, n_keys, True)
         key_NE = load_rows(keys, keys_N, cut)
         value_NE = load_rows(values, keys_N, cut)
-        is_edge = (index + 1) * cut.BLOCK_N > full
-        gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut) - top_M[:, None]
+        score_MN = masked_dot(query_ME, key_NE, (keys_N, key_labels_N), sight, is_edge, bias, cut)
+        gap_MN = score_MN - top_M[:, None]
         dp_MN = tl.dot(grad_ME, tl.trans(value_NE), input_precision=cut.PRECISION)
         if draws is not None:
             keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
@@ -128,7 +137,7 @@ def backward_queries(
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_keys(
-    heads, strides, alpha, lengths, draws, distances, saved_rows, block_lists, grad_key,
+    heads, strides, alpha, lengths, draws, distances, pattern, saved_rows, block_lists, grad_key,
     grad_value, n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
     """Write dk and dv of a block of keys. Tiles have keys as rows, which gives pᵀ directly."""
@@ -136,32 +145,33 @@ def backward_keys(
     grad_dot_centre, top, shift = saved_rows
     n_blocks = tl.cdiv(n_keys, cut.BLOCK_N)
     block, row, batch, head = program_place(n_heads, n_blocks, False)
-    beta = load_beta(alpha, head)
+    beta = load_beta(alpha, head, cut)
     slope = beta * scale
     allowed = n_allowed_keys(lengths, batch, n_keys)
     first = block * cut.BLOCK_N
-    keys_N, offsets_M = first + tl.arange(0, cut.BLOCK_N), tl.arange(0, cut.BLOCK_M)
+    slots_N, offsets_M = first + tl.arange(0, cut.BLOCK_N), tl.arange(0, cut.BLOCK_M)
+    keys_N, key_labels_N = places_of(pattern, row, slots_N, n_keys, True)
+    window = window_of(pattern, head)
     key_NE = load_rows(matrix(key, strides[1], batch, head, allowed), keys_N, cut)
     value_NE = load_rows(matrix(value, strides[2], batch, head, allowed), keys_N, cut)
     queries = matrix(query, strides[0], batch, head, n_queries)
     grads = matrix(grad, strides[3], batch, head, n_queries)
 
-    start, n_items = 0, tl.cdiv(n_queries, cut.BLOCK_M)
+    block_list, start, n_items = None, 0, tl.cdiv(n_queries, cut.BLOCK_M)
     if cut.CAUSAL:
         start = tl.maximum(first - query_offset, 0) // cut.BLOCK_M
     if first >= allowed:
         n_items = 0
     if block_lists is not None:
-        line = row * n_blocks + block
-        block_list = block_lists[0] + line * tl.cdiv(n_queries, cut.BLOCK_M)
-        start, n_items = 0, tl.load(block_lists[1] + line)
+        block_list = block_lists + (row * n_blocks + block) * (tl.cdiv(n_queries, cut.BLOCK_M) + 1)
+        start, n_items = 0, tl.load(block_list).to(tl.int32)
+        block_list += 1
     grad_key_NE = tl.zeros([cut.BLOCK_N, cut.PADDED], tl.float32)
     grad_value_NE = tl.zeros([cut.BLOCK_N, cut.PADDED], tl.float32)
     for item in range(start, n_items):
-        index = item
-        if block_lists is not None:
-            index = tl.load(block_list + item).to(tl.int32)
-        rows_M = index * cut.BLOCK_M + offsets_M
+        _entry, index, is_partial = listed_block(block_list, item, ALL_FULL, cut.BLOCK_M)
+        slots_M = index * cut.BLOCK_M + offsets_M
+        rows_M, labels_M = places_of(pattern, row, slots_M, n_queries, False)
         inside_M = rows_M < n_queries
         query_ME = load_rows(queries, rows_M, cut)
         grad_ME = load_rows(grads, rows_M, cut)
@@ -173,8 +183,12 @@ def backward_keys(
         bias = load_bias(distances, head, rows_M[None, :] + query_offset, scale)
         gap_NM = subtract_bias(score_NM, keys_N[:, None], bias, cut) - top_M[None, :]
         limit_M, full, _reach = visible(rows_M, index * cut.BLOCK_M, allowed, query_offset, cut)
-        if first + cut.BLOCK_N > full:
-            gap_NM = tl.where(keys_N[:, None] < limit_M[None, :], gap_NM, float("-inf"))
+        if is_partial | (first + cut.BLOCK_N > full):
+            visible_NM = is_visible(
+                keys_N[:, None], key_labels_N[:, None], limit_M[None, :], labels_M[None, :],
+                bias[2], window, cut,
+            )  # fmt: skip
+            gap_NM = tl.where(visible_NM, gap_NM, float("-inf"))
         x_NM, s_NM, _log2_x_NM = powers(gap_NM, shift_M[None, :], slope, beta, cut)
         dp_NM = tl.dot(value_NE, tl.trans(grad_ME), input_precision=cut.PRECISION)
         p_NM = s_NM * x_NM

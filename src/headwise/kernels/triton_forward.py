@@ -29,7 +29,6 @@ from headwise.kernels.triton_kernels import (
     matrix,
     moment_shift,
     moments,
-    n_allowed_keys,
     n_moment_passes,
     newton,
     powers,
@@ -37,6 +36,9 @@ from headwise.kernels.triton_kernels import (
     random_words,
     store_rows,
     tolerance,
+)
+from headwise.kernels.triton_visible import (
+    n_allowed_keys,
     visible,
 )
 
@@ -83,14 +85,17 @@ def solve_resident(gap_MN, limit_M, rule, cut):
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_resident(
-    heads, strides, alpha, lengths, draws, distances, out,
+    heads, strides, alpha, lengths, draws, distances, pattern, out,
     n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Forward with BLOCK_N ≥ n_keys: scores of BLOCK_M queries are computed only once."""
+    """Forward with BLOCK_N ≥ n_keys: scores of BLOCK_M queries are computed only once.
+
+    `pattern` is None.
+    """
     query, key, value = heads
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
     block, row, batch, head = program_place(n_heads, n_blocks, False)
-    beta = load_beta(alpha, head)
+    beta = load_beta(alpha, head, cut)
     slope = beta * scale
     allowed = n_allowed_keys(lengths, batch, n_keys)
     first = block * cut.BLOCK_M
@@ -100,7 +105,8 @@ def forward_resident(
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
     key_NE = load_rows(matrix(key, strides[1], batch, head, allowed), keys_N, cut)
     bias = load_bias(distances, head, rows_M[:, None] + query_offset, scale)
-    gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, True, bias, cut)
+    keys, sight = (keys_N, keys_N), (limit_M, limit_M, 0)
+    gap_MN = masked_dot(query_ME, key_NE, keys, sight, True, bias, cut)
     top_M = finite_top(tl.max(gap_MN, 1))
     gap_MN = gap_MN - top_M[:, None]
 

@@ -22,6 +22,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headwise.kernels.triton_visible import is_visible
+
 BETA_MIN = tl.constexpr(1e-7)
 SERIES_BETA = tl.constexpr(1 / 32)
 NO_KEYS = tl.constexpr(2.0)  # above every shift, which is in [0, 1)
@@ -30,15 +32,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 # Arguments are grouped in tuples: tensors, strides, and compile-time constants `cut`
 # (`headwise.kernels.triton_operators.Cut`). `draws` of dropout are (row_keys, threshold,
-# keep_scale), `distances` are (slopes, prefix). A group or tensor that is None is absent: no
-# code is generated for it.
+# keep_scale), `distances` are (slopes, prefix), `pattern` is (places, their number, windows, lists)
+# of `headwise.kernels.triton_pattern`. A group or tensor that is None is absent: no code is
+# generated for it.
 #
 # Integers without specialisation: lengths change with every batch, and decoding starts with a
 # prefix of length 1. (In a tuple they would be specialised.)
 SIZES = ("n_heads", "n_queries", "n_keys", "query_offset")
 N_EVALUATIONS = tl.constexpr(16)  # upper limit; adversarial rows need 6
 # How x is raised to 1/β, numbered as in `headwise.kernels.problem.Power`.
-EXP = tl.constexpr(0)  # no power: softmax, α = 1
+EXP = tl.constexpr(0)  # no power: softmax; then x = 1, s = p, t = ln Σ e^gap, and β counts as 1
 ANY = tl.constexpr(1)
 SQUARE = tl.constexpr(2)  # α = 1.5
 LINEAR = tl.constexpr(3)  # α = 2
@@ -95,26 +98,6 @@ def store_rows(matrix, rows, tile, cut):
 
 
 @triton.jit
-def n_allowed_keys(lengths, batch, n_keys):
-    """Return the number of keys before padding."""
-    if lengths is not None:
-        return tl.minimum(tl.load(lengths + batch).to(tl.int32), n_keys)
-    return n_keys
-
-
-@triton.jit
-def visible(rows_M, first, allowed, query_offset, cut):
-    """Return the numbers of keys visible to each query (M,), to all queries, and to any query."""
-    limit_M = rows_M * 0 + allowed
-    full, reach = allowed, allowed
-    if cut.CAUSAL:
-        limit_M = tl.minimum(limit_M, rows_M + query_offset + 1)
-        full = tl.minimum(full, first + query_offset + 1)
-        reach = tl.minimum(reach, first + cut.BLOCK_M + query_offset)
-    return limit_M, full, reach
-
-
-@triton.jit
 def load_bias(distances, head, positions, scale):
     """Return the bias for `subtract_bias`: slope on unscaled scores, prefix, query positions."""
     slope, n_prefix = scale, 0
@@ -134,15 +117,27 @@ def subtract_bias(scores, keys, bias, cut):
 
 
 @triton.jit
-def masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut):
-    """Return unscaled scores (M, N), -inf if a key is at or after the limit of its query.
+def masked_dot(query_ME, key_NE, keys, sight, is_edge, bias, cut):
+    """Return unscaled scores (M, N), -inf for keys that are not visible to the query.
 
-    `is_edge`: whether any key of the tile is; otherwise the comparison is skipped.
+    Args:
+        query_ME, key_NE: of the tile.
+        keys: positions and labels (N,).
+        sight: limits (M,), labels (M,) and window of the queries.
+        is_edge: whether any pair of the tile is not visible; otherwise the comparison is skipped.
+        bias: see `load_bias`.
+        cut: constants.
     """
+    keys_N, key_labels_N = keys
+    limit_M, labels_M, window = sight
     scores_MN = tl.dot(query_ME, tl.trans(key_NE), input_precision=cut.PRECISION)
     scores_MN = subtract_bias(scores_MN, keys_N[None, :], bias, cut)
     if is_edge:
-        scores_MN = tl.where(keys_N[None, :] < limit_M[:, None], scores_MN, float("-inf"))
+        visible_MN = is_visible(
+            keys_N[None, :], key_labels_N[None, :], limit_M[:, None], labels_M[:, None], bias[2],
+            window, cut,
+        )  # fmt: skip
+        scores_MN = tl.where(visible_MN, scores_MN, float("-inf"))
     return scores_MN
 
 
@@ -153,9 +148,12 @@ def finite_top(top):
 
 
 @triton.jit
-def load_beta(alpha, head):
-    """Return β of a head, clamped to where every formula is finite."""
-    return tl.minimum(tl.maximum(tl.load(alpha + head) - 1.0, BETA_MIN), 1.0)
+def load_beta(alpha, head, cut):
+    """Return β of a head, clamped to where every formula is finite; 1 for EXP."""
+    beta = tl.minimum(tl.maximum(tl.load(alpha + head) - 1.0, BETA_MIN), 1.0)
+    if cut.POWER == EXP:
+        beta = beta * 0.0 + 1.0
+    return beta
 
 
 @triton.jit
@@ -183,11 +181,15 @@ def powers(gap, shift, slope, beta, cut):
         shift: t of each row, broadcastable to `gap`.
         slope: β scale.
         beta: α - 1.
-        cut: POWER is ANY, SQUARE or LINEAR; PRECISE: to float32 precision, else to half
-            precision; INTERPRET: whether Triton's interpreter runs this.
+        cut: POWER is the map; PRECISE: to float32 precision, else to half precision; INTERPRET:
+            whether Triton's interpreter runs this.
     """
     level = 1.0 - shift
-    if cut.POWER == LINEAR:
+    if cut.POWER == EXP:
+        x = tl.full(gap.shape, 1.0, tl.float32)
+        s = tl.exp2((gap * slope - shift) * LOG2_E)
+        log2_x = x
+    elif cut.POWER == LINEAR:
         x = tl.maximum(gap * slope + level, 0.0, propagate_nan=tl.PropagateNan.ALL)
         s = tl.where(x > 0.0, 1.0, 0.0)
         log2_x = x

@@ -49,8 +49,8 @@ class Tiles:
     stages: int
 
 
-def blocks(n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int]:
-    """Return `resident` and `block` of `Tiles`.
+def blocks(n_keys: int, head_dim: int, itemsize: int, has_pattern: bool) -> tuple[bool, int]:
+    """Return `resident` and `block` of `Tiles`. With a pattern, blocks are never resident.
 
     The number of keys is only compared, so that graphs stay dynamic in the length.
     """
@@ -60,12 +60,17 @@ def blocks(n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int]:
     # with heads narrower than 64 each warp has whole rows, which spill at 256 keys
     longest = RESIDENT_KEYS if padded >= 64 and itemsize == 2 else RESIDENT_KEYS // 2
     resident = n_bytes <= WIDE_BYTES and n_keys <= min(longest, RESIDENT_BYTES // n_bytes)
-    return resident, block
+    return resident and not has_pattern, block
 
 
-def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
-    """Return the tiling of a call, from its sizes only: there is no autotuning."""
-    resident, block = blocks(n_keys, head_dim, itemsize)
+def tiles(
+    n_queries: int, n_keys: int, head_dim: int, itemsize: int, has_pattern: bool = False
+) -> Tiles:
+    """Return the tiling of a call, from its sizes only: there is no autotuning.
+
+    With a pattern, blocks are square, as a larger one has more pairs that are not visible.
+    """
+    resident, block = blocks(n_keys, head_dim, itemsize, has_pattern)
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
     n_row = power_of_two(n_keys)
@@ -75,7 +80,8 @@ def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
     else:
         # two warp groups share the keys if there are enough queries to fill the device
-        n_block = 2 * block if n_queries >= 16 * BLOCK and itemsize == 2 else block
+        is_wide = n_queries >= 16 * BLOCK and itemsize == 2 and not has_pattern
+        n_block = 2 * block if is_wide else block
         forward = (n_block, block, 8 if itemsize == 4 else n_block // 16)
         short_queries = short_keys = block
     n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(short_queries * short_keys, itemsize)
@@ -113,6 +119,7 @@ class Cut(NamedTuple):
     PADDED: Any  # the width rounded up to a power of two
     CAUSAL: Any
     BIASED: Any  # whether there is a bias by distance
+    PATTERN: Any  # whether there is a pattern
     POWER: Any
     PRECISE: Any  # whether to float32 precision
     PRECISION: Any  # of matmuls
@@ -132,7 +139,8 @@ class Call(NamedTuple):
     def launch(
         self, kernel: Any, tiles: Tiles, program: tuple[int, int, int], by_keys: bool,
         heads: tuple[Tensor, ...], alpha: Tensor, key_lengths: Tensor | None,
-        row_keys: Tensor | None, slopes: Tensor | None, *more: Any,
+        row_keys: Tensor | None, slopes: Tensor | None, places: Tensor | None,
+        windows: Tensor | None, lists: Tensor | None, *more: Any,
     ) -> None:  # fmt: skip
         """Launch a kernel with one program per block of keys, or of queries."""
         from triton.language import constexpr
@@ -146,13 +154,17 @@ class Call(NamedTuple):
         if self.dropout > 0:
             draws = (row_keys, round(self.dropout * WORD) - WORD // 2, 1 / (1 - self.dropout))
         distances = None if slopes is None else (slopes, self.n_prefix)
+        pattern = None
+        if places is not None:
+            pattern = (places, places.shape[0] * n_heads, windows, lists)
         constants = Cut(
             block_queries, block_keys, head_dim, tiles.padded, self.causal, slopes is not None,
-            self.power, query.dtype is torch.float32, _precision(query), is_interpreted(),
+            pattern is not None, self.power, query.dtype is torch.float32, _precision(query),
+            is_interpreted(),
         )  # fmt: skip
         kernel[(n_batch * n_heads * n_blocks,)](
             heads, tuple(head.stride()[:3] for head in heads), alpha, key_lengths, draws, distances,
-            *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
+            pattern, *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
             Cut(*map(constexpr, constants)),
             num_warps=n_warps, num_stages=tiles.stages, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
@@ -160,57 +172,66 @@ class Call(NamedTuple):
 
 def launch_forward(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, key_lengths: Tensor | None,
-    row_keys: Tensor | None, slopes: Tensor | None, *settings: Any,
+    row_keys: Tensor | None, slopes: Tensor | None, places: Tensor | None,
+    windows: Tensor | None, lists: Tensor | None, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return context, centre, top, shift and marks of blocks; settings are those of `Call`."""
     from headwise.kernels import triton_forward, triton_streaming
 
     n_batch, n_heads, n_queries, head_dim = query.shape
-    cut = tiles(n_queries, key.shape[2], head_dim, query.element_size())
-    *out, live = _fake_forward(query, key)
+    others = (key_lengths, row_keys, slopes, places, windows, lists)
+    cut = tiles(n_queries, key.shape[2], head_dim, query.element_size(), places is not None)
+    *out, live = _fake_forward(query, key, value, alpha, *others)
     kernel: Any = triton_forward.forward_resident
     more: tuple[Any, ...] = (tuple(out),)
     if not cut.resident:
         n_blocks, n_lists = -(-n_queries // cut.forward[0]), -(-key.shape[2] // cut.block)
-        lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
+        buffer = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
         kernel = triton_streaming.forward_streaming
-        more = (tuple(out), live.zero_(), lists)
-    tensors = ((query, key, value), alpha, key_lengths, row_keys, slopes)
+        more = (tuple(out), live.zero_(), buffer)
     with on_device(query):
+        tensors = ((query, key, value), alpha, *others)
         Call(*settings).launch(kernel, cut, cut.forward, False, *tensors, *more)
     return *out, live
 
 
-def _fake_forward(query: Tensor, key: Tensor, *_: Any) -> tuple[Tensor, ...]:
+def _fake_forward(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, *others: Any
+) -> tuple[Tensor, ...]:
     """Return empty results: context, centre, top, shift and marks of blocks."""
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
     rows = query.new_empty(n_batch, n_heads, n_queries, dtype=torch.float32)
-    resident, block = blocks(n_keys, head_dim, query.element_size())
+    _key_lengths, _row_keys, _slopes, places, *_ = others
+    resident, block = blocks(n_keys, head_dim, query.element_size(), places is not None)
     n_lines, n_items = (0, 0) if resident else (-(-n_queries // block), -(-n_keys // block))
     live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
     return _empty(query), _empty(query), rows, torch.empty_like(rows), live
 
 
-def _live_lists(live: Tensor, by_keys: bool) -> tuple[Tensor, Tensor]:
-    """Return the marked blocks of every line of blocks, and their number."""
+def block_lists(live: Tensor, by_keys: bool) -> Tensor:
+    """Return for every line of blocks the number of marked ones and their entries.
+
+    The number is not above 32,767; entries are those of `triton_kernels.listed_block`.
+    """
     from headwise.kernels import triton_backward
 
     n_batch, n_heads, n_query_blocks, n_key_blocks = live.shape
     n_lines, n_items, stride_line, stride_item = n_query_blocks, n_key_blocks, n_key_blocks, 1
     if by_keys:
         n_lines, n_items, stride_line, stride_item = n_key_blocks, n_query_blocks, 1, n_key_blocks
-    lists = live.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.int16)
-    counts = live.new_empty(n_batch, n_heads, n_lines, dtype=torch.int32)
-    triton_backward.live_lists[(n_batch * n_heads * n_lines,)](
-        live, lists, counts, stride_line, stride_item, n_lines, n_items, CHUNK=128, num_warps=1
-    )
-    return lists, counts
+    lists = live.new_empty(n_batch, n_heads, n_lines, 1 + n_items, dtype=torch.int16)
+    with on_device(live):
+        triton_backward.live_lists[(n_batch * n_heads * n_lines,)](
+            live, lists, stride_line, stride_item, n_lines, n_items, CHUNK=128, num_warps=1
+        )
+    return lists
 
 
 def launch_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor,
-    key_lengths: Tensor | None, row_keys: Tensor | None, slopes: Tensor | None, centre: Tensor,
+    key_lengths: Tensor | None, row_keys: Tensor | None, slopes: Tensor | None,
+    places: Tensor | None, windows: Tensor | None, lists: Tensor | None, centre: Tensor,
     top: Tensor, shift: Tensor, live: Tensor, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients of query, key, value, and α (or empty).
@@ -221,23 +242,25 @@ def launch_backward(
 
     *call_settings, has_alpha = settings
     call = Call(*call_settings)
-    cut = tiles(query.shape[2], key.shape[2], query.shape[3], query.element_size())
+    sizes = (query.shape[2], key.shape[2], query.shape[3], query.element_size())
+    cut = tiles(*sizes, places is not None)
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     grad_query, grad_key, grad_value = _empty(query), _empty(key), _empty(value)
     grad_rows = torch.empty_like(top) if has_alpha else None
     grad_dot_centre = torch.empty_like(top)
-    tensors = ((query, key, value, grad), alpha, key_lengths, row_keys, slopes)
+    heads, pattern = (query, key, value, grad), (places, windows, lists)
+    tensors = (heads, alpha, key_lengths, row_keys, slopes, *pattern)
     with on_device(query):
-        lists = None if cut.resident else _live_lists(live, by_keys=False)
+        of_queries = None if cut.resident else block_lists(live, by_keys=False)
         call.launch(
             triton_backward.backward_queries, cut, cut.queries, False, *tensors,
-            (centre, top, shift), lists, grad_query, grad_rows, grad_dot_centre,
+            (centre, top, shift), of_queries, grad_query, grad_rows, grad_dot_centre,
         )  # fmt: skip
-        lists = None if cut.resident else _live_lists(live, by_keys=True)
+        of_keys = None if cut.resident else block_lists(live, by_keys=True)
         call.launch(
             triton_backward.backward_keys, cut, cut.keys, True, *tensors,
-            (grad_dot_centre, top, shift), lists, grad_key, grad_value,
+            (grad_dot_centre, top, shift), of_keys, grad_key, grad_value,
         )  # fmt: skip
     grad_alpha = top.new_empty(0) if grad_rows is None else grad_rows.sum((0, 2))
     return grad_query, grad_key, grad_value, grad_alpha
@@ -253,7 +276,7 @@ def _fake_backward(
 forward = register_pair(
     "triton_attention",
     "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys, "
-    "Tensor? slopes",
+    "Tensor? slopes, Tensor? places, Tensor? windows, Tensor? lists",
     "int power, bool causal, int query_offset, float dropout, float scale, int n_prefix",
     4,
     4,

@@ -16,6 +16,7 @@ import triton.language as tl
 from headwise.kernels.triton_forward import write_rows
 from headwise.kernels.triton_kernels import (
     ANY,
+    EXP,
     N_EVALUATIONS,
     SIZES,
     SQUARE,
@@ -31,53 +32,61 @@ from headwise.kernels.triton_kernels import (
     matrix,
     moment_shift,
     moments,
-    n_allowed_keys,
     n_moment_passes,
     newton,
     powers,
     program_place,
     random_words,
     tolerance,
+)
+from headwise.kernels.triton_visible import (
+    listed_block,
+    n_allowed_keys,
+    places_of,
     visible,
+    window_of,
 )
 
-# Groups: `inputs` is (queries, matrix of keys, limit of each query, keys visible to all of them,
-# bias by distance), `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
+# Groups: `inputs` is (queries, matrix of keys, sight of the queries, keys visible to all of them,
+# bias by distance, pattern, row of (B, H), number of keys), `rule` is (slope, β, largest shift),
+# `blocks` is (list of blocks, its length); all blocks if the list is None.
 
 
 @triton.jit
-def scores_of_block(index, inputs, cut):
-    """Return unscaled scores (M, N) of one block of keys."""
-    query_ME, keys, limit_M, full, bias = inputs
-    keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-    key_NE = load_rows(keys, keys_N, cut)
-    is_edge = (index + 1) * cut.BLOCK_N > full
-    return masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut)
+def scores_of_block(block_list, item, inputs, cut):
+    """Return the unscaled scores (M, N) of a listed block of keys, its positions and its entry."""
+    query_ME, matrix_keys, sight, full, bias, pattern, row, n_keys = inputs
+    entry, index, is_edge = listed_block(block_list, item, full, cut.BLOCK_N)
+    slots_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+    keys = places_of(pattern, row, slots_N, n_keys, True)
+    key_NE = load_rows(matrix_keys, keys[0], cut)
+    return masked_dot(query_ME, key_NE, keys, sight, is_edge, bias, cut), keys[0], entry
 
 
 @triton.jit
-def find_top(inputs, reach, cut):
+def find_top(inputs, blocks, cut):
     """Return the largest score of each row, reduced along the row once."""
     top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
-    for index in range(tl.cdiv(reach, cut.BLOCK_N)):
-        top_MN = tl.maximum(top_MN, scores_of_block(index, inputs, cut))
+    for item in range(blocks[1]):
+        top_MN = tl.maximum(top_MN, scores_of_block(blocks[0], item, inputs, cut)[0])
     return finite_top(tl.max(top_MN, 1))
 
 
 @triton.jit
-def start_shift(block_list, inputs, reach, top_M, rule, cut):
+def start_shift(block_list, inputs, blocks, top_M, rule, cut):
     """Return the shift from the moments above the lowest threshold; write the list of blocks."""
     slope, beta, shift_max = rule
     n_listed = 0
     count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
-    for index in range(tl.cdiv(reach, cut.BLOCK_N)):
-        gap_MN = scores_of_block(index, inputs, cut) - top_M[:, None]
+    for item in range(blocks[1]):
+        scores_MN, _keys_N, entry = scores_of_block(blocks[0], item, inputs, cut)
+        gap_MN = scores_MN - top_M[:, None]
         more_M, more_sum_M, more_square_M = moments(gap_MN, top_M * 0.0 + 1.0, slope)
         count_M += more_M
         sum_M += more_sum_M
         square_M += more_square_M
         if tl.max(((more_sum_M <= 0.0) == 0).to(tl.int32), 0) > 0:  # True for NaN
-            tl.store(block_list + n_listed, index)
+            tl.store(block_list + n_listed, entry)
             n_listed += 1
     tl.debug_barrier()  # threads read entries that other threads wrote
     shift_M = moment_shift(count_M, sum_M, square_M, top_M * 0.0, beta, shift_max)
@@ -101,7 +110,7 @@ def improve_by_moments(shift_M, blocks, inputs, top_M, rule, cut):
     while n_left > 0:
         count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
         for item in range(n_listed):
-            scores_MN = scores_of_block(tl.load(block_list + item).to(tl.int32), inputs, cut)
+            scores_MN = scores_of_block(block_list, item, inputs, cut)[0]
             more_M, more_sum_M, more_square_M = moments(scores_MN, base_M - shift_M, slope)
             count_M += more_M
             sum_M += more_sum_M
@@ -111,7 +120,7 @@ def improve_by_moments(shift_M, blocks, inputs, top_M, rule, cut):
             mass_M = sum_M
             if cut.POWER == SQUARE:
                 mass_M = square_M
-            is_open = (tl.abs(mass_M - 1.0) > loose) & (inputs[2] > 0)
+            is_open = (tl.abs(mass_M - 1.0) > loose) & (inputs[2][0] > 0)
             n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left, 0)
         shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
     return shift_M
@@ -127,13 +136,12 @@ def improve_by_newton(shift_M, blocks, inputs, top_M, rule, cut):
     while n_left > 0:
         mass_M, total_M = top_M * 0.0, top_M * 0.0
         for item in range(n_listed):
-            scores_MN = scores_of_block(tl.load(block_list + item).to(tl.int32), inputs, cut)
-            gap_MN = scores_MN - top_M[:, None]
+            gap_MN = scores_of_block(block_list, item, inputs, cut)[0] - top_M[:, None]
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)
             mass_M += tl.sum(s_MN * x_MN, 1)
             total_M += tl.sum(s_MN, 1)
         next_M = newton(shift_M, mass_M, total_M, beta, shift_max)
-        is_open = (tl.abs(mass_M - 1.0) > loose) & (next_M != shift_M) & (inputs[2] > 0)
+        is_open = (tl.abs(mass_M - 1.0) > loose) & (next_M != shift_M) & (inputs[2][0] > 0)
         n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
         shift_M = next_M
     return shift_M
@@ -143,20 +151,15 @@ def improve_by_newton(shift_M, blocks, inputs, top_M, rule, cut):
 def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, rule, words, draws, cut):
     """Return F, Σ s, Σ p v and Σ s v at a shift; mark blocks with a weight, and skip the others."""
     marks_M, is_row_M = marks
-    block_list, n_listed = blocks
-    query_ME, keys, limit_M, full, bias = inputs
     slope, beta, _shift_max = rule
     first_M, second_M = words
     mass_M, total_M = top_M * 0.0, top_M * 0.0
     context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
-    for item in range(n_listed):
-        index = tl.load(block_list + item).to(tl.int32)
-        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        key_NE = load_rows(keys, keys_N, cut)
+    for item in range(blocks[1]):
+        scores_MN, keys_N, entry = scores_of_block(blocks[0], item, inputs, cut)
         value_NE = load_rows(values, keys_N, cut)
-        is_edge = (index + 1) * cut.BLOCK_N > full
-        gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut) - top_M[:, None]
+        gap_MN = scores_MN - top_M[:, None]
         x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)
         p_MN = s_MN * x_MN
         mass_M += tl.sum(p_MN, 1)
@@ -164,7 +167,8 @@ def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, rule, words, dr
         total_M += more_M
         live_M = tl.sum(tl.reshape(more_M, [cut.BLOCK_M // cut.BLOCK_N, cut.BLOCK_N]), 1)
         is_live = (live_M <= 0.0) == 0  # True for NaN
-        tl.store(marks_M + index, is_live.to(tl.uint8), mask=is_live & is_row_M)
+        mark_M = is_live.to(tl.uint8) + (entry < 0).to(tl.uint8)
+        tl.store(marks_M + tl.maximum(entry, ~entry), mark_M, mask=is_live & is_row_M)
         if tl.max(is_live.to(tl.int32), 0) > 0:
             if draws is not None:
                 keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
@@ -179,7 +183,7 @@ def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, rule, words, dr
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_streaming(
-    heads, strides, alpha, lengths, draws, distances, out, live, lists,
+    heads, strides, alpha, lengths, draws, distances, pattern, out, live, lists,
     n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
     """Forward in several passes; BLOCK_M is a multiple of BLOCK_N, `lists` a buffer of indices."""
@@ -187,26 +191,37 @@ def forward_streaming(
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
     # causal: long rows first, for an even load
     block, row, batch, head = program_place(n_heads, n_blocks, True)
-    beta = load_beta(alpha, head)
+    beta = load_beta(alpha, head, cut)
     rule = beta * scale, beta, largest_shift(beta, n_keys)
     allowed = n_allowed_keys(lengths, batch, n_keys)
     first = block * cut.BLOCK_M
-    rows_M = first + tl.arange(0, cut.BLOCK_M)
+    slots_M = first + tl.arange(0, cut.BLOCK_M)
+    rows_M, labels_M = places_of(pattern, row, slots_M, n_queries, False)
     limit_M, full, reach = visible(rows_M, first, allowed, query_offset, cut)
     # rows after the last query get no keys: with equal scores, they would list every block
     limit_M = tl.where(rows_M < n_queries, limit_M, 0)
     full = tl.where(first + cut.BLOCK_M <= n_queries, full, 0)
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
     bias = load_bias(distances, head, rows_M[:, None] + query_offset, scale)
-    inputs = query_ME, matrix(key, strides[1], batch, head, allowed), limit_M, full, bias
-    values = matrix(value, strides[2], batch, head, allowed)
+    keys, values = (
+        matrix(key, strides[1], batch, head, allowed),
+        matrix(value, strides[2], batch, head, allowed),
+    )
+    sight = limit_M, labels_M, window_of(pattern, head)
+    inputs = query_ME, keys, sight, full, bias, pattern, row, n_keys
 
     n_lists = tl.cdiv(n_keys, cut.BLOCK_N)
-    block_list = lists + (row * n_blocks + block) * n_lists
-    top_M = find_top(inputs, reach, cut)
-    shift_M, n_listed = start_shift(block_list, inputs, reach, top_M, rule, cut)
-    blocks = block_list, n_listed
-    shift_M = improve_by_moments(shift_M, blocks, inputs, top_M, rule, cut)
+    blocks = None, tl.cdiv(reach, cut.BLOCK_N)
+    if cut.PATTERN:
+        given = pattern[3] + ((row % pattern[1]) * n_blocks + block) * (n_lists + 1)
+        blocks = given + 1, tl.load(given).to(tl.int32)
+    top_M = find_top(inputs, blocks, cut)
+    shift_M = top_M * 0.0
+    if cut.POWER != EXP:
+        block_list = lists + (row * n_blocks + block) * n_lists
+        shift_M, n_listed = start_shift(block_list, inputs, blocks, top_M, rule, cut)
+        blocks = block_list, n_listed
+        shift_M = improve_by_moments(shift_M, blocks, inputs, top_M, rule, cut)
     if cut.POWER == ANY:
         shift_M = improve_by_newton(shift_M, blocks, inputs, top_M, rule, cut)
 
@@ -220,6 +235,8 @@ def forward_streaming(
     context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     last_M, n_left = shift_M, N_EVALUATIONS + 0
+    if cut.POWER == EXP:
+        n_left = 1 + 0
     while n_left > 0:
         mass_M, total_M, context_ME, centre_ME = weighted_sums(
             shift_M, marks, blocks, inputs, values, top_M, rule, words, draws, cut
@@ -229,7 +246,11 @@ def forward_streaming(
         is_open = (tl.abs(mass_M - 1.0) > enough) & (shift_M != last_M) & (limit_M > 0)
         n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
     total_M = tl.maximum(total_M, TINY)
-    excess_M = tl.where(limit_M > 0, (mass_M - 1.0) / total_M, 0.0)
-    context_ME = context_ME - excess_M[:, None] * centre_ME
+    if cut.POWER == EXP:
+        context_ME = context_ME / total_M[:, None]
+        last_M = tl.log(total_M)
+    else:
+        excess_M = tl.where(limit_M > 0, (mass_M - 1.0) / total_M, 0.0)
+        context_ME = context_ME - excess_M[:, None] * centre_ME
     results = context_ME, centre_ME / total_M[:, None], top_M, last_M
     write_rows(out, results, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut)

@@ -70,7 +70,10 @@ def _choices(
                 )
             kernels[part].add(str(kernel))
             if attention.pattern is not None and queries is keys:
-                kernel = choice.sparse_attention(keys, values, normaliser.power, rate, REFERENCE)
+                options = (rate, normaliser.alpha_per_query, False)
+                kernel = choice.sparse_attention(
+                    keys, values, normaliser.power, *options, REFERENCE
+                )
                 kernels[f"{part} of long input with a pattern"].add(str(kernel))
     if alpha is not None:
         kernels["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}

@@ -304,6 +304,9 @@ def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path: Path) ->
     assert main.headers == [f"{bits}: paper", f"{bits}: ours", "Mine (tokenised BLEU): ours"]
     rows = dict(main.rows)
     assert rows["softmax"][:2] == ["1.00", "1.125 (1)"]
+    alone = replace(paper, columns={"bits": paper.columns["bits"]})
+    (text, *_) = paper_tables(alone, select(facts, column="bits"), RESAMPLES, {"bits": -1})
+    assert text.title == "Bits per byte (lower is better), the paper's and ours"
     assert re.fullmatch(r"\d\d\.\d\d \(1\)", rows["sparse"][2])
     assert other.title == "The same runs in BLEU (13a)"
     assert differences.title == "Difference to softmax, in the metric of each column"

@@ -82,6 +82,8 @@ def _main(paper: Paper, facts: pd.DataFrame, signs: Mapping[str, int]) -> Table:
     """Return the main table, with the paper's numbers and ours."""
     frame = _scores(paper, facts, paper.compared)
     metric = _common_metric(paper) or "scores"
+    if {signs[name] for name, column in paper.columns.items() if not column.unit} == {-1}:
+        metric += " (lower is better)"
     title = f"{metric[0].upper()}{metric[1:]}"
     if _common_metric(paper) is None:
         labels = {paper.columns[n].label: _with_metric(paper, n, signs[n]) for n in paper.columns}

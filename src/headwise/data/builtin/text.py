@@ -34,7 +34,7 @@ class BuiltinText:
 
     def identity(self, split: str) -> str:
         """See `DensityCorpus.identity`."""
-        return f"{self._corpus.identity(split)}-english"
+        return f"{self._corpus.identity(split)}-lines"
 
     def path(self, split: str) -> Path:
         """Name of a split, for error messages."""
@@ -46,5 +46,5 @@ class BuiltinText:
             yield f"{sentence}\n".encode()
 
     def starts_document(self, before: bytes, chunk: bytes) -> bool:
-        """See `DensityCorpus.starts_document`: every sentence does."""
-        return True
+        """See `DensityCorpus.starts_document`: a split is one document."""
+        return not before

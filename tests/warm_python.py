@@ -39,6 +39,7 @@ SHORT_BUILTIN = (
     "data.origins=[{_target_: headwise.data.builtin.BuiltinCorpus, "
     "n_train: 400, n_valid: 20, n_test: 20}]"
 )
+OTHER_DATA = {"data=text", "data=images", "data=music", "data=parity", "experiment=demo_text"}
 WITHOUT_TRAINING = {"dry_run=true", "--cfg", "--help"}
 
 CLIENT = """#!{python} -ISE
@@ -101,11 +102,11 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
     if WITHOUT_TRAINING.intersection(argv):
         return argv
     if command in ("train", "prepare"):
-        builtin = not any(a.startswith("data=") and a != "data=builtin" for a in argv)
-        no_pairs = {"data=text", "data=images", "data=music", "data=parity"}
-        of_pairs = () if no_pairs.isdisjoint(argv) else ("data.", "tokenizer.", "decode.")
-        short = [a for a in SHORT if not a.startswith(of_pairs)]
-        return [*argv, *short, *([SHORT_BUILTIN] if builtin else [])]
+        has_pairs = OTHER_DATA.isdisjoint(argv)
+        names = [a for a in argv if a.startswith("data=")]
+        builtin = [SHORT_BUILTIN] if has_pairs and names in ([], ["data=builtin"]) else []
+        of_pairs = () if has_pairs else ("data.", "tokenizer.", "decode.")
+        return [*argv, *(a for a in SHORT if not a.startswith(of_pairs)), *builtin]
     has_runs = any(Path("outputs").glob("*/*/config.yaml"))
     if command == "report" and any(a.startswith("paper=") for a in argv) and has_runs:
         recipes = ",".join(f"'{override}'" for override in (*SHORT, SHORT_BUILTIN))

@@ -45,6 +45,7 @@ docs: .venv/.installed-docs ## the guide as a site that needs no network: site/i
 peers: .venv-peers/.installed ## a training step and a search beside fairseq's, OpenNMT-py's, JoeyNMT's (half an hour)
 	@.venv-peers/bin/python -m benchmarks.peers --threads 1
 	@.venv-peers/bin/python -m benchmarks.peers --threads 2
+	@$(if $(NANOGPT),$(BIN)/python -m benchmarks.nanogpt "$(NANOGPT)",echo "nanoGPT is left out: give its folder as NANOGPT=")
 
 # Never fails: without a browser its tests are skipped, with this target named as the reason.
 browser: ## Chromium for the tests of the page of heads, with apt-get as root; else says what to do

@@ -18,7 +18,7 @@ from command_line import CommandLine, composer, read_json, run_folders, write_te
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.commands.train import train
-from headwise.config.schema import typed
+from headwise.config.schema import PruneDataConfig, typed
 from headwise.data.token_stream import text_ids
 from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
 from headwise.report import contexts
@@ -98,6 +98,25 @@ def test_a_loss_with_sparse_outputs_is_monitored_instead_of_bits(
     with composer() as make:
         folder = train(typed(make(options)), options).folder
     assert read_json(folder / "results.json")["scores"]["test"].keys() == {"loss", "support"}
+
+
+def test_a_limit_of_scored_windows_is_lifted_by_evaluate_and_not_for_heads(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path
+) -> None:
+    options = [*overrides, "decode.max_windows=2", f"paths.outputs={tmp_path}"]
+    headwise.ok("train", *options, "trainer.max_updates=2", "trainer.validate_every=2")
+    (folder,) = tmp_path.glob("*/*/")
+    scores = read_json(folder / "results.json")["scores"]["test"]
+    assert scores["bits_per_byte"]["n_scored"] == 2 * WINDOW
+    n_bytes = RunFolder(folder).read_sums("test.loss.npy")[:, 3].sum()
+    headwise.ok("evaluate", f"run={folder}", "decode.max_windows=0", "name=all")
+    whole = read_json(folder / "all.json")["scores"]["test"]["bits_per_byte"]
+    assert whole["n_bytes"] > n_bytes
+    refused = headwise("evaluate", f"run={folder}", "decode.min_context=[0,4]")
+    assert "decode.max_windows must be 0 with several contexts" in refused.err
+    run = load(folder)
+    data = PruneDataConfig(sentences=3)
+    assert sum(map(len, run.task.inspected(run, data, 64, 64).batches)) == 3
 
 
 def test_bits_of_masked_documents_match_those_of_each_document(

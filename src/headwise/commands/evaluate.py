@@ -51,6 +51,8 @@ def _by_context(config: EvaluateConfig, contexts: list[Any]) -> dict[str, Any]:
     run = load_selected(config.run, replace(config, decode=searches[0]))
     runs = [run.task.loaded(run, search) for search in searches]  # all are checked first
     name = config.name or f"results-{config.checkpoint}"
+    most = run.search["max_windows"]
+    require(most == 0, "decode.max_windows", "0 with several contexts (their tokens differ)", most)
     by_context = {}
     for search, of_search in zip(searches, runs, strict=True):
         n = search["min_context"]

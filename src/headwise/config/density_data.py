@@ -14,9 +14,11 @@ class DensityDataConfig:
 
     Attributes:
         aligned: whether training windows start at documents, or at equal parts of them.
+        unit: of the metric: bits per byte or per dimension.
     """
 
     aligned: ClassVar[bool] = False
+    unit: ClassVar[str] = "byte"
 
     _target_: str = MISSING
     tasks: list[str] = field(default_factory=lambda: ["density"])  # tasks that use it
@@ -30,8 +32,7 @@ class DensityDataConfig:
     window: int = 256  # tokens that are read and scored together
     document_mask: bool = False  # documents in a window do not attend to each other
     stride: int = 8  # of patterns, suggested for this window
-    label_smoothing: float = 0.0  # suggested: bits are those of the targets
-    unit: str = "byte"  # unit of the metric: bits per byte or per dimension
+    label_smoothing: float = 0.0  # of the loss, suggested
     vocab_size: int = 8000  # suggested for text of this size
     max_updates: int = 100_000  # suggested for data of this size
     warmup_updates: int = 4000  # suggested for data of this size
@@ -67,9 +68,9 @@ class ImageDataConfig(DensityDataConfig):
     """Images of one shape; see `headwise.data.images`."""
 
     aligned: ClassVar[bool] = True
+    unit: ClassVar[str] = "dimension"
 
     _target_: str = "headwise.config.density_data.ImageDataConfig"
-    unit: str = "dimension"
     shape: list[int] = field(default_factory=lambda: [32, 32, 3])  # rows, columns, channels
     archives: dict[str, Any] = field(default_factory=dict)  # name -> {files, downloads}
     splits: dict[str, Any] = field(default_factory=dict)  # name -> [{archive, members, images}]
@@ -79,8 +80,9 @@ class ImageDataConfig(DensityDataConfig):
 class MusicDataConfig(DensityDataConfig):
     """Audio files; see `headwise.data.music`."""
 
+    unit: ClassVar[str] = "dimension"
+
     _target_: str = "headwise.config.density_data.MusicDataConfig"
-    unit: str = "dimension"
     sample_rate: int = 12_000  # Hz, to which audio is resampled
 
 
@@ -90,5 +92,5 @@ class WindowsConfig:
 
     _target_: str = "headwise.config.density_data.WindowsConfig"
     min_context: int = 0  # tokens before every scored one in its window; 0: windows side by side
-    max_windows: int | None = None  # score only so many, evenly spaced; null: the whole split
+    max_windows: int = 0  # score only so many, evenly spaced; 0: the whole split
     precision: str = "fp32"  # fp32, bf16 (autocast: bits differ), or auto as in training

@@ -140,7 +140,7 @@ class EvaluationWindows(Sequence[Batch]):
         window: predicted tokens of a window.
         max_tokens: a batch has max(1, max_tokens // window) windows.
         min_context: tokens of a window that the previous window scores, below `window`.
-        max_windows: score only so many windows, evenly spaced; None: all.
+        max_windows: score only so many windows, evenly spaced; 0: all.
     """
 
     stream: TokenStream
@@ -148,7 +148,7 @@ class EvaluationWindows(Sequence[Batch]):
     window: int
     max_tokens: int
     min_context: int = 0
-    max_windows: int | None = None
+    max_windows: int = 0
 
     @cached_property
     def starts(self) -> Ints:

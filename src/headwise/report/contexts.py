@@ -34,9 +34,11 @@ def write_contexts(run: TrainedRun, name: str, by_context: Mapping[int, Scores])
         for context, of_splits in sorted(by_context.items())
         for split, scores in of_splits.items()
     )
-    facts = pd.DataFrame(
-        [*ours, *_published(run.config.data.name)], columns=["name", "min_context", "score"]
-    ).assign(metric=metric.label)
+    is_byte = run.config.tokenizer.kind == "byte"  # published contexts are in bytes
+    published = _published(run.config.data.name) if is_byte else ()
+    facts = pd.DataFrame([*ours, *published], columns=["name", "min_context", "score"]).assign(
+        metric=metric.label
+    )
     contexts = sorted(facts.min_context.unique())
     frame = pivot(
         facts, "min_context", ["name"], lambda cell: f"{cell.score.iloc[0]:.4f}", contexts

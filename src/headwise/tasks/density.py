@@ -122,7 +122,7 @@ def check_windows(config: Config) -> None:
     allowed = f"at least 0 and below data.window={window}"
     require(0 <= windows.min_context < window, "decode.min_context", allowed, windows.min_context)
     most = windows.max_windows
-    require(most is None or most >= 1, "decode.max_windows", "null or at least 1", most)
+    require(most >= 0, "decode.max_windows", "at least 0 (0: all)", most)
     period = parts_of(config).positions.period
     whole = f"a multiple of the {period} values of positions.shape"
     for key, value in (("data.window", window), ("decode.min_context", windows.min_context)):
@@ -168,15 +168,16 @@ class Density(Task[DensityCorpus, PreparedTokens]):
 
     def check(self, config: Config) -> None:
         """See `Task.check`."""
-        window, positions = config.data.window, parts_of(config).positions
-        longest = positions.max_positions
+        window = config.data.window
         require(window >= 1, "data.window", "at least 1", window)
+        open_corpus(config.data, machine_cache_dir())
         fits = is_text(config) or config.tokenizer.kind == "byte"
         kind = f"byte with data={config.data.name}"
         require(fits, "tokenizer.kind", kind, config.tokenizer.kind)
         registers, is_masked = config.model.register_tokens, config.data.document_mask
         allowed = "0 with data.document_mask=true: all documents would see them"
         require(not (is_masked and registers), "model.register_tokens", allowed, registers)
+        longest = parts_of(config).positions.max_positions
         allowed = f"at least data.window={window}"
         require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
         check_model(config, self.sites(config), {COLUMN: window})
@@ -286,6 +287,8 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         if data.sentences is None and longest < math.inf:
             most = n_windows(ANALYSIS_PAIRS, run.config.data.window)
             data = replace(data, sentences=most)
+        decode = replace(run.config.decode, min_context=0, max_windows=0)
+        run = replace(run, config=replace(run.config, decode=decode))
         items = super().inspected(run, data, max_tokens, longest)
         return replace(items, unit="windows", places={COLUMN: places_of(run)})
 

@@ -9,31 +9,26 @@ from pathlib import Path
 
 from headwise.config.density_data import BuiltinTextConfig
 from headwise.data.builtin.corpus import BuiltinCorpus
+from headwise.data.density_corpus import FileCorpus
+from headwise.errors import require
 
 
 @dataclass(frozen=True)
-class BuiltinText:
-    """One generated sentence per line (`headwise.data.token_stream.DensityCorpus`)."""
+class BuiltinText(FileCorpus[BuiltinTextConfig]):
+    """One generated sentence per line; a split is one document."""
 
-    config: BuiltinTextConfig
-    cache_dir: Path
+    def __post_init__(self) -> None:
+        for key in ("dir", "document_mask"):
+            value = getattr(self.config, key)
+            require(not value, f"data.{key}", f"not set with data={self.config.name}", value)
 
     @cached_property
     def _corpus(self) -> BuiltinCorpus:
         data = self.config
         return BuiltinCorpus("de", "en", data.seed, data.n_train, data.n_valid, data.n_test)
 
-    @property
-    def test_sets(self) -> list[str]:
-        """See `DensityCorpus.test_sets`."""
-        return self.config.test
-
-    def hashes(self) -> list[str]:
-        """See `DensityCorpus.hashes`."""
-        return [self.identity(split) for split in (self.config.train, self.config.valid)]
-
     def identity(self, split: str) -> str:
-        """See `DensityCorpus.identity`."""
+        """See `FileCorpus.identity`."""
         return f"{self._corpus.identity(split)}-lines"
 
     def path(self, split: str) -> Path:
@@ -41,10 +36,10 @@ class BuiltinText:
         return Path(f"data={self.config.name} {split}")
 
     def chunks(self, split: str) -> Iterator[bytes]:
-        """See `DensityCorpus.chunks`."""
+        """See `FileCorpus.chunks`."""
         for _, sentence in self._corpus.pairs(split):
             yield f"{sentence}\n".encode()
 
     def starts_document(self, before: bytes, chunk: bytes) -> bool:
-        """See `DensityCorpus.starts_document`: a split is one document."""
+        """See `FileCorpus.starts_document`."""
         return not before

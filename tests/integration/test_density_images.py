@@ -23,6 +23,7 @@ from headwise.config.schema import typed
 from headwise.data.music import mu_law
 from headwise.data.tokenizer import BOS, N_SPECIALS
 from headwise.errors import DataError
+from headwise.tasks import density_items
 from headwise.tasks.density_items import selected
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
@@ -183,7 +184,10 @@ def test_browser_draws_the_weights_over_the_image(
         ([4, 4, 1], 4, 16, [5, 7, 13, 15]),
         ([2, 2, 3], 100, 12, list(range(12))),
         ([4, 4, 1], 0, 16, [10]),
-        ([4, 4, 1], 4, 8, [5, 7]),
+        ([4, 4, 1], 4, 8, [1, 3, 5, 7]),
+        ([32, 32, 3], 8, 1024, [528, 529, 530]),  # the window ends before the middle of the image
+        ([4, 4, 3], 8, 9, [3, 4, 5]),
+        ([4, 4, 3], 8, 2, [0, 1]),
         ([100], 4, 100, [24, 49, 74, 99]),
     ],
 )
@@ -191,6 +195,20 @@ def test_queries_to_show_are_spread(
     shape: list[int], n_queries: int, n_values: int, expected: list[int]
 ) -> None:
     assert selected(shape, n_queries, n_values) == expected
+
+
+def test_windows_within_a_row_have_a_page_and_no_kinds(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = "data.window=8", "positions=learned"
+    headwise.ok("train", *overrides, *settings, f"paths.outputs={tmp_path}")
+    (run,) = run_folders(tmp_path)
+    headwise.ok("analyze", f"run={run}")
+    assert not KINDS.path(run / "analysis").is_file()
+    monkeypatch.setattr(density_items, "MAX_WEIGHTS", 8 * 16 * 8)  # of 8 heads: few queries
+    headwise.ok("report", f"run={run}", "page=true", "n_sentences=1")
+    axes = page_data(run)["runs"][0]["readings"][0]["axes"]["decoder_self"]
+    assert axes["view"]["queries"] == [3, 4, 5]
 
 
 def test_bits_of_music_start_every_piece_anew(headwise: CommandLine, tmp_path: Path) -> None:

@@ -334,3 +334,13 @@ def test_findings_name_the_kinds() -> None:
         "data-dependent head": ("seen", 1),
     }  # fmt: skip
     assert not {"merging head", "next-token head", "rare-word head"} & {name for name, _ in found}
+
+
+def test_one_window_shows_no_data_dependence() -> None:
+    place = {"site": "decoder_self", "layer": 1, "head": 1}
+    row = {**place, "local": 0.7, "global": 0.3, "variation": None, "kinds": "local"}
+    about = {"self_attention": {"decoder_self": "tokens"}, "languages": ""}
+    found = finding_rows([], about, kinds=[row])
+    (unmeasured,) = (row for (name, _), row in found.items() if name == "data-dependent head")
+    assert unmeasured["outcome"] == "not measured"
+    assert "two whole windows" in unmeasured["sentence"]

@@ -16,7 +16,7 @@ from weights_by_hand import Means, Model, batch_of, observation
 SITE = "decoder_self"
 SHAPE = 8, 8, 3
 N = 8 * 8 * 3
-IMAGE = Places(N, row=24, channels=3, n_start=1)
+IMAGE = Places(N, row=24, channels=3, n_start=1, image=N)
 TEXT = Places(N, n_start=1)
 STRIDED = Places(N, row=32, n_start=1)
 
@@ -60,6 +60,16 @@ def test_heads_of_a_region_of_an_image_have_its_kind(name: str) -> None:
     assert sum(shares.values()) == pytest.approx(1)
     assert shares[name] > 0.9 or name == "row"  # the first pixels of a row have only neighbours
     assert kinds(shares) == [name]
+
+
+def test_values_of_another_image_are_global() -> None:
+    queries = torch.arange(N, 2 * N)
+    two = replace(IMAGE, window=2 * N)
+    regions = two.regions(queries, 2 * N)
+    start, other = REGIONS.index("start"), REGIONS.index("global")
+    assert (regions[:, [0, N]] == start).all()
+    assert (regions[:, 1:N] == other).all()
+    assert torch.equal(regions[:, N:], IMAGE.regions(queries - N, N))
 
 
 @pytest.mark.parametrize(

@@ -299,11 +299,14 @@ def _roles_of(row: Row) -> list[str]:
 
 
 def _kinds(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Kinds of heads of density models (Child et al. 2019, section 3.1)."""
+    """Kinds of heads of density models (Child et al. 2019, on learned attention patterns)."""
     heads = [{**row, "roles": row["kinds"]} for row in rows]
     for kind, name in KINDS.items():
         if complete_rows(heads, name):
             yield _role_row(heads, f"{kind.replace('_', '-')} head", kind, name, MIN_VALUE)
+    if rows and not complete_rows(rows, "variation"):
+        reason = "It needs at least two whole windows."
+        yield _row("data-dependent head", UNMEASURED, sentence=reason)
 
 
 # -- importance -----------------------------------------------------------------------------------

@@ -1,16 +1,17 @@
-"""Kinds of heads by the places that they attend to (Child et al. 2019, section 3.1).
+"""Kinds of heads by the places that they attend to (Child et al. 2019).
 
-The paper shows local, row, column, and global and data-dependent heads as examples; the rule is
-ours. It needs the places of the values: rows, columns and channels of an image, or the positions of
-a sequence, whose rows are as long as the stride of its pattern. Every visible value is in the first
-of these regions that contains it:
+The paper, on learned attention patterns, shows local, row, column, and global and data-dependent
+heads as examples; the rule is ours. It needs the places of the values: rows, columns and channels
+of an image, or the positions of a sequence, whose rows are as long as the stride of its pattern.
+Every visible value is in the first of these regions that contains it:
 
 - local: at most one row and one column away; in a sequence at most `NEAR` positions;
-- row: in the same row; in a sequence less than a row length away;
+- row: in the same row; in a sequence at most a row length - 2 away;
 - column: in the same column or one next to it; in a sequence a multiple of a row length, ± 1;
-- global: elsewhere.
+- global: elsewhere, also in another image of the window.
 
-The first key of a window, a start token or the value before it, is in the region start.
+The first key of a window, a start token or the value before it, and the start token of an image are
+in the region start.
 
 A head is of the kind of the region with at least half of its weight, in the mean over the queries
 of the second half of a window, which see all regions. It is also data-dependent if its variation,
@@ -54,21 +55,26 @@ class Places:
         row: number of values of a row; None: a sequence without rows.
         channels: number of values of a pixel; 0: a sequence.
         n_start: number of start tokens: key k is value k - n_start.
+        image: number of values of an image, which follows start tokens; 0: a sequence.
     """
 
     window: int
     row: int | None = None
     channels: int = 0
     n_start: int = 0
+    image: int = 0
 
     def regions(self, queries_Q: Tensor, n_keys: int) -> Tensor:
         """Return the number of the region of every key for each query, (Q, K)."""
         keys_K = torch.arange(n_keys, device=queries_Q.device) - self.n_start
+        is_start_K = keys_K < 0
         distance_QK = (queries_Q[:, None] - keys_K).abs()
         if self.row and self.channels:
             rows_QK = (queries_Q[:, None] // self.row - keys_K // self.row).abs()
             columns_Q, columns_K = (n % self.row // self.channels for n in (queries_Q, keys_K))
             near_QK = (columns_Q[:, None] - columns_K).abs() <= 1
+            near_QK &= queries_Q[:, None] // self.image == keys_K // self.image
+            is_start_K |= (keys_K + self.n_start) % self.image < self.n_start
             inside = [near_QK & (rows_QK <= 1), rows_QK == 0, near_QK]
         else:
             inside = [distance_QK <= NEAR]
@@ -77,7 +83,7 @@ class Places:
         regions_QK = torch.full_like(distance_QK, GLOBAL)
         for number, is_inside_QK in reversed(list(enumerate(inside))):
             regions_QK = regions_QK.where(~is_inside_QK, number)
-        return regions_QK.where(keys_K >= 0, START)
+        return regions_QK.where(~is_start_K, START)
 
 
 def region_shares(batch: Batch, obs: Observation, places: Places) -> Measures:

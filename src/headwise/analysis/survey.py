@@ -90,7 +90,7 @@ def survey(
     max_offset: int = 5,
     thresholds: Thresholds | None = None,
     extra: Mapping[str, HeadValues] | None = None,
-    places: Mapping[str, Places] | None = None,
+    places: Mapping[str, Places | None] | None = None,
 ) -> Survey:
     """Measure every head on a text.
 
@@ -111,8 +111,8 @@ def survey(
     offsets = range(-max_offset, max_offset + 1)
     words = {name: text.clusters() for name, text in texts.items()}
     rare = {name: rarest(texts[name].ids) for name in bidirectional}
-    places = places or {}
-    variations = {name: Variations(of_column.window) for name, of_column in places.items()}
+    known = {name: of_column for name, of_column in (places or {}).items() if of_column}
+    variations = {name: Variations(of_column.window) for name, of_column in known.items()}
     questions = {n: _questions(texts[n]) for n in bidirectional if has_word_list(texts[n].language)}
 
     def see(batch: Batch, call: Call) -> None:
@@ -128,9 +128,9 @@ def survey(
             interrogation(batch, obs, questions),
         ):
             text_means.add(obs, values, counted)
-        if obs.is_self and obs.keys in places:
+        if obs.is_self and obs.keys in known:
             variations[obs.keys].add(obs)
-            for values, counted in region_shares(batch, obs, places[obs.keys]):
+            for values, counted in region_shares(batch, obs, known[obs.keys]):
                 kind_means.add(obs, values, counted)
 
     visit(model, batches, device, see)

@@ -44,10 +44,11 @@ def by_cell(weights_HQK: Weights, shape: Sequence[int], n_start: int) -> Weights
         shape: rows, columns and channels of an image; (samples,) of a sequence.
         n_start: number of keys before the first value.
     """
-    n_keys, channels = n_start + math.prod(shape), shape[2] if len(shape) > 2 else 1
-    missing = ((0, 0), (0, 0), (0, n_keys - weights_HQK.shape[2]))
+    n_values, channels = math.prod(shape), shape[2] if len(shape) > 2 else 1
+    missing = ((0, 0), (0, 0), (0, n_start + n_values - weights_HQK.shape[2]))
     padded_HQK = np.pad(weights_HQK, missing, constant_values=np.nan)
-    cells_HQNC = padded_HQK[..., n_start:].reshape(*padded_HQK.shape[:2], -1, channels)
+    cells = n_values // channels, channels
+    cells_HQNC = padded_HQK[..., n_start:].reshape(*padded_HQK.shape[:2], *cells)
     sums_HQN = np.where(np.isnan(cells_HQNC).all(-1), np.nan, np.nansum(cells_HQNC, -1))
     return np.concatenate((padded_HQK[..., :n_start], sums_HQN.astype(np.float32)), -1)
 

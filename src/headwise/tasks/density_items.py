@@ -28,12 +28,16 @@ MAX_WEIGHTS = 2**23  # of all heads and windows on a page with pictures; determi
 COLOURS = "red", "green", "blue"
 
 
-def places_of(run: TrainedRun) -> Places:
-    """Places of the values that a run predicts; rows of a sequence are strides of its pattern."""
+def places_of(run: TrainedRun) -> Places | None:
+    """Places of the values that a run predicts; None: windows that do not start at rows of images.
+
+    Rows of a sequence are strides of its pattern.
+    """
     data = run.config.data
     if isinstance(data, ImageDataConfig):
-        _, columns, channels = data.shape
-        return Places(data.window, columns * channels, channels, 1)
+        row, channels = math.prod(data.shape[1:]), data.shape[2]
+        is_whole = data.window % row == 0
+        return Places(data.window, row, channels, 1, math.prod(data.shape)) if is_whole else None
     patterns = [getattr(attention, "pattern", None) for _, _, attention in run.model.attentions()]
     strides = [getattr(pattern, "stride", 0) for pattern in patterns]
     row = max([*strides, getattr(parts_of(run.config).positions, "width", 0)])
@@ -118,14 +122,22 @@ def value_readings(run: TrainedRun, items: Sequence[Any]) -> Iterator[tuple[int,
 
 
 def selected(shape: Sequence[int], n_queries: int, n_values: int) -> list[int]:
-    """Numbers of at most `n_queries` values, or channels of a pixel, evenly spread."""
+    """Numbers of at most `n_queries` values, or channels of a pixel, evenly spread.
+
+    Args:
+        shape: rows, columns and channels of an image; (samples,) of a sequence.
+        n_queries: at least one value, or one pixel, is selected.
+        n_values: only the first ones are selected, of an image only those in whole rows, if any.
+    """
     if len(shape) == 1:
         n = max(1, min(n_queries, n_values))
         return [(i + 1) * n_values // n - 1 for i in range(n)]
-    side = max(1, math.isqrt(n_queries // shape[2]))
-    counts = [min(side, size) for size in shape[:2]]
+    _, n_columns, channels = shape
+    sizes = n_values // (n_columns * channels), min(n_columns, n_values // channels)
+    side = max(1, math.isqrt(n_queries // channels))
+    counts = [max(1, min(side, size)) for size in sizes]
     rows_R, columns_C = (
-        (2 * np.arange(n) + 1) * size // (2 * n) for n, size in zip(counts, shape, strict=False)
+        (2 * np.arange(n) + 1) * size // (2 * n) for n, size in zip(counts, sizes, strict=True)
     )
     places = np.ix_(rows_R, columns_C, np.arange(shape[2]))
     values_N = np.arange(math.prod(shape)).reshape(shape)[places].flatten()

@@ -125,7 +125,7 @@ class Inspected:
         measure: returns the metrics of a validation on these items with the current model.
         n_left_out: number of items that are too long.
         unit: what the items are, in the plural.
-        places: column -> the places of its values, for kinds of heads.
+        places: column -> the places of its values, for kinds of heads; None: unknown.
     """
 
     split: str
@@ -135,7 +135,7 @@ class Inspected:
     measure: Callable[[Loss], Sequence[Measured]]
     n_left_out: int = 0
     unit: str = "sentences"
-    places: Mapping[str, Places] = field(default_factory=dict)
+    places: Mapping[str, Places | None] = field(default_factory=dict)
 
     def digest(self) -> str:
         """Hash of the ids."""

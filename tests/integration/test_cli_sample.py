@@ -92,7 +92,7 @@ BAD = {
     "top_k=0": "top_k must be",
     "top_p=1.5": "top_p must be",
     "precision=bf16": "precision must be one of fp32, fp64; got 'bf16'",
-    "prompt=": "prompt is empty",
+    "prompt=": "prompt= is an empty prompt",
     "prompt=aaaaaaaaaaaaaaaa": "the prompt has 16 tokens; at most 15 fit",
     "prompt_file=nowhere.txt": "prompt_file=nowhere.txt cannot be read",
     "prompt_file=latin.txt": "prompt_file=latin.txt is not UTF-8",

@@ -11,13 +11,15 @@ import pytest
 from PIL import Image
 
 from command_line import CommandLine, assert_rejected, composer, run_folders
+from headwise.commands.sample import _prompts
 from headwise.commands.train import train
-from headwise.config.density_data import ImageDataConfig
+from headwise.config.density_data import ImageDataConfig, MusicDataConfig
+from headwise.config.sampling import SampleConfig
 from headwise.config.schema import typed
 from headwise.data.images import ImageCorpus
-from headwise.data.music import mu_law, read_codes
+from headwise.data.music import MusicCorpus, mu_law, read_codes
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer
-from headwise.tasks.samples import BACKGROUND, GAP, ImageSamples, grid
+from headwise.tasks.samples import BACKGROUND, GAP, ImageSamples, MusicSamples, grid
 from headwise.track.base import NullTracker
 from published_images import random_images, write_wav
 
@@ -130,10 +132,26 @@ def test_music_continues_a_sound(headwise: CommandLine, music: Run, tmp_path: Pa
         assert file.getparams()[:4] == (1, 2, RATE, 42)
     headwise.ok("sample", *options, "n=1", f"output={tmp_path}/one.wav")
     assert (tmp_path / "one.wav").read_bytes() == files[0].read_bytes()
-    headwise.ok("sample", f"run={music.path}", "n=1", "prompt_split=valid")
+    printed = headwise.ok("sample", f"run={music.path}", "n=1", "prompt_split=valid")
+    assert "shortest" not in printed.err
     start = read_codes(music.data / "valid" / "a.wav", RATE)[: WINDOW // 2]
     continued = read_codes(music.samples / "best-seed1.wav", RATE)
     assert (continued[: WINDOW // 2], len(continued)) == (start, WINDOW)
+
+
+def test_the_shortest_piece_sets_the_prompts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_wav(tmp_path / "two" / "a.wav", np.zeros((5, 1)), RATE)
+    write_wav(tmp_path / "two" / "b.wav", np.zeros((9, 1)), RATE)
+    samples = MusicSamples(
+        MusicCorpus(MusicDataConfig(name="music", dir=str(tmp_path), window=WINDOW), tmp_path),
+        Tokenizer(BYTE_MODEL),
+    )
+    config = SampleConfig(n=2, prompt_split="two")
+    with caplog.at_level("INFO"):
+        assert [len(row) for row in _prompts(config, samples)] == [5, 5]
+    assert "every prompt has 5 tokens, as many as the shortest piece" in caplog.text
 
 
 def test_validations_write_and_log_samples(images: Run, music: Run) -> None:
@@ -158,8 +176,9 @@ BAD = {
     "prompt_file=small.png": "small.png has the shape [4, 4, 3] (rows, columns, channels), but",
     "prompt_file=grey.png": "grey.png has the shape [4, 5, 1] (rows, columns, channels), but",
     "prompt_file=right.png prompt_split=test": "prompt_split must be null with prompt_file=",
-    "prompt_file=right.png prompt_length=60": "the prompt has 60 tokens; at most 59 fit",
+    "prompt_file=right.png prompt_length=60": "at most 59 fit before a drawn one (an image has",
     "prompt_file=right.png prompt_length=61": "prompt_length must be at most 60, the tokens of",
+    "output=o.jpg": "output must be a .png file with this data, got 'o.jpg'",
     "prompt_length=0": "prompt_length must be null or at least 1",
     "prompt_length=5": "prompt_length must be null without prompt, prompt_file, prompt_split",
     "prompt_split=nowhere": "has no nowhere",
@@ -180,7 +199,7 @@ def test_bad_prompts_are_refused_in_one_message(
     write_wav(Path("empty.wav"), np.zeros((0, 1)), RATE)
     cases += [
         (music, "prompt_file=long.wav", f"the prompt has {WINDOW} tokens; at most {WINDOW - 1}"),
-        (music, "prompt_file=empty.wav", "the prompt is empty"),
+        (music, "prompt_file=empty.wav", "prompt_file=empty.wav is an empty prompt"),
         (music, "prompt_file=text.txt", "text.txt is not audio that can be read"),
     ]
     for run, bad, message in cases:

@@ -32,6 +32,8 @@ def sample(config: SampleConfig) -> None:
         check_output(config.output)
     run = load_selected(config.run, config)
     samples = run.task.samples(run.config, run.folder)
+    fits = config.output is None or Path(config.output).suffix.lower() == samples.suffix
+    require(fits, "output", f"a {samples.suffix} file with this data", config.output)
     prompts = _prompts(config, samples)
     n_prompt = len(prompts[0])
     n_tokens = samples.n_tokens(n_prompt, config.length)
@@ -92,15 +94,20 @@ def _prompts(config: SampleConfig, samples: Samples[Any]) -> list[list[int]]:
         return [[]] * config.n
     shortest = min(map(len, rows))
     if shortest == 0:
-        raise DataError("the prompt is empty; without a prompt, samples are of the data")
+        (given,) = (
+            f"{key}={value}" for key in PROMPTS if (value := getattr(config, key)) is not None
+        )
+        raise DataError(f"{given} is an empty prompt; without a prompt, samples are of the data")
     length = config.prompt_length or samples.prompt_length or shortest
     allowed = f"at most {shortest}, the tokens of the prompt"
     require(length <= shortest, "prompt_length", allowed, length)
     if length >= samples.size:
         raise DataError(
             f"the prompt has {length} tokens; at most {samples.size - 1} fit before a drawn one "
-            f"(data.window={samples.corpus.config.window}): shorten it, or set prompt_length"
+            f"({samples.limit}): shorten it, or set prompt_length"
         )
+    if shortest < max(map(len, rows)):
+        log.info("every prompt has %d tokens, as many as the shortest piece", length)
     return [row[:length] for row in rows] * (config.n // len(rows))
 
 

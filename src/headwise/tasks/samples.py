@@ -51,6 +51,7 @@ class Samples(Generic[C]):
         suffix: of the file.
         at_validations: most tokens of a sample of a validation.
         size: tokens of a sample with its prompt, which is shorter, unless a user sets its length.
+        limit: what determines `size`, for messages.
         prompt_length: first tokens of a prompt that are used, unless a user sets it; None: all.
     """
 
@@ -61,6 +62,7 @@ class Samples(Generic[C]):
     def __init__(self, corpus: C, tokenizer: Tokenizer) -> None:
         self.corpus, self.tokenizer = corpus, tokenizer
         self.size = corpus.config.window
+        self.limit = f"data.window={self.size}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -177,6 +179,7 @@ class ImageSamples(Samples[ImageCorpus]):
         super().__init__(corpus, tokenizer)
         self.shape = tuple(corpus.config.shape)
         self.size = math.prod(self.shape)
+        self.limit = f"an image has {self.size} values"
         self.prompt_length = self.shape[0] // 2 * self.size // self.shape[0]  # upper half
 
     def read(self, path: Path) -> bytes:

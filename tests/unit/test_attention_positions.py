@@ -258,3 +258,9 @@ def test_heads_of_odd_width_cannot_be_rotated() -> None:
             ALiBi(wrong)
     with pytest.raises(ConfigError, match="base must be above 1"):
         Rotary(1.0)
+
+
+@pytest.mark.parametrize(("qk_dim", "key"), [(None, "model.n_heads"), (1, "model.qk_width")])
+def test_rotary_names_the_key_of_an_odd_head_width(qk_dim: int | None, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        Rotary().at(Place("encoder_self", 1, 4, 7, qk_dim=qk_dim))

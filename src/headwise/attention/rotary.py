@@ -41,7 +41,8 @@ class Rotary(Positions):
             return None
         is_even = place.key_dim % 2 == 0
         allowed = "such that the head width is even with positions=rotary"
-        require(is_even, "model.n_heads", allowed, f"head width {place.key_dim}")
+        key = "model.n_heads" if place.qk_dim is None else "model.qk_width"
+        require(is_even, key, allowed, f"head width {place.key_dim}")
         return Rotation(place.key_dim, self.base)
 
 

@@ -256,6 +256,21 @@ def test_differences_in_the_paper_are_shown_for_bleu_only(unit: str | None, is_s
     assert shown_tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5"])]
 
 
+def test_rows_of_others_are_not_compared_with_our_baseline() -> None:
+    cells = [
+        Cell("softmax", "mine", ["a=1"], 30.0, "OK"),
+        Cell("sparse", "mine", ["a=2"], 31.0, "OK"),
+        Cell("earlier", "mine", [], 29.0, "OK"),
+    ]
+    rows = {**PAPER.rows, "earlier": "best earlier model"}
+    paper = replace(PAPER, rows=rows, cells=cells)
+    shown_tables = paper_tables(
+        paper, fact_table(cell_facts(paper, [], [])), RESAMPLES, {"mine": 1}
+    )
+    (difference,) = (table for table in shown_tables if table.title.startswith("Difference"))
+    assert difference.rows == [("Mine, sparse", ["+1.00"])]
+
+
 BITS = Metric(
     "bits_per_byte", "lower", lambda sums: sums[0] / sums[1], (0, 1), "s", "window", "bits per byte"
 )

@@ -196,8 +196,11 @@ def _tested(
 def _paper_difference(
     paper: Paper, row: str, baseline: str, column: str, sign: int
 ) -> dict[str, str]:
+    """Return the difference of two numbers of the paper; empty if it compares with other work."""
     cell, base = paper.cell(row, column), paper.cell(baseline, column)
     if cell is None or base is None or cell.paper is None or base.paper is None:
+        return {}
+    if base.overrides and not cell.overrides:  # a row of others, without a recipe
         return {}
     difference = _signed(sign * (cell.paper - base.paper), paper.columns[column].decimals)
     return {"paper": difference + _marked(cell.mark, base.mark)}

@@ -43,7 +43,7 @@ def numbered(written: str) -> dict[int, str]:
 def test_samples_are_printed_and_written(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     options = (f"run={run}", "prompt=Häus", "length=40", "seed=3")
     printed = headwise.ok("sample", *options, "n=5", "batch_size=2").out
-    written = (run / "samples" / "best-seed3.txt").read_bytes().decode()
+    written = (run / "samples" / "best-seed3-prompt.txt").read_bytes().decode()
     assert printed == written
     samples = numbered(written)
     assert list(samples) == [1, 2, 3, 4, 5]

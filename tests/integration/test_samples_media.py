@@ -135,7 +135,7 @@ def test_music_continues_a_sound(headwise: CommandLine, music: Run, tmp_path: Pa
     printed = headwise.ok("sample", f"run={music.path}", "n=1", "prompt_split=valid")
     assert "shortest" not in printed.err
     start = read_codes(music.data / "valid" / "a.wav", RATE)[: WINDOW // 2]
-    continued = read_codes(music.samples / "best-seed1.wav", RATE)
+    continued = read_codes(music.samples / "best-seed1-prompt.wav", RATE)
     assert (continued[: WINDOW // 2], len(continued)) == (start, WINDOW)
 
 

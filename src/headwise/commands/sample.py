@@ -54,7 +54,7 @@ def sample(config: SampleConfig) -> None:
             sys.stdout.buffer.write(samples.shown(batch, first + 1).encode())
             sys.stdout.buffer.flush()
             rows += batch
-    stem = f"{run.checkpoint.stem}-seed{config.seed}"
+    stem = f"{run.checkpoint.stem}-seed{config.seed}" + ("-prompt" if n_prompt else "")
     path = Path(config.output) if config.output else samples_path(run.folder, stem, samples)
     for written in samples.write(rows, path.resolve(), n_prompt):
         log.info("written to %s", written)

@@ -292,7 +292,7 @@ def encode(
             n_tokens, n_bytes = n_tokens + len(ids), n_bytes + n_read
             bar.update(n_read)
     if not n_tokens:
-        raise DataError(f"{source} has no text in the split {split!r}: it is empty")
+        raise DataError(f"{source} is empty: the split {split!r} has no values")
     return {"tokens": n_tokens, "bytes": n_bytes}
 
 

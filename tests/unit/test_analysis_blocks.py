@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from head_counting import HEADS, SENTENCES, Thresholded, build, collate, with_normaliser
 from headwise.analysis import observe
-from headwise.analysis.observe import observations, visit
+from headwise.analysis.observe import for_each_block, observations
 from headwise.analysis.survey import ColumnText, survey
 from headwise.config.schema import typed
 from headwise.data.batch import Batch, Column
@@ -37,7 +37,7 @@ def test_tables_are_those_of_whole_sequences(
     whole = survey(model, batches(text, 300), CPU, texts)
     use_blocks(monkeypatch, 2)
     n_calls: list[None] = []
-    visit(model, batches(text, 300)[:1], CPU, lambda *_: n_calls.append(None))
+    for_each_block(model, batches(text, 300)[:1], CPU, lambda *_: n_calls.append(None))
     assert len(n_calls) > 3 * 2  # several blocks for each of three sites
     in_blocks = survey(model, batches(text, 300), CPU, texts)
     assert in_blocks.counts == whole.counts

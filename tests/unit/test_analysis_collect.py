@@ -40,7 +40,7 @@ from headwise.analysis.collect import (
     head_statistics,
     reported,
 )
-from headwise.analysis.observe import visit
+from headwise.analysis.observe import for_each_block
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.length_scaling import LengthScaling
 from headwise.attention.parts import Normaliser, ScoreContext
@@ -80,7 +80,7 @@ def test_base_of_keys_counts_keys_visible_to_any_head() -> None:
     model, batch = build(with_normaliser(Dense, Window)), collate([([5, 6, 7], [2, 4])])
     means, bases = HeadMeans(), ("heads", "keys")
     first = []
-    visit(model, [batch], CPU, lambda _, call: first or first.append(call))
+    for_each_block(model, [batch], CPU, lambda _, call: first or first.append(call))
     for call in first:
         add_statistics(means, call, dict(zip(bases, bases, strict=True)))
     heads, keys = (means.tables(model)[base]["encoder_self"][:1] for base in bases)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
-from headwise.analysis.observe import Call, Observation, valid_heads, visit
+from headwise.analysis.observe import Call, Observation, for_each_block, valid_heads
 from headwise.errors import ConfigError
 from headwise.track.base import HeadValues
 
@@ -85,7 +85,7 @@ def head_statistics(
     """
     means = HeadMeans()
     diversities = {"diversity": "heads"}
-    visit(model, batches, device, lambda _, call: add_statistics(means, call, diversities))
+    for_each_block(model, batches, device, lambda _, call: add_statistics(means, call, diversities))
     return {**stats_except_alpha(model), **means.tables(model)}
 
 

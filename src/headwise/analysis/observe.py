@@ -134,23 +134,25 @@ def valid_heads(weights_BHQK: Tensor, distribution_heads: Sequence[bool]) -> Ten
     return (is_valid_BHQK & weights_BHQK.isfinite()).all(3).all(2).all(0)[:, None]
 
 
-See = Callable[["Batch", "Call"], None]
+OnBlock = Callable[["Batch", "Call"], None]
 
 
-def visit(model: Model, batches: Iterable[Batch], device: torch.device, see: See) -> None:
-    """Call `see` with every batch and call of an attention, in order, during the forward pass.
+def for_each_block(
+    model: Model, batches: Iterable[Batch], device: torch.device, on_block: OnBlock
+) -> None:
+    """Call `on_block` with every batch and call of an attention, in order, during the forward pass.
 
     The forward pass runs in evaluation mode; the training mode is restored afterwards.
 
     Args:
         model: on `device`.
         batches: sources with references, which the decoder reads.
-        device: device of `model` and of the batches that `see` gets.
-        see: called for each block of queries; see `MAX_QUERIES`.
+        device: device of `model` and of the batches that `on_block` gets.
+        on_block: called for each block of queries; see `MAX_QUERIES`.
     """
     for batch in batches:
         batch = batch.to(device)
-        with evaluating(model), torch.no_grad(), seen_calls(model, batch, see):
+        with evaluating(model), torch.no_grad(), hooked(model, batch, on_block):
             model(**model.inputs(batch))
 
 
@@ -163,21 +165,21 @@ def observations(
     """Yield every batch with the observations of all attentions that form weights.
 
     Args:
-        model: see `visit`.
-        batches: see `visit`.
-        device: see `visit`.
+        model: see `for_each_block`.
+        batches: see `for_each_block`.
+        device: see `for_each_block`.
         queries: numbers of the queries to observe; all by default.
     """
     for batch in batches:
         blocks: dict[tuple[str, int], list[Observation]] = {}
 
-        def see(batch: Batch, call: Call, blocks: Any = blocks) -> None:
+        def on_block(batch: Batch, call: Call, blocks: Any = blocks) -> None:
             if call.weights_BHQK is not None:
                 n_keys = batch.columns[call.keys].ids_BN.shape[1]
                 rows = _rows(observation(call), queries, n_keys)
                 blocks.setdefault((call.site, call.layer), []).append(rows)
 
-        visit(model, [batch], device, see)
+        for_each_block(model, [batch], device, on_block)
         yield batch.to(device), [_joined(parts) for parts in blocks.values()]
 
 
@@ -267,8 +269,8 @@ class Call:
 
 
 @contextmanager
-def seen_calls(model: Model, batch: Batch, see: See) -> Iterator[None]:
-    """Call `see` with every block of queries of the model's attentions on a batch."""
+def hooked(model: Model, batch: Batch, on_block: OnBlock) -> Iterator[None]:
+    """Call `on_block` with every block of queries of the model's attentions on a batch."""
     calls: list[Call] = []  # the current one
     sites = {site.name: site for site in model.sites}
     places = {attention: (sites[name], layer) for name, layer, attention in model.attentions()}
@@ -301,7 +303,7 @@ def seen_calls(model: Model, batch: Batch, see: See) -> Iterator[None]:
                 )  # fmt: skip
                 calls[:] = [call]
                 contexts.append(forward(*states, block, cache))
-                see(batch, calls.pop())
+                on_block(batch, calls.pop())
             return torch.cat(contexts, 1) if len(contexts) > 1 else contexts[0]
 
         return in_blocks

@@ -16,7 +16,7 @@ import torch
 from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, stats_except_alpha
 from headwise.analysis.density import Densities
 from headwise.analysis.kinds import Places, Variations, kinds, region_shares
-from headwise.analysis.observe import Call, observation, visit
+from headwise.analysis.observe import Call, for_each_block, observation
 from headwise.analysis.positions import positions
 from headwise.analysis.pruning import Head, flat_heads, present_heads
 from headwise.analysis.roles import OFFSET_NAMES, Thresholds, roles
@@ -115,7 +115,7 @@ def survey(
     variations = {name: Variations(of_column.window) for name, of_column in known.items()}
     questions = {n: _questions(texts[n]) for n in bidirectional if has_word_list(texts[n].language)}
 
-    def see(batch: Batch, call: Call) -> None:
+    def on_block(batch: Batch, call: Call) -> None:
         add_statistics(means, call, DIVERSITIES)
         if call.weights_BHQK is None:
             return
@@ -133,7 +133,7 @@ def survey(
             for values, counted in region_shares(batch, obs, known[obs.keys]):
                 kind_means.add(obs, values, counted)
 
-    visit(model, batches, device, see)
+    for_each_block(model, batches, device, on_block)
     stats = means.tables(model)
     # an α that depends on the query is reported as its mean
     alpha = filled(alphas(model), stats.pop("alpha", {}))

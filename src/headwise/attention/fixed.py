@@ -5,7 +5,6 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, N positions, C summ
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
 from headwise.errors import require
-from headwise.kernels.block_sparse import BlockLayout, Gathered, Neighbours, Part
+from headwise.kernels.block_sparse import Gathered, Neighbours, Part
 from headwise.kernels.triton_pattern import EVERY_QUERY, NO_WINDOW, Rule
 
 
@@ -110,8 +109,8 @@ class Fixed(SparsePattern):
         n_blocks = -(-n_positions // self.stride)
         return self.stride + any(self.far_H) * n_blocks * self.summary_cells
 
-    def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
-        """See `SparsePattern.make_layout`.
+    def parts(self, n_positions: int, causal: bool, lengths_B: Tensor) -> list[Part]:
+        """See `SparsePattern.parts`.
 
         Summary cells of the query's own block belong to the part for that block. Heads with only
         far keys have that part too, for the position of the query.
@@ -120,9 +119,7 @@ class Fixed(SparsePattern):
         if any(self.far_H):
             cells = self._cells(-(-n_positions // self.stride), causal, lengths_B).flatten(2)
             parts.append(Gathered(cells.clamp(0, n_positions - 1), self.summary_cells))
-        masks = functools.partial(self._masks, causal)
-        rule = functools.partial(self.rule, n_positions, causal, lengths_B)
-        return BlockLayout(self.stride, n_positions, causal, lengths_B, tuple(parts), masks, rule)
+        return parts
 
     def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:
         """See `SparsePattern.rule`. Summary cells come first in the order of the keys."""
@@ -140,9 +137,7 @@ class Fixed(SparsePattern):
         windows_H = torch.full_like(labels_HN[:, 0], NO_WINDOW, dtype=torch.int32)
         return Rule(windows_H, labels_HN, key_labels_BHN, order_HN, key_order_HN)
 
-    def _masks(
-        self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor
-    ) -> list[Tensor]:
+    def masks(self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor) -> list[Tensor]:
         """See `BlockLayout.masks`."""
         own = self._own_block(blocks, causal, lengths_B)
         if not any(self.far_H):

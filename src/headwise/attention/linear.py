@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from headwise.attention.cache import AttentionCache
 from headwise.attention.heads import MultiHeadAttention
-from headwise.attention.mask import Mask
+from headwise.attention.mask import Mask, same_document
 from headwise.attention.place import Place
 from headwise.errors import require
 from headwise.precision import full_precision
@@ -239,11 +239,6 @@ def _documents_product(
     return before_BHNF + after_BHNF - twice_BHNF
 
 
-def _same(of_queries_BQ: Tensor, of_keys_BK: Tensor) -> Tensor:
-    """Return which pairs are of the same document (B, 1, Q, K)."""
-    return (of_queries_BQ[:, :, None] == of_keys_BK[:, None])[:, None]
-
-
 class _PositiveElu(torch.autograd.Function):
     """See `positive_elu`."""
 
@@ -291,16 +286,16 @@ class _CausalProduct(torch.autograd.Function):
             scores_BHCC = scores_BHCC.triu_() if reverse else scores_BHCC.tril_()
             if segments_BN is not None:
                 segments_BC = segments_BN[:, start : start + chunk_size]
-                scores_BHCC *= _same(segments_BC, segments_BC)
+                scores_BHCC *= same_document(segments_BC, segments_BC)
                 edge_B1 = segments_BC[:, :1] if reverse else segments_BC[:, -1:]
-                b_BHCE = b_BHCE * _same(segments_BC, edge_B1)
+                b_BHCE = b_BHCE * same_document(segments_BC, edge_B1)
                 if sums_BHEF is not None:  # of the document at the previous edge
-                    a_BHCE = a_BHCE * _same(segments_BC, previous_B1)
+                    a_BHCE = a_BHCE * same_document(segments_BC, previous_B1)
             product_BHCF.copy_(scores_BHCC @ v_BHCF)
             if sums_BHEF is not None:
                 product_BHCF += a_BHCE @ sums_BHEF
                 if segments_BN is not None:
-                    sums_BHEF *= _same(edge_B1, previous_B1)
+                    sums_BHEF *= same_document(edge_B1, previous_B1)
             previous_B1 = edge_B1
             new_BHEF = b_BHCE.mT @ v_BHCF
             sums_BHEF = new_BHEF if sums_BHEF is None else sums_BHEF.add_(new_BHEF)

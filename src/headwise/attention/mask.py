@@ -117,10 +117,14 @@ class Mask:
             parts.append((keys_K <= queries_Q[:, None])[None, None])
         if self.segments_BN is not None:
             of_queries_BQ = self._segments_of_queries(n_queries)
-            same_BQK = of_queries_BQ[:, :, None] == self.segments_BN[:, None, :n_keys]
-            parts.append(same_BQK[:, None])
+            parts.append(same_document(of_queries_BQ, self.segments_BN[:, :n_keys]))
         if self.pattern is not None:
             allowed = self.pattern.allowed(queries_Q, n_keys, self.causal, self.key_lengths_B)
             if allowed is not None:
                 parts.append(allowed[(None,) * (4 - allowed.dim())].expand(-1, -1, -1, n_keys))
         return functools.reduce(torch.logical_and, parts) if parts else None
+
+
+def same_document(of_queries_BQ: Tensor, of_keys_BK: Tensor) -> Tensor:
+    """Return which queries and keys are of one document, from its numbers, (B, 1, Q, K)."""
+    return (of_queries_BQ[:, :, None] == of_keys_BK[:, None])[:, None]

@@ -19,7 +19,7 @@ from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.compilation import constant_in_graphs
 from headwise.errors import refuse, require
-from headwise.kernels.block_sparse import BlockLayout
+from headwise.kernels.block_sparse import BlockLayout, Part
 from headwise.kernels.triton_pattern import Rule
 
 COMBINATIONS = ("interleaved", "merged", "heads")
@@ -124,14 +124,24 @@ class SparsePattern(Pattern):
         if n_positions < self.block_sparse_from or n_slots > self.max_share * n_positions:
             return None
         lengths_B = _lengths(key_lengths_B, n_positions, device)
-        return self.make_layout(n_positions, causal, lengths_B)
+        parts = tuple(self.parts(n_positions, causal, lengths_B))
+        masks = functools.partial(self.masks, causal)
+        rule = functools.partial(self.rule, n_positions, causal, lengths_B)
+        return BlockLayout(self.stride, n_positions, causal, lengths_B, parts, masks, rule)
 
     def n_slots(self, n_positions: int, causal: bool) -> int:
         """Return the number of slots K of the layout for `n_positions`."""
         raise NotImplementedError
 
-    def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
-        """Return the layout for sentences of `lengths_B` (B or 1,), padded to `n_positions`."""
+    def parts(self, n_positions: int, causal: bool, lengths_B: Tensor) -> list[Part]:
+        """Return the parts of the layout for sentences of `lengths_B` (B or 1,).
+
+        They are padded to `n_positions`.
+        """
+        raise NotImplementedError
+
+    def masks(self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor) -> list[Tensor]:
+        """See `BlockLayout.masks`."""
         raise NotImplementedError
 
     def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:

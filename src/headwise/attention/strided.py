@@ -5,13 +5,11 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, N positions.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
-from headwise.kernels.block_sparse import BlockLayout, Columns, Neighbours, Part
+from headwise.kernels.block_sparse import Columns, Neighbours, Part
 from headwise.kernels.triton_pattern import NO_WINDOW, Rule
 
 # Positions that are neighbours in the order of `Strided.rule`, as (rows, columns) of a matrix with
@@ -48,8 +46,8 @@ class Strided(SparsePattern):
         n_around = (2 if causal else 3) * self.stride
         return any(self.near_H) * n_around + any(self.far_H) * n_blocks
 
-    def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
-        """See `SparsePattern.make_layout`.
+    def parts(self, n_positions: int, causal: bool, lengths_B: Tensor) -> list[Part]:
+        """See `SparsePattern.parts`.
 
         A window of 2 · stride + 1 extends into the blocks before and after the query's. Far keys
         in these blocks belong to that part, not to the columns.
@@ -59,9 +57,7 @@ class Strided(SparsePattern):
             parts.append(Neighbours(self.stride, 1, 0 if causal else 1))
         if any(self.far_H):
             parts.append(Columns(self.stride))
-        masks = functools.partial(self._masks, causal)
-        rule = functools.partial(self.rule, n_positions, causal, lengths_B)
-        return BlockLayout(self.stride, n_positions, causal, lengths_B, tuple(parts), masks, rule)
+        return parts
 
     def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:
         """See `SparsePattern.rule`. The label of a query with far keys is its column."""
@@ -84,9 +80,7 @@ class Strided(SparsePattern):
         order_HN = ((cell_HN * height + rows % height) * width + columns % width).argsort(1)
         return Rule(windows_H, labels_HN, labels_HN[None], order_HN, order_HN)
 
-    def _masks(
-        self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor
-    ) -> list[Tensor]:
+    def masks(self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor) -> list[Tensor]:
         """See `BlockLayout.masks`."""
         masks = []
         if any(self.near_H):

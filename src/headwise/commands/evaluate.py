@@ -47,17 +47,16 @@ def _by_context(config: EvaluateConfig, contexts: list[Any]) -> dict[str, Any]:
 
     is_list = bool(contexts) and all(type(n) is int for n in contexts)
     require(is_list, "decode.min_context", "a number or a list of numbers", contexts)
-    searches = [{**config.decode, "min_context": n} for n in dict.fromkeys(contexts)]
-    run = load_selected(config.run, replace(config, decode=searches[0]))
-    runs = [run.task.loaded(run, search) for search in searches]  # all are checked first
-    name = config.name or f"results-{config.checkpoint}"
+    first, *others = dict.fromkeys(contexts)
+    run = load_selected(config.run, replace(config, decode={**config.decode, "min_context": first}))
     most = run.search["max_windows"]
     require(most == 0, "decode.max_windows", "0 with several contexts (their tokens differ)", most)
-    by_context = {}
-    for search, of_search in zip(searches, runs, strict=True):
-        n = search["min_context"]
-        changed = replace(config, decode=search)
-        by_context[n] = _evaluated(of_search, changed, {}, f"{name}-min_context{n}")
+    runs = {n: run.task.loaded(run, {**run.search, "min_context": n}) for n in others}
+    name = config.name or f"results-{config.checkpoint}"
+    by_context = {
+        n: _evaluated(run_n, config, {}, f"{name}-min_context{n}")
+        for n, run_n in {first: run, **runs}.items()
+    }
     for path in write_contexts(run, name, by_context):
         print(f"written to {path}")
     return {str(n): scores for n, scores in by_context.items()}

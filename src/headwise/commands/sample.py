@@ -74,7 +74,7 @@ def _sampling(config: SampleConfig) -> Sampling:
 
 def _check_prompt(config: SampleConfig) -> None:
     """Refuse two prompts, and a file that cannot be read."""
-    chosen = [key for key in PROMPTS if getattr(config, key) is not None]
+    chosen = _chosen(config)
     for key in chosen[1:]:
         require(False, key, f"null with {chosen[0]}=", getattr(config, key))
     need = f"null without {', '.join(PROMPTS)}"
@@ -87,6 +87,11 @@ def _check_prompt(config: SampleConfig) -> None:
             raise DataError(message) from error
 
 
+def _chosen(config: SampleConfig) -> list[str]:
+    """Keys of the prompts that are set."""
+    return [key for key in PROMPTS if getattr(config, key) is not None]
+
+
 def _prompts(config: SampleConfig, samples: Samples[Any]) -> list[list[int]]:
     """Ids of the prompt of each sample, all of one length, fewer than those of a sample."""
     rows = [samples.ids(content) for content in _contents(config, samples)]
@@ -94,10 +99,11 @@ def _prompts(config: SampleConfig, samples: Samples[Any]) -> list[list[int]]:
         return [[]] * config.n
     shortest = min(map(len, rows))
     if shortest == 0:
-        (given,) = (
-            f"{key}={value}" for key in PROMPTS if (value := getattr(config, key)) is not None
+        (key,) = _chosen(config)
+        raise DataError(
+            f"{key}={getattr(config, key)} is an empty prompt; without a prompt, samples are of "
+            "the data"
         )
-        raise DataError(f"{given} is an empty prompt; without a prompt, samples are of the data")
     length = config.prompt_length or samples.prompt_length or shortest
     allowed = f"at most {shortest}, the tokens of the prompt"
     require(length <= shortest, "prompt_length", allowed, length)

@@ -316,7 +316,12 @@ def _batches(chunks: Iterator[bytes]) -> Iterator[Batch]:
 
 def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
     """Tokens (N,) of a text, encoded as the files of `encode`."""
-    return lossless(tokenizer).encode(list(io.BytesIO(text.encode())))
+    return content_ids(text.encode(), tokenizer)
+
+
+def content_ids(content: bytes, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
+    """Tokens (N,) of the bytes of text, images or music, encoded as the files of `encode`."""
+    return lossless(tokenizer).encode(list(io.BytesIO(content)))
 
 
 def ids_text(ids: npt.NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:

@@ -61,6 +61,11 @@ def window_batch(
     return Batch(columns, tensor(scored_R), tensor(targets_R), rows.tolist(), len(targets_R))
 
 
+def windows_per_batch(max_tokens: int, window: int) -> int:
+    """Number of windows in a batch of a rank."""
+    return max(1, max_tokens // window)
+
+
 @dataclass
 class TrainingWindows:
     """Windows drawn by seed and epoch (`headwise.data.loader.Examples`).
@@ -72,7 +77,7 @@ class TrainingWindows:
         stream: the tokens of the training split.
         start_id: id of the token before a document.
         window: scored tokens of a window.
-        max_tokens: a rank's batch has max(1, max_tokens // window) windows.
+        max_tokens: see `windows_per_batch`.
         seed: with the epoch, determines the windows and their order.
         world_size: number of ranks.
         aligned: whether the first window starts at position 0 in every epoch.
@@ -109,7 +114,7 @@ class TrainingWindows:
         """See `Examples.plan`."""
         first, generator = self._first(epoch)
         order = generator.permutation((len(self.stream.ids) - first) // self.window)
-        n_rows = max(1, self.max_tokens // self.window) * self.world_size
+        n_rows = windows_per_batch(self.max_tokens, self.window) * self.world_size
         return [order[start : start + n_rows] for start in range(0, len(order), n_rows)]
 
     def n_targets(self, epoch: int, rows: Ints) -> int:
@@ -138,7 +143,7 @@ class EvaluationWindows(Sequence[Batch]):
         stream: the tokens of a split.
         start_id: id of the token before a document.
         window: predicted tokens of a window.
-        max_tokens: a batch has max(1, max_tokens // window) windows.
+        max_tokens: see `windows_per_batch`.
         min_context: tokens of a window that the previous window scores, below `window`.
         max_windows: score only so many windows, evenly spaced; 0: all.
     """
@@ -167,7 +172,7 @@ class EvaluationWindows(Sequence[Batch]):
 
     @property
     def _n_rows(self) -> int:
-        return max(1, self.max_tokens // self.window)
+        return windows_per_batch(self.max_tokens, self.window)
 
     def __len__(self) -> int:
         return -(-len(self.starts) // self._n_rows)

@@ -118,8 +118,8 @@ class Context:
         n_tokens = ids_SN.shape[1]
         if n_tokens - self._first > self._window:
             since_boundary = (n_tokens - 1) % self._window + 1
-            kept = since_boundary if self._is_aligned else (self._window + 1) // 2
-            self._start(n_tokens - kept)
+            n_read_again = since_boundary if self._is_aligned else (self._window + 1) // 2
+            self._start(n_tokens - n_read_again)
         # in parts, since attention without a kernel forms the weights of all
         at_once = READ_AT_ONCE if self._is_cached else n_tokens
         for new_SN in torch.split(ids_SN[:, self._n_read :], at_once, dim=1):

@@ -213,8 +213,8 @@ def forward_streaming(
     n_lists = tl.cdiv(n_keys, cut.BLOCK_N)
     blocks = None, tl.cdiv(reach, cut.BLOCK_N)
     if cut.PATTERN:
-        given = pattern[3] + ((row % pattern[1]) * n_blocks + block) * (n_lists + 1)
-        blocks = given + 1, tl.load(given).to(tl.int32)
+        pattern_list = pattern[3] + ((row % pattern[1]) * n_blocks + block) * (n_lists + 1)
+        blocks = pattern_list + 1, tl.load(pattern_list).to(tl.int32)
     top_M = find_top(inputs, blocks, cut)
     shift_M = top_M * 0.0
     if cut.POWER != EXP:

@@ -71,15 +71,13 @@ from headwise.train.trainer import WriteOutputs, write_nothing
 
 # Pairs of positions of the windows whose heads are measured, at validations and by an analysis.
 VALIDATION_PAIRS, ANALYSIS_PAIRS = 2**25, 2**27
-CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
-    TextDataConfig: TextCorpus,
-    BuiltinTextConfig: BuiltinText,
-    ImageDataConfig: ImageCorpus,
-    MusicDataConfig: MusicCorpus,
-}
-SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {  # others: of text
-    ImageDataConfig: ImageSamples,
-    MusicDataConfig: MusicSamples,
+KINDS: dict[
+    type[DensityDataConfig], tuple[Callable[[Any, Path], DensityCorpus], type[Samples[Any]]]
+] = {
+    TextDataConfig: (TextCorpus, TextSamples),
+    BuiltinTextConfig: (BuiltinText, TextSamples),
+    ImageDataConfig: (ImageCorpus, ImageSamples),
+    MusicDataConfig: (MusicCorpus, MusicSamples),
 }
 
 
@@ -142,7 +140,8 @@ class DensityRun(TrainedRun):
 
 def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
     """Locate the files of a data config."""
-    return CORPORA[type(data)](data, cache)
+    corpus, _ = KINDS[type(data)]
+    return corpus(data, cache)
 
 
 class Density(Task[DensityCorpus, PreparedTokens]):
@@ -264,8 +263,8 @@ class Density(Task[DensityCorpus, PreparedTokens]):
     def samples(self, config: Config, folder: RunFolder) -> Samples[Any]:
         """See `Task.samples`."""
         corpus = open_corpus(config.data, machine_cache_dir())
-        kind = SAMPLES.get(type(config.data), TextSamples)
-        return kind(corpus, Tokenizer.load(folder.path / TOKENIZER))
+        _, samples = KINDS[type(config.data)]
+        return samples(corpus, Tokenizer.load(folder.path / TOKENIZER))
 
     def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedTokens:
         """See `Task.prepared_split`."""

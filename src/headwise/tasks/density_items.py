@@ -12,8 +12,16 @@ import numpy as np
 from headwise.analysis.kinds import NEAR, Places
 from headwise.analysis.observe import observations
 from headwise.config.density_data import ImageDataConfig
-from headwise.data.token_stream import COLUMN, TOKENIZER, TokenStream, ids_text, text_ids
-from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
+from headwise.data.lossless import lossless
+from headwise.data.token_stream import (
+    COLUMN,
+    TOKENIZER,
+    TokenStream,
+    content_ids,
+    ids_text,
+    text_ids,
+)
+from headwise.data.tokenizer import BOS, Tokenizer
 from headwise.data.windows import EvaluationWindows
 from headwise.errors import DataError
 from headwise.model.build import parts_of
@@ -90,12 +98,13 @@ def value_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
         raise DataError(f"sentences={path} is text, but this run is on data={data.name}")
     is_image = isinstance(data, ImageDataConfig)
     unit, size = ("image", math.prod(data.shape)) if is_image else ("window", data.window)
+    tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
     origin, ids = _set_to_show(run)
     chosen = [
         Item(
             start // size + 1,
             {unit: f"{unit} of {origin}"},
-            (ids[start : start + size] - N_SPECIALS).astype(np.uint8).tobytes(),
+            lossless(tokenizer).decode(ids[start : start + size].tolist()),
         )
         for start in spaced(range(0, len(ids), size), max_items)
     ]
@@ -105,6 +114,7 @@ def value_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
 def value_readings(run: TrainedRun, items: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
     """Readings of the values of images or windows, for queries spread over them."""
     data = run.config.data
+    tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
     n_heads = sum(attention.place.n_heads for _, _, attention in run.model.attentions())
     for index, values in enumerate(items):
         is_image = isinstance(data, ImageDataConfig)
@@ -112,7 +122,7 @@ def value_readings(run: TrainedRun, items: Sequence[Any]) -> Iterator[tuple[int,
             raise DataError(f"item {index + 1} has no values of data={data.name} to show")
         shape = tuple(data.shape) if is_image else (min(len(values), MAX_SAMPLES),)
         values = values[: math.prod(shape)]
-        ids = np.frombuffer(values, np.uint8)[: data.window].astype(np.int64) + N_SPECIALS
+        ids = content_ids(values[: data.window], tokenizer)
         n_queries = MAX_WEIGHTS // max(1, len(items) * n_heads * math.prod(shape[:2]))
         view = View(shape, values, selected(shape, n_queries, len(ids)), 1)
         batches = EvaluationWindows(TokenStream(ids), BOS, data.window, data.window)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from headwise.data.corpora.pictures import Image, picture, write_png
 from headwise.data.images import ImageCorpus
 from headwise.data.lossless import lossless
 from headwise.data.music import MusicCorpus, from_mu_law, read_codes, write_wav
-from headwise.data.token_stream import DensityCorpus, ids_text
+from headwise.data.token_stream import DensityCorpus, content_ids, ids_text
 from headwise.data.tokenizer import Tokenizer
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import ConfigError, DataError, RunError, require
@@ -72,8 +71,7 @@ class Samples(Generic[C]):
 
     def ids(self, content: bytes) -> list[int]:
         """Return the ids of a prompt."""
-        lines = list(io.BytesIO(content))
-        return cast("list[int]", lossless(self.tokenizer).encode(lines).tolist())
+        return cast("list[int]", content_ids(content, self.tokenizer).tolist())
 
     def values(self, row: Row) -> Bytes:
         """Return the values of images or music (N,), from 0 to 255."""
@@ -211,8 +209,8 @@ class ImageSamples(Samples[ImageCorpus]):
         """See `Samples.write`."""
         tiles = [self.image(row) for row in rows]
         if n_prompt:
-            given = [self.image(row[:n_prompt]) for row in rows]
-            tiles = [np.hstack(pair) for pair in zip(given, tiles, strict=True)]
+            prompts = [self.image(row[:n_prompt]) for row in rows]
+            tiles = [np.hstack(pair) for pair in zip(prompts, tiles, strict=True)]
         write_png(path, grid(tiles))
         return [path]
 

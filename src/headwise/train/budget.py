@@ -20,6 +20,7 @@ from headwise.config.density_data import DensityDataConfig
 from headwise.config.folders import group_node
 from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
+from headwise.data.windows import windows_per_batch
 from headwise.model.family import Model, n_parameters
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
@@ -70,7 +71,7 @@ def batch_tokens(config: Config) -> int:
     most = config.trainer.max_tokens
     if not isinstance(config.data, DensityDataConfig):
         return most
-    return max(1, most // config.data.window) * config.data.window
+    return windows_per_batch(most, config.data.window) * config.data.window
 
 
 def budget(config: Config, make_model: MakeModel, length: int | None = None) -> Budget:

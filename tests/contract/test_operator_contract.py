@@ -114,12 +114,12 @@ class TestTriton:
     def test_attention(self) -> None:
         case = make_case((1, 2, 16, 17, 16))
         tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
-        slopes = SLOPES.to(DEVICE)
+        masks = (None, None, SLOPES.to(DEVICE), None, None, None)
         alpha, power = case.alpha.requires_grad_(), int(Power.ANY)
         settings = (power, True, 1, 0.0, 0.25, 1)
         utilities = (*WITHOUT_GRADIENT, "test_autograd_registration")
-        inputs = (*tensors, alpha, None, None, slopes, *settings)
+        inputs = (*tensors, alpha, *masks, *settings)
         results: tuple[Tensor, ...] = check("triton_attention", inputs, utilities)
         saved = [result.detach() for result in results[1:]]
-        backward_inputs = (case.grad, *tensors, alpha, None, None, slopes, *saved, *settings, True)
+        backward_inputs = (case.grad, *tensors, alpha, *masks, *saved, *settings, True)
         check("triton_attention_backward", backward_inputs, WITHOUT_GRADIENT)

@@ -136,7 +136,7 @@ Visible = Callable[[int, int, int], bool]  # head, query, key, from 0
 
 
 def statistics_by_hand(
-    model: Transformer, is_visible: Visible = all_visible, n_registers: int = 0
+    model: Transformer, is_visible: Visible = all_visible, n_cls: int = 0
 ) -> dict[str, HeadValues]:
     """Loop over queries, heads and keys; only self-attention has patterns."""
     statistics: dict[tuple[str, str, int, int], list[float]] = {}
@@ -146,8 +146,8 @@ def statistics_by_hand(
         with torch.no_grad(), recorded_weights(model) as weights:
             model(**model.inputs(batch))
         for site, layers in weights.items():
-            first_query = n_registers if site == "encoder_self" else 0
-            first_key = 0 if site == "decoder_self" else n_registers
+            first_query = n_cls if site == "encoder_self" else 0
+            first_key = 0 if site == "decoder_self" else n_cls
             for number, weights_BHQK in layers.items():
                 layer = number - 1
                 for query in range(first_query, weights_BHQK.shape[2]):
@@ -167,13 +167,13 @@ def statistics_by_hand(
     return averaged(statistics)
 
 
-def row_statistics(row: list[float], keys: list[int], n_registers: int) -> dict[str, float]:
+def row_statistics(row: list[float], keys: list[int], n_cls: int) -> dict[str, float]:
     visible = [row[key] for key in keys]
     values = {"density": sum(weight != 0 for weight in visible) / len(visible)}
     if any(visible):
         values["entropy"] = shannon(shares(visible))
-    if n_registers and any(row):
-        values["register_mass"] = math.fsum(shares(row)[:n_registers])
+    if n_cls and any(row):
+        values["cls_mass"] = math.fsum(shares(row)[:n_cls])
     return values
 
 

@@ -120,8 +120,8 @@ def plant(model: Transformer, table: Tensor) -> Transformer:
             positions = embedding.positions.table.weight  # type: ignore[union-attr]
             positions.zero_()
             positions[:, POSITION : POSITION + N_POSITIONS] = torch.eye(N_POSITIONS)
-        if model.source_embedding.registers is not None:
-            model.source_embedding.registers.weight.zero_()
+        if model.source_embedding.cls is not None:
+            model.source_embedding.cls.weight.zero_()
         for site, _, attention in model.attentions():
             for part in (attention.query, attention.key):
                 part.weight.zero_()

@@ -36,7 +36,7 @@ VARIANTS = [
     *([f"gates={choice}"] for choice in group_choices("gates")),
     *([f"repulsion={choice}"] for choice in group_choices("repulsion")),
     ["attention.depends_on=query"],
-    ["model.register_tokens=2"],
+    ["model.cls_tokens=2"],
     ["model.recompute=true"],
 ]
 PAIRS = EncodedSplit.from_lists(

@@ -1,6 +1,6 @@
 """Contract of every family of models, with every attention that its sites support.
 
-Axes: B rows, N positions, P register tokens, V vocabulary.
+Axes: B rows, N positions, P CLS tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def logits(model: Model, data: Batch) -> Tensor:
 
 @CASES
 def test_other_rows_and_padding_change_nothing(make: Any, family: str, attention: str) -> None:
-    model = build(make(f"attention={attention}", "model.register_tokens=2"), family)
+    model = build(make(f"attention={attention}", "model.cls_tokens=2"), family)
     batched = logits(model, batch())
     assert batched.shape == (B, N, V)
     padded = logits(model, batch(n_padding=3))
@@ -110,7 +110,7 @@ def test_other_rows_and_padding_change_nothing(make: Any, family: str, attention
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_real_token_affects_the_output(make: Any, family: str) -> None:
-    model = build(make("attention=softmax", "model.register_tokens=2"), family)
+    model = build(make("attention=softmax", "model.cls_tokens=2"), family)
     before = logits(model, batch())
     for site in model.sites:
         for row, length in enumerate([N, 4, 2]):
@@ -123,11 +123,11 @@ def test_every_real_token_affects_the_output(make: Any, family: str) -> None:
 
 @pytest.mark.parametrize("positions", group_choices("positions"))
 @pytest.mark.parametrize("family", ["translation", "encoder"])
-def test_registers_have_no_position(make: Any, family: str, positions: str) -> None:
-    registers = ("attention=alpha_entmax", "model.register_tokens=2")
-    model = build(make(*registers, *with_positions(positions)), family)
+def test_cls_tokens_have_no_position(make: Any, family: str, positions: str) -> None:
+    with_cls = ("attention=alpha_entmax", "model.cls_tokens=2")
+    model = build(make(*with_cls, *with_positions(positions)), family)
     before = logits(model, batch())
-    table = next(iter(model.columns.values())).registers
+    table = next(iter(model.columns.values())).cls
     assert table is not None
     table.weight.data = table.weight.data.flip(0)
     torch.testing.assert_close(logits(model, batch()), before, rtol=1e-4, atol=1e-5)
@@ -137,7 +137,7 @@ def test_registers_have_no_position(make: Any, family: str, positions: str) -> N
 def test_recorder_has_weights_of_every_site_and_layer(
     make: Any, family: str, attention: str
 ) -> None:
-    model = build(make(f"attention={attention}", "model.register_tokens=2"), family)
+    model = build(make(f"attention={attention}", "model.cls_tokens=2"), family)
     with recorded_weights(model) as weights:
         with_recording = logits(model, batch())
     torch.testing.assert_close(logits(model, batch()), with_recording, rtol=1e-4, atol=1e-5)
@@ -150,7 +150,7 @@ def test_recorder_has_weights_of_every_site_and_layer(
                 assert not weight.triu(1).any()
 
 
-@pytest.mark.parametrize("n_registers", [0, 2])
+@pytest.mark.parametrize("n_cls", [0, 2])
 @pytest.mark.parametrize(
     ("attention", "positions"),
     [
@@ -159,10 +159,10 @@ def test_recorder_has_weights_of_every_site_and_layer(
     ],
 )
 def test_single_decoder_with_cache_equals_without(
-    make: Any, attention: str, n_registers: int, positions: str
+    make: Any, attention: str, n_cls: int, positions: str
 ) -> None:
-    registers = f"model.register_tokens={n_registers}"
-    config = make(f"attention={attention}", registers, *with_positions(positions))
+    cls_tokens = f"model.cls_tokens={n_cls}"
+    config = make(f"attention={attention}", cls_tokens, *with_positions(positions))
     model = build(config, "decoder")
     assert isinstance(model, SingleStack)
     column, cache = batch().columns["text"], model.make_cache()
@@ -234,7 +234,7 @@ def test_frozen_stack_freezes_its_output_layer(make: Any, family: str) -> None:
         ("repulsion=svgd repulsion.layers=[3]", "(2 at {site}), got 3"),
         ("gates=hard_concrete gates.sites=[cross]", "gates.sites must be one of {site}"),
         ("gates=hard_concrete gates.freeze=[{other}]", "gates.freeze must be one of {side}"),
-        ("pattern=fixed model.register_tokens=1", "pattern@pattern_sites.{site}=none"),
+        ("pattern=fixed model.cls_tokens=1", "pattern@pattern_sites.{site}=none"),
         ("model.layers=0", "model.layers must be from 1 to 1000, got 0"),
     ],
 )

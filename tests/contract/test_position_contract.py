@@ -24,12 +24,12 @@ SETTINGS = {"data_dims": {"shape": [2, 2, 3]}}  # without data, which has the sh
 CHOICES = pytest.mark.parametrize("choice", group_choices("positions"))
 
 
-def build(choice: str, n_registers: int = 0, qk_width: int | None = None) -> Transformer:
+def build(choice: str, n_cls: int = 0, qk_width: int | None = None) -> Transformer:
     node = OmegaConf.create(group_node("positions", choice) | SETTINGS.get(choice, {}))
     positions = instantiate(node, "positions", Positions)
     nodes = {"attention": group_node("attention", "alpha_entmax")}
     factory = AttentionFactory(nodes, positions=positions)
-    config = replace(CONFIG, register_tokens=n_registers, qk_width=qk_width)
+    config = replace(CONFIG, cls_tokens=n_cls, qk_width=qk_width)
     return Transformer(config, V, V, True, factory, 1, Parts(positions=positions)).eval()
 
 
@@ -53,7 +53,7 @@ def test_cached_decoding_equals_uncached(choice: str, qk_width: int | None) -> N
 
 @CHOICES
 def test_other_rows_and_padding_change_nothing(choice: str) -> None:
-    model, (source, lengths, target) = build(choice, n_registers=2), batch()
+    model, (source, lengths, target) = build(choice, n_cls=2), batch()
     together = model(source, lengths, target)
     for i, length in enumerate(lengths.tolist()):
         alone = model(source[i : i + 1, :length], lengths[i : i + 1], target[i : i + 1])
@@ -62,7 +62,7 @@ def test_other_rows_and_padding_change_nothing(choice: str) -> None:
 
 @CHOICES
 def test_recording_weights_changes_nothing(choice: str) -> None:
-    model, pairs = build(choice, n_registers=2), batch()
+    model, pairs = build(choice, n_cls=2), batch()
     with recorded_weights(model):
         formed = model(*pairs)
     torch.testing.assert_close(model(*pairs), formed, rtol=1e-4, atol=1e-5)

@@ -67,7 +67,7 @@ CONFIG_ERRORS = {
     "repulsion.layers=[1]": "repulsion=spos|svgd",
     "attention=linear scaling=length": "scaling_sites",
     "attention=linear pattern=fixed": "pattern_sites",
-    "attention=linformer model.register_tokens=60": "attention.max_length=",
+    "attention=linformer model.cls_tokens=60": "attention.max_length=",
     "attention@sites.decoder_self=linformer": "Choose another",
     "init=scaled": "model.share_embeddings",
     "activation._target_=headwise.model.blocks.PreNorm": "must be a Activation, got PreNorm",

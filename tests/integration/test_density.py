@@ -324,7 +324,7 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
         ("data.document_mask=true", "needs data.documents=line|blank_line|heading"),
         ("data.documents=page", "data.documents must be one of blank_line, heading, line; got"),
         ("data.documents=heading data.document_mask=true", "the training split is one document"),
-        (" ".join([*DOCUMENTS, "model.register_tokens=2"]), "model.register_tokens must be 0"),
+        (" ".join([*DOCUMENTS, "model.cls_tokens=2"]), "model.cls_tokens must be 0"),
     ],
 )
 def test_settings_of_other_tasks_are_rejected(

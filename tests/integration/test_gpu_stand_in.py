@@ -31,7 +31,7 @@ UPDATES = [
     ["attention=alpha_entmax", "scaling=length"],
     ["attention=alpha_entmax", "model.recompute=true"],
     ["attention=alpha_entmax", "gates=hard_concrete"],
-    ["positions=learned", "model.register_tokens=4"],
+    ["positions=learned", "model.cls_tokens=4"],
     ["model=deep", "model.encoder_layers=2", "model.decoder_layers=2", "model.d_model=32"],
     ["optimizer=adamw", "trainer.clip_norm=1"],
     *([f"loss={name}"] for name in LOSSES_WITH_HOST_WAIT),

@@ -223,9 +223,9 @@ def test_new_parameters_are_newly_initialised(runs: Runs, origin: Path) -> None:
     softmax_output = runs.train("bare", {**frozen, "attention": "softmax", "init_from": origin})
     assert "not in this model: normaliser.alpha_logit" in softmax_output
     softmax_run = runs.run_folder("bare")
-    additions = {"attention": "alpha_entmax", "scaling": "length", "model.register_tokens": 2}
+    additions = {"attention": "alpha_entmax", "scaling": "length", "model.cls_tokens": 2}
     extended_output = runs.train("full", {**frozen, **additions, "init_from": softmax_run})
-    new = "normaliser.alpha_logit, scaling.beta, scaling.gamma, source_embedding.registers.weight"
+    new = "normaliser.alpha_logit, scaling.beta, scaling.gamma, source_embedding.cls.weight"
     assert f"newly initialised, not in its checkpoint: {new}" in extended_output
     original, softmax, extended = (
         load_checkpoint(folder / "checkpoints" / "best.pt")["model"]

@@ -27,11 +27,11 @@ def use_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         monkeypatch.setattr(observe, name, value)
 
 
-@pytest.mark.parametrize("n_registers", [0, 3])
+@pytest.mark.parametrize("n_cls", [0, 3])
 def test_tables_are_those_of_whole_sequences(
-    make: Any, monkeypatch: pytest.MonkeyPatch, n_registers: int
+    make: Any, monkeypatch: pytest.MonkeyPatch, n_cls: int
 ) -> None:
-    options = "attention=alpha_entmax", "scaling=length", f"model.register_tokens={n_registers}"
+    options = "attention=alpha_entmax", "scaling=length", f"model.cls_tokens={n_cls}"
     model, text = planted(make, *options), sentences()[:60]
     texts = dict.fromkeys(("source", "target"), column_text(text, "de"))
     whole = survey(model, batches(text, 300), CPU, texts)
@@ -50,7 +50,7 @@ def test_tables_are_those_of_whole_sequences(
 
 
 def test_observations_of_some_queries_are_rows_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = build(with_normaliser(Thresholded), register_tokens=1), collate(SENTENCES)
+    model, batch = build(with_normaliser(Thresholded), cls_tokens=1), collate(SENTENCES)
     ((_, whole),) = observations(model, [batch], CPU)
     use_blocks(monkeypatch, 2)
     ((_, rows),) = observations(model, [batch], CPU, [0, 3])

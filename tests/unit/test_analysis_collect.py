@@ -53,26 +53,21 @@ from headwise.errors import ConfigError
 
 @pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
 @pytest.mark.parametrize("pattern", [None, Window])
-@pytest.mark.parametrize("n_registers", [0, 2])
+@pytest.mark.parametrize("n_cls", [0, 2])
 def test_statistics_of_padded_batches_equal_a_count_per_sentence(
-    kind: type[Normaliser], pattern: type[Window] | None, n_registers: int
+    kind: type[Normaliser], pattern: type[Window] | None, n_cls: int
 ) -> None:
-    """Only keys allowed by the pattern count; register tokens are neither queries nor keys."""
-    model = build(with_normaliser(kind, pattern), register_tokens=n_registers)
+    """Only keys allowed by the pattern count; CLS tokens are neither queries nor keys."""
+    model = build(with_normaliser(kind, pattern), cls_tokens=n_cls)
     statistics = head_statistics(model, padded_batches(), CPU)
-    register_statistics = {"register_mass"} if n_registers else set()
-    assert (
-        statistics.keys()
-        == {"density", "entropy", "diversity", "output_norm"} | register_statistics
-    )
+    cls_statistics = {"cls_mass"} if n_cls else set()
+    assert statistics.keys() == {"density", "entropy", "diversity", "output_norm"} | cls_statistics
     assert statistics["density"].keys() == set(SITES)
-    assert_same(
-        statistics, statistics_by_hand(model, in_window if pattern else all_visible, n_registers)
-    )
+    assert_same(statistics, statistics_by_hand(model, in_window if pattern else all_visible, n_cls))
     densities = set(flat(statistics["density"]))
     assert densities == {1.0} if kind is Dense else len(densities) > 4  # values differ
-    if n_registers:
-        assert statistics["register_mass"].keys() == {"encoder_self", "cross"}
+    if n_cls:
+        assert statistics["cls_mass"].keys() == {"encoder_self", "cross"}
 
 
 def test_base_of_keys_counts_keys_visible_to_any_head() -> None:
@@ -127,7 +122,7 @@ def test_output_norms_are_those_of_head_outputs() -> None:
         lambda place: (Weightless if place.site == "cross" else ScoreAttention)(
             place, Dense(place), None, 0.5
         ),
-        register_tokens=1,
+        cls_tokens=1,
     ).eval()
     for _, _, attention in model.attentions():
         with torch.no_grad():
@@ -167,18 +162,18 @@ def test_shared_alpha_of_queries_is_averaged_per_layer() -> None:
     assert alphas(model) == {}
 
 
-def test_query_statistics_exclude_registers() -> None:
+def test_query_statistics_exclude_cls_tokens() -> None:
     class Numbered(Dense):
         def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
             place_Q = torch.arange(context.queries_BHQE.shape[2])
             return {"place": place_Q.expand(context.queries_BHQE.shape[:3])}
 
-    model = build(with_normaliser(Numbered), register_tokens=2)
+    model = build(with_normaliser(Numbered), cls_tokens=2)
     place_means = head_statistics(model, [collate(SENTENCES[:1])], CPU)["place"]
     source, target = map(len, SENTENCES[0])
-    n_registers = {"encoder_self": 2}  # register tokens precede the source
+    n_cls = {"encoder_self": 2}  # CLS tokens precede the source
     for site, n in (("encoder_self", source), ("decoder_self", target), ("cross", target)):
-        assert place_means[site] == [[n_registers.get(site, 0) + (n - 1) / 2] * HEADS] * LAYERS
+        assert place_means[site] == [[n_cls.get(site, 0) + (n - 1) / 2] * HEADS] * LAYERS
 
 
 def test_scaling_factor_and_its_parameters_are_reported() -> None:

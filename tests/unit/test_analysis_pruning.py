@@ -60,7 +60,7 @@ VARIANTS = [
     ("attention=softmax", "scaling=length"),
     ("attention=softmax", "scaling=length", "scaling.learned=query"),
     ("attention=softmax", "pattern=strided", "pattern.combine=heads", "pattern.stride=2"),
-    ("attention=softmax", "model.register_tokens=2"),
+    ("attention=softmax", "model.cls_tokens=2"),
     ("attention=softmax", "norm=post", "model.share_embeddings=none"),
 ]
 

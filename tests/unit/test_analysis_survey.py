@@ -45,7 +45,7 @@ def row_of(result: Survey, site: str, head: int) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize(
     "options",
-    ["attention=softmax", "attention=alpha_entmax", "attention=softmax model.register_tokens=3"],
+    ["attention=softmax", "attention=alpha_entmax", "attention=softmax model.cls_tokens=3"],
 )
 def test_only_planted_heads_get_roles(make: Any, options: str) -> None:
     result = survey_of(planted(make, *options.split()))

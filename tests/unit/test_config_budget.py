@@ -76,7 +76,7 @@ def measured(config: Any) -> tuple[int, int]:
     [
         ("softmax", ()),
         ("alpha_entmax", ("trainer.precision=bf16",)),
-        ("tanh", ("model.register_tokens=16",)),
+        ("tanh", ("model.cls_tokens=16",)),
         ("linear", ()),
     ],
 )

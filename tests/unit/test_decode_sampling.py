@@ -120,7 +120,7 @@ def causal(group: str) -> list[str]:
             ("attention=alpha_entmax", *POSITIONS.get(p, [f"positions={p}"]))
             for p in group_choices("positions")
         ],
-        ("attention=alpha_entmax", "model.register_tokens=2"),
+        ("attention=alpha_entmax", "model.cls_tokens=2"),
     ],
     ids=" ".join,
 )

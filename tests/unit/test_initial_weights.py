@@ -36,7 +36,7 @@ def test_variant_weights_do_not_depend_on_other_modules(variant: str) -> None:
     torch.manual_seed(1)
     first = initial_weights(variant)
     torch.manual_seed(2)
-    overrides = {"model.share_embeddings": "none", "model.register_tokens": 0, "model.d_ff": 16}
+    overrides = {"model.share_embeddings": "none", "model.cls_tokens": 0, "model.d_ff": 16}
     assert first
     assert are_equal(first, initial_weights(variant, vocabulary=29, **overrides))
 

@@ -61,7 +61,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Reference:
-    """Logits of one sentence pair from named weights; `registers` go in front of the source."""
+    """Logits of one sentence pair from named weights; CLS tokens go in front of the source."""
 
     def __init__(self, weights: Mapping[str, Tensor], config: ModelConfig) -> None:
         self.weights, self.config = weights, config
@@ -108,8 +108,8 @@ class Reference:
 
     def logits(self, source: list[int], target: list[int]) -> Tensor:
         states = self.embed("source", source)
-        if self.config.register_tokens:
-            states = torch.cat((self.weights["source_embedding.registers.weight"], states))
+        if self.config.cls_tokens:
+            states = torch.cat((self.weights["source_embedding.cls.weight"], states))
         for layer in range(self.config.encoder_layers):
             name = f"encoder.layers.{layer}"
             read = self.norm(f"{name}.self_residual.norm", states)
@@ -131,15 +131,15 @@ class Reference:
         return self.norm("decoder.norm", states) @ self.weights["output.weight"].T
 
 
-@pytest.mark.parametrize("n_registers", [0, 3])
-def test_logits_match_the_formulas(n_registers: int) -> None:
-    model = build(register_tokens=n_registers).double().eval()
+@pytest.mark.parametrize("n_cls", [0, 3])
+def test_logits_match_the_formulas(n_cls: int) -> None:
+    model = build(cls_tokens=n_cls).double().eval()
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():  # biases, norms and the output are no longer 0 and 1
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         parameter.data += 0.3 * noise
     source, target = [5, 7, 4, 12, 5, 9], [6, 11, 4, 8, 10]
-    config = dataclasses.replace(DEEP, register_tokens=n_registers)
+    config = dataclasses.replace(DEEP, cls_tokens=n_cls)
     expected = Reference(model.state_dict(), config).logits(source, target)
     logits = model(torch.tensor([source]), torch.tensor([6]), torch.tensor([target]))
     torch.testing.assert_close(logits[0], expected, rtol=1e-10, atol=1e-10)
@@ -185,7 +185,7 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
     width, inner, layers = 256, 1024, 3
     model = build(
         vocabulary=400, d_model=width, d_ff=inner, encoder_layers=layers, decoder_layers=layers,
-        positions=Grid(32, 1024), register_tokens=64,
+        positions=Grid(32, 1024), cls_tokens=64,
     )  # fmt: skip
     branches = {"encoder": 2 * layers, "decoder": 3 * layers}
     checked_kinds = set()
@@ -208,7 +208,7 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
             bound = 0.03 * expected + 3 * expected / weight.numel() ** 0.5
             assert abs(float(weight.detach().mean())) < bound
     kinds = {"query", "key", "value", "output", "inner", "outer", "token", "row", "column"}
-    kinds |= {"registers"}
+    kinds |= {"cls"}
     assert checked_kinds == kinds
 
 

@@ -175,10 +175,10 @@ def test_frozen_stack_is_unchanged_but_its_gates_learn(make: Any, sharing: str) 
             assert torch.equal(parameter, before[name]) == (name not in trained), name
 
 
-def test_frozen_encoder_freezes_its_registers(make: Any) -> None:
-    overrides = ("model.register_tokens=2", "model.share_embeddings=none")
+def test_frozen_encoder_freezes_its_cls_tokens(make: Any) -> None:
+    overrides = ("model.cls_tokens=2", "model.share_embeddings=none")
     model = model_of(make, "gates=hard_concrete", "gates.freeze=[encoder]", *overrides)
-    assert model.source_embedding.registers is not None
+    assert model.source_embedding.cls is not None
     frozen = {name.split(".")[0] for name, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {"source_embedding", "encoder"}
 

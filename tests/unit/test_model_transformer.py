@@ -113,7 +113,7 @@ def test_variants_have_the_same_initial_projections(init: Init) -> None:
     config, parts = dataclasses.replace(SMALL, share_embeddings="none"), Parts(init=init)
     dense = dict(build(config, seed=5, parts=parts).named_parameters())
     torch.manual_seed(77)
-    recomputing = dataclasses.replace(config, recompute=True, register_tokens=2)
+    recomputing = dataclasses.replace(config, recompute=True, cls_tokens=2)
     for other in (build(config, "alpha_entmax", 5, parts), build(recomputing, seed=5, parts=parts)):
         weights = dict(other.named_parameters())
         for name, weight in dense.items():
@@ -146,7 +146,7 @@ def test_sinusoids_extend_and_learned_positions_are_limited() -> None:
     [
         ({"d_model": 0}, "model.d_model"),
         ({"share_embeddings": "al"}, "all"),
-        ({"register_tokens": -1}, "model.register_tokens"),
+        ({"cls_tokens": -1}, "model.cls_tokens"),
     ],
 )
 def test_invalid_settings_are_rejected_by_key(change: dict[str, object], key: str) -> None:
@@ -215,7 +215,7 @@ def test_recomputing_gives_the_same_bits(attention: str, half: bool) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"parts": Parts(PostNorm, GELU)}, {"register_tokens": 2}, {"share_embeddings": "none"}],
+    [{"parts": Parts(PostNorm, GELU)}, {"cls_tokens": 2}, {"share_embeddings": "none"}],
 )
 def test_recomputing_gives_the_same_bits_in_other_models(changes: dict[str, Any]) -> None:
     assert_same_bits(group_node("attention", "alpha_entmax"), False, **changes)

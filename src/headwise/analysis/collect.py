@@ -59,16 +59,16 @@ def head_statistics(
 ) -> dict[str, HeadValues]:
     """Return statistics of every head, averaged over the queries of all batches.
 
-    Padding is excluded; register tokens count in `register_mass` only.
+    Padding is excluded; CLS tokens count in `cls_mass` only.
 
     - density: share of a query's visible keys with a weight other than exactly 0 (Correia et al.
       2019, section 5). Keys masked by padding, causality or the pattern are not visible.
-    - entropy: -Σ p ln p in nats, with p = |w| / Σ |w| over tokens other than registers. Queries
+    - entropy: -Σ p ln p in nats, with p = |w| / Σ |w| over tokens other than CLS tokens. Queries
       without any weight are excluded.
     - diversity: `diversity.jensen_shannon` of the same p over the heads of a layer; one number
       per layer. Queries for which some head has no weight, and layers of one head, are excluded.
     - output_norm: L2 norm of a head's output, after a gate and before the output projection.
-    - register_mass: share of a query's |w| on register tokens, if there are any.
+    - cls_mass: share of a query's |w| on CLS tokens, if there are any.
     - scale: the factor on the scores, if there is one.
     - the statistics of `Normaliser.query_stats` and `Attention.stats`, except alpha of the latter.
 
@@ -171,7 +171,7 @@ def _add_weights(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -
     if call.first_key:
         shares_BHQK, exists_BHQ = as_distributions(weights_BHQK)
         mass_BHQ = shares_BHQK[..., : call.first_key].sum(-1)
-        means.add(call, {"register_mass": mass_BHQ}, queries_B1Q & exists_BHQ)
+        means.add(call, {"cls_mass": mass_BHQ}, queries_B1Q & exists_BHQ)
 
 
 class HeadMeans:

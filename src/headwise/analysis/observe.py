@@ -38,7 +38,7 @@ MAX_QUERIES, MAX_WEIGHTS, MIN_QUERIES = 1024, 2**23, 64
 
 @dataclass(frozen=True)
 class Observation:
-    """The weights of one attention on a batch, register tokens excluded.
+    """The weights of one attention on a batch, CLS tokens excluded.
 
     In long sequences, of one block of queries; causal attention then ends at the last of them.
 
@@ -54,7 +54,7 @@ class Observation:
         allowed_BHQK: True where a query of a real token may attend to a key.
         queries_BQ: True at real tokens.
         distribution_heads: whether the rows of each head are declared non-negative with sum 1,
-            register tokens included.
+            CLS tokens included.
         first: number of the first query.
         is_last: whether no block of queries follows.
         parts: of `whole`, by name.
@@ -234,8 +234,8 @@ class Call:
 
     Attributes:
         mask: of the block.
-        queries_BQ: True at real tokens, register queries excluded.
-        first_query, first_key: numbers of register tokens before the first token.
+        queries_BQ: True at real tokens, queries of CLS tokens excluded.
+        first_query, first_key: numbers of CLS tokens before the first token.
         joined_BQI: concatenated outputs of the heads, (B, Q, H * E).
         query_stats: statistics that differ between queries, (B or 1, H, Q).
         first, is_last, parts: see `Observation`.
@@ -295,10 +295,10 @@ def hooked(model: Model, batch: Batch, on_block: OnBlock) -> Iterator[None]:
                     keys = slice(end if mask.causal else None)
                     states = query_BQD[:, start:end], key_BKD[:, keys], value_BKD[:, keys]
                 block = replace(mask, query_offset=start) if end - start < n else mask
-                first, registers = max(0, start - n_before[0]), max(0, n_before[0] - start)
+                first, n_cls = max(0, start - n_before[0]), max(0, n_before[0] - start)
                 call = Call(
                     site.name, site.queries, site.keys, layer, attention, block,
-                    is_real_BN[:, first : max(0, end - n_before[0])], registers, n_before[1],
+                    is_real_BN[:, first : max(0, end - n_before[0])], n_cls, n_before[1],
                     first, end == n, parts,
                 )  # fmt: skip
                 calls[:] = [call]

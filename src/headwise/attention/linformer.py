@@ -47,7 +47,7 @@ class Linformer(MultiHeadAttention):
     Args:
         place: site, layer and sizes.
         k: number of mixtures for max_length positions.
-        max_length: maximum number of positions, including end of sentence and register tokens.
+        max_length: maximum number of positions, including end of sentence and CLS tokens.
         sharing: modules that share E (section 4 of the paper). "none": each head has E
             and F; "headwise": the heads of a layer; "key_value": also keys and values, E = F;
             "layerwise": one E = F in the whole model, whose self- and cross-attention read the

@@ -27,10 +27,10 @@ class Mask:
         causal: whether a query attends only to keys up to its own position.
         pattern: a further restriction, or None.
         query_offset: position of the first query (the length of the cached prefix).
-        n_prefix: number of register tokens at the start, which have no position.
+        n_prefix: number of CLS tokens at the start, which have no position.
         segments_BN: document of each position, in order from 0; positions of different documents
             do not attend to each other. Only for self-attention without a cache and without
-            registers. None: one document.
+            CLS tokens. None: one document.
     """
 
     key_lengths_B: Tensor | None = None

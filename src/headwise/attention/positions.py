@@ -40,7 +40,7 @@ class PositionEmbedding(nn.Module):
 class PlacePositions(nn.Module):
     """A position scheme at one site of one layer.
 
-    Positions count from 0 after a prefix of register tokens, which are not rotated and get no bias.
+    Positions count from 0 after a prefix of CLS tokens, which are not rotated and get no bias.
     """
 
     def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:

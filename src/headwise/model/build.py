@@ -70,7 +70,7 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
 
     Args:
         sites: of the model.
-        longest: column of a batch -> maximum number of positions of a row, without registers, as
+        longest: column of a batch -> maximum number of positions of a row, without CLS tokens, as
             set by `tokenizer.max_sentence_tokens`.
     """
     parts = parts_of(config)
@@ -79,17 +79,17 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
     parts.activation()
     make = attention_maker(config, instantiate(config.gates, "gates", Gates), sites)
     unpruned = replace(config.model, heads=None)  # a pruned place may have no heads
-    prefixed, n_registers = sites[0].queries, config.model.register_tokens
+    prefixed, n_cls = sites[0].queries, config.model.cls_tokens
     for site in sites:
         attention = make(place_of(unpruned, site.name, 1))
-        n_prefix = n_registers if site.keys == prefixed else 0
+        n_prefix = n_cls if site.keys == prefixed else 0
         n_keys = longest.get(site.keys, 0) + n_prefix
         if attention.max_keys is not None and n_keys > attention.max_keys:
             raise ConfigError(
                 f"{type(attention).__name__} at {site.name} has at most {attention.max_keys} keys, "
                 f"but a {site.keys} may have {n_keys}: tokenizer.max_sentence_tokens="
                 f"{config.tokenizer.max_sentence_tokens}, its special tokens and "
-                f"model.register_tokens={n_prefix}. "
+                f"model.cls_tokens={n_prefix}. "
                 f"Try {_key_of(config, site.name)}.max_length={n_keys}"
             )
         if isinstance(attention, ScoreAttention):
@@ -97,7 +97,7 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
         pattern = getattr(attention, "pattern", None)
         if n_prefix and site.queries == site.keys and pattern is not None:
             raise ConfigError(
-                f"model.register_tokens={n_registers} do not work with {type(pattern).__name__} at "
+                f"model.cls_tokens={n_cls} do not work with {type(pattern).__name__} at "
                 f"{site.name}, which would hide them from most tokens; use "
                 f"pattern@pattern_sites.{site.name}=none"
             )

@@ -30,8 +30,8 @@ def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> 
         depth = getattr(config, key)
         fits = depth is None or 1 <= depth <= MAX_LAYERS
         require(fits, f"model.{key}", f"from 1 to {MAX_LAYERS}", depth)
-    n_registers = config.register_tokens
-    require(n_registers >= 0, "model.register_tokens", "at least 0", n_registers)
+    n_cls = config.cls_tokens
+    require(n_cls >= 0, "model.cls_tokens", "at least 0", n_cls)
     for key in ("dropout", "attention_dropout", "activation_dropout"):
         rate = getattr(config, key)
         require(0 <= rate < 1, f"model.{key}", "in [0, 1)", rate)
@@ -78,7 +78,7 @@ class Model(nn.Module):
         return logits_BNV
 
     def n_prefix(self, column: str) -> int:
-        """Return the number of register tokens before a column."""
+        """Return the number of CLS tokens before a column."""
         return self.columns[column].n_prefix
 
     @property

@@ -1,4 +1,4 @@
-"""Embeddings of tokens, positions and registers (Vaswani et al. 2017, section 3.4)."""
+"""Embeddings of tokens, positions and CLS tokens (Vaswani et al. 2017, section 3.4)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headwise.model.parts import Parts
 
 
 class Input(nn.Module):
-    """Embeddings of tokens plus positions, after a prefix of registers.
+    """Embeddings of tokens plus positions, after a prefix of CLS tokens.
 
-    Registers are learned vectors before every row, without text or position: the multiple CLS
+    CLS tokens are learned vectors before every row, without text or position: the multiple CLS
     tokens of the YUBERT note. They are attended to like tokens. Positions of tokens count from 0.
 
     Args:
         token: the table (V, D); pass the same module to share it with other columns.
         config: sizes and rates.
         parts: its positions are added to the embeddings; its init scales both.
-        n_prefix: number of registers.
+        n_prefix: number of CLS tokens.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Input(nn.Module):
         if self.positions is not None and self.positions.n_summed:
             self.signal_scale = 1.0  # learned vectors are drawn at their final scale
         self.n_prefix = n_prefix
-        self.registers = LateEmbedding(n_prefix, width) if n_prefix else None
+        self.cls = LateEmbedding(n_prefix, width) if n_prefix else None
         self.dropout = Dropout(config.dropout)
 
     def forward(self, ids_BN: Tensor, first: int = 0) -> Tensor:
         """Return states (B, N, D) of the tokens at positions first .. first + N - 1.
 
-        If `first` is 0, the `n_prefix` registers are prepended.
+        If `first` is 0, the `n_prefix` CLS tokens are prepended.
         """
         n_positions = ids_BN.shape[1]
         if self.max_positions is not None and first + n_positions > self.max_positions:
@@ -56,7 +56,7 @@ class Input(nn.Module):
             position_ND = self.positions(first, n_positions).to(states_BND.dtype)
             states_BND = states_BND + position_ND * self.signal_scale
         dropped_BND: Tensor = self.dropout(states_BND)
-        if self.registers is None or first:
+        if self.cls is None or first:
             return dropped_BND
-        registers_BPD = (self.registers.weight * self.scale).expand(ids_BN.shape[0], -1, -1)
-        return torch.cat((self.dropout(registers_BPD).to(dropped_BND.dtype), dropped_BND), dim=1)
+        cls_BPD = (self.cls.weight * self.scale).expand(ids_BN.shape[0], -1, -1)
+        return torch.cat((self.dropout(cls_BPD).to(dropped_BND.dtype), dropped_BND), dim=1)

@@ -42,7 +42,7 @@ class SingleStack(Model):
         check_model_config(config, True, parts)
         self.sites = (site,)
         table = nn.Embedding(vocabulary, config.d_model)
-        self.embedding = Input(table, config, parts, config.register_tokens)
+        self.embedding = Input(table, config, parts, config.cls_tokens)
         self.columns = {site.queries: self.embedding}
         self.stack = Stack(config, make_attention, self.sites, parts)
         self.output = Output(config.d_model, vocabulary)

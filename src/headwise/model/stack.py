@@ -31,7 +31,7 @@ MakeAttention = Callable[[Place], Attention]
 class Memory:
     """The output of an encoder: states (B, S, D) and lengths (B,) without padding.
 
-    Registers are the first positions of each row and count in the lengths.
+    CLS tokens are the first positions of each row and count in the lengths.
     """
 
     states_BSD: Tensor
@@ -187,7 +187,7 @@ class Stack(nn.Module):
             segments_BN: document of each position, see `Mask`; None: one document.
             memory: of another stack, if there is a site of cross-attention.
             cache: of the preceding positions.
-            n_prefix: number of register tokens at the start of the positions.
+            n_prefix: number of CLS tokens at the start of the positions.
         """
         offset = cache.length if cache is not None else 0
         causal = self.sites[0].causal

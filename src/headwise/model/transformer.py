@@ -59,7 +59,7 @@ class Transformer(Model):
         source_table = nn.Embedding(source_vocab, config.d_model)
         has_one_table = config.share_embeddings == "all"
         target_table = source_table if has_one_table else nn.Embedding(target_vocab, config.d_model)
-        self.source_embedding = Input(source_table, config, parts, config.register_tokens)
+        self.source_embedding = Input(source_table, config, parts, config.cls_tokens)
         self.target_embedding = Input(target_table, config, parts)
         encoder, causal, cross = self.sites = encoder_decoder_sites(config)
         self.columns = {"source": self.source_embedding, "target": self.target_embedding}
@@ -71,9 +71,9 @@ class Transformer(Model):
             self.output.weight = target_table.weight
 
     def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
-        """Encode the source; padding is on the right, registers are prepended.
+        """Encode the source; padding is on the right, CLS tokens are prepended.
 
-        S of the memory, its lengths and recorded weights includes the registers.
+        S of the memory, its lengths and recorded weights includes the CLS tokens.
         """
         n_prefix = self.source_embedding.n_prefix
         embedded, lengths_B = self.source_embedding(source_BS), source_lengths_B + n_prefix

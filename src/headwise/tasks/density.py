@@ -173,9 +173,9 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         fits = is_text(config) or config.tokenizer.kind == "byte"
         kind = f"byte with data={config.data.name}"
         require(fits, "tokenizer.kind", kind, config.tokenizer.kind)
-        registers, is_masked = config.model.register_tokens, config.data.document_mask
+        n_cls, is_masked = config.model.cls_tokens, config.data.document_mask
         allowed = "0 with data.document_mask=true: all documents would see them"
-        require(not (is_masked and registers), "model.register_tokens", allowed, registers)
+        require(not (is_masked and n_cls), "model.cls_tokens", allowed, n_cls)
         longest = parts_of(config).positions.max_positions
         allowed = f"at least data.window={window}"
         require(longest is None or longest >= window, "positions.max_positions", allowed, longest)

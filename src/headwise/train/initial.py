@@ -26,7 +26,7 @@ SHAPE_PRESERVING = (
     "positions",
     "norm",
     "activation",
-    "model.register_tokens",
+    "model.cls_tokens",
 )
 PROJECTIONS = ("query", "key", "value", "output")  # of every attention with heads
 
@@ -34,7 +34,7 @@ PROJECTIONS = ("query", "key", "value", "output")  # of every attention with hea
 def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str) -> None:
     """Load the weights of another run (`checkpoint=auto`) into a new model.
 
-    Weights of an attention variant, a scaling, gates or register tokens that `origin` lacks keep
+    Weights of an attention variant, a scaling, gates or CLS tokens that `origin` lacks keep
     their initial values; those that the model lacks are ignored. Both are logged as warnings, as
     are settings that change the outputs of the same weights.
 
@@ -94,13 +94,13 @@ def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str)
 
 
 def _optional(model: Model, names: Iterable[str]) -> dict[str, str]:
-    """Name -> name within its attention, for weights of a variant, and for register tokens."""
+    """Name -> name within its attention, for weights of a variant, and for CLS tokens."""
     prefixes = [f"{p}." for p, module in model.named_modules() if isinstance(module, Attention)]
     parts = {}
     for name in names:
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
         part = name.removeprefix(prefix)
-        if "registers" in name.split(".") or (prefix and part.split(".")[0] not in PROJECTIONS):
+        if "cls" in name.split(".") or (prefix and part.split(".")[0] not in PROJECTIONS):
             parts[name] = part
     return parts
 

@@ -1,4 +1,4 @@
-"""Register tokens: learned vectors in front of the source.
+"""CLS tokens: learned vectors in front of the source.
 
 Axes: B batch, S source length, T target length, D width, H heads.
 """
@@ -23,7 +23,7 @@ from headwise.model.scaled import Scaled
 from headwise.model.transformer import Transformer
 
 M, V, D = 3, 13, 16
-PLAIN = ModelConfig("registers", 2, 2, D, 2, 32, dropout=0.0, activation_dropout=0.0)
+PLAIN = ModelConfig("cls", 2, 2, D, 2, 32, dropout=0.0, activation_dropout=0.0)
 
 
 def build(
@@ -32,7 +32,7 @@ def build(
     init: Init = GLOROT,
     **changes: object,
 ) -> Transformer:
-    config = dataclasses.replace(PLAIN, register_tokens=M)
+    config = dataclasses.replace(PLAIN, cls_tokens=M)
     config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
     torch.manual_seed(0)
     factory = AttentionFactory({"attention": group_node("attention", attention)})
@@ -46,10 +46,10 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return source, torch.tensor([6, 4, 1]), target
 
 
-@pytest.mark.parametrize("registers", [0, M])
-def test_registers_shorten_the_longest_source(registers: int) -> None:
-    model = build("linformer", register_tokens=registers)
-    longest = group_node("attention", "linformer")["max_length"] - registers
+@pytest.mark.parametrize("n_cls", [0, M])
+def test_cls_tokens_shorten_the_longest_source(n_cls: int) -> None:
+    model = build("linformer", cls_tokens=n_cls)
+    longest = group_node("attention", "linformer")["max_length"] - n_cls
     assert model.max_source == longest
     source = torch.full((1, longest), 4)
     model.encode(source, torch.tensor([longest]))
@@ -57,25 +57,25 @@ def test_registers_shorten_the_longest_source(registers: int) -> None:
         model.encode(torch.cat((source, source[:, :1]), dim=1), torch.tensor([longest + 1]))
 
 
-def test_registers_are_one_parameter_and_change_no_other() -> None:
-    without = dict(build(register_tokens=0).named_parameters())
-    with_registers = dict(build().named_parameters())
-    assert set(with_registers) - set(without) == {"source_embedding.registers.weight"}
-    assert with_registers["source_embedding.registers.weight"].shape == (M, D)
-    assert n_parameters(build()) - n_parameters(build(register_tokens=0)) == M * D
+def test_cls_tokens_are_one_parameter_and_change_no_other() -> None:
+    without = dict(build(cls_tokens=0).named_parameters())
+    with_cls = dict(build().named_parameters())
+    assert set(with_cls) - set(without) == {"source_embedding.cls.weight"}
+    assert with_cls["source_embedding.cls.weight"].shape == (M, D)
+    assert n_parameters(build()) - n_parameters(build(cls_tokens=0)) == M * D
     for name, weight in without.items():
-        assert torch.equal(weight, with_registers[name]), name
+        assert torch.equal(weight, with_cls[name]), name
 
 
 @pytest.mark.parametrize(("init", "scale"), [(Glorot(), 4.0), (Scaled(), 1.0)])
-def test_registers_are_scaled_as_tokens_but_have_no_position(init: Init, scale: float) -> None:
+def test_cls_tokens_are_scaled_as_tokens_but_have_no_position(init: Init, scale: float) -> None:
     model = build(init=init, share_embeddings="none", positions=Grid())
     encoder_inputs: list[Tensor] = []
     model.encoder.register_forward_pre_hook(lambda _, inputs: encoder_inputs.append(inputs[0]))
     source, lengths, _ = batch()
     model.encode(source, lengths)
-    registers = model.source_embedding.registers
-    expected = registers.weight * scale
+    cls = model.source_embedding.cls
+    expected = cls.weight * scale
     for row in encoder_inputs[0]:
         torch.testing.assert_close(row[:M], expected, rtol=0, atol=0)
     for i in range(1, 6):  # the second token has position 1
@@ -83,6 +83,6 @@ def test_registers_are_scaled_as_tokens_but_have_no_position(init: Init, scale: 
         torch.testing.assert_close(encoder_inputs[0][:, M + i], token, rtol=0, atol=0)
 
 
-def test_registers_use_no_learned_position() -> None:
+def test_cls_tokens_use_no_learned_position() -> None:
     model, (source, lengths, target) = build(positions=Learned(6)), batch()
     assert model(source, lengths, target).isfinite().all()

@@ -7,12 +7,18 @@ import io
 import struct
 import tarfile
 import wave
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 Images = npt.NDArray[np.uint8]
+CIFAR10 = [
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+]
 
 
 def random_images(n: int, *shape: int, seed: int = 0) -> Images:
@@ -26,13 +32,18 @@ def planes(images: Images) -> Images:
 
 
 def write_cifar10(folder: Path, images: Images, per_batch: int) -> None:
-    """The binary version of CIFAR-10: five training batches, then a test batch."""
+    """The binary version of CIFAR-10: five training batches, then a test batch.
+
+    The label of an image is the number of its batch.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    contents = {"batches.meta.txt": "\n".join([*CIFAR10, "", ""]).encode()}
+    for i, name in enumerate(names):
+        rows = planes(images[i * per_batch : (i + 1) * per_batch])
+        contents[name] = np.pad(rows, ((0, 0), (1, 0)), constant_values=i).tobytes()
     with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as archive:
-        for i, name in enumerate(names):
-            rows = planes(images[i * per_batch : (i + 1) * per_batch])
-            content = np.pad(rows, ((0, 0), (1, 0)), constant_values=i).tobytes()
+        for name, content in contents.items():
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
@@ -43,6 +54,21 @@ def write_idx(path: Path, images: Images) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     header = struct.pack(">4I", 0x803, *images.shape[:3])
     path.write_bytes(gzip.compress(header + images.tobytes()))
+
+
+def write_idx_labels(path: Path, labels: Sequence[int]) -> None:
+    """A file of the labels of MNIST."""
+    header = struct.pack(">2I", 0x801, len(labels))
+    content = header + bytes(labels)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_pictures(folder: Path, labelled: Mapping[str, Images]) -> None:
+    """A folder of png files per class, of images (N, H, W, C)."""
+    for name, images in labelled.items():
+        (folder / name).mkdir(parents=True)
+        for i, image in enumerate(images):
+            Image.fromarray(image.squeeze()).save(folder / name / f"{i:04}.png")
 
 
 def write_wav(path: Path, samples: npt.NDArray[np.float64], rate: int) -> None:

@@ -65,7 +65,7 @@ class BuiltinTextConfig(DensityDataConfig):
 
 @dataclass
 class ImageDataConfig(DensityDataConfig):
-    """Images of one shape; see `headwise.data.images`."""
+    """Images of one shape; see `headwise.data.images` and `headwise.data.labelled_images`."""
 
     aligned: ClassVar[bool] = True
     unit: ClassVar[str] = "dimension"
@@ -73,7 +73,14 @@ class ImageDataConfig(DensityDataConfig):
     _target_: str = "headwise.config.density_data.ImageDataConfig"
     shape: list[int] = field(default_factory=lambda: [32, 32, 3])  # rows, columns, channels
     archives: dict[str, Any] = field(default_factory=dict)  # name -> {files, downloads}
-    splits: dict[str, Any] = field(default_factory=dict)  # name -> [{archive, members, images}]
+    # name -> [{archive, members, images}], with labels also {labels, names}
+    splits: dict[str, Any] = field(default_factory=dict)
+    patch: int = 4  # classification: rows and columns of a patch; 1: pixels by value
+    shift: int = 0  # classification: training images are shifted by up to so many pixels
+    flip: bool = False  # classification: half of the training images are mirrored
+    label_fraction: float = 1.0  # classification: share of the training images, of every class
+    labels: list[str] | None = None  # classification: names of the classes; null: those of train
+    class_weights: dict[str, float] | None = None  # of the loss: label -> weight; null: all 1
 
 
 @dataclass

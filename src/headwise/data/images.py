@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from headwise.config.density_data import ImageDataConfig
 from headwise.data.corpora.archive import Archives
-from headwise.data.corpora.pictures import Image, picture, stored_images
+from headwise.data.corpora.pictures import Image, Shape, picture, stored_images, stored_labels
 from headwise.data.corpora.text import open_bytes
 from headwise.data.density_corpus import FileCorpus
 from headwise.errors import DataError, refuse, require
 from headwise.file_names import check_file_name, check_relative_path
 
 Part = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,20 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
     """Published files of images, or the user's own: `train.npy`, or pictures below `train/`."""
 
     def __post_init__(self) -> None:
-        shape, window = self.config.shape, self.config.window
+        shape = self.config.shape
         is_shape = len(shape) == 3 and min(shape) >= 1
         require(is_shape, "data.shape", "rows, columns and channels", shape)
-        values = prod(shape)
-        allowed = f"a multiple or an equal part of the {values} values of an image"
-        require(window % values == 0 or values % window == 0, "data.window", allowed, window)
+        self.check_sizes()
         for split, parts in self.config.splits.items():
             check_file_name("data.splits", split)
             for member in (member for part in parts for member in part.get("members", [])):
                 check_relative_path(f"data.splits.{split}.members", member)
+
+    def check_sizes(self) -> None:
+        """Raise `ConfigError` for other sizes that do not fit the shape."""
+        values, window = prod(self.config.shape), self.config.window
+        allowed = f"a multiple or an equal part of the {values} values of an image"
+        require(window % values == 0 or values % window == 0, "data.window", allowed, window)
 
     @functools.cached_property
     def archives(self) -> Archives:
@@ -44,12 +49,12 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
 
     def settings(self, split: str) -> Any:
         """See `FileCorpus.settings`."""
-        return [self.config.shape, self._parts(split) if self.config.splits else []]
+        return [self.config.shape, self.parts(split) if self.config.splits else []]
 
     def files(self, split: str) -> list[Path]:
         """See `FileCorpus.files`; downloads missing archives."""
         if self.config.splits:
-            located = (path for part in self._parts(split) for path, _ in self._located(part))
+            located = (path for part in self.parts(split) for path, _ in self.located(part))
             return list(dict.fromkeys(located))
         array = self.folder and self.folder / f"{split}.npy"
         if array and array.is_file():
@@ -57,7 +62,11 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         return self.files_of_folder(split, "folders of pictures, or arrays (train.npy)")
 
     def chunks(self, split: str) -> Iterator[bytes]:
-        """See `FileCorpus.chunks`.
+        """See `FileCorpus.chunks`, and `images`."""
+        return (image.tobytes() for image in self.images(split))
+
+    def images(self, split: str) -> Iterator[Image]:
+        """The images (H, W, C) of a split.
 
         Raises:
             DataError: a file that has no images, or images of another shape.
@@ -70,45 +79,57 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
                     f"{name} has the shape [{sizes}], but data.shape={list(shape)}. Images have "
                     f"one shape; for this one, set data.shape=[{sizes}] data.window={image.size}"
                 )
-            yield image.tobytes()
+            yield image
 
     def _images(self, split: str) -> Iterator[tuple[str, Image]]:
         """The images of a split, with names for messages."""
         if self.config.splits:
-            for part in self._parts(split):
-                yield from self._images_of(part)
+            for part in self.parts(split):
+                yield from self.values_of(part, stored_images)
             return
         for path in self.files(split):
             if path.suffix == ".npy":
                 with open_bytes(path) as stream:
-                    yield from self._stored(stream, str(path))
+                    yield from self._stored(stored_images, stream, str(path))
             else:
                 yield str(path), picture(path)
 
-    def _stored(self, stream: IO[bytes], name: str) -> Iterator[tuple[str, Image]]:
-        images = stored_images(stream, name, tuple(self.config.shape))
-        return ((f"{name}, image {i}", image) for i, image in enumerate(images, 1))
+    def _stored(
+        self, read: Callable[[IO[bytes], str, Shape], Iterator[T]], stream: IO[bytes], name: str
+    ) -> Iterator[tuple[str, T]]:
+        values = read(stream, name, tuple(self.config.shape))
+        return ((f"{name}, image {i}", value) for i, value in enumerate(values, 1))
 
-    def _parts(self, split: str) -> list[Part]:
+    def parts(self, split: str) -> list[Part]:
+        """Where the images of a split are in the archives."""
         if split not in self.config.splits:
             raise refuse(f"a split of data={self.config.name}", split, self.config.splits)
         parts: list[Part] = self.config.splits[split]
         return parts
 
-    def _images_of(self, part: Part) -> Iterator[tuple[str, Image]]:
-        """The images of a part: those from `images[0]` to before `images[1]`, or all."""
-        first, end = part.get("images", (0, None))
-        images = chain.from_iterable(self._stored(*opened) for opened in self._streams(part))
-        n = 0
-        for n, image in enumerate(islice(images, first, end), 1):  # noqa: B007
-            yield image
-        if end is not None and n < end - first:
-            path = self._located(part)[-1][0]
-            raise DataError(f"{path} has too few images for {first} to {end} of {self.config.name}")
+    def values_of(
+        self, part: Part, read: Callable[[IO[bytes], str, Shape], Iterator[T]]
+    ) -> Iterator[tuple[str, T]]:
+        """Images or labels of a part: from `images[0]` to before `images[1]`, or all.
 
-    def _streams(self, part: Part) -> Iterator[tuple[IO[bytes], str]]:
+        Args:
+            part: of `parts`.
+            read: `stored_images` or `stored_labels`.
+        """
+        first, end = part.get("images", (0, None))
+        values = chain.from_iterable(self._stored(read, *opened) for opened in self.streams(part))
+        n = 0
+        for n, value in enumerate(islice(values, first, end), 1):  # noqa: B007
+            yield value
+        if end is not None and n < end - first:
+            path = self.located(part)[-1][0]
+            content = "labels" if read is stored_labels else "images"
+            name = self.config.name
+            raise DataError(f"{path} has too few {content} for {first} to {end} of {name}")
+
+    def streams(self, part: Part) -> Iterator[tuple[IO[bytes], str]]:
         """The files of a part, one after the other, with their names."""
-        for path, member in self._located(part):
+        for path, member in self.located(part):
             if member is None:
                 with open_bytes(path) as stream:
                     yield stream, str(path)
@@ -116,7 +137,7 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
                 with self.archives.open(part["archive"], [member]) as opened:
                     yield opened
 
-    def _located(self, part: Part) -> list[tuple[Path, str | None]]:
+    def located(self, part: Part) -> list[tuple[Path, str | None]]:
         """Files of a part: members of an archive, unpacked members, or a file (None)."""
         members = part.get("members", [])
         if self.folder is not None and members:

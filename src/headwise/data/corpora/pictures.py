@@ -1,10 +1,10 @@
-"""Images as arrays of bytes (H, W, C), from files with many images or one picture.
+"""Images as arrays of bytes (H, W, C), from files with many images or one picture; their labels.
 
 The name of a file with many images selects its reader:
 
 - `*.bin`: CIFAR-10's binary version: a label, then the planes of red, green and blue;
 - `*.npz`: the shards of Downsampled ImageNet, whose array `data` has the same planes in rows;
-- `*-ubyte`: MNIST's IDX format, grey, may be `.gz`;
+- `*-ubyte`: MNIST's IDX format, grey, or labels, may be `.gz`;
 - `*.npy`: arrays (N, H, W, C) or, grey, (N, H, W).
 
 Axes: N images, H rows, W columns, C channels.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,9 @@ from headwise.files import replacing
 
 Image = npt.NDArray[np.uint8]
 Shape = tuple[int, ...]
-IDX_IMAGES = 0x803  # unsigned bytes in three dimensions
+T = TypeVar("T")
+Readers = dict[str, Callable[[IO[bytes], str, Shape], Iterator[T]]]
+IDX_IMAGES, IDX_LABELS = 0x803, 0x801  # unsigned bytes in three dimensions, or in one
 MODES = {"1": "L", "P": "RGB"}  # of Pillow, whose values another mode has without loss
 
 
@@ -44,13 +46,30 @@ def stored_images(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]
     Raises:
         DataError: another format, or a truncated or damaged file.
     """
-    ending = next((key for key in READERS if name.removesuffix(".gz").endswith(key)), None)
+    return _read(READERS, "images", stream, name, shape)
+
+
+def stored_labels(stream: IO[bytes], name: str, shape: Shape) -> Iterator[int]:
+    """Numbers of the classes of images, of an open file of CIFAR-10 or MNIST; see `stored_images`.
+
+    Raises:
+        DataError: another format, or a truncated or damaged file.
+    """
+    return _read(LABEL_READERS, "labels", stream, name, shape)
+
+
+def _read(
+    readers: Readers[T], content: str, stream: IO[bytes], name: str, shape: Shape
+) -> Iterator[T]:
+    ending = next((key for key in readers if name.removesuffix(".gz").endswith(key)), None)
     if ending is None:
-        raise DataError(f"{name} must be a {', '.join(READERS)} file of images")
+        raise DataError(f"{name} must be a {', '.join(readers)} file of {content}")
     try:
-        yield from READERS[ending](stream, name, shape)
+        yield from readers[ending](stream, name, shape)
     except (*READ_ERRORS, ValueError, KeyError, struct.error) as error:
-        raise DataError(f"{name} is damaged or not a {ending} file of images: {error}") from error
+        raise DataError(
+            f"{name} is damaged or not a {ending} file of {content}: {error}"
+        ) from error
 
 
 def picture(path: Path) -> Image:
@@ -99,6 +118,11 @@ def _cifar(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
         yield _of_planes(record[1:], shape)
 
 
+def _cifar_labels(stream: IO[bytes], name: str, shape: Shape) -> Iterator[int]:
+    for record in _records(stream, 1 + prod(shape), None, name):
+        yield int(record[0])
+
+
 def _npz(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
     with zipfile.ZipFile(stream) as arrays, arrays.open("data.npy") as data:
         yield from _npy(data, f"{name}, array data", shape)
@@ -110,6 +134,14 @@ def _idx(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
         raise DataError(f"{name} has no images: its magic number is {kind}, not {IDX_IMAGES}")
     for record in _records(stream, height * width, n, name):
         yield record.reshape(height, width, 1)
+
+
+def _idx_labels(stream: IO[bytes], name: str, shape: Shape) -> Iterator[int]:
+    kind, n = struct.unpack(">2I", stream.read(8))
+    if kind != IDX_LABELS:
+        raise DataError(f"{name} has no labels: its magic number is {kind}, not {IDX_LABELS}")
+    for record in _records(stream, 1, n, name):
+        yield int(record[0])
 
 
 def _npy(stream: IO[bytes], name: str, shape: Shape) -> Iterator[Image]:
@@ -131,9 +163,5 @@ def _of_planes(values: Image, shape: Shape) -> Image:
     return values.reshape(channels, height, width).transpose(1, 2, 0)
 
 
-READERS: dict[str, Callable[[IO[bytes], str, Shape], Iterator[Image]]] = {
-    ".bin": _cifar,
-    ".npz": _npz,
-    "-ubyte": _idx,
-    ".npy": _npy,
-}
+READERS: Readers[Image] = {".bin": _cifar, ".npz": _npz, "-ubyte": _idx, ".npy": _npy}
+LABEL_READERS: Readers[int] = {".bin": _cifar_labels, "-ubyte": _idx_labels}

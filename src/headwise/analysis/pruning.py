@@ -275,8 +275,7 @@ def check_pruned(model: Model, kept: Heads, smaller: Model) -> None:
     generator = torch.Generator().manual_seed(0)
     columns = {}
     for name, column in model.columns.items():
-        ids_BN = torch.randint(column.token.num_embeddings, (2, 7), generator=generator)
-        columns[name] = Column(ids_BN, torch.tensor([7, 5]))
+        columns[name] = Column(column.random_ids(2, 7, generator), torch.tensor([7, 5]))
     ids = torch.tensor([], dtype=torch.long)
     batch = Batch(columns, ids, ids, [0, 1], 0).to(next(model.parameters()).device)
     with torch.no_grad():

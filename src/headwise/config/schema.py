@@ -107,6 +107,7 @@ class ModelConfig:
     activation_dropout: float = 0.1  # inside the feed-forward block
     recompute: bool = False  # activation checkpointing: recompute blocks in the backward pass
     cls_tokens: int = 0  # learned vectors in front of the source, or of the one column
+    pool: str | None = None  # of classifiers: concat, mean, first; null: CLS tokens joined, or mean
     heads: Any = None  # site -> layers -> numbers of the heads left by pruning; null: all
     layers: int | None = None  # of a model with one stack; null: encoder_layers or decoder_layers
     qk_width: int | None = None  # of all query or all key heads; null: d_model, as the values

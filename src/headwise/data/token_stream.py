@@ -231,7 +231,8 @@ def _prepare(
     if loaded is not None:
         tokenizer = loaded.source
     else:
-        tokenizer = train_tokenizer(training_lines(corpus, config), config, exact=True)
+        lines = training_lines(lambda: corpus.chunks(corpus.config.train), config)
+        tokenizer = train_tokenizer(lines, config, exact=True)
     tokenizer.save(folder / TOKENIZER)
     return {
         split: encode(corpus, split, tokenizer, folder / f"{split}.ids", progress, n_workers)
@@ -239,14 +240,14 @@ def _prepare(
     }
 
 
-def training_lines(corpus: DensityCorpus, config: TokenizerConfig) -> Iterator[str]:
-    """Training text of a tokenizer: all lines, or a random sample that fits in memory."""
-    split, sizes = corpus.config.train, np.zeros(2)
-    for line in corpus.chunks(split):
+def training_lines(read: Callable[[], Iterator[bytes]], config: TokenizerConfig) -> Iterator[str]:
+    """Training text of a tokenizer: all that `read` yields, or a sample that fits in memory."""
+    sizes = np.zeros(2)
+    for line in read():
         sizes += 1, len(line)
     share = np.min((config.max_training_sentences, TRAINING_BYTES) / np.maximum(sizes, 1))
     draw = np.random.default_rng(0)
-    for line in corpus.chunks(split):
+    for line in read():
         if draw.random() < share:
             yield line.removesuffix(b"\n").decode(errors="ignore")
 

@@ -40,7 +40,7 @@ class Metric:
         name: in results.json, in logs, and in `trainer.monitor`.
         better: whether a higher or a lower score is better.
         from_sums: sums over the items, one per column -> score.
-        columns: the statistics of an item that the metric uses.
+        columns: the statistics of an item that the metric uses; None: all.
         signature: how it is computed; scores with different signatures are not comparable.
         unit: kind of the items, as in the file `sums/<split>.<unit>.npy` of a run folder.
         label: on axes and in tables.
@@ -50,7 +50,7 @@ class Metric:
     name: str
     better: Literal["higher", "lower"]
     from_sums: Callable[[Floats], float]
-    columns: Sequence[int]
+    columns: Sequence[int] | None
     signature: str
     unit: str
     label: str
@@ -61,9 +61,13 @@ class Metric:
         """1 if higher is better, else -1."""
         return 1 if self.better == "higher" else -1
 
+    def used(self, items: Floats) -> Floats:
+        """Return the statistics (..., columns) that the metric uses, of items (..., statistics)."""
+        return items if self.columns is None else items[..., list(self.columns)]
+
     def score(self, items: Floats) -> float:
         """Return the score of items, (items, statistics)."""
-        return float(self.from_sums(items.sum(0)[list(self.columns)]))
+        return float(self.from_sums(self.used(items.sum(0))))
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def paired_bootstrap(
     n_items = len(systems[0])
     if any(len(items) != n_items for items in (*systems, *baselines)):
         raise DataError("cannot pair systems that were scored on different numbers of items")
-    columns = np.stack([items[:, list(metric.columns)] for items in (*systems, *baselines)])
+    columns = np.stack([metric.used(items) for items in (*systems, *baselines)])
     sums = np.concatenate((columns.sum(1)[:, None], _drawn_sums(columns, n_resamples)), axis=1)
     scores = metric.sign * np.array([[metric.from_sums(row) for row in s] for s in sums])
     differences = (scores[: len(systems)] - scores[len(systems) :]).mean(0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from torch import nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.place import Place, Site
@@ -17,6 +19,7 @@ from headwise.config.schema import SITE_GROUPS, Config
 from headwise.errors import ConfigError
 from headwise.model.activations import Activation
 from headwise.model.blocks import Residual
+from headwise.model.classifier import Classifier
 from headwise.model.family import Model, check_model_config
 from headwise.model.gates import Gates
 from headwise.model.init import Init
@@ -121,6 +124,14 @@ def build_model(config: Config, input_size: int, output_size: int, joint: bool) 
 def build_single(config: Config, vocabulary: int, site: Site) -> SingleStack:
     """Return the model of one stack with this site (`headwise.model.places.site_alone`)."""
     return _built(config, [site], partial(SingleStack, config.model, vocabulary, site))
+
+
+def build_classifier(
+    config: Config, table: nn.Module, n_classes: int, site: Site, **options: Any
+) -> Classifier:
+    """Return the classifier of one stack with this site; `table` embeds ids."""
+    make = partial(Classifier, config.model, table, n_classes, site, **options)
+    return _built(config, [site], make)
 
 
 def _built(config: Config, sites: Sequence[Site], make: Callable[..., M]) -> M:

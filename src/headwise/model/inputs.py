@@ -19,21 +19,23 @@ class Input(nn.Module):
     tokens of the YUBERT note. They are attended to like tokens. Positions of tokens count from 0.
 
     Args:
-        token: the table (V, D); pass the same module to share it with other columns.
+        token: the table (V, D), or another module of this width from ids to states; pass the same
+            module to share it with other columns.
         config: sizes and rates.
         parts: its positions are added to the embeddings; its init scales both.
         n_prefix: number of CLS tokens.
     """
 
     def __init__(
-        self, token: nn.Embedding, config: ModelConfig, parts: Parts, n_prefix: int = 0
+        self, token: nn.Module, config: ModelConfig, parts: Parts, n_prefix: int = 0
     ) -> None:
         super().__init__()
-        width = token.embedding_dim
+        width = config.d_model
         self.token = token
         self.positions = parts.positions.embedding(width)
         self.max_positions = parts.positions.max_positions
         self.scale, self.signal_scale = parts.init.scales(width)
+        self.token_scale = self.scale if isinstance(token, nn.Embedding) else 1.0
         if self.positions is not None and self.positions.n_summed:
             self.signal_scale = 1.0  # learned vectors are drawn at their final scale
         self.n_prefix = n_prefix
@@ -51,7 +53,7 @@ class Input(nn.Module):
                 f"a sentence of {first + n_positions} tokens is longer than "
                 f"positions.max_positions={self.max_positions}"
             )
-        states_BND = self.token(ids_BN) * self.scale
+        states_BND = self.token(ids_BN) * self.token_scale
         if self.positions is not None:
             position_ND = self.positions(first, n_positions).to(states_BND.dtype)
             states_BND = states_BND + position_ND * self.signal_scale
@@ -60,3 +62,9 @@ class Input(nn.Module):
             return dropped_BND
         cls_BPD = (self.cls.weight * self.scale).expand(ids_BN.shape[0], -1, -1)
         return torch.cat((self.dropout(cls_BPD).to(dropped_BND.dtype), dropped_BND), dim=1)
+
+    def random_ids(self, n_rows: int, n: int, generator: torch.Generator) -> Tensor:
+        """Return random ids of `n_rows` rows with n positions, for checks of a model."""
+        first, *_ = self.token.parameters()
+        shape = n_rows, n, *getattr(self.token, "id_shape", ())
+        return torch.randint(getattr(self.token, "n_ids", len(first)), shape, generator=generator)

@@ -9,15 +9,16 @@ from headwise.losses.loss import Loss, LossSum
 
 
 class Output(Linear):
-    """Logits over a vocabulary.
+    """Logits over a vocabulary, or over other classes.
 
     Args:
-        d_model: width of states.
+        width: of states.
         n_classes: entries of the vocabulary.
+        bias: whether each class has one.
     """
 
-    def __init__(self, d_model: int, n_classes: int) -> None:
-        super().__init__(d_model, n_classes, bias=False)
+    def __init__(self, width: int, n_classes: int, bias: bool = False) -> None:
+        super().__init__(width, n_classes, bias=bias)
 
     def loss(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> LossSum:
         """Return sums of loss and measure of states; logits are computed in chunks."""

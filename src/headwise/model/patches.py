@@ -23,7 +23,7 @@ class Patches(nn.Module):
 
     def __init__(self, n_values: int, width: int) -> None:
         super().__init__()
-        self.embedding_dim = width
+        self.id_shape, self.n_ids = (n_values,), N_VALUES
         self.linear = Linear(n_values, width)
 
     def forward(self, ids_BNP: Tensor) -> Tensor:
@@ -43,6 +43,7 @@ class Pixels(nn.Embedding):
 
     def __init__(self, n_channels: int, width: int) -> None:
         super().__init__(n_channels * N_VALUES, width)
+        self.id_shape, self.n_ids = (n_channels,), N_VALUES
         first_P = torch.arange(n_channels) * N_VALUES
         self.register_buffer("first_P", first_P, persistent=False)
 

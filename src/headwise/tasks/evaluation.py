@@ -112,15 +112,17 @@ def measure_losses(
     ranks: Ranks,
     extra: Callable[[Tensor, Tensor], Tensor] | None = None,
     progress: bool = False,
+    n_extra: int = 1,
 ) -> Measured:
     """Loss, its measure and target tokens of every row of a split, with the metrics of the loss.
 
     Args:
         batches: the whole split; each rank evaluates its share and gets all items.
-        extra: logits (R, V) and targets (R,) of the scored positions -> a fourth statistic (R,).
+        extra: logits (R, V) and targets (R,) of the scored positions -> more statistics (R, S).
+        n_extra: S.
         progress: show a bar on a terminal.
     """
-    n_statistics = 3 if extra is None else 4
+    n_statistics = 3 if extra is None else 3 + n_extra
     items_NS = torch.zeros(
         sum(map(len, batches)), n_statistics, dtype=torch.float64, device=ranks.device
     )
@@ -131,9 +133,10 @@ def measure_losses(
             states_RD, targets_R = batch.scored(states_BND), batch.targets_R
             statistics = [*model.output.rows(states_RD, targets_R, loss)]
             statistics.append(torch.ones_like(statistics[0]))
-            if extra is not None:
-                statistics.append(extra(model.output(states_RD), targets_R))
             statistics_RS = torch.stack(statistics, 1).double()
+            if extra is not None:
+                extra_RS = extra(model.output(states_RD), targets_R).double()
+                statistics_RS = torch.cat((statistics_RS, extra_RS), 1)
             rows_B = torch.tensor(batch.rows, device=ranks.device)
             rows_R = rows_B[batch.scored_R // states_BND.shape[1]]
             items_NS.index_add_(0, rows_R, statistics_RS)

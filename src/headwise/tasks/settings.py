@@ -36,7 +36,9 @@ def check(config: Config) -> None:
     allowed = f"{' or '.join(tasks or ())} with data={getattr(config.data, 'name', None)}"
     require(tasks is None or name in tasks, "task", allowed, name)
     fits, data = isinstance(config.data, task.data), getattr(config.data, "name", None)
-    require(fits, "data", f"a {task.data.__name__} with task={name}", data)
+    kinds = task.data if isinstance(task.data, tuple) else (task.data,)
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    require(fits, "data", f"a {wanted} with task={name}", data)
     check_trainer_config(config.trainer)
     check_precision(config.trainer.precision, "trainer.precision")
     check_tracker(config.tracker)

@@ -175,13 +175,13 @@ class Task(Generic[C, D]):
 
     Attributes:
         monitor: default metric for the `best` checkpoint and early stopping.
-        data: the class of its `data`.
+        data: the class of its `data`, or several.
         command: that applies a finished run to text; empty if there is none.
         references: file in a run folder with the reference of each item; `{split}` is replaced.
     """
 
     monitor: str
-    data: type = object
+    data: type | tuple[type, ...] = object
     command = ""
     references = ""
 

@@ -10,6 +10,7 @@ from headwise.attention.protocol import Attention
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.errors import CheckpointError, RunError
 from headwise.files import read_json
+from headwise.model.classifier import Classifier
 from headwise.model.family import Model
 from headwise.model.places import typed_heads
 from headwise.runs.fingerprint import comparable
@@ -34,9 +35,9 @@ PROJECTIONS = ("query", "key", "value", "output")  # of every attention with hea
 def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str) -> None:
     """Load the weights of another run (`checkpoint=auto`) into a new model.
 
-    Weights of an attention variant, a scaling, gates or CLS tokens that `origin` lacks keep
-    their initial values; those that the model lacks are ignored. Both are logged as warnings, as
-    are settings that change the outputs of the same weights.
+    Weights of an attention variant, a scaling, gates, CLS tokens or classes that `origin` lacks
+    keep their initial values; those that the model lacks are ignored. Both are logged as warnings,
+    as are settings that change the outputs of the same weights.
 
     Args:
         model: built from `config`.
@@ -94,13 +95,15 @@ def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str)
 
 
 def _optional(model: Model, names: Iterable[str]) -> dict[str, str]:
-    """Name -> name within its attention, for weights of a variant, and for CLS tokens."""
+    """Name -> name within its attention, for weights of a variant, CLS tokens and classes."""
     prefixes = [f"{p}." for p, module in model.named_modules() if isinstance(module, Attention)]
     parts = {}
     for name in names:
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
         part = name.removeprefix(prefix)
-        if "cls" in name.split(".") or (prefix and part.split(".")[0] not in PROJECTIONS):
+        is_of_classes = isinstance(model, Classifier) and name.startswith("output.")
+        is_variant = prefix and part.split(".")[0] not in PROJECTIONS
+        if "cls" in name.split(".") or is_of_classes or is_variant:
             parts[name] = part
     return parts
 

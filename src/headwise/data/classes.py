@@ -1,0 +1,208 @@
+"""Labelled texts and pictures as batches of one class per row.
+
+Axes: N examples, B rows, L positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headwise.config.density_data import ImageDataConfig
+from headwise.data.batch import Batch, Column
+from headwise.data.batch_order import BatchPlan, plan_epoch
+from headwise.data.loader import Rows
+from headwise.data.patches import augmented, grid_of, patches
+from headwise.data.store import IdStore
+from headwise.data.token_stream import COLUMN
+from headwise.errors import ConfigError
+
+Classes = npt.NDArray[np.int64]
+
+
+class ClassCorpus(Protocol):
+    """Labelled files that are located but not encoded yet.
+
+    Attributes:
+        config: the data config.
+        cache_dir: folder of encoded data, downloads and file hashes.
+    """
+
+    @property
+    def config(self) -> Any: ...  # noqa: D102
+
+    @property
+    def cache_dir(self) -> Path: ...  # noqa: D102
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Splits that are scored at the end of a run."""
+        ...
+
+    def hashes(self) -> list[str]:
+        """Hashes of the training and the validation data."""
+        ...
+
+    def identity(self, split: str) -> str:
+        """Hash of the content of a split."""
+        ...
+
+    def path(self, split: str) -> Path:
+        """The file or folder of a split, which error messages name."""
+        ...
+
+    def rows(self, split: str) -> Iterator[tuple[Any, str]]:
+        """The examples of a split: one or two texts, or an image (H, W, C); and the label."""
+        ...
+
+
+class Inputs(Protocol):
+    """The inputs of a split.
+
+    Attributes:
+        lengths: (N,), positions of each.
+    """
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]: ...  # noqa: D102
+
+    def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
+        """The column of some rows.
+
+        Args:
+            rows: numbers of examples.
+            seed: of random changes of training examples, with the row; None: no changes.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """Texts as tokens, each with an end token."""
+
+    store: IdStore
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """See `Inputs.lengths`."""
+        return self.store.lengths
+
+    def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
+        """See `Inputs.column`; texts are never changed."""
+        ids_BL, lengths_B = self.store.gather(rows)
+        return Column(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), n_end=1)
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Images (N, H, W, C) as patches (`headwise.data.patches`)."""
+
+    images: npt.NDArray[np.uint8]
+    config: ImageDataConfig
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """See `Inputs.lengths`."""
+        n_patches = prod(grid_of(self.config.shape, self.config.patch))
+        return np.full(len(self.images), n_patches, np.int32)
+
+    def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
+        """See `Inputs.column`: values (B, N, P) of patches; training images are augmented."""
+        images_BHWC = self.images[rows]
+        if seed is not None:
+            changes = self.config.shift, self.config.flip
+            images_BHWC = augmented(images_BHWC, *changes, seed[0], seed[1], rows)
+        ids_BNP = torch.from_numpy(patches(images_BHWC, self.config.patch)).long()
+        return Column(ids_BNP, torch.from_numpy(self.lengths[rows].astype(np.int64)))
+
+
+@dataclass(frozen=True)
+class LabelledSplit:
+    """Inputs and their classes, (N,)."""
+
+    inputs: Inputs
+    classes: Classes
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def batch(self, rows: Rows, seed: Sequence[int] | None = None) -> Batch:
+        """The batch of some rows, each scored once; `seed` as of `Inputs.column`."""
+        columns = {COLUMN: self.inputs.column(rows, seed)}
+        targets_R = torch.from_numpy(self.classes[rows])
+        return Batch(columns, torch.arange(len(rows)), targets_R, rows.tolist(), len(rows))
+
+
+@dataclass(frozen=True)
+class TrainingClasses:
+    """Examples of similar length in batches under a budget (`headwise.data.loader.Examples`).
+
+    Args:
+        split: of training.
+        kept: numbers of the examples to train on.
+        max_tokens: padded positions of a batch of a rank.
+        seed: with the epoch, determines the batches, their order and random changes.
+        world_size: number of ranks.
+    """
+
+    split: LabelledSplit
+    kept: Rows
+    max_tokens: int
+    seed: int
+    world_size: int = 1
+
+    def plan(self, epoch: int) -> BatchPlan:
+        """See `Examples.plan`."""
+        lengths = self.split.inputs.lengths[self.kept]
+        longest = int(lengths.max())
+        if longest > self.max_tokens:
+            raise ConfigError(
+                f"trainer.max_tokens={self.max_tokens} is less than the {longest} positions of the "
+                "longest training example: raise it"
+            )
+        return plan_epoch(lengths, lengths, self.max_tokens * self.world_size, self.seed, epoch)
+
+    def n_targets(self, epoch: int, rows: Rows) -> int:
+        """See `Examples.n_targets`."""
+        return len(rows)
+
+    def collate(self, epoch: int, rows: Rows) -> Batch:
+        """See `Examples.collate`; rows count the examples that are kept."""
+        return self.split.batch(self.kept[rows], [self.seed, epoch])
+
+    def identity(self) -> dict[str, int]:
+        """See `Examples.identity`."""
+        budget = self.max_tokens * self.world_size
+        return {"seed": self.seed, "budget": budget, "examples": len(self.kept)}
+
+
+def evaluation_batches(
+    split: LabelledSplit, max_tokens: int, n_items: int | None = None
+) -> list[Batch]:
+    """The first examples in batches of at most `max_tokens` padded positions, longest first."""
+    lengths = split.inputs.lengths[:n_items]
+    order, batches = np.argsort(-lengths, kind="stable"), []
+    while len(order):
+        n_rows = max(max_tokens // max(int(lengths[order[0]]), 1), 1)
+        batches.append(split.batch(order[:n_rows]))
+        order = order[n_rows:]
+    return batches
+
+
+def stratified(classes: Classes, share: float, seed: int) -> Rows:
+    """Numbers, increasing, of a share of the examples of each class, at least one of each.
+
+    Smaller shares with one seed are subsets of larger ones.
+    """
+    generator, chosen = np.random.default_rng(seed), []
+    for label in np.unique(classes):
+        members = generator.permutation(np.flatnonzero(classes == label))
+        chosen.append(members[: max(1, round(share * len(members)))])
+    return np.sort(np.concatenate(chosen))

@@ -1,0 +1,172 @@
+"""Classification of texts and images by an encoder; evaluated by accuracy and other metrics.
+
+Axes: R rows to score, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from headwise.attention.place import Site
+from headwise.config.density_data import ImageDataConfig
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import Config, TokenizerConfig
+from headwise.data.batch import Batch
+from headwise.data.class_store import LABELS, N_VALUES, PreparedClasses, prepare_classes
+from headwise.data.classes import ClassCorpus, TrainingClasses, evaluation_batches, stratified
+from headwise.data.labelled_images import LabelledImages
+from headwise.data.loader import Examples
+from headwise.data.patches import grid_of
+from headwise.data.token_stream import COLUMN
+from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.errors import refuse, require
+from headwise.files import machine_cache_dir, read_json
+from headwise.losses.loss import Loss
+from headwise.metrics.classes import N_BEFORE, TOP, class_metrics
+from headwise.metrics.metric import Measured, Metric
+from headwise.model.build import build_classifier, check_model, parts_of
+from headwise.model.classifier import pool_of
+from headwise.model.family import Model
+from headwise.model.patches import patch_embedding
+from headwise.model.places import site_alone
+from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.task import Sizes, Task, TrainedRun
+from headwise.train.distributed import Ranks
+
+SITE = "encoder_self"
+CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {ImageDataConfig: LabelledImages}
+
+
+def class_statistics(logits_RC: Tensor, targets_R: Tensor) -> Tensor:
+    """Statistics after those of the loss (`headwise.metrics.classes`), (R, 2 + 3 C)."""
+    n_classes = logits_RC.shape[1]
+    top_RK = logits_RC.topk(min(TOP, n_classes)).indices
+    is_right_RK = top_RK == targets_R[:, None]
+    true_RC, predicted_RC = one_hot(targets_R, n_classes), one_hot(top_RK[:, 0], n_classes)
+    shares = is_right_RK[:, :1], is_right_RK.any(1, keepdim=True)
+    return torch.cat((*shares, true_RC * predicted_RC, true_RC, predicted_RC), 1)
+
+
+def max_positions(data: Any) -> int:
+    """Number of positions of the longest input."""
+    if isinstance(data, ImageDataConfig):
+        return prod(grid_of(data.shape, data.patch))
+    return int(data.max_length)
+
+
+def tokenizer_of(config: Config) -> TokenizerConfig | None:
+    """The tokenizer of a run: with `init_from` that of the other run; None for images."""
+    if isinstance(config.data, ImageDataConfig):
+        return None
+    if config.init_from is None or config.tokenizer.kind == "given":
+        return config.tokenizer
+    return replace(config.tokenizer, kind="given", folder=config.init_from)
+
+
+class Classification(Task[ClassCorpus, PreparedClasses]):
+    """One label for each text, pair of texts, or image."""
+
+    monitor = "accuracy"
+    data = tuple(CORPORA)
+
+    def sites(self, config: Config) -> tuple[Site, ...]:
+        """See `Task.sites`."""
+        return (site_alone(config.model, SITE, COLUMN),)
+
+    def metrics(self, config: Config) -> Sequence[Metric]:
+        """See `Task.metrics`."""
+        return self._metrics(config, config.data.labels and len(config.data.labels))
+
+    def _metrics(self, config: Config, n_classes: int | None) -> list[Metric]:
+        loss: Loss = instantiate(config.loss, "loss")
+        (unit,) = {metric.unit for metric in loss.metrics}
+        return [*class_metrics(n_classes, unit), *loss.metrics]
+
+    def languages(self, config: Config) -> tuple[str, ...]:
+        """See `Task.languages`."""
+        return (config.data.language,) if config.data.language else ()
+
+    def check(self, config: Config) -> None:
+        """See `Task.check`."""
+        data = config.data
+        share = data.label_fraction
+        require(0 < share <= 1, "data.label_fraction", "above 0 and at most 1", share)
+        pool_of(config.model)
+        longest, n = parts_of(config).positions.max_positions, max_positions(data)
+        allowed = f"at least the {n} positions of data={data.name}"
+        require(longest is None or longest >= n, "positions.max_positions", allowed, longest)
+        check_model(config, self.sites(config), {COLUMN: n})
+        self.open(config, machine_cache_dir())
+
+    def sizes(self, config: Config) -> Sizes:
+        """See `Task.sizes`."""
+        n_classes = len(config.data.labels or ("", ""))
+        tokenizer = tokenizer_of(config)
+        n_ids = N_VALUES if tokenizer is None else vocabulary_limits(tokenizer)["source"]
+        return {COLUMN: n_ids, LABELS: n_classes}
+
+    def open(self, config: Config, cache: Path) -> ClassCorpus:
+        """See `Task.open`."""
+        return CORPORA[type(config.data)](config.data, cache)
+
+    def prepare(self, corpus: ClassCorpus, config: Config, progress: bool) -> PreparedClasses:
+        """See `Task.prepare`."""
+        return prepare_classes(corpus, tokenizer_of(config), config.data.labels)
+
+    def model(self, config: Config, sizes: Sizes) -> Model:
+        """See `Task.model`."""
+        (site,) = self.sites(config)
+        data, width = config.data, config.model.d_model
+        if isinstance(data, ImageDataConfig):
+            table: nn.Module = patch_embedding(data.patch, data.shape[2], width)
+        else:
+            table = nn.Embedding(sizes[COLUMN], width)
+        return build_classifier(config, table, sizes[LABELS], site)
+
+    def examples(
+        self, config: Config, data: PreparedClasses, ranks: Ranks, scratch: Path
+    ) -> Examples:
+        """See `Task.examples`."""
+        split = data.split(config.data.train)
+        kept = stratified(split.classes, config.data.label_fraction, config.seed)
+        budget = config.trainer.max_tokens, config.seed, ranks.world_size
+        return TrainingClasses(split, kept, *budget)
+
+    def batches(
+        self, data: PreparedClasses, config: Config, split: str, n_items: int | None = None
+    ) -> list[Batch]:
+        """See `Task.batches`."""
+        return evaluation_batches(data.split(split), config.trainer.max_tokens, n_items)
+
+    def measured(
+        self, model: Model, loss: Loss, data: PreparedClasses, config: Config, ranks: Ranks,
+        split: str, n_items: int | None = None, progress: bool = False,
+    ) -> Measured:  # fmt: skip
+        """See `Task.measured`."""
+        batches = self.batches(data, config, split, n_items)
+        n_classes = len(data.labels)
+        shared = model, loss, batches, ranks, class_statistics, progress
+        items = measure_losses(*shared, n_extra=N_BEFORE - 3 + 3 * n_classes).items
+        return Measured(items, self._metrics(config, n_classes))
+
+    def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedClasses:
+        """See `Task.prepared_split`: encoded with the run's tokenizer and labels."""
+        config = replace(
+            run.config, data=replace(run.config.data, dir=folder or run.config.data.dir)
+        )
+        corpus = self.open(config, machine_cache_dir())
+        if split not in (known := [config.data.train, *self.splits(config, corpus)]):
+            raise refuse("data.split", split, known)
+        tokenizer = tokenizer_of(config)
+        if tokenizer is not None:
+            tokenizer = replace(tokenizer, kind="given", folder=str(run.folder.path))
+        labels = read_json(run.folder.path / "data.json")[LABELS]
+        return prepare_classes(corpus, tokenizer, labels, [split])

@@ -79,7 +79,7 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.tsv", b"de\tfr\nx\ty\n", r"'en' is not in \['de', 'fr'\]"),
+        ("a.tsv", b"de\tfr\nx\ty\n", "no columns 'en'; got de, fr"),
         ("a.tsv", b"de\ten\nx\n", r"line 2: 1 cells, the header has 2"),
         ("a.tsv", b"de\ten\n", "is empty"),
         ("a.jsonl", b'{"de": "x"}\n', r"line 1: no text for language 'en'; got de"),

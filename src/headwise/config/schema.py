@@ -20,6 +20,7 @@ from headwise.config.density_data import (
     TextDataConfig,
     WindowsConfig,
 )
+from headwise.config.labelled_data import LabelledDataConfig
 from headwise.config.no_data import NoDataConfig
 from headwise.config.sampling import RunSelection, SampleConfig
 
@@ -345,6 +346,7 @@ SCHEMAS: dict[str, type] = {
     "builtin_text": BuiltinTextConfig,
     "images": ImageDataConfig,
     "music": MusicDataConfig,
+    "labelled": LabelledDataConfig,
     "no_data": NoDataConfig,
     "search": DecodeConfig,
     "windows": WindowsConfig,

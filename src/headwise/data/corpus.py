@@ -1,11 +1,4 @@
-"""Opens a corpus, and converts its splits to cached text.
-
-Sources are tried in this order:
-
-1. the folder `data.dir` (text, the original archives, or a copy of the Hub's Parquet files);
-2. `$HEADWISE_DATA/<data.folder>`, if it exists;
-3. an origin of the yaml whose files are on disk;
-4. the origins of the yaml in their order, by download.
+"""Opens a corpus, and converts its splits to cached text; `headwise.data.origins` has its files.
 
 `data.train`, `data.valid` and each of `data.test` name a split, or several that are concatenated:
 `test_tst2015+test_tst2016`.
@@ -13,10 +6,8 @@ Sources are tried in this order:
 
 from __future__ import annotations
 
-import inspect
 import json
-import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -30,6 +21,14 @@ from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.data.conversion import Pair, ParallelText, write_text
 from headwise.data.corpora.folder import FolderSource
 from headwise.data.digest import combined_digest
+from headwise.data.origins import (
+    Origin,
+    from_folder,
+    from_origins,
+    joined_splits,
+    local_folder,
+    origins_of,
+)
 from headwise.errors import ConfigError, DataError, refuse
 from headwise.file_names import check_file_name
 
@@ -37,24 +36,11 @@ from headwise.file_names import check_file_name
 READER_VERSION = 2
 
 
-class Source(Protocol):
-    """One origin of parallel text.
-
-    An origin that may download also has `is_local(splits) -> bool`.
-    """
-
-    def splits(self) -> list[str]:
-        """Names of the splits that can be read."""
+class Source(Origin, Protocol):
+    """One origin of parallel text."""
 
     def pairs(self, split: str) -> Iterator[Pair]:
         """(source sentence, target sentence), streamed in bounded memory, without line feeds."""
-
-    def identity(self, split: str) -> str:
-        """Hash of the content (or version of the generator); downloads missing files.
-
-        Raises:
-            DataError: the files are not available.
-        """
 
 
 @dataclass(frozen=True)
@@ -170,11 +156,6 @@ class Corpus:
         )
 
 
-def joined_splits(split: str, known: Collection[str]) -> list[str]:
-    """The splits of a name: `a+b` is a, then b, unless `a+b` is one of `known`."""
-    return [split] if split in known else split.split("+")
-
-
 def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
     """Open the corpus of `config`, from the sources in the order above.
 
@@ -191,11 +172,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
         DataError: the corpus or one of its splits is missing; the message says where to put it.
     """
     check_data_config(config)
-    folder = _local_folder(config)
-    if folder is not None:
-        source = _from_folder(config, folder, cache_dir)
-    else:
-        source = _from_origins(config, cache_dir)
+    source = _opened(config, cache_dir)
     tests = list(config.test)
     if not tests and not config.origins:
         tests = [split for split in source.splits() if split.startswith("test")]
@@ -226,90 +203,13 @@ def check_data_config(config: DataConfig) -> None:
     Cleaner(config.cleaning, config.target)
 
 
-def _required(config: DataConfig, known: Collection[str]) -> dict[str, str]:
-    """Each split that the config names -> the first key that names it."""
-    required: dict[str, str] = {}
-    named = [("train", config.train), ("valid", config.valid), *(("test", t) for t in config.test)]
-    for key, split in named:
-        for part in joined_splits(split, known):
-            required.setdefault(part, key)
-    return required
-
-
-def _local_folder(config: DataConfig) -> Path | None:
-    if config.dir is not None:
-        return Path(config.dir).expanduser()
-    root = os.environ.get("HEADWISE_DATA")
-    folder = Path(root or "").expanduser() / (config.folder or "")
-    return folder if root and config.folder and folder.is_dir() else None
-
-
-def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
-    """Text in `folder`, else the original archives or Parquet files in it."""
-    text = FolderSource(folder, config.source, config.target, config.files, cache_dir)
-    for source in (text, *_origins(config, cache_dir, folder)):
-        known = set(source.splits())
-        required = _required(config, known)
-        needed = {split for split, key in required.items() if key != "test"}
-        # A folder with archives of some splits is used too; `identity` reports the missing ones.
-        if needed <= known or (source is not text and needed & known):
-            return _checked(source, required)
-    return _checked(text, _required(config, text.splits()))
-
-
-def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
-    reasons: list[str] = []
-    complete: list[tuple[Source, list[str]]] = []  # origin, required splits
-    for origin in _origins(config, cache_dir, None):
-        known = origin.splits()
-        required = _required(config, known)
-        absent = [split for split in required if split not in known]
-        if absent:
-            reasons.append(str(refuse(f"data.{required[absent[0]]}", absent[0], known)))
-        else:
-            complete.append((origin, list(required)))
-    # Origins on disk come first, otherwise in the order of the list.
-    complete.sort(key=lambda c: not getattr(c[0], "is_local", lambda splits: True)(c[1]))
-    for origin, splits in complete:
-        try:
-            return _checked(origin, splits)
-        except DataError as error:
-            reasons.append(str(error))
-    raise DataError(_advice(config, reasons))
-
-
-def _checked(source: Source, splits: Iterable[str]) -> Source:
-    """`source`, with the files of `splits` on disk; a `DataError` names a missing one."""
-    for split in splits:
-        source.identity(split)
-    return source
-
-
-def _origins(config: DataConfig, cache_dir: Path, folder: Path | None) -> Iterator[Source]:
-    """The origins of the yaml; with a `folder`, those that can read from one."""
-    from headwise.config.instantiate import instantiate, target_class
-
-    offered = {
-        "source": config.source,
-        "target": config.target,
-        "cache_dir": cache_dir,
-        "folder": folder,
-    }
-    for number, node in enumerate(config.origins):
-        key = f"data.origins[{number}]"
-        accepted = inspect.signature(target_class(node, key)).parameters
-        if folder is None or "folder" in accepted:
-            runtime = {name: value for name, value in offered.items() if name in accepted}
-            yield instantiate(node, key, **runtime)
-
-
-def _advice(config: DataConfig, reasons: list[str]) -> str:
-    """The message for a missing corpus: which files are needed in which folder."""
+def _opened(config: DataConfig, cache_dir: Path) -> Source:
+    folder = local_folder(config)
+    languages = {"source": config.source, "target": config.target}
+    origins: Iterator[Source] = origins_of(config, cache_dir, folder, languages)
+    if folder is not None:
+        text = FolderSource(folder, config.source, config.target, config.files, cache_dir)
+        return from_folder(config, [text, *origins], text)
     stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
-    names = ", ".join(f"{s}.{code}" for s in stems for code in (config.source, config.target))
-    lines = [f"data={config.name} is not on this machine. Either of these helps:"]
-    lines.append(f"- data.dir=FOLDER with {names} (plain or .gz; or .parquet, .jsonl, .tsv)")
-    if config.folder:
-        lines.append(f"- HEADWISE_DATA=FOLDER with such a folder named {config.folder}")
-    lines.extend(f"- {reason}" for reason in reasons)
-    return "\n".join(lines)
+    names = ", ".join(f"{stem}.{code}" for stem in stems for code in languages.values())
+    return from_origins(config, origins, f"{names} (plain or .gz; or .parquet, .jsonl, .tsv, .csv)")

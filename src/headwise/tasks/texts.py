@@ -10,7 +10,8 @@ from headwise.analysis.survey import ColumnText
 from headwise.config.schema import DataConfig, PruneDataConfig
 from headwise.data.batching import evaluation_batches
 from headwise.data.corpora.text import decoded_lines, open_bytes
-from headwise.data.corpus import joined_splits, open_corpus
+from headwise.data.corpus import open_corpus
+from headwise.data.origins import joined_splits
 from headwise.data.store import EncodedSplit
 from headwise.errors import DataError
 from headwise.file_names import check_file_name

@@ -5,6 +5,8 @@ The yaml of a corpus maps splits to archives and members. The name of a member s
 - `*.xml`, `*.sgm`: IWSLT's and WMT's test sets, aligned by document and segment id;
 - `train.tags.*`: IWSLT's training text; lines that begin with `<` are metadata and skipped;
 - any other name: one sentence a line (KFTT, Europarl, Common Crawl, SETIMES in Moses format).
+
+Tables of labelled text are read by `headwise.data.corpora.tables`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headwise.data.corpora.segments import aligned_segments, read_segments, unescape
+from headwise.data.corpora.tables import Row, Select, stored_rows
 from headwise.data.corpora.text import READ_ERRORS, aligned, decoded_lines, open_bytes
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.data.download import download, verify
@@ -81,9 +84,12 @@ class Archives:
 
     @contextmanager
     def open(self, key: str, members: Sequence[str] = ()) -> Iterator[tuple[IO[bytes], str]]:
-        """The first of `members` that an archive has, or the single file; and its name."""
+        """The first of `members` that an archive has, or the single file; and its name.
+
+        `files` may list a member too, for a folder with the unpacked file.
+        """
         path = self.path(key)
-        if members:
+        if members and path.name not in [Path(member).name for member in members]:
             with open_member(path, members) as member:
                 yield member
         else:
@@ -109,7 +115,93 @@ class Archives:
             raise DataError(f"{advice}; downloading failed ({error})") from error
 
 
-class ArchiveSource:
+class ArchiveSplits:
+    """Splits of data in the original archives.
+
+    Args:
+        archives: of the data.
+        splits: split -> its parts in the archives.
+
+    Raises:
+        ConfigError: a name of a split that is not a file name.
+    """
+
+    def __init__(self, archives: Archives, splits: dict[str, Any]) -> None:
+        self.archives, self._splits = archives, splits
+        for split in splits:
+            check_file_name("splits", split)
+
+    def splits(self) -> list[str]:
+        """Splits that are on disk or, without a folder, can be downloaded."""
+        has_folder = self.archives.folder is not None
+        return [n for n in sorted(self._splits) if not has_folder or self.is_local([n])]
+
+    def is_local(self, splits: Sequence[str]) -> bool:
+        """Whether every archive of `splits` is on disk."""
+        known = [split for split in splits if split in self._splits]
+        return all(self.archives.is_local(key) for split in known for key in self._needed(split))
+
+    def identity(self, split: str) -> str:
+        """Hash of the archives' bytes and of the split's parts; downloads missing archives.
+
+        Raises:
+            DataError: an archive is missing and cannot be downloaded, or has a wrong checksum.
+        """
+        hashes = [self.archives.identity(key) for key in self._needed(split)]
+        return combined_digest([*hashes, json.dumps(self._splits[split], sort_keys=True)])
+
+    def _needed(self, split: str) -> list[str]:
+        """Names of the archives of `split`."""
+        keys = [key for part in self._parts(split) for key in self._keys(part)]
+        return list(dict.fromkeys(keys))
+
+    def _parts(self, split: str) -> Any:
+        if split not in self._splits:
+            raise DataError(str(refuse(f"a split of {self.archives.name}", split, self._splits)))
+        return self._splits[split]
+
+    def _keys(self, part: Mapping[str, Any]) -> list[str]:
+        """Names of the archives of a part."""
+        return [part["archive"]]
+
+
+class ArchiveTables(ArchiveSplits):
+    """Splits of tables in the original archives.
+
+    Args:
+        name, archives, cache_dir, folder: see `Archives`.
+        splits: split -> parts, concatenated; each {archive, members}. Without `members` the
+            "archive" is itself the table.
+        columns: of files without a header; see `headwise.data.corpora.tables`.
+        values: column -> value in the file -> value that replaces it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        archives: dict[str, Any],
+        splits: dict[str, Any],
+        cache_dir: Path,
+        folder: Path | None = None,
+        columns: list[str] | None = None,
+        values: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(Archives(name, archives, cache_dir, folder), splits)
+        self._columns, self._values = columns or [], values or {}
+
+    def path(self, split: str) -> Path:
+        """The first archive of a split."""
+        return self.archives.path(self._needed(split)[0])
+
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The split's rows, streamed from the archives; see `stored_rows`."""
+        for part in self._parts(split):
+            with self.archives.open(part["archive"], part.get("members", [])) as opened:
+                for where, row in stored_rows(*opened, select, self._columns):
+                    yield where, {k: self._values.get(k, {}).get(v, v) for k, v in row.items()}
+
+
+class ArchiveSource(ArchiveSplits):
     """Splits of parallel text in the original archives.
 
     Args:
@@ -135,10 +227,9 @@ class ArchiveSource:
         cache_dir: Path,
         folder: Path | None = None,
     ) -> None:
+        super().__init__(Archives(name, archives, cache_dir, folder), splits)
         self.languages = (source, target)
-        self.archives, self._splits = Archives(name, archives, cache_dir, folder), splits
         for split, parts in splits.items():
-            check_file_name("splits", split)
             for value in (value for part in parts for value in part.values()):
                 for code in self.languages:
                     if isinstance(value, Mapping) and code not in value:
@@ -147,43 +238,19 @@ class ArchiveSource:
                             f"it has {', '.join(sorted(value))}"
                         )
 
-    def splits(self) -> list[str]:
-        """Splits that are on disk or, without a folder, can be downloaded."""
-        has_folder = self.archives.folder is not None
-        return [n for n in sorted(self._splits) if not has_folder or self.is_local([n])]
-
-    def is_local(self, splits: Sequence[str]) -> bool:
-        """Whether every archive of `splits` is on disk."""
-        known = [split for split in splits if split in self._splits]
-        return all(self.archives.is_local(key) for split in known for key in self._needed(split))
-
-    def identity(self, split: str) -> str:
-        """Hash of the archives' bytes and of the split's parts; downloads missing archives.
-
-        Raises:
-            DataError: an archive is missing and cannot be downloaded, or has a wrong checksum.
-        """
-        hashes = [self.archives.identity(key) for key in self._needed(split)]
-        return combined_digest([*hashes, json.dumps(self._splits[split], sort_keys=True)])
-
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """The split's sentences, streamed from the archives.
 
         Raises:
             DataError: missing, damaged, misaligned, empty or not UTF-8.
         """
-        for part in self._splits[split]:
+        for part in self._parts(split):
             with ExitStack() as stack:
                 sides = [stack.enter_context(self._open(part, code)) for code in self.languages]
                 yield from _pairs(*sides)
 
-    def _needed(self, split: str) -> list[str]:
-        """Names of the archives of `split`."""
-        if split not in self._splits:
-            raise DataError(str(refuse(f"a split of {self.archives.name}", split, self._splits)))
-        parts = self._splits[split]
-        keys = [_for_language(part["archive"], code) for part in parts for code in self.languages]
-        return list(dict.fromkeys(keys))
+    def _keys(self, part: Mapping[str, Any]) -> list[str]:
+        return [_for_language(part["archive"], code) for code in self.languages]
 
     def _open(
         self, part: Mapping[str, Any], code: str

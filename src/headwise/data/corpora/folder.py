@@ -1,34 +1,36 @@
-"""A folder of text: for each split one file per language, or one table of both."""
+"""A folder of text: for each split one table, or one file per language."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from headwise.data.corpora.tables import SUFFIXES, find_table, table_pairs, table_stem
+from headwise.data.corpora.tables import (
+    SUFFIXES,
+    Row,
+    Select,
+    find_table,
+    table_pairs,
+    table_rows,
+    table_stem,
+)
 from headwise.data.corpora.text import file_pairs
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.errors import DataError, nearest
 
-# The files of a split, and a reader of their pairs.
-_Split = tuple[tuple[Path, ...], Callable[[], Iterator[tuple[str, str]]]]
 
-
-class FolderSource:
+class TableFolder:
     """Splits in one folder.
 
-    The files of a stem are `<stem>.<language>` or `<stem>.<language>.gz` for both languages
-    (one sentence per line, aligned by line number), else `<stem>.parquet`, `.jsonl`, `.jsonl.gz`,
-    `.tsv`, `.tsv.gz`, or Parquet shards.
+    The files of a stem are `<stem>.parquet`, `.jsonl`, `.tsv`, `.csv`, the last three also with
+    `.gz`, or Parquet shards. A stem may also be the name of a file.
 
     Args:
         folder: with the files.
-        source: language code of the source side.
-        target: language code of the target side.
-        files: split name -> stems tried in order; other stems in the folder that have both
-            languages are splits named by their stems.
+        files: split name -> stems tried in order; other stems in the folder are splits named by
+            their stems.
         cache_dir: caches hashes of files.
+        columns: of text files without a header.
 
     Raises:
         DataError: the folder does not exist, or shards of a table are missing.
@@ -37,12 +39,11 @@ class FolderSource:
     def __init__(
         self,
         folder: Path,
-        source: str,
-        target: str,
         files: Mapping[str, Sequence[str]],
         cache_dir: Path,
+        columns: Sequence[str] = (),
     ) -> None:
-        self.folder, self.source, self.target = Path(folder), source, target
+        self.folder, self.columns = Path(folder), columns
         self.files = {split: list(stems) for split, stems in files.items()}
         self._hashes = FileHashes(cache_dir)
         if not self.folder.is_dir():
@@ -53,19 +54,20 @@ class FolderSource:
         """Names of the splits in the folder."""
         return sorted(self._splits)
 
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The split's sentences, streamed.
-
-        Raises:
-            DataError: missing, misaligned, empty, not UTF-8 or damaged.
-        """
+    def path(self, split: str) -> Path:
+        """The first file of a split."""
         self.require(split)
-        return self._splits[split][1]()
+        return self._splits[split][0]
+
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The split's rows, streamed; see `table_rows`."""
+        self.require(split)
+        return table_rows(self._splits[split], select, self.columns)
 
     def identity(self, split: str) -> str:
         """Hash of the split's files."""
         self.require(split)
-        return combined_digest([self._hashes(path) for path in self._splits[split][0]])
+        return combined_digest([self._hashes(path) for path in self._splits[split]])
 
     def require(self, split: str) -> None:
         """Raise a `DataError` that names the expected files unless `split` is in the folder."""
@@ -75,7 +77,7 @@ class FolderSource:
         problem = self._missing_side(stems)
         if problem:
             raise DataError(problem)
-        expected = [f"{stem}.{code}" for stem in stems for code in (self.source, self.target)]
+        expected = self._expected(stems)
         names = sorted(path.name for path in self.folder.iterdir())
         closest = nearest(expected[0], names) or nearest(stems[0], names)
         hint = f"closest match: {closest}" if closest else f"{len(names)} other files there"
@@ -85,6 +87,67 @@ class FolderSource:
             f"Splits there: {', '.join(self.splits()) or 'none'}."
         )
 
+    def _find_splits(self) -> dict[str, list[Path]]:
+        named = {stem for stems in self.files.values() for stem in stems}
+        others = {stem: [stem] for stem in self._stems() - named}
+        splits: dict[str, list[Path]] = {}
+        for split, stems in (*others.items(), *self.files.items()):
+            paths = next(filter(None, map(self._find, stems)), None)
+            if paths is not None:
+                splits[split] = paths
+        return splits
+
+    def _find(self, stem: str) -> list[Path]:
+        """The files of a stem, empty if there are none."""
+        path = self.folder / stem
+        return [path] if path.is_file() and table_stem(path) else find_table(self.folder, stem)
+
+    def _stems(self) -> set[str]:
+        """Stems of all files and folders here that could be a split."""
+        return {stem for path in self.folder.iterdir() if (stem := table_stem(path))}
+
+    def _expected(self, stems: Sequence[str]) -> list[str]:
+        return [f"{stem}.tsv" for stem in stems]
+
+    def _missing_side(self, stems: Sequence[str]) -> str | None:
+        return None
+
+
+class FolderSource(TableFolder):
+    """Splits of parallel text in one folder.
+
+    The files of a stem are `<stem>.<language>` or `<stem>.<language>.gz` for both languages
+    (one sentence per line, aligned by line number), else a table with both, see `TableFolder`.
+
+    Args:
+        folder, files, cache_dir: see `TableFolder`.
+        source: language code of the source side.
+        target: language code of the target side.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: str,
+        target: str,
+        files: Mapping[str, Sequence[str]],
+        cache_dir: Path,
+    ) -> None:
+        self.source, self.target = source, target
+        super().__init__(folder, files, cache_dir)
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """The split's sentences, streamed.
+
+        Raises:
+            DataError: missing, misaligned, empty, not UTF-8 or damaged.
+        """
+        self.require(split)
+        paths = self._splits[split]
+        if table_stem(paths[0]) is None:
+            return file_pairs(*paths)
+        return table_pairs(paths, self.source, self.target)
+
     def require_both_sides(self, prefix: str) -> None:
         """Raise a `DataError` if a split whose name starts with `prefix` has one side only."""
         for stem in sorted(self._stems()):
@@ -92,39 +155,25 @@ class FolderSource:
             if problem and stem not in self._splits:
                 raise DataError(problem)
 
-    def _find_splits(self) -> dict[str, _Split]:
-        named = {stem for stems in self.files.values() for stem in stems}
-        others = {stem: [stem] for stem in self._stems() - named}
-        splits: dict[str, _Split] = {}
-        for split, stems in (*others.items(), *self.files.items()):
-            files = next(filter(None, map(self._find, stems)), None)
-            if files is not None:
-                splits[split] = files
-        return splits
-
-    def _find(self, stem: str) -> _Split | None:
-        first, second = (self._side(stem, code) for code in (self.source, self.target))
-        if first and second:
-            return (first, second), partial(file_pairs, first, second)
-        table = tuple(find_table(self.folder, stem))
-        return (table, partial(table_pairs, table, self.source, self.target)) if table else None
+    def _find(self, stem: str) -> list[Path]:
+        sides = [self._side(stem, code) for code in (self.source, self.target)]
+        present = [side for side in sides if side]
+        return present if len(present) == 2 else find_table(self.folder, stem)
 
     def _side(self, stem: str, language: str) -> Path | None:
         paths = (self.folder / f"{stem}.{language}{suffix}" for suffix in ("", ".gz"))
         return next((path for path in paths if path.is_file()), None)
 
     def _stems(self) -> set[str]:
-        """Stems of all files and folders here that could be a split."""
-        sides = [
+        endings = [
             f".{code}{suffix}" for code in (self.source, self.target) for suffix in ("", ".gz")
         ]
-        stems: set[str] = set()
-        for path in self.folder.iterdir():
-            side = next((ending for ending in sides if path.name.endswith(ending)), None)
-            stem = path.name.removesuffix(side) if side else table_stem(path)
-            if stem:
-                stems.add(stem)
-        return stems
+        names = [path.name for path in self.folder.iterdir()]
+        sides = {name.removesuffix(end) for end in endings for name in names if name.endswith(end)}
+        return super()._stems() | sides - {""}
+
+    def _expected(self, stems: Sequence[str]) -> list[str]:
+        return [f"{stem}.{code}" for stem in stems for code in (self.source, self.target)]
 
     def _missing_side(self, stems: Sequence[str]) -> str | None:
         """Error message for the first stem with one language only; None if there is none."""

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headwise.data.corpora.tables import find_table, row_pair, table_pairs
+from headwise.data.corpora.tables import (
+    Row,
+    Select,
+    find_table,
+    language_columns,
+    row_pair,
+    table_rows,
+)
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.errors import ConfigError, DataError, refuse
 
 _SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
 
 
-class HubSource:
-    """Splits of a dataset with one `translation` column.
+class HubTables:
+    """Splits of a dataset.
 
     Args:
         repo: dataset on the Hub.
         splits: our split name -> Hub split or a slice of it: `test[0:1568]`.
-        source: source language code, the key in `translation`.
-        target: target language code.
         cache_dir: caches hashes of files.
         config_name: the configuration, a folder of Parquet files in the repository.
         revision: commit, tag or branch.
@@ -37,14 +43,12 @@ class HubSource:
         self,
         repo: str,
         splits: dict[str, str],
-        source: str,
-        target: str,
         cache_dir: Path,
         config_name: str,
         revision: str = "main",
         folder: Path | None = None,
     ) -> None:
-        self.repo, self.source, self.target = repo, source, target
+        self.repo = repo
         self.config_name, self.revision, self.folder = config_name, revision, folder
         self._splits = {name: _parse(name, spec) for name, spec in splits.items()}
         self._hashes = FileHashes(cache_dir)
@@ -70,21 +74,21 @@ class HubSource:
             parts = [self.repo, self.config_name, str(self._table(split)._fingerprint)]
         return combined_digest([str(self._rows(split)), *parts])
 
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The split's sentences, streamed from Parquet or from memory-mapped Arrow files.
+    def path(self, split: str) -> Path:
+        """The first local file of a split, or the repository."""
+        return Path(self.repo) if self.folder is None else self._files(self.folder, split)[0]
+
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The split's rows, streamed from Parquet or from memory-mapped Arrow files.
 
         Raises:
-            DataError: files missing or corrupt, or a language missing.
+            DataError: files missing or corrupt, or what `select` raises.
         """
         _, start, stop = self._rows(split)
         if self.folder is not None:
-            files = self._files(self.folder, split)
-            return islice(table_pairs(files, self.source, self.target), start, stop)
+            return islice(table_rows(self._files(self.folder, split), select), start, stop)
         rows = enumerate(islice(self._table(split), start, stop), start)
-        return (
-            row_pair(row, self.source, self.target, f"{self.repo} {split}, row {number}")
-            for number, row in rows
-        )
+        return ((f"{self.repo} {split}, row {number}", row) for number, row in rows)
 
     def _rows(self, split: str) -> tuple[str, int, int | None]:
         """Hub split, first row, and end row (exclusive)."""
@@ -106,7 +110,7 @@ class HubSource:
         """Parquet files of a split in a copy of the repository; empty if there are none."""
         for root in (folder / self.config_name, folder / "data", folder):
             paths = find_table(root, self._rows(split)[0]) if root.is_dir() else []
-            if paths:
+            if paths and paths[0].suffix == ".parquet":
                 return paths
         return []
 
@@ -130,6 +134,40 @@ class HubSource:
                 f"offline, copy its Parquet files and set data.dir= to their folder"
             ) from error
         return self._tables.setdefault(name, table)
+
+
+class HubSource(HubTables):
+    """Splits of a dataset with one `translation` column.
+
+    Args:
+        source: source language code, the key in `translation`.
+        target: target language code.
+        repo, splits, cache_dir, config_name, revision, folder: see `HubTables`.
+    """
+
+    def __init__(
+        self,
+        repo: str,
+        splits: dict[str, str],
+        source: str,
+        target: str,
+        cache_dir: Path,
+        config_name: str,
+        revision: str = "main",
+        folder: Path | None = None,
+    ) -> None:
+        super().__init__(repo, splits, cache_dir, config_name, revision, folder)
+        self.source, self.target = source, target
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """The split's sentences.
+
+        Raises:
+            DataError: files missing or corrupt, or a language missing.
+        """
+        select = partial(language_columns, (self.source, self.target))
+        for where, row in self.rows(split, select):
+            yield row_pair(row, self.source, self.target, where)
 
 
 def _parse(name: str, spec: str) -> tuple[str, int, int | None]:

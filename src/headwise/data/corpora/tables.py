@@ -1,23 +1,29 @@
-"""Both languages in one file: Parquet, JSON lines or tab-separated values, streamed.
+"""Tables, streamed: Parquet, JSON lines, tab- or comma-separated values.
 
-A table has one column (key) per language, or one column `translation` with both, as on the
-Hugging Face Hub. A tab-separated file starts with a header of language codes.
+A table of sentence pairs has one column (key) per language, or one column `translation` with both,
+as on the Hugging Face Hub; a table of labelled text has columns for texts and labels. Text files
+start with a header of column names, unless `columns` has the names.
 """
 
 from __future__ import annotations
 
+import csv
 import glob
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from headwise.data.corpora.text import check_text, decoded_lines, open_bytes
 from headwise.errors import DataError
 
 _BATCH_ROWS = 2048
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.parquet")
+
+Row = tuple[str, Mapping[str, Any]]  # file and line, for messages; column -> value
+Select = Callable[[str, Sequence[str]], Sequence[str]]  # name of a file, columns -> those to read
 
 
 def find_table(folder: Path, stem: str) -> list[Path]:
@@ -64,20 +70,73 @@ def _check_complete(shards: Sequence[Path]) -> None:
         )
 
 
+def table_rows(paths: Sequence[Path], select: Select, columns: Sequence[str] = ()) -> Iterator[Row]:
+    """The rows of all `paths`, in order.
+
+    Args:
+        select: returns the columns to read, or raises; JSON lines are not selected.
+        columns: of a text file without a header; values of a repeated column are joined.
+
+    Raises:
+        DataError: a row with more or fewer cells than columns, or the file is damaged or empty.
+    """
+    n_rows = 0
+    for path in paths:
+        if path.suffix == ".parquet":
+            rows = _parquet_rows(path, select)
+        else:
+            rows = _file_rows(path, select, columns)
+        for row in rows:
+            n_rows += 1
+            yield row
+    if n_rows == 0:
+        raise DataError(f"{paths[0]} is empty; it must have at least one row")
+
+
+def stored_rows(
+    stream: IO[bytes], name: str, select: Select, columns: Sequence[str] = ()
+) -> Iterator[Row]:
+    """The rows of an open text file, whose `name` selects the format; see `table_rows`."""
+    ending = next((key for key in READERS if name.removesuffix(".gz").endswith(key)), None)
+    if ending is None:
+        raise DataError(f"{name} must be a {', '.join(READERS)} file")
+    return READERS[ending](stream, name, select, columns)
+
+
+def _file_rows(path: Path, select: Select, columns: Sequence[str]) -> Iterator[Row]:
+    with open_bytes(path) as stream:
+        yield from stored_rows(stream, str(path), select, columns)
+
+
 def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tuple[str, str]]:
     """(source, target) sentences of all `paths`, in order.
 
     Raises:
         DataError: a language is missing, a value is not text, or the file is damaged or empty.
     """
-    n_rows = 0
-    for path in paths:
-        read = next(read for suffix, read in _READERS.items() if path.name.endswith(suffix))
-        for pair in read(path, source, target):
-            n_rows += 1
-            yield pair
-    if n_rows == 0:
-        raise DataError(f"{paths[0]} is empty; it must have at least one pair")
+    for where, row in table_rows(paths, partial(language_columns, (source, target))):
+        yield row_pair(row, source, target, where)
+
+
+def language_columns(codes: Sequence[str], name: str, columns: Sequence[str]) -> Sequence[str]:
+    """The columns of sentence pairs in these languages; a `Select` for `codes`."""
+    wanted = ["translation"] if "translation" in columns else codes
+    check_columns(
+        name, columns, wanted, "Columns must be the two language codes, or `translation` with both."
+    )
+    return wanted
+
+
+def check_columns(
+    name: str, columns: Sequence[str], wanted: Sequence[str], advice: str = ""
+) -> None:
+    """Raise a `DataError` with `advice` unless each wanted column occurs once in a file."""
+    for column in wanted:
+        if columns.count(column) != 1:
+            raise DataError(
+                f"{name}: {columns.count(column) or 'no'} columns {column!r}; got "
+                f"{', '.join(columns) or 'none'}. {advice}"
+            )
 
 
 def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
@@ -94,80 +153,109 @@ def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tu
         if not isinstance(text, str):
             keys = ", ".join(map(str, by_code)) or "no column"
             raise DataError(f"{where}: no text for language {code!r}; got {keys}")
-        check_text(text, where)
-        if "\n" in text or "\r" in text:  # converted text has one sentence a line
-            text = re.sub(r"[\r\n]+", " ", text).strip()
-        texts.append(text)
+        texts.append(one_line(text, where))
     return texts[0], texts[1]
 
 
-def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
+def one_line(text: str, where: str) -> str:
+    """A text with spaces instead of line ends; a `DataError` if it cannot be UTF-8."""
+    check_text(text, where)
+    return re.sub(r"[\r\n]+", " ", text).strip() if "\n" in text or "\r" in text else text
+
+
+def _parquet_rows(path: Path, select: Select) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path, memory_map=True) as table:
-            names = table.schema_arrow.names
-            columns = ["translation"] if "translation" in names else [source, target]
-            wrong = [name for name in columns if names.count(name) != 1]
-            if wrong:
-                raise DataError(
-                    f"{path}: {names.count(wrong[0]) or 'no'} columns {wrong[0]!r}; got "
-                    f"{', '.join(names)}. "
-                    "Columns must be the two language codes, or `translation` with both."
-                )
+            columns = list(select(str(path), table.schema_arrow.names))
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    yield row_pair(row, source, target, f"{path}, row {number}")
+                    yield f"{path}, row {number}", row
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} is truncated, not Parquet or not UTF-8 (after row {number}: {error})"
         ) from error
 
 
-def _json_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
-    with open_bytes(path) as stream:
-        for number, line in enumerate(decoded_lines(stream, str(path)), 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{where}: not JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{where}: not a JSON object")
-            yield row_pair(row, source, target, where)
+def _json_rows(
+    stream: IO[bytes], name: str, select: Select, columns: Sequence[str]
+) -> Iterator[Row]:
+    for number, line in enumerate(decoded_lines(stream, name), 1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: not a JSON object")
+        yield where, row
 
 
-def _tab_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
+def _tab_rows(
+    stream: IO[bytes], name: str, select: Select, columns: Sequence[str]
+) -> Iterator[Row]:
     """Cells are taken literally: a quotation mark in a sentence is text, not syntax."""
-    with open_bytes(path) as stream:
-        lines = decoded_lines(stream, str(path))
-        header = next(lines).split("\t")
-        for code in (source, target):
-            if code not in header:
-                raise DataError(
-                    f"{path}: the first line must name the languages, separated by a tab; "
-                    f"{code!r} is not in {header!r}"
-                )
-        first, second = header.index(source), header.index(target)
-        for number, line in enumerate(lines, 2):
-            cells = line.split("\t")
-            if len(cells) != len(header):
-                raise DataError(
-                    f"{path}, line {number}: {len(cells)} cells, the header has {len(header)}"
-                )
-            yield cells[first], cells[second]
+    lines = enumerate(decoded_lines(stream, name), 1)
+    return _records(((number, line.split("\t")) for number, line in lines), name, select, columns)
 
 
-_READERS = {
-    ".parquet": _parquet_pairs,
-    ".jsonl": _json_pairs,
-    ".jsonl.gz": _json_pairs,
-    ".tsv": _tab_pairs,
-    ".tsv.gz": _tab_pairs,
+def _comma_rows(
+    stream: IO[bytes], name: str, select: Select, columns: Sequence[str]
+) -> Iterator[Row]:
+    """Cells may be in quotation marks, which are doubled inside (RFC 4180)."""
+    reader = csv.reader((f"{line}\n" for line in decoded_lines(stream, name)), strict=True)
+    cells = ((reader.line_num, row) for row in reader if row)
+    try:
+        yield from _records(cells, name, select, columns)
+    except csv.Error as error:
+        raise DataError(f"{name}, line {reader.line_num}: {error}") from error
+
+
+def _records(
+    rows: Iterable[tuple[int, list[str]]], name: str, select: Select, columns: Sequence[str]
+) -> Iterator[Row]:
+    """Numbered lines of cells as records."""
+    rows = iter(rows)
+    header = list(columns) or next(rows, (1, []))[1]
+    names = list(dict.fromkeys(header)) if columns else header
+    places = {
+        chosen: [place for place, column in enumerate(header) if column == chosen]
+        for chosen in select(name, names)
+    }
+    for number, cells in rows:
+        where = f"{name}, line {number}"
+        if len(cells) != len(header):
+            what = "columns are" if columns else "the header has"
+            raise DataError(f"{where}: {len(cells)} cells, {what} {len(header)}")
+        yield where, {c: " ".join(cells[i] for i in indices) for c, indices in places.items()}
+
+
+def _question_rows(
+    stream: IO[bytes], name: str, select: Select, columns: Sequence[str]
+) -> Iterator[Row]:
+    """TREC's questions in latin-1: `DESC:manner How did serfdom develop ?`."""
+    for number, line in enumerate(decoded_lines(stream, name, encoding="latin-1"), 1):
+        where, (label, _, text) = f"{name}, line {number}", line.partition(" ")
+        coarse, colon, _ = label.partition(":")
+        if not colon:
+            raise DataError(f"{where} must start with CLASS:subclass, got {label!r}")
+        # the Hub's copy has a space for the one byte that is not ASCII
+        text = text.replace("\xf0", " ").strip()
+        yield where, {"coarse_label": coarse, "fine_label": label, "text": text}
+
+
+Reader = Callable[[IO[bytes], str, Select, Sequence[str]], Iterator[Row]]
+TEXT_SUFFIXES = (".jsonl", ".tsv", ".csv")
+SUFFIXES = (".parquet", *(f"{suffix}{gz}" for suffix in TEXT_SUFFIXES for gz in ("", ".gz")))
+READERS: dict[str, Reader] = {
+    ".jsonl": _json_rows,
+    ".tsv": _tab_rows,
+    ".csv": _comma_rows,
+    ".label": _question_rows,
 }
-SUFFIXES = tuple(_READERS)

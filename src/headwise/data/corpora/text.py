@@ -54,14 +54,14 @@ def check_text(text: str, where: str) -> None:
         raise DataError(f"{where}: half of a surrogate pair, which is not valid text") from error
 
 
-def decode_line(raw: bytes, name: str, number: int) -> str:
+def decode_line(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
     """Decode `raw` and strip its line end, and the byte-order mark of the first line.
 
     Raises:
         DataError: `raw` is not UTF-8; the message names the file and the line.
     """
     try:
-        line = raw.decode("utf-8")
+        line = raw.decode(encoding)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{name}, line {number}: not UTF-8 (byte 0x{raw[error.start]:02x} at position "
@@ -73,7 +73,9 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
     return line.removesuffix("\n").removesuffix("\r")
 
 
-def decoded_lines(stream: IO[bytes], name: str, may_be_empty: bool = False) -> Iterator[str]:
+def decoded_lines(
+    stream: IO[bytes], name: str, may_be_empty: bool = False, encoding: str = "utf-8"
+) -> Iterator[str]:
     """The lines of `stream`; `name` is its name in messages.
 
     Raises:
@@ -87,7 +89,7 @@ def decoded_lines(stream: IO[bytes], name: str, may_be_empty: bool = False) -> I
                 raise DataError(f"{name}, line {number}: above {MAX_LINE} bytes. {ONE_A_LINE}")
             if number == 1 and not raw.endswith(b"\n") and b"\r" in raw.rstrip(b"\r"):
                 raise DataError(f"{name} ends its lines with carriage returns only. {ONE_A_LINE}")
-            yield decode_line(raw, name, number)
+            yield decode_line(raw, name, number, encoding)
     except READ_ERRORS as error:
         raise DataError(
             f"{name} is truncated or damaged after line {number} ({error}); download it again"

@@ -18,10 +18,12 @@ from torch.nn.functional import one_hot
 from headwise.attention.place import Site
 from headwise.config.density_data import ImageDataConfig
 from headwise.config.instantiate import instantiate
+from headwise.config.labelled_data import LabelledDataConfig
 from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.batch import Batch
 from headwise.data.class_store import LABELS, N_VALUES, PreparedClasses, prepare_classes
 from headwise.data.classes import ClassCorpus, TrainingClasses, evaluation_batches, stratified
+from headwise.data.labelled import LabelledText
 from headwise.data.labelled_images import LabelledImages
 from headwise.data.loader import Examples
 from headwise.data.patches import grid_of
@@ -42,7 +44,10 @@ from headwise.tasks.task import Sizes, Task, TrainedRun
 from headwise.train.distributed import Ranks
 
 SITE = "encoder_self"
-CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {ImageDataConfig: LabelledImages}
+CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
+    ImageDataConfig: LabelledImages,
+    LabelledDataConfig: LabelledText,
+}
 
 
 def class_statistics(logits_RC: Tensor, targets_R: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import pytest
 
 from command_line import SMALL, CommandLine, CommandResult, assert_rejected, train_small
 from fabricated_runs import csv_rows, write_paper
+from headwise.runs.folder import RunFolder
 
 RECIPE = (*SMALL, "data.test=[test_a]")
 
@@ -69,6 +70,34 @@ def test_launch_trains_missing_runs_and_continues_after_a_failure(
     assert_rejected(result, 1, "1 of the launched commands failed", "attention=softmax")
     assert {r["seed"] for r in csv_rows(tmp_path, row="entmax15", quantity="bleu")} == {"1", "2"}
     assert [r["seed"] for r in csv_rows(tmp_path, row="softmax", quantity="missing")] == ["2"]
+
+
+def test_runs_start_from_the_runs_of_another_column(
+    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
+) -> None:
+    outputs = tmp_path / "outputs"
+    shared = [*RECIPE, f"paths.outputs={outputs}", f"data.dir={softmax_trained / 'text'}"]
+    shared += ["attention=softmax", "trainer.max_updates=2", "trainer.validate_every=2"]
+    columns = {name: {"label": name, "test": "test_a"} for name in ("tuned", "first")}
+    later = {"overrides": [*shared, "optimizer.eps=1e-6"], "init": "first"}
+    cells = [
+        {"row": "softmax", "column": "tuned", **later},
+        {"row": "softmax", "column": "first", "overrides": shared},
+    ]
+    write_paper(tmp_path, RECIPE, columns=columns, seeds=[1, 2], cells=cells)
+    result = report(headwise, tmp_path, outputs, "launch=true")
+    assert result.code == 0
+    assert "## Missing" not in result.out
+    folders = {
+        column: {
+            row["seed"]: Path(row["run"])
+            for row in csv_rows(tmp_path, row="softmax", column=column, quantity="updates")
+        }
+        for column in columns
+    }
+    for seed, folder in folders["tuned"].items():
+        origin = RunFolder(folder).read_config()["init_from"]
+        assert Path(origin) == folders["first"][seed]
 
 
 def test_heads_of_runs_in_cells_are_analysed_and_drawn(

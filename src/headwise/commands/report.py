@@ -114,8 +114,11 @@ def _draw(config: ReportConfig, folders: Sequence[Path], output: Path) -> None:
 
 def _report_paper(config: ReportConfig) -> None:
     paper = read_paper(config.paper)
-    failed = _launch(_gather(config, paper).missing) if config.launch else []
-    report = _gather(config, paper)
+    report, failed = _gather(config, paper), []
+    tried: set[tuple[str, str, int]] = set()
+    while config.launch and (ready := _ready(report.missing, tried)):
+        failed += _launch(ready)
+        report = _gather(config, paper)
     judge(paper, report.columns, config.n_resamples)
     folders = list(dict.fromkeys(run.folder for c in report.columns for run in c.runs.run))
     facts, tables = _facts_and_tables(config, report, folders)
@@ -251,6 +254,17 @@ def _analyze(config: ReportConfig, folders: Sequence[Path]) -> list[Path]:
     return analyze_folders(
         AnalyzeConfig(runs=runs, checkpoint=config.checkpoint, device=config.device)
     )
+
+
+def _ready(missing: Sequence[Missing], tried: set[tuple[str, str, int]]) -> list[Missing]:
+    """The cells that can be trained now, added to `tried`; those that were tried are left out."""
+    ready = []
+    for cell in (cell for cell in missing if cell.waits_for is None):
+        keys = {(cell.row, cell.column, seed) for seed in cell.seeds}
+        if not keys <= tried:
+            ready.append(cell)
+            tried |= keys
+    return ready
 
 
 def _launch(missing: Sequence[Missing]) -> list[Missing]:

@@ -17,7 +17,7 @@ import pandas as pd
 from headwise.errors import DataError, RunError
 from headwise.metrics.metric import Floats, Metric
 from headwise.metrics.significance import Comparison, paired_bootstrap
-from headwise.report.paper import Column, Paper, Recipe
+from headwise.report.paper import INIT, Column, Paper, Recipe
 from headwise.report.paper_runs import Matching, SavedRun, Unused
 from headwise.report.tables import Fact
 from headwise.runs.folder import RunFolder
@@ -244,12 +244,17 @@ def _compare_speed(column: ColumnRuns, row: str, baseline: str) -> None:
 
 @dataclass(frozen=True)
 class Missing:
-    """Seeds of a cell without a finished run, and the command that trains them."""
+    """Seeds of a cell without a finished run, and the command that trains them.
+
+    Attributes:
+        waits_for: column whose runs come first, as they are `init_from`; None: it can be run.
+    """
 
     row: str
     column: str
     seeds: tuple[int, ...]
     overrides: tuple[str, ...]
+    waits_for: str | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -267,18 +272,26 @@ class Missing:
 def missing_cells(
     columns: Sequence[ColumnRuns], recipes: Sequence[Recipe], seeds: Sequence[int]
 ) -> list[Missing]:
-    """Return one entry per cell with a recipe and missing seeds.
+    """Return one entry per cell with a recipe and missing seeds; with `init`, one per seed.
 
     The command has the data and output folders of the other runs of the column.
     """
-    missing = []
+    missing, by_name = [], {column.name: column for column in columns}
     for column in columns:
         for recipe in (recipe for recipe in recipes if recipe.cell.column == column.name):
-            done = set(column.runs_of(recipe.cell.row).seed)
-            absent = [seed for seed in seeds if seed not in done]
-            if absent:
-                overrides = (*recipe.overrides, *_folders(recipe, list(column.runs.run)))
-                missing.append(Missing(recipe.cell.row, column.name, tuple(absent), overrides))
+            row, init = recipe.cell.row, recipe.cell.init
+            done = set(column.runs_of(row).seed)
+            absent = tuple(seed for seed in seeds if seed not in done)
+            overrides = (*recipe.overrides, *_folders(recipe, list(column.runs.run)))
+            if absent and init is None:
+                missing.append(Missing(row, column.name, absent, overrides))
+            elif init is not None:
+                first = by_name[init].runs_of(row).set_index("seed").folder.to_dict()
+                for seed in absent:
+                    more = f"{INIT}={first.get(seed, 'RUN')}"
+                    waits_for = None if seed in first else init
+                    place = row, column.name, (seed,), (*overrides, more)
+                    missing.append(Missing(*place, waits_for))
     return missing
 
 

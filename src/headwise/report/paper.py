@@ -36,6 +36,9 @@ MEASURES = {  # measure of pruning tables -> the key that it requires
 }
 
 
+INIT = "init_from"
+
+
 @dataclass
 class Column:
     """A column of the table: a test set, or a quantity that only the paper has."""
@@ -59,6 +62,7 @@ class Cell:
     overrides: list[str] = field(default_factory=list)  # of the training command; seed is added
     paper: float | None = None
     mark: str | None = None  # of `paper`: one of MARKS
+    init: str | None = None  # column whose run, of this row and seed, is init_from
 
 
 @dataclass
@@ -170,6 +174,8 @@ def _check(paper: Paper) -> None:
             raise ConfigError(f"{key} has overrides, so paper.columns.{cell.column} needs a test")
         if any(o.partition("=")[0] == "seed" for o in cell.overrides):
             raise ConfigError(f"{key}.overrides must not set seed: use paper.seeds")
+        if cell.init is not None and (cell.row, cell.init) not in places:
+            raise ConfigError(f"{key}.init: no cell {cell.row} × {cell.init} to start from")
     for column in paper.columns.keys() - {column for _, column in places}:
         raise ConfigError(f"paper.columns.{column} has no cell in paper.cells")
     for number, fact in enumerate(paper.pruning):
@@ -273,7 +279,8 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
     container["trainer"]["precision"] = precision
     metrics = {metric.name: metric for metric in task_of(config).metrics(config)}
     max_updates = container["trainer"]["max_updates"]
-    return Recipe(cell, overrides, decisive(container), max_updates, metrics)
+    keys = decisive(container) | {INIT: cell.init is not None}
+    return Recipe(cell, overrides, keys, max_updates, metrics)
 
 
 def check_metrics(paper: Paper, recipes: Sequence[Recipe]) -> None:
@@ -285,9 +292,13 @@ def check_metrics(paper: Paper, recipes: Sequence[Recipe]) -> None:
 
 
 def decisive(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flat keys of a resolved configuration that determine its result, seed excluded."""
+    """Return the flat keys of a resolved configuration that determine its result, seed excluded.
+
+    Of `init_from`, only whether it is set: runs of several seeds start from several others.
+    """
     flat = comparable(container)
     flat.pop("seed", None)
+    flat[INIT] = flat.get(INIT) is not None
     if flat.get("trainer.precision") == "auto":
         del flat["trainer.precision"]
     return flat

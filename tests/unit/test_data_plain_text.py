@@ -277,6 +277,28 @@ def test_invalid_settings_are_refused(
         TextCorpus(replace(config, **changes), tmp_path)
 
 
+def test_text_is_a_column_of_tables(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("label\ttext\nyes\tgood  film\nno\tbad\n")
+    (tmp_path / "valid.jsonl").write_text('{"label": "no", "text": "two\\nlines"}\n')
+    (tmp_path / "test.csv").write_text('text,label\n"a, b",no\n')
+    config = TextDataConfig(
+        name="mine", dir=str(tmp_path), licence="own", column="text", documents="line"
+    )
+    corpus = TextCorpus(config, tmp_path / "cache")
+    data = prepare_tokens(corpus, BYTES)
+    assert [spelled(data, split) for split in SPLITS] == [
+        b"good  film\nbad\n",
+        b"two lines\n",
+        b"a, b\n",
+    ]
+    assert data.stream("train").document_starts.tolist() == [0, 11]
+    other = TextCorpus(replace(config, column="words"), tmp_path / "cache")
+    with pytest.raises(DataError, match=r"no columns 'words'; got label, text\. Set data\.column"):
+        prepare_tokens(other, BYTES)
+    with pytest.raises(DataError, match=r"extra\.parquet, extra\.jsonl.* not found in"):
+        list(corpus.chunks("extra"))
+
+
 def test_missing_and_empty_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADWISE_DATA", raising=False)
     with pytest.raises(DataError, match="is empty"):

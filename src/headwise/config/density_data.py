@@ -48,6 +48,7 @@ class TextDataConfig(DensityDataConfig):
     files: Any = None  # split -> file, or a list of alternatives; null: SPLIT.txt
     file: str | None = None  # one file with all splits
     split: list[float] = field(default_factory=list)  # its shares: train, valid and test
+    column: str | None = None  # files are tables (tsv, csv, jsonl, parquet): the one with the text
     documents: str | None = None  # line, blank_line or heading; null: a split is one document
     downloads: list[Any] = field(default_factory=list)  # archives: {file, url, sha256}
 

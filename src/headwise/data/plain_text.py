@@ -1,6 +1,7 @@
 """Text in one language: one file per split, or one file with all splits.
 
-Files are in `data.dir`, else in `$HEADWISE_DATA/<data.folder>`; each is plain, `.gz` or `.zip`.
+Files are in `data.dir`, else in `$HEADWISE_DATA/<data.folder>`; each is plain, `.gz` or `.zip`, or
+a table, one column of which is the text.
 Without a folder, the published archive of a text is downloaded.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,13 @@ from typing import IO, Any
 
 from headwise.config.density_data import TextDataConfig
 from headwise.data.corpora.archive import Archives, open_member
+from headwise.data.corpora.tables import (
+    SUFFIXES,
+    check_columns,
+    find_table,
+    one_line,
+    table_rows,
+)
 from headwise.data.corpora.text import READ_ERRORS, open_bytes
 from headwise.data.density_corpus import FileCorpus
 from headwise.data.token_stream import MAX_CHUNK
@@ -57,6 +65,11 @@ def check_text_config(config: TextDataConfig) -> None:
             isinstance(names, list) and all(isinstance(name, str) for name in names)
         )
         require(is_path, f"data.files.{split}", "a path, or a list of alternatives", names)
+    if config.column is not None and (config.file or files or config.dir is None):
+        raise ConfigError(
+            f"data.column={config.column} needs data.dir=FOLDER, with tables {config.train}.tsv "
+            f"and {config.valid}.tsv (or .csv, .jsonl, .parquet), and no data.file or data.files"
+        )
     if bool(shares) != (config.file is not None) or (config.file and files):
         raise ConfigError(
             "data.file=FILE needs data.split=[0.9,0.05,0.05], its shares for train, valid and "
@@ -84,7 +97,10 @@ class TextCorpus(FileCorpus[TextDataConfig]):
 
     def settings(self, split: str) -> Any:
         """See `FileCorpus.settings`: the part of the file."""
-        config, members = self.config, self._located(split)[1]
+        config = self.config
+        if config.column is not None:
+            return {"column": config.column, "split": split, "documents": config.documents}
+        members = self._located(split)[1]
         documents = {"documents": config.documents} if config.documents else {}
         return {"members": members, "shares": config.split, "split": split, **documents}
 
@@ -94,7 +110,7 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         Raises:
             DataError: it does not exist; the message names the folder and the files.
         """
-        return [self._located(split)[0]]
+        return [self._located(split)[0]] if self.config.column is None else self._tables(split)
 
     def chunks(self, split: str) -> Iterator[bytes]:
         """Lines of a split as bytes, with line feeds; longer ones than MAX_CHUNK in parts.
@@ -102,6 +118,9 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         Raises:
             DataError: the file is missing or damaged.
         """
+        if self.config.column is not None:
+            yield from self._column(split, self.config.column)
+            return
         try:
             with self._opened(split) as stream:
                 first, end = self._range(split, stream)
@@ -118,6 +137,26 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         if documents is None or not before:
             return not before
         return before.endswith(b"\n") and STARTS[documents](before, chunk)
+
+    def _tables(self, split: str) -> list[Path]:
+        """The table with a split, or its shards."""
+        folder = Path(self.config.dir or "").expanduser()
+        paths = find_table(folder, split)
+        if not paths:
+            raise DataError(f"{split}{f', {split}'.join(SUFFIXES)} not found in {folder}")
+        return paths
+
+    def _column(self, split: str, column: str) -> Iterator[bytes]:
+        """The texts of a column, a line each."""
+
+        def select(name: str, columns: Sequence[str]) -> list[str]:
+            check_columns(name, columns, [column], "Set data.column")
+            return [column]
+
+        for where, row in table_rows(self._tables(split), select):
+            if not isinstance(row.get(column), str):
+                raise DataError(f"{where}: no text in the column {column!r}")
+            yield f"{one_line(row[column], where)}\n".encode()
 
     def _range(self, split: str, stream: IO[bytes]) -> tuple[int, int]:
         """The bytes [first, end) of a split in its file."""

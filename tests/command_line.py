@@ -196,3 +196,9 @@ def write_sentence(folder: Path, split: str) -> None:
     folder.mkdir(exist_ok=True)
     for code, line in (("de", "Hund sieht Haus"), ("en", "dog sees house")):
         (folder / f"{split}.{code}").write_text(f"{line}\n", encoding="utf-8")
+
+
+def page_data(run: Path) -> Any:
+    """The data of the page of a run."""
+    page = (run / "page.html").read_text(encoding="utf-8")
+    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])

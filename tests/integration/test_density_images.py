@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from command_line import CommandLine, composer, read_json, run_folders
+from command_line import CommandLine, composer, page_data, read_json, run_folders
 from headwise import load
 from headwise.analysis.kinds import REGIONS
 from headwise.analysis.tables import KINDS
@@ -103,11 +103,6 @@ def test_heads_of_images_have_kinds(headwise: CommandLine, run: Path) -> None:
     assert "3 windows of valid" in text
     assert "| column head |" in text
     assert "merging" not in text
-
-
-def page_data(run: Path) -> Any:
-    page = (run / "page.html").read_text(encoding="utf-8")
-    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
 
 
 def test_page_has_the_weights_over_an_image(headwise: CommandLine, run: Path) -> None:

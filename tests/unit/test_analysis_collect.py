@@ -60,7 +60,7 @@ def test_statistics_of_padded_batches_equal_a_count_per_sentence(
     """Only keys allowed by the pattern count; CLS tokens are neither queries nor keys."""
     model = build(with_normaliser(kind, pattern), cls_tokens=n_cls)
     statistics = head_statistics(model, padded_batches(), CPU)
-    cls_statistics = {"cls_mass"} if n_cls else set()
+    cls_statistics = {"cls_mass", "cls_divergence"} if n_cls else set()
     assert statistics.keys() == {"density", "entropy", "diversity", "output_norm"} | cls_statistics
     assert statistics["density"].keys() == set(SITES)
     assert_same(statistics, statistics_by_hand(model, in_window if pattern else all_visible, n_cls))
@@ -68,6 +68,7 @@ def test_statistics_of_padded_batches_equal_a_count_per_sentence(
     assert densities == {1.0} if kind is Dense else len(densities) > 4  # values differ
     if n_cls:
         assert statistics["cls_mass"].keys() == {"encoder_self", "cross"}
+        assert statistics["cls_divergence"].keys() == {"encoder_self"}
 
 
 def test_base_of_keys_counts_keys_visible_to_any_head() -> None:

@@ -69,6 +69,8 @@ def head_statistics(
       per layer. Queries for which some head has no weight, and layers of one head, are excluded.
     - output_norm: L2 norm of a head's output, after a gate and before the output projection.
     - cls_mass: share of a query's |w| on CLS tokens, if there are any.
+    - cls_divergence: `diversity.jensen_shannon` of the same p over the CLS tokens as queries, if
+      there are several; 1 if no two of them attend to a common token.
     - scale: the factor on the scores, if there is one.
     - the statistics of `Normaliser.query_stats` and `Attention.stats`, except alpha of the latter.
 
@@ -133,6 +135,8 @@ def add_statistics(means: HeadMeans, call: Call, diversities: Mapping[str, str])
     means.add(call, _query_stats(call), call.queries_BQ)
     if call.weights_BHQK is not None:
         _add_weights(means, call, diversities)
+        if call.first_query > 1:
+            _add_cls_divergence(means, call)
 
 
 def _query_stats(call: Call) -> dict[str, Tensor]:
@@ -172,6 +176,19 @@ def _add_weights(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -
         shares_BHQK, exists_BHQ = as_distributions(weights_BHQK)
         mass_BHQ = shares_BHQK[..., : call.first_key].sum(-1)
         means.add(call, {"cls_mass": mass_BHQ}, queries_B1Q & exists_BHQ)
+
+
+def _add_cls_divergence(means: HeadMeans, call: Call) -> None:
+    """Add how much the weights of the CLS tokens on the other tokens differ."""
+    assert call.weights_BHQK is not None
+    allowed_BHQK, of_cls = call.allowed(call.weights_BHQK), slice(call.first_query)
+    weights_BHQK = call.weights_BHQK.masked_fill(~allowed_BHQK, 0.0)[:, :, of_cls]
+    is_valid_H1 = valid_heads(weights_BHQK, call.attention.distribution_heads())
+    tokens_BHQK = weights_BHQK[..., call.first_key :].double()
+    rows_BHQK, exists_BHQ = as_distributions(tokens_BHQK.where(is_valid_H1[..., None], torch.nan))
+    divergence_BH = jensen_shannon(rows_BHQK.transpose(1, 2), exists_BHQ.sum(2))
+    counted_BH1 = exists_BHQ.all(2, keepdim=True)
+    means.add(call, {"cls_divergence": divergence_BH[..., None]}, counted_BH1)
 
 
 class HeadMeans:

@@ -40,6 +40,7 @@ SENTENCES = {
     "sparse heads": "Mean density; heads: those with a density below 1; top: the sparsest.",
     "sparse queries": "Share of queries that give some visible key a weight of exactly 0.",
     "heads disagree": "Jensen-Shannon divergence of a layer's heads, mean of layers; top: highest.",
+    "CLS tokens differ": "Jensen-Shannon divergence of their weights, mean of heads; top: highest.",
     "previous-token head": "Share of tokens with the largest weight on the token before.",
     "next-token head": "Share of tokens with the largest weight on the token after.",
     "current-token head": "Share of tokens with the largest weight on themselves.",
@@ -79,6 +80,7 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
         *_alpha_at_the_end(heads),
         *_density(heads, tables["density"]),
         *_diversity(tables["layers"]),
+        *_cls_tokens(tables.get("other_statistics", ())),
         *_roles(heads, about, Thresholds(**about["thresholds"])),
         *_kinds(tables.get("kinds", ())),
         _unusually_dense(heads, tables["sentences"]),
@@ -217,6 +219,13 @@ def _diversity(layers: Sequence[Row]) -> Iterator[Finding]:
     for site, rows in _by_site(layers, name):
         mean = statistics.fmean(row[name] for row in rows)
         yield _row("heads disagree", None, site=site, value=mean, layer=rows[0]["layer"])
+
+
+def _cls_tokens(statistics_of_heads: Sequence[Row]) -> Iterator[Finding]:
+    rows = [row for row in statistics_of_heads if row["statistic"] == "cls_divergence"]
+    for site, site_rows in _by_site(rows, "value"):
+        mean = statistics.fmean(row["value"] for row in site_rows)
+        yield _row("CLS tokens differ", None, site_rows[0], site=site, value=mean)
 
 
 def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Finding:

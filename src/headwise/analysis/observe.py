@@ -38,7 +38,7 @@ MAX_QUERIES, MAX_WEIGHTS, MIN_QUERIES = 1024, 2**23, 64
 
 @dataclass(frozen=True)
 class Observation:
-    """The weights of one attention on a batch, CLS tokens excluded.
+    """The weights of one attention on a batch, CLS tokens excluded by default.
 
     In long sequences, of one block of queries; causal attention then ends at the last of them.
 
@@ -161,6 +161,7 @@ def observations(
     batches: Iterable[Batch],
     device: torch.device,
     queries: Sequence[int] | None = None,
+    with_cls: bool = False,
 ) -> Iterator[tuple[Batch, list[Observation]]]:
     """Yield every batch with the observations of all attentions that form weights.
 
@@ -169,14 +170,15 @@ def observations(
         batches: see `for_each_block`.
         device: see `for_each_block`.
         queries: numbers of the queries to observe; all by default.
+        with_cls: include the CLS tokens of self-attention: the first queries and keys.
     """
     for batch in batches:
         blocks: dict[tuple[str, int], list[Observation]] = {}
 
         def on_block(batch: Batch, call: Call, blocks: Any = blocks) -> None:
             if call.weights_BHQK is not None:
-                n_keys = batch.columns[call.keys].ids_BN.shape[1]
-                rows = _rows(observation(call), queries, n_keys)
+                n_keys = batch.columns[call.keys].ids_BN.shape[1] + with_cls * call.first_key
+                rows = _rows(observation(call, with_cls), queries, n_keys)
                 blocks.setdefault((call.site, call.layer), []).append(rows)
 
         for_each_block(model, [batch], device, on_block)
@@ -206,12 +208,14 @@ def _joined(blocks: Sequence[Observation]) -> Observation:
     return replace(blocks[0], **joined)
 
 
-def observation(call: Call) -> Observation:
-    """Return the observation of a call that recorded weights."""
+def observation(call: Call, with_cls: bool = False) -> Observation:
+    """Return the observation of a call that recorded weights; see `observations`."""
     assert call.weights_BHQK is not None
-    allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, call.first_query :, call.first_key :]
-    allowed_BHQK = allowed_BHQK & call.queries_BQ[:, None, :, None]
-    weights_BHQK = call.weights_BHQK[:, :, call.first_query :, call.first_key :]
+    first = (0, 0) if with_cls else (call.first_query, call.first_key)
+    queries_BQ = pad(call.queries_BQ, (call.first_query - first[0], 0), value=True)
+    allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, first[0] :, first[1] :]
+    allowed_BHQK = allowed_BHQK & queries_BQ[:, None, :, None]
+    weights_BHQK = call.weights_BHQK[:, :, first[0] :, first[1] :]
     return Observation(
         call.site,
         call.queries,
@@ -220,9 +224,9 @@ def observation(call: Call) -> Observation:
         call.attention.place.head_numbers,
         weights_BHQK.masked_fill(~allowed_BHQK, 0.0),
         allowed_BHQK,
-        call.queries_BQ,
+        queries_BQ,
         call.attention.distribution_heads(),
-        call.first,
+        call.first + call.first_key - call.first_query if with_cls else call.first,
         call.is_last,
         call.parts,
     )

@@ -110,8 +110,8 @@ def survey(
     densities = Densities(max(len(text.ids) for text in texts.values()))
     offsets = range(-max_offset, max_offset + 1)
     words = {name: text.clusters() for name, text in texts.items()}
-    rare = {name: rarest(texts[name].ids) for name in bidirectional}
     known = {name: of_column for name, of_column in (places or {}).items() if of_column}
+    rare = {name: rarest(texts[name].ids) for name in bidirectional if name not in known}
     variations = {name: Variations(of_column.window) for name, of_column in known.items()}
     questions = {n: _questions(texts[n]) for n in bidirectional if has_word_list(texts[n].language)}
 

@@ -80,8 +80,8 @@ class ImageDataConfig(DensityDataConfig):
     shift: int = 0  # classification: training images are shifted by up to so many pixels
     flip: bool = False  # classification: half of the training images are mirrored
     label_fraction: float = 1.0  # classification: share of the training images, of every class
-    labels: list[str] | None = None  # classification: names of the classes; null: those of train
-    class_weights: dict[str, float] | None = None  # of the loss: label -> weight; null: all 1
+    labels: list[str] | None = None  # classification: names of the classes in order; null: sorted
+    class_weights: Any = None  # classification: of the loss; null, balanced, or a list
 
 
 @dataclass

@@ -17,7 +17,8 @@ class Column:
     """One sequence per row.
 
     Attributes:
-        ids_BN: of text, pixels or audio samples, int64; padded with zeros, which are masked.
+        ids_BN: of text, pixels or audio samples, int64; padded with zeros, which are masked. Of
+            patches of images the P values of each, (B, N, P) uint8.
         lengths_B: int64, positions before the padding.
         n_begin: number of special tokens at the start of each row, such as bos.
         n_end: number of special tokens at the end of each row, such as eos.

@@ -118,8 +118,8 @@ class ImageInputs:
         images_BHWC = self.images[rows]
         if seed is not None:
             changes = self.config.shift, self.config.flip
-            images_BHWC = augmented(images_BHWC, *changes, seed[0], seed[1], rows)
-        ids_BNP = torch.from_numpy(patches(images_BHWC, self.config.patch)).long()
+            images_BHWC = augmented(images_BHWC, *changes, seed, rows)
+        ids_BNP = torch.from_numpy(patches(images_BHWC, self.config.patch))
         return Column(ids_BNP, torch.from_numpy(self.lengths[rows].astype(np.int64)))
 
 

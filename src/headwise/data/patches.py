@@ -28,14 +28,14 @@ def patches(images_BHWC: Bytes, patch: int) -> Bytes:
     return np.ascontiguousarray(cut).reshape(n, rows * columns, -1)
 
 
-def augmented(
-    images_BHWC: Bytes, shift: int, flip: bool, seed: int, epoch: int, rows: Ints
-) -> Bytes:
-    """Images that are shifted and mirrored at random, by seed, epoch and number of the row.
+def augmented(images_BHWC: Bytes, shift: int, flip: bool, seed: Sequence[int], rows: Ints) -> Bytes:
+    """Images that are shifted and mirrored at random.
 
     Args:
         shift: maximum number of pixels, up or down and to a side; zeros come in.
         flip: whether left and right of half of the images are exchanged.
+        seed: with the number of its row, determines the changes of an image.
+        rows: numbers of the images in their split.
     """
     if not (shift or flip):
         return images_BHWC
@@ -43,7 +43,7 @@ def augmented(
     padded = np.pad(images_BHWC, ((0, 0), (shift, shift), (shift, shift), (0, 0)))
     changed = np.empty_like(images_BHWC)
     for image, source, row in zip(changed, padded, rows.tolist(), strict=True):
-        top, left, is_flipped = np.random.default_rng([seed, epoch, row]).integers(
+        top, left, is_flipped = np.random.default_rng([*seed, row]).integers(
             (2 * shift + 1, 2 * shift + 1, 1 + flip)
         )
         window = source[top : top + height, left : left + width]

@@ -36,6 +36,7 @@ def _axes_content(site: str, axes: Axes) -> dict[str, Any]:
         return content
     values = base64.b64encode(view.values).decode("ascii")
     sizes = {"shape": view.shape, "queries": view.queries, "start": view.n_start}
+    sizes |= {"patch": view.patch}
     return {**content, "view": {**sizes, "values": values}}
 
 
@@ -56,7 +57,7 @@ def weight_contents(
         weights.append(rounded(weights_HQK[is_valid_H], allowed_HQK[is_valid_H]))
         view = axes[obs.site].view if axes else None
         if view is not None:
-            weights[-1] = by_cell(weights[-1], view.shape, view.n_start)
+            weights[-1] = by_cell(weights[-1], view.grid, view.n_start)
         numbers = zip(obs.head_numbers, is_valid_H.tolist(), strict=True)
         blocks.append(
             {

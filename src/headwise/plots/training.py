@@ -25,7 +25,7 @@ Records = Sequence[Mapping[str, Any]]
 Labels = Mapping[str, str]
 # In heads.jsonl; all others are reported by the attentions.
 MEASURED = (
-    *("alpha", "diversity", "density", "entropy", "output_norm", "cls_mass"),
+    *("alpha", "diversity", "density", "entropy", "output_norm", "cls_mass", "cls_divergence"),
     *("query_distance", "key_distance", "value_distance"),
 )
 SPLITS = {"train": "training", "valid": "validation"}

@@ -5,7 +5,7 @@ Axes: R rows to score, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.density_data import ImageDataConfig
 from headwise.config.instantiate import instantiate
 from headwise.config.labelled_data import LabelledDataConfig
-from headwise.config.schema import Config, TokenizerConfig
+from headwise.config.schema import Config, PruneDataConfig, TokenizerConfig
 from headwise.data.batch import Batch
 from headwise.data.class_store import LABELS, N_VALUES, PreparedClasses, prepare_classes
 from headwise.data.classes import ClassCorpus, TrainingClasses, evaluation_batches, stratified
@@ -28,9 +29,10 @@ from headwise.data.labelled_images import LabelledImages
 from headwise.data.loader import Examples
 from headwise.data.patches import grid_of
 from headwise.data.token_stream import COLUMN
+from headwise.data.tokenizer import EOS
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import refuse, require
-from headwise.files import machine_cache_dir, read_json
+from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.classes import N_BEFORE, TOP, class_metrics
 from headwise.metrics.metric import Measured, Metric
@@ -39,11 +41,19 @@ from headwise.model.classifier import pool_of
 from headwise.model.family import Model
 from headwise.model.patches import patch_embedding
 from headwise.model.places import site_alone
+from headwise.tasks.class_items import (
+    SITE,
+    example_readings,
+    examples_to_show,
+    labels_of,
+    patch_id,
+    places_of,
+)
 from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.reading import Inspected, Items, Reading
 from headwise.tasks.task import Sizes, Task, TrainedRun
 from headwise.train.distributed import Ranks
 
-SITE = "encoder_self"
 CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
     ImageDataConfig: LabelledImages,
     LabelledDataConfig: LabelledText,
@@ -65,6 +75,19 @@ def max_positions(data: Any) -> int:
     if isinstance(data, ImageDataConfig):
         return prod(grid_of(data.shape, data.patch))
     return int(data.max_length)
+
+
+def on_patches(config: Config) -> Config:
+    """The config with positions in the grid of the patches of an image, not in that of values."""
+    data, positions = config.data, config.positions
+    if not isinstance(data, ImageDataConfig):
+        return config
+    grid = grid_of(data.shape, data.patch)
+    allowed = f"{grid[1]}, the patches in a row of an image"
+    width = positions.get("width", grid[1])
+    require(width == grid[1], "positions.width", allowed, width)
+    shape = {"shape": [*grid, 1]} if "shape" in positions else {}
+    return replace(config, positions={**positions, **shape})
 
 
 def tokenizer_of(config: Config) -> TokenizerConfig | None:
@@ -101,6 +124,8 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
 
     def check(self, config: Config) -> None:
         """See `Task.check`."""
+        self.open(config, machine_cache_dir())
+        config = on_patches(config)
         data = config.data
         share = data.label_fraction
         require(0 < share <= 1, "data.label_fraction", "above 0 and at most 1", share)
@@ -109,7 +134,6 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         allowed = f"at least the {n} positions of data={data.name}"
         require(longest is None or longest >= n, "positions.max_positions", allowed, longest)
         check_model(config, self.sites(config), {COLUMN: n})
-        self.open(config, machine_cache_dir())
 
     def sizes(self, config: Config) -> Sizes:
         """See `Task.sizes`."""
@@ -134,7 +158,7 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
             table: nn.Module = patch_embedding(data.patch, data.shape[2], width)
         else:
             table = nn.Embedding(sizes[COLUMN], width)
-        return build_classifier(config, table, sizes[LABELS], site)
+        return build_classifier(on_patches(config), table, sizes[LABELS], site)
 
     def examples(
         self, config: Config, data: PreparedClasses, ranks: Ranks, scratch: Path
@@ -173,5 +197,29 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         tokenizer = tokenizer_of(config)
         if tokenizer is not None:
             tokenizer = replace(tokenizer, kind="given", folder=str(run.folder.path))
-        labels = read_json(run.folder.path / "data.json")[LABELS]
-        return prepare_classes(corpus, tokenizer, labels, [split])
+        return prepare_classes(corpus, tokenizer, labels_of(run), [split])
+
+    def column_text(
+        self, data: PreparedClasses, config: Config, rows: list[list[int]]
+    ) -> ColumnText:
+        """See `Task.column_text`; the id of a patch of an image is `patch_id` of its values."""
+        if data.tokenizer is None:
+            return ColumnText("", [list(map(patch_id, row)) for row in rows], lambda _: "")
+        marks, token = {EOS: "\n"}, data.tokenizer.id_to_piece
+        return ColumnText(config.data.language or "", rows, lambda i: marks.get(i) or token(i))
+
+    def inspected(
+        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
+    ) -> Inspected:
+        """See `Task.inspected`."""
+        items = super().inspected(run, data, max_tokens, longest)
+        places = places_of(run.config.data)
+        return replace(items, unit="texts" if places is None else "images", places={COLUMN: places})
+
+    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
+        """See `Task.items`."""
+        return examples_to_show(run, max_items, path)
+
+    def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
+        """See `Task.readings`."""
+        return example_readings(run, texts)

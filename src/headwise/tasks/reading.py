@@ -12,6 +12,7 @@ from headwise.analysis.kinds import Places
 from headwise.analysis.observe import Observation
 from headwise.analysis.survey import ColumnText
 from headwise.data.batch import Batch
+from headwise.data.patches import grid_of
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Measured
 
@@ -69,14 +70,23 @@ class View:
     Attributes:
         shape: rows, columns and channels of an image; (samples,) of a sequence.
         values: all values, one byte each.
-        queries: numbers of the values at the queries.
+        queries: numbers of the values at the queries; negative: at no value, as CLS tokens.
         n_start: number of keys before the first value.
+        patch: rows and columns of values at each other key.
     """
 
     shape: Sequence[int]
     values: bytes
     queries: Sequence[int]
     n_start: int = 0
+    patch: int = 1
+
+    @property
+    def grid(self) -> Sequence[int]:
+        """The shape of the keys: rows and columns of patches."""
+        if self.patch == 1:
+            return self.shape
+        return (*grid_of(self.shape, self.patch), 1)
 
 
 @dataclass(frozen=True)

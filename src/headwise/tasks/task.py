@@ -313,9 +313,7 @@ class Task(Generic[C, D]):
         prepared = self.prepared_split(run, split, data.dir)
         batches = self.batches(prepared, config, split, data.sentences)
         texts = {
-            name: self.column_text(
-                prepared, config, [row for b in batches for row in b.columns[name].items()]
-            )
+            name: self.column_text(prepared, config, _items_by_row(batches, name))
             for name in batches[0].columns
         }
         shared = prepared, config, Ranks(0, 1, run.device), split, data.sentences
@@ -359,6 +357,16 @@ class Task(Generic[C, D]):
     def splits(self, config: Config, corpus: C) -> list[str]:
         """Splits that are evaluated at the end: the validation set and the test sets."""
         return list(dict.fromkeys((config.data.valid, *corpus.test_sets)))
+
+
+def _items_by_row(batches: Sequence[Batch], column: str) -> list[list[int]]:
+    """The ids of each item of batches, in the order of their `rows`."""
+    items = {
+        row: ids
+        for b in batches
+        for row, ids in zip(b.rows, b.columns[column].items(), strict=True)
+    }
+    return [items[row] for row in sorted(items)]
 
 
 def task_of(config: Config) -> Task[Any, Any]:

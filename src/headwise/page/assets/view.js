@@ -1,5 +1,6 @@
 // The weights of one query over an image, or over a sequence of values.
-// A cell is a pixel, whose weights are the sums over its channels, or a value of a sequence.
+// A cell is a pixel, whose weights are the sums over its channels, or a value of a sequence. If keys
+// are patches, the weight of a cell is that of its patch.
 
 const MARKS = { size: 384, height: 120, bins: 1024 }; // of a picture, of a strip, in CSS pixels
 
@@ -11,6 +12,23 @@ function placeOf(view, value) {
   const [, columns, channels] = gridOf(view);
   const cell = Math.floor(value / channels);
   return [Math.floor(cell / columns), cell % columns, value % channels];
+}
+
+/** The cell in the middle of the patch of a cell. */
+function middleOf(view, cell) {
+  const [, columns] = gridOf(view);
+  const middle = (n) => n - (n % view.patch) + Math.floor(view.patch / 2);
+  return middle(Math.floor(cell / columns)) * columns + middle(cell % columns);
+}
+
+/** Weights of cells, from those of patches. */
+function cellWeights(view, weights) {
+  if (view.patch === 1) return weights;
+  const [rows, columns] = gridOf(view);
+  const place = (n) => Math.floor(n / view.patch);
+  const patchOf = (row, column) => place(row) * place(columns) + place(column);
+  const cell = (_, i) => weights[patchOf(Math.floor(i / columns), i % columns)];
+  return Float32Array.from({ length: rows * columns }, cell);
 }
 
 /** The index of the query nearest to the chosen value, preferably of the same channel. */
@@ -26,7 +44,7 @@ function queryOf(view) {
 /** Weights of the query: {start: on start tokens, rows, columns, values: of the cells, scale}. */
 function queryWeights(view, { columns: width, values }) {
   const first = queryOf(view) * width;
-  const cells = values.subarray(first + view.start, first + width);
+  const cells = cellWeights(view, values.subarray(first + view.start, first + width));
   const scale = cells.reduce((top, weight) => Math.max(top, Math.abs(weight) || 0), 0) || 1;
   const [rows, columns] = gridOf(view);
   const start = values.subarray(first, first + view.start);
@@ -52,10 +70,11 @@ const largest = (part) =>
   part.reduce((top, weight) => (Math.abs(weight) > Math.abs(top) || Number.isNaN(top) ? weight : top), NaN);
 
 /** The picture and the weights over it, or one strip; a click chooses the nearest query. */
-function viewFigure({ queries, view }, weights, label) {
+function viewFigure({ queries, keys, view }, weights, label) {
   view.bytes ??= Uint8Array.from(atob(view.values), (letter) => letter.charCodeAt(0));
   const query = queryWeights(view, weights);
-  const start = [...query.start].map((weight) => `${shownWeight(weight)} on the start token. `);
+  const named = (weight, i) => `${shownWeight(weight)} on ${keys[i] ?? "the start token"}. `;
+  const start = [...query.start].map(named);
   const hint =
     `Weights of ${queries[queryOf(view)]}: ${start.join("")}` +
     `The strongest colour is ${query.scale.toPrecision(2)}.`;
@@ -77,7 +96,8 @@ function viewFigure({ queries, view }, weights, label) {
   canvas.addEventListener("mouseleave", () => (line.textContent = hint));
   canvas.addEventListener("click", (event) => {
     const [, , channels] = gridOf(view);
-    chooseQuery(cellAt(event) * channels + placeOf(view, state.query)[2]);
+    const channel = state.query < 0 ? 0 : placeOf(view, state.query)[2];
+    chooseQuery(middleOf(view, cellAt(event)) * channels + channel);
   });
   return [line, make("div", { class: "view" }, canvas, isImage ? plain : "")];
 }
@@ -116,7 +136,9 @@ function drawImage(canvas, view, query) {
     const isChosen = value === view.queries[queryOf(view)];
     context.strokeStyle = context.fillStyle = css(themeColour("--chosen"));
     context.lineWidth = 3;
-    if (isChosen) context.strokeRect(column * size - 1, row * size - 1, size + 2, size + 2);
+    const [left, top] = [column, row].map((n) => (n - Math.floor(view.patch / 2)) * size - 1);
+    const width = view.patch * size + 2;
+    if (isChosen) context.strokeRect(left, top, width, width);
     else if (query) context.fillRect((column + 0.4) * size, (row + 0.4) * size, size / 5, size / 5);
   }
 }
@@ -158,13 +180,13 @@ function chooseQuery(value) {
   drawMaps();
 }
 
-/** Offers the queries of the current item; the first choice is in its middle. */
+/** Offers the queries of the current item; the first choice is a CLS token, or in its middle. */
 function offerQueries() {
   const axes = viewAxes();
   byId("query").parentElement.hidden = !axes;
   if (!axes) return;
   const { queries } = axes.view;
-  state.query ??= queries[Math.floor(queries.length / 2)];
+  state.query ??= queries.find((value) => value < 0) ?? queries[Math.floor(queries.length / 2)];
   const options = queries.map((value, i) => make("option", { value, text: axes.queries[i] }));
   byId("query").replaceChildren(...options);
   byId("query").value = queries[queryOf(axes.view)];

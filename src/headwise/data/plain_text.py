@@ -65,10 +65,10 @@ def check_text_config(config: TextDataConfig) -> None:
             isinstance(names, list) and all(isinstance(name, str) for name in names)
         )
         require(is_path, f"data.files.{split}", "a path, or a list of alternatives", names)
-    if config.column is not None and (config.file or files or config.dir is None):
+    if config.column is not None and (config.file or files):
         raise ConfigError(
-            f"data.column={config.column} needs data.dir=FOLDER, with tables {config.train}.tsv "
-            f"and {config.valid}.tsv (or .csv, .jsonl, .parquet), and no data.file or data.files"
+            f"data.column={config.column} needs data.dir=FOLDER with tables, and neither data.file "
+            "nor data.files"
         )
     if bool(shares) != (config.file is not None) or (config.file and files):
         raise ConfigError(
@@ -140,10 +140,13 @@ class TextCorpus(FileCorpus[TextDataConfig]):
 
     def _tables(self, split: str) -> list[Path]:
         """The table with a split, or its shards."""
-        folder = Path(self.config.dir or "").expanduser()
-        paths = find_table(folder, split)
+        check_file_name("data", split)
+        names = f"{split}{f', {split}'.join(SUFFIXES)}"
+        if self.folder is None:
+            raise DataError(f"set data.dir=FOLDER, with one of {names}, and with the other splits")
+        paths = find_table(self.folder, split)
         if not paths:
-            raise DataError(f"{split}{f', {split}'.join(SUFFIXES)} not found in {folder}")
+            raise DataError(f"{names} not found in {self.folder}")
         return paths
 
     def _column(self, split: str, column: str) -> Iterator[bytes]:

@@ -61,6 +61,10 @@ class Linformer(MultiHeadAttention):
 
     unsupported: ClassVar[Mapping[str, str]] = {"causal": NOT_CAUSAL}
     forms_weights = "effective"
+    without_documents = (
+        "attention=linformer cannot be combined with data.document_mask=true: its keys are "
+        "mixtures of all positions; use attention=linear, softmax or alpha_entmax"
+    )
     shared_part = "length_projection"
 
     length_projection: LengthProjection
@@ -139,10 +143,7 @@ class Linformer(MultiHeadAttention):
         if mask.causal:
             raise ValueError(f"Linformer cannot be causal: {NOT_CAUSAL}")
         if mask.segments_BN is not None:
-            raise ConfigError(
-                "attention=linformer cannot be combined with data.document_mask=true: its keys are "
-                "mixtures of all positions; use attention=linear, softmax or alpha_entmax"
-            )
+            raise ConfigError(self.without_documents)
         n_keys = key_BKD.shape[1]
         is_real_BN = self._is_real(mask, n_keys, key_BKD.device)
         first = -mask.n_prefix

@@ -22,6 +22,7 @@ class Attention(Variant):
     Attributes:
         dropout: rate on the weights, if any; set by the factory.
         rotates: whether it supports rotary positions.
+        without_documents: message why it cannot separate documents of a row; empty: it can.
         forms_weights: "exact", "effective" (see the class) or "no".
         recorders: callbacks for the weights (see `headwise.attention.recorder`). With at least
             one, `forward` forms the weights, unless `forms_weights` is "no", and calls `record`.
@@ -29,6 +30,7 @@ class Attention(Variant):
 
     dropout: float = 0.0
     rotates: bool = False
+    without_documents: str = ""
     forms_weights: str = "exact"
     recorders: tuple[Recorder, ...] = ()
 

@@ -22,6 +22,7 @@ from headwise.data.store import id_dtype
 from headwise.errors import ConfigError, DataError
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
+MASK = UNK  # of masked language models: an id that lossless text never contains
 N_SPECIALS = 4
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 

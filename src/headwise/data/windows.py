@@ -1,8 +1,8 @@
-"""Windows of one stream of tokens, on which a density model is trained and scored.
+"""Windows of one stream of tokens, on which a model is trained and scored.
 
-A window scores `window` tokens, each given the previous ones of the window and the token before
-the window. A start token precedes the first token of a split and of each of its documents, so that
-it is scored too.
+A window of a density model scores `window` tokens, each given the previous ones of the window and
+the token before the window. A start token precedes the first token of a split and of each of its
+documents, so that it is scored too. Windows of a masked language model: `headwise.data.masking`.
 
 Axes: B windows, N tokens of a window, R scored tokens of a batch.
 """
@@ -23,6 +23,8 @@ from headwise.data.token_stream import COLUMN, TokenStream
 from headwise.errors import DataError
 
 Ints = npt.NDArray[np.integer[Any]]
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 def window_batch(
@@ -44,21 +46,43 @@ def window_batch(
         min_context: number of the first tokens of a window that are not scored; the first window
             of the split scores all.
     """
-    lengths_B = np.minimum(len(stream.ids) - starts, window).astype(np.int64)
-    width = int(lengths_B.max(initial=0))
-    positions_BN = starts[:, None] + np.arange(width)
-    is_real_BN = np.arange(width) < lengths_B[:, None]
-    targets_BN, before_BN = np.zeros((2, *positions_BN.shape), np.int64)
-    targets_BN[is_real_BN] = stream.ids[positions_BN[is_real_BN]]
+    positions_BN, ids_BN, is_real_BN = window_ids(stream, starts, window)
+    before_BN = np.zeros_like(ids_BN)
     before_BN[is_real_BN] = stream.before(positions_BN[is_real_BN], start_id)
     skipped_B = np.where(starts > 0, min_context, 0)
-    is_scored_BN = is_real_BN & (np.arange(width) >= skipped_B[:, None])
-    tensor = torch.from_numpy
-    scored_R, targets_R = np.flatnonzero(is_scored_BN), targets_BN[is_scored_BN]
+    is_scored_BN = is_real_BN & (np.arange(ids_BN.shape[1]) >= skipped_B[:, None])
+    column = window_column(stream, before_BN, positions_BN, is_real_BN)
+    return scored_batch(column, is_scored_BN, ids_BN, rows)
+
+
+def window_ids(stream: TokenStream, starts: Ints, window: int) -> tuple[Longs, Longs, Bools]:
+    """Positions and ids of the windows at `starts`, and which are in the split: (B, N) each."""
+    lengths_B = np.minimum(len(stream.ids) - starts, window).astype(np.int64)
+    width = int(lengths_B.max(initial=0))
+    positions_BN = starts[:, None].astype(np.int64) + np.arange(width)
+    is_real_BN = np.arange(width) < lengths_B[:, None]
+    ids_BN = np.zeros(positions_BN.shape, np.int64)
+    ids_BN[is_real_BN] = stream.ids[positions_BN[is_real_BN]]
+    return positions_BN, ids_BN, is_real_BN
+
+
+def window_column(
+    stream: TokenStream, inputs_BN: Ints, positions_BN: Longs, is_real_BN: Bools
+) -> Column:
+    """The column of a model that reads `inputs_BN` at these positions."""
     segments_BN = stream.segments(positions_BN)
-    segments = None if segments_BN is None else tensor(segments_BN)
-    columns = {COLUMN: Column(tensor(before_BN), tensor(lengths_B), segments_BN=segments)}
-    return Batch(columns, tensor(scored_R), tensor(targets_R), rows.tolist(), len(targets_R))
+    segments = None if segments_BN is None else torch.from_numpy(segments_BN)
+    lengths_B = torch.from_numpy(is_real_BN.sum(1))
+    return Column(torch.from_numpy(inputs_BN), lengths_B, segments_BN=segments)
+
+
+def scored_batch(column: Column, is_scored_BN: Bools, ids_BN: Ints, rows: Ints) -> Batch:
+    """The batch that predicts the scored ones of `ids_BN`."""
+    scored_R, targets_R = np.flatnonzero(is_scored_BN), ids_BN[is_scored_BN]
+    targets = torch.from_numpy(targets_R)
+    return Batch(
+        {COLUMN: column}, torch.from_numpy(scored_R), targets, rows.tolist(), len(targets_R)
+    )
 
 
 def windows_per_batch(max_tokens: int, window: int) -> int:
@@ -123,8 +147,12 @@ class TrainingWindows:
 
     def collate(self, epoch: int, rows: Ints) -> Batch:
         """See `Examples.collate`."""
-        starts = self._first(epoch)[0] + rows * self.window
+        starts = self.starts(epoch, rows)
         return window_batch(self.stream, self.start_id, starts, self.window, rows)
+
+    def starts(self, epoch: int, rows: Ints) -> Ints:
+        """Position of the first scored token of each of these rows."""
+        return self._first(epoch)[0] + rows * self.window
 
     def identity(self) -> dict[str, int]:
         """See `Examples.identity`."""
@@ -183,7 +211,9 @@ class EvaluationWindows(Sequence[Batch]):
             raise IndexError(index)
         first, end = index * self._n_rows, (index + 1) * self._n_rows
         starts_B = self.starts[first:end]
-        rows = np.arange(first, first + len(starts_B))
-        return window_batch(
-            self.stream, self.start_id, starts_B, self.window, rows, self.min_context
-        )
+        return self.batch(starts_B, np.arange(first, first + len(starts_B)))
+
+    def batch(self, starts_B: Ints, rows: Ints) -> Batch:
+        """The batch of the windows at these positions."""
+        context = self.min_context
+        return window_batch(self.stream, self.start_id, starts_B, self.window, rows, context)

@@ -95,6 +95,8 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
                 f"model.cls_tokens={n_prefix}. "
                 f"Try {_key_of(config, site.name)}.max_length={n_keys}"
             )
+        if attention.without_documents and getattr(config.data, "document_mask", False):
+            raise ConfigError(attention.without_documents)
         if isinstance(attention, ScoreAttention):
             attention.normaliser.check_weights()
         pattern = getattr(attention, "pattern", None)

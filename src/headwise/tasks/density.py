@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headwise.analysis.survey import ColumnText
-from headwise.attention.place import Site
 from headwise.config.density_data import (
     BuiltinTextConfig,
     DensityDataConfig,
@@ -21,31 +19,20 @@ from headwise.config.density_data import (
     WindowsConfig,
 )
 from headwise.config.instantiate import instantiate
-from headwise.config.keys import with_changes
 from headwise.config.schema import Config, PruneDataConfig
-from headwise.data.builtin.text import BuiltinText
-from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
-from headwise.data.music import MusicCorpus
-from headwise.data.plain_text import TextCorpus
 from headwise.data.token_stream import (
     COLUMN,
     TOKENIZER,
-    DensityCorpus,
     PreparedTokens,
-    prepare_tokens,
 )
-from headwise.data.tokenizer import BOS, EOS, Tokenizer
-from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.data.tokenizer import BOS, Tokenizer
 from headwise.data.windows import EvaluationWindows, TrainingWindows
-from headwise.errors import require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
-from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
-from headwise.model.places import site_alone
-from headwise.precision import autocast, check_precision, resolve_precision
+from headwise.precision import autocast
 from headwise.runs.folder import RunFolder
 from headwise.tasks.density_items import (
     SITE,
@@ -64,20 +51,17 @@ from headwise.tasks.samples import (
     TextSamples,
     write_validation_samples,
 )
-from headwise.tasks.task import Sizes, Task, TrainedRun, Validator
+from headwise.tasks.stream_task import StreamTask, is_text, open_corpus
+from headwise.tasks.task import TrainedRun
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import WriteOutputs, write_nothing
 
-# Pairs of positions of the windows whose heads are measured, at validations and by an analysis.
-VALIDATION_PAIRS, ANALYSIS_PAIRS = 2**25, 2**27
-KINDS: dict[
-    type[DensityDataConfig], tuple[Callable[[Any, Path], DensityCorpus], type[Samples[Any]]]
-] = {
-    TextDataConfig: (TextCorpus, TextSamples),
-    BuiltinTextConfig: (BuiltinText, TextSamples),
-    ImageDataConfig: (ImageCorpus, ImageSamples),
-    MusicDataConfig: (MusicCorpus, MusicSamples),
+SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {
+    TextDataConfig: TextSamples,
+    BuiltinTextConfig: TextSamples,
+    ImageDataConfig: ImageSamples,
+    MusicDataConfig: MusicSamples,
 }
 
 
@@ -100,105 +84,14 @@ def density_metrics(config: Config) -> list[Metric]:
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
 
 
-def is_text(config: Config) -> bool:
-    """Return whether the data are text."""
-    data: DensityDataConfig = config.data
-    return data.unit == "byte"
-
-
-def n_windows(n_pairs: int, window: int) -> int:
-    """Number of windows with this number of pairs of positions, at least 1."""
-    return max(1, n_pairs // window**2)
-
-
-def check_windows(config: Config) -> None:
-    """Refuse a `decode` that is no evaluation in windows of `data.window`."""
-    windows, window = config.decode, config.data.window
-    is_windows = isinstance(windows, WindowsConfig)
-    require(is_windows, "decode", "windows with task=density", getattr(windows, "method", windows))
-    check_precision(windows.precision, "decode.precision")
-    allowed = f"at least 0 and below data.window={window}"
-    require(0 <= windows.min_context < window, "decode.min_context", allowed, windows.min_context)
-    most = windows.max_windows
-    require(most >= 0, "decode.max_windows", "at least 0 (0: all)", most)
-    period = parts_of(config).positions.period
-    whole = f"a multiple of the {period} values of positions.shape"
-    for key, value in (("data.window", window), ("decode.min_context", windows.min_context)):
-        require(period is None or value % period == 0, key, whole, value)
-
-
-@dataclass(frozen=True)
-class DensityRun(TrainedRun):
-    """A density model with the settings of its evaluation, `config.decode`."""
-
-    @property
-    def search(self) -> dict[str, Any]:
-        """See `TrainedRun.search`."""
-        names = "min_context", "max_windows", "precision"
-        return {name: getattr(self.config.decode, name) for name in names}
-
-
-def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
-    """Locate the files of a data config."""
-    corpus, _ = KINDS[type(data)]
-    return corpus(data, cache)
-
-
-class Density(Task[DensityCorpus, PreparedTokens]):
+class Density(StreamTask):
     """Next-token prediction on text, or on other data as a sequence of bytes."""
 
-    data = DensityDataConfig
-
-    def monitored(self, config: Config) -> str:
-        """See `Task.monitored`: bits, or the loss if the outputs are sparse."""
-        return self.metrics(config)[0].name
-
-    def sites(self, config: Config) -> tuple[Site, ...]:
-        """See `Task.sites`."""
-        return (site_alone(config.model, SITE, COLUMN),)
+    site = SITE
 
     def metrics(self, config: Config) -> Sequence[Metric]:
         """See `Task.metrics`."""
         return density_metrics(config)
-
-    def languages(self, config: Config) -> tuple[str, ...]:
-        """See `Task.languages`."""
-        return (config.data.language,) if config.data.language else ()
-
-    def check(self, config: Config) -> None:
-        """See `Task.check`."""
-        window = config.data.window
-        require(window >= 1, "data.window", "at least 1", window)
-        open_corpus(config.data, machine_cache_dir())
-        fits = is_text(config) or config.tokenizer.kind == "byte"
-        kind = f"byte with data={config.data.name}"
-        require(fits, "tokenizer.kind", kind, config.tokenizer.kind)
-        n_cls, is_masked = config.model.cls_tokens, config.data.document_mask
-        allowed = "0 with data.document_mask=true: all documents would see them"
-        require(not (is_masked and n_cls), "model.cls_tokens", allowed, n_cls)
-        longest = parts_of(config).positions.max_positions
-        allowed = f"at least data.window={window}"
-        require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
-        check_model(config, self.sites(config), {COLUMN: window})
-        check_windows(config)
-
-    def sizes(self, config: Config) -> Sizes:
-        """See `Task.sizes`."""
-        return {COLUMN: vocabulary_limits(config.tokenizer)["source"]}
-
-    def open(self, config: Config, cache: Path) -> DensityCorpus:
-        """See `Task.open`."""
-        return open_corpus(config.data, cache)
-
-    def prepare(self, corpus: DensityCorpus, config: Config, progress: bool) -> PreparedTokens:
-        """See `Task.prepare`."""
-        n_workers = config.trainer.n_workers
-        return prepare_tokens(corpus, config.tokenizer, progress, n_workers=n_workers)
-
-    def model(self, config: Config, sizes: Sizes) -> Model:
-        """See `Task.model`."""
-        (site,) = self.sites(config)
-        return build_single(config, sizes[COLUMN], site)
 
     def examples(
         self, config: Config, data: PreparedTokens, ranks: Ranks, scratch: Path
@@ -217,16 +110,6 @@ class Density(Task[DensityCorpus, PreparedTokens]):
         stream, most = data.stream(split).first(n_tokens), config.decode.max_windows
         return EvaluationWindows(stream, BOS, window, config.trainer.max_tokens, context, most)
 
-    def validator(
-        self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks
-    ) -> Validator:
-        """See `Task.validator`: windows side by side, which take the least time."""
-        trainer, most = config.trainer, n_windows(VALIDATION_PAIRS, config.data.window)
-        trainer = replace(trainer, head_sentences=min(trainer.head_sentences, most))
-        decode = replace(config.decode, min_context=0)
-        config = replace(config, decode=decode, trainer=trainer)
-        return super().validator(model, loss, data, config, ranks)
-
     def measured(
         self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks,
         split: str, n_items: int | None = None, progress: bool = False,
@@ -237,17 +120,6 @@ class Density(Task[DensityCorpus, PreparedTokens]):
             items = measure_losses(model, loss, windows, ranks, progress=progress).items
         n_bytes = [windows.stream.bytes_of(first, end) for first, end in windows.scored]
         return Measured(np.column_stack((items, n_bytes)), density_metrics(config))
-
-    def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> DensityRun:
-        """See `Task.loaded`; settings of a search are ignored."""
-        names = [field.name for field in fields(WindowsConfig)]
-        changes = {name: value for name, value in search.items() if name in names}
-        windows = with_changes(run.config.decode, "decode", changes)
-        windows.precision = resolve_precision(windows.precision, run.device)
-        config = replace(run.config, decode=windows)
-        check_windows(config)
-        values = {field.name: getattr(run, field.name) for field in fields(TrainedRun)}
-        return DensityRun(**values | {"config": config})
 
     def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
         """See `Task.written`: samples."""
@@ -263,33 +135,14 @@ class Density(Task[DensityCorpus, PreparedTokens]):
     def samples(self, config: Config, folder: RunFolder) -> Samples[Any]:
         """See `Task.samples`."""
         corpus = open_corpus(config.data, machine_cache_dir())
-        _, samples = KINDS[type(config.data)]
-        return samples(corpus, Tokenizer.load(folder.path / TOKENIZER))
-
-    def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedTokens:
-        """See `Task.prepared_split`."""
-        return text_of_run(run, split, folder)
-
-    def column_text(
-        self, data: PreparedTokens, config: Config, rows: list[list[int]]
-    ) -> ColumnText:
-        """See `Task.column_text`."""
-        if not is_text(config):
-            return ColumnText("", rows, lambda _: "")
-        marks, token = {BOS: "", EOS: "\n"}, data.tokenizer.id_to_piece
-        return ColumnText(config.data.language or "", rows, lambda i: marks.get(i, token(i)))
+        return SAMPLES[type(config.data)](corpus, Tokenizer.load(folder.path / TOKENIZER))
 
     def inspected(
         self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
     ) -> Inspected:
-        """See `Task.inspected`: windows, by default of at most `ANALYSIS_PAIRS` if n² of each."""
-        if data.sentences is None and longest < math.inf:
-            most = n_windows(ANALYSIS_PAIRS, run.config.data.window)
-            data = replace(data, sentences=most)
-        decode = replace(run.config.decode, min_context=0, max_windows=0)
-        run = replace(run, config=replace(run.config, decode=decode))
+        """See `StreamTask.inspected`; with the places of the values."""
         items = super().inspected(run, data, max_tokens, longest)
-        return replace(items, unit="windows", places={COLUMN: places_of(run)})
+        return replace(items, places={COLUMN: places_of(run)})
 
     def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
         """See `Task.items`: windows of text, images, or windows of other values."""
@@ -298,10 +151,3 @@ class Density(Task[DensityCorpus, PreparedTokens]):
     def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
         """See `Task.readings`."""
         return (text_readings if is_text(run.config) else value_readings)(run, texts)
-
-
-def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedTokens:
-    """A split encoded by the run's tokenizer, from `folder` or from the run's data folder."""
-    data: DensityDataConfig = replace(run.config.data, dir=folder or run.config.data.dir)
-    tokenizer = replace(run.config.tokenizer, kind="given", folder=str(run.folder.path))
-    return prepare_tokens(open_corpus(data, machine_cache_dir()), tokenizer, splits=[split])

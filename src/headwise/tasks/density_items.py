@@ -22,7 +22,7 @@ from headwise.data.token_stream import (
     text_ids,
 )
 from headwise.data.tokenizer import BOS, Tokenizer
-from headwise.data.windows import EvaluationWindows
+from headwise.data.windows import EvaluationWindows, Ints
 from headwise.errors import DataError
 from headwise.model.build import parts_of
 from headwise.tasks.reading import Axes, Item, Items, Reading, View, spaced
@@ -79,16 +79,21 @@ def text_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
 
 def text_readings(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
     """Readings of texts, each truncated to one window, and to `MAX_TOKENS`."""
-    tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
-    window = min(run.config.data.window, MAX_TOKENS)
-    for index, text in enumerate(texts):
-        if not text or not isinstance(text, str):
-            raise DataError(f"text {index + 1} is empty: there is no attention to show")
-        ids = text_ids(text, tokenizer)[:window]
-        batches = EvaluationWindows(TokenStream(ids), BOS, window, window)
+    for index, (tokenizer, ids) in enumerate(encoded_texts(run, texts)):
+        batches = EvaluationWindows(TokenStream(ids), BOS, len(ids), len(ids))
         ((batch, observed),) = observations(run.model, batches, run.device)
         names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
         yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
+
+
+def encoded_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[Tokenizer, Ints]]:
+    """The run's tokenizer and the tokens of each text, of at most one window."""
+    tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
+    window = min(run.config.data.window, MAX_TOKENS)
+    for number, text in enumerate(texts, 1):
+        if not text or not isinstance(text, str):
+            raise DataError(f"text {number} is empty: there is no attention to show")
+        yield tokenizer, text_ids(text, tokenizer)[:window]
 
 
 def value_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:

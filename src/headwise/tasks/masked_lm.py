@@ -1,0 +1,168 @@
+"""Masked language models: an encoder predicts masked tokens of a text (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.analysis.observe import observations
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import Config
+from headwise.data.batch import Batch
+from headwise.data.loader import Examples
+from headwise.data.masking import (
+    MaskedEvaluationWindows,
+    MaskedTrainingWindows,
+    Masking,
+    MaskSettings,
+)
+from headwise.data.token_stream import PreparedTokens, TokenStream, ids_text
+from headwise.data.tokenizer import BOS
+from headwise.data.windows import Ints
+from headwise.errors import require
+from headwise.languages import has_spaces
+from headwise.losses.loss import Loss
+from headwise.metrics.metric import Floats, Measured, Metric
+from headwise.model.family import Model
+from headwise.precision import autocast
+from headwise.tasks.density_items import encoded_texts, text_items
+from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.reading import Axes, Items, Reading
+from headwise.tasks.stream_task import StreamTask
+from headwise.tasks.task import TrainedRun
+from headwise.train.distributed import Ranks
+
+SITE = "encoder_self"
+NOTE = "The model reads <mask> for a token named <mask:…>."
+
+
+def bits_per_token(sums: Floats) -> float:
+    """Bits per token, from the sums (nats, tokens)."""
+    return float(sums[0] / math.log(2) / sums[1])
+
+
+def percent(sums: Floats) -> float:
+    """Percent correct, from the sums (tokens, correct ones)."""
+    return float(100 * sums[1] / sums[0])
+
+
+def is_correct(logits_RV: Tensor, targets_R: Tensor) -> Tensor:
+    """Return 1 where the class with the largest logit is the target, else 0."""
+    return (logits_RV.argmax(1) == targets_R).float()
+
+
+class MaskedLM(StreamTask):
+    """Prediction of masked tokens of text, from the tokens on both sides.
+
+    Args:
+        mlm_probability: share of the tokens of a window that are predicted; at least one is.
+        mask_replace_prob: share of these tokens that the mask token replaces.
+        random_replace_prob: share that random tokens replace; the others are not replaced.
+        whole_words: choose all tokens of a word together.
+    """
+
+    name = "masked_lm"
+    site = SITE
+
+    def __init__(
+        self,
+        mlm_probability: float = 0.15,
+        mask_replace_prob: float = 0.8,
+        random_replace_prob: float = 0.1,
+        whole_words: bool = False,
+    ) -> None:
+        shares = mlm_probability, mask_replace_prob, random_replace_prob
+        self.settings = MaskSettings(*shares, whole_words)
+
+    def metrics(self, config: Config) -> Sequence[Metric]:
+        """See `Task.metrics`: bits (if the loss has a nll), accuracy, and those of the loss."""
+        loss: Loss = instantiate(config.loss, "loss")
+        most, unit = config.decode.max_windows, loss.metrics[0].unit
+        signature = str(self.settings) + (f"|max_windows:{most}" if most else "")
+        counts = {"n_scored": 2}
+        bits = Metric(
+            *("masked_bits", "lower", bits_per_token, (1, 2), signature, unit),
+            *("bits per masked token", counts),
+        )
+        accuracy = Metric(
+            *("masked_accuracy", "higher", percent, (2, 3), signature, unit),
+            *("masked accuracy, %", counts),
+        )
+        return [*([bits] if loss.measure == "nll" else []), accuracy, *loss.metrics]
+
+    def check(self, config: Config) -> None:
+        """See `Task.check`."""
+        super().check(config)
+        code, words = config.data.language, self.settings.whole_words
+        allowed = f"false with data.language={code}, which has no spaces between words"
+        require(not (words and code) or has_spaces(code), "task.whole_words", allowed, words)
+
+    def check_windows(self, config: Config) -> None:
+        """See `StreamTask.check_windows`; windows do not overlap."""
+        super().check_windows(config)
+        context = config.decode.min_context
+        require(context == 0, "decode.min_context", f"0 with task={self.name}", context)
+
+    def examples(
+        self, config: Config, data: PreparedTokens, ranks: Ranks, scratch: Path
+    ) -> Examples:
+        """See `Task.examples`."""
+        stream, trainer = data.stream(config.data.train), config.trainer
+        sizes = config.data.window, trainer.max_tokens, config.seed, ranks.world_size
+        masking = Masking(self.settings, data.tokenizer)
+        return MaskedTrainingWindows(stream, BOS, *sizes, masking=masking)
+
+    def batches(
+        self, data: PreparedTokens, config: Config, split: str, n_items: int | None = None
+    ) -> MaskedEvaluationWindows:
+        """See `Task.batches`: windows side by side."""
+        window, most = config.data.window, config.decode.max_windows
+        stream = data.stream(split).first(n_items and n_items * window)
+        sizes = window, config.trainer.max_tokens, 0, most
+        masking = Masking(self.settings, data.tokenizer)
+        return MaskedEvaluationWindows(stream, BOS, *sizes, masking=masking)
+
+    def measured(
+        self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks,
+        split: str, n_items: int | None = None, progress: bool = False,
+    ) -> Measured:  # fmt: skip
+        """See `Task.measured`; adds the number of correct predictions of each window."""
+        windows = self.batches(data, config, split, n_items)
+        with autocast(ranks.device, config.decode.precision):
+            measured = measure_losses(model, loss, windows, ranks, is_correct, progress)
+        return Measured(measured.items, self.metrics(config))
+
+    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
+        """See `Task.items`: windows of text."""
+        return text_items(run, max_items, path)
+
+    def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
+        """See `Task.readings`: with all chosen tokens masked, and their predictions."""
+        settings = replace(self.settings, mask_replace_prob=1.0, random_replace_prob=0.0)
+        start = np.zeros(1, np.int64)
+        for index, (tokenizer, ids) in enumerate(encoded_texts(run, texts)):
+            masking = Masking(settings, tokenizer)
+            masked = masking.batch(TokenStream(ids), start, len(ids), start, (index,))
+            ((batch, observed),) = observations(run.model, [masked], run.device)
+            names = tokenizer.labels(ids.tolist())
+            for place in masked.scored_R.tolist():
+                names[place] = f"<mask:{names[place]}>"
+            axes = Axes(names, names, ids_text(ids, tokenizer), NOTE)
+            filled = ids_text(_filled(run.model, batch, ids), tokenizer)
+            yield index, Reading({SITE: axes}, observed, {"prediction": filled})
+
+
+@torch.no_grad()
+def _filled(model: Model, batch: Batch, ids: Ints) -> Ints:
+    """The tokens (N,) of a batch of one window, with the most likely ones at masked places."""
+    logits_RV = model.output(batch.scored(model.states(**model.inputs(batch))))
+    filled = ids.copy()
+    filled[batch.scored_R.cpu().numpy()] = logits_RV.argmax(1).cpu().numpy()
+    return filled

@@ -216,7 +216,7 @@ def test_explicit_task_wins_over_that_of_the_data(make: Any) -> None:
         ("task.mlm_probability=0.15 task.maks=1", "task.maks"),
         ("task.whole_words=true data.language=ja", "task.whole_words must be false with data.lang"),
         ("trainer.monitor=bits_per_byte", "masked_bits, nll, perplexity"),
-        ("data=cifar10", "task must be density with data=cifar10"),
+        ("data=cifar10", "with data=cifar10, got 'masked_lm'"),
         ("data=multi30k", "task must be translation with data=multi30k"),
         (
             "attention=linformer data.documents=line data.document_mask=true data.dir=/nowhere",

@@ -22,7 +22,7 @@ def class_metrics(n_classes: int | None, unit: str) -> list[Metric]:
         unit: of the items.
     """
     metrics = [
-        Metric("accuracy", "higher", _share, (2, 3), "percent", unit, "accuracy (%)"),
+        Metric("accuracy", "higher", percent, (2, 3), "percent", unit, "accuracy (%)"),
         Metric(
             "f1_macro", "higher", f1_macro, None, "percent, mean of classes", unit, "macro F1 (%)"
         ),
@@ -30,12 +30,13 @@ def class_metrics(n_classes: int | None, unit: str) -> list[Metric]:
     ]
     if n_classes is not None and n_classes > TOP:
         metrics.append(
-            Metric("top5", "higher", _share, (2, 4), "percent", unit, "top-5 accuracy (%)")
+            Metric("top5", "higher", percent, (2, 4), "percent", unit, "top-5 accuracy (%)")
         )
     return metrics
 
 
-def _share(sums: Floats) -> float:
+def percent(sums: Floats) -> float:
+    """Percent right, from the sums (examples, right ones)."""
     return float(100 * sums[1] / sums[0])
 
 

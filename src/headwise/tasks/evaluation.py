@@ -118,7 +118,8 @@ def measure_losses(
 
     Args:
         batches: the whole split; each rank evaluates its share and gets all items.
-        extra: logits (R, V) and targets (R,) of the scored positions -> more statistics (R, S).
+        extra: logits (R, V) and targets (R,) of the scored positions -> more statistics (R, S),
+            or (R,) if S is 1.
         n_extra: S.
         progress: show a bar on a terminal.
     """
@@ -135,7 +136,7 @@ def measure_losses(
             statistics.append(torch.ones_like(statistics[0]))
             statistics_RS = torch.stack(statistics, 1).double()
             if extra is not None:
-                extra_RS = extra(model.output(states_RD), targets_R).double()
+                extra_RS = extra(model.output(states_RD), targets_R).double().view(-1, n_extra)
                 statistics_RS = torch.cat((statistics_RS, extra_RS), 1)
             rows_B = torch.tensor(batch.rows, device=ranks.device)
             rows_R = rows_B[batch.scored_R // states_BND.shape[1]]

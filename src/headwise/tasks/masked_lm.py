@@ -29,6 +29,7 @@ from headwise.data.windows import Ints
 from headwise.errors import require
 from headwise.languages import has_spaces
 from headwise.losses.loss import Loss
+from headwise.metrics.classes import percent
 from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.family import Model
 from headwise.precision import autocast
@@ -46,11 +47,6 @@ NOTE = "The model reads <mask> for a token named <mask:…>."
 def bits_per_token(sums: Floats) -> float:
     """Bits per token, from the sums (nats, tokens)."""
     return float(sums[0] / math.log(2) / sums[1])
-
-
-def percent(sums: Floats) -> float:
-    """Percent correct, from the sums (tokens, correct ones)."""
-    return float(100 * sums[1] / sums[0])
 
 
 def is_correct(logits_RV: Tensor, targets_R: Tensor) -> Tensor:
@@ -93,7 +89,7 @@ class MaskedLM(StreamTask):
         )
         accuracy = Metric(
             *("masked_accuracy", "higher", percent, (2, 3), signature, unit),
-            *("masked accuracy, %", counts),
+            *("masked accuracy (%)", counts),
         )
         return [*([bits] if loss.measure == "nll" else []), accuracy, *loss.metrics]
 

@@ -39,7 +39,10 @@ SHORT_BUILTIN = (
     "data.origins=[{_target_: headwise.data.builtin.BuiltinCorpus, "
     "n_train: 400, n_valid: 20, n_test: 20}]"
 )
-OTHER_DATA = {"data=text", "data=images", "data=music", "data=parity", "experiment=demo_text"}
+OTHER_DATA = {
+    *("data=text", "data=builtin_text", "data=images", "data=music", "data=parity"),
+    *("experiment=demo_text", "experiment=demo_masked_lm"),
+}
 WITHOUT_TRAINING = {"dry_run=true", "--cfg", "--help"}
 
 CLIENT = """#!{python} -ISE

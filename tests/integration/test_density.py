@@ -320,7 +320,7 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
         ("positions=learned positions.max_positions=8", "data.window=16"),
         ("decode=greedy", "decode must be windows with task=density, got 'greedy'"),
         ("decode.min_context=16", "decode.min_context must be at least 0 and below data.window=16"),
-        ("task=translation", "task must be density with data=text"),
+        ("task=translation", "task must be density or masked_lm with data=text"),
         ("data.document_mask=true", "needs data.documents=line|blank_line|heading"),
         ("data.documents=page", "data.documents must be one of blank_line, heading, line; got"),
         ("data.documents=heading data.document_mask=true", "the training split is one document"),

@@ -141,7 +141,7 @@ def test_experiments_train(
     cadence = [f"trainer.{key}=1" for key in ("log_every", "validate_every", "save_every")]
     few = ["trainer.max_updates=2", "trainer.keep=5", "trainer.average=2"]
     small = small_overrides(tmp_path, *cadence, *few, "data.test=[test_a]")
-    if choice.startswith(("child2019", "nanogpt")):
+    if choice.startswith(("child2019", "demo_masked_lm", "nanogpt")):
         paths = (f"data.dir={tmp_path / 'text'}", f"paths.outputs={tmp_path / 'outputs'}")
         write_text_corpus(tmp_path / "text")
         small = [*DENSITY, *cadence, *few, *paths]

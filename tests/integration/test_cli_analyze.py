@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, read_json
-from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, OPTIONAL, TABLES
+from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, OPTIONAL, OTHERS, TABLES
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
-TABLE_FILES = {f"{table.name}.csv" for table in TABLES if table not in OPTIONAL}
+TABLE_FILES = {f"{table.name}.csv" for table in TABLES if table not in OPTIONAL or table is OTHERS}
 
 
 def modification_times(folder: Path) -> dict[str, int]:
@@ -34,6 +34,9 @@ def test_analyze_writes_tables_and_findings(headwise: CommandLine, run: Path) ->
         assert row["alpha"] == pytest.approx(results[row["site"]][0][row["head"] - 1], abs=1e-6)
         assert 0 < row["density"] <= 1
         assert row["importance"] > 0
+    gradients = [r for r in rows["other_statistics"] if r["statistic"] == "query_gradient"]
+    assert len(gradients) == 6
+    assert all(row["value"] > 0 for row in gradients)
     assert len(rows["layers"]) == 3
     assert len(rows["density"]) == 6 * 21
     assert len(rows["trajectories"]) == 6

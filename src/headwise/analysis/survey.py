@@ -101,7 +101,7 @@ def survey(
             that is not causal.
         max_offset: offsets from -max_offset to max_offset are measured.
         thresholds: of the roles.
-        extra: more columns of the table of heads.
+        extra: more statistics of heads.
         places: column -> the places of its values, if kinds of heads are measured.
     """
     means, text_means, kind_means = HeadMeans(), HeadMeans(), HeadMeans()
@@ -161,7 +161,7 @@ def survey(
     for row in unusual:
         text = texts[sites[row["site"]].keys]
         row["text"] = text.surfaces[row["sentence"] - 1].text.strip()
-    others = [name for name in stats if name not in HEADS.columns]
+    others = [name for name in {**stats, **(extra or {})} if name not in HEADS.columns]
     tables = {
         "heads": rows,
         "other_statistics": [

@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from headwise.analysis.findings import findings, findings_text
+from headwise.analysis.gradients import projection_gradients
 from headwise.analysis.importance import head_importance
 from headwise.analysis.pruning import present_heads
 from headwise.analysis.roles import Thresholds
@@ -40,7 +41,7 @@ from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 
-VERSION = 3  # of the analysis; results of another version are recomputed
+VERSION = 4  # of the analysis; results of another version are recomputed
 MAX_TOKENS = 4096  # padded tokens per batch: all weights of a layer are in memory at once
 # Settings that may differ between a current analysis and the requested one.
 IGNORED_KEYS = ("run", "importance", "counts")
@@ -186,6 +187,7 @@ def _measure(
     if config.importance:
         scores = head_importance(model, bar(batches, "importance"), loss, device)
         columns = {"importance": scores.raw, "importance_normalised": scores.normalised}
+        columns |= projection_gradients(model, bar(batches, "gradients"), loss, device)
     settings = config.offsets, _thresholds(config)
     heads = bar(batches, "heads")
     result = survey(model, heads, device, items.texts, *settings, columns, items.places)

@@ -1,4 +1,4 @@
-"""The commands: train, prepare, evaluate, translate, sample, prune, analyze, report.
+"""The commands: train, prepare, evaluate, translate, predict, sample, prune, analyze, report.
 
 Hydra composes the configuration; errors that a user can fix are printed as one message without a
 traceback.
@@ -34,6 +34,7 @@ COMMANDS = {
     "prepare": "commands.prepare:prepare",
     "evaluate": "commands.evaluate:evaluate",
     "translate": "commands.translate:translate",
+    "predict": "commands.predict:predict",
     "sample": "commands.sample:sample",
     "prune": "commands.prune:prune",
     "analyze": "commands.analyze:analyze_runs",
@@ -44,6 +45,7 @@ SAVED = "saved checkpoints are intact; run the same command again to resume"
 INTERRUPTED = {
     "evaluate": "the printed scores are saved",
     "translate": "a file named by output= is unchanged",
+    "predict": "a file named by output= is unchanged",
     "sample": "no file was written",
 }
 HYDRA_OPTIONS = {

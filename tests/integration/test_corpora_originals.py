@@ -110,7 +110,8 @@ def test_hub_source_uses_the_datasets_library(tmp_path: Path) -> None:
         write_parquet(tmp_path / f"repo/de-en/{split}-00000-of-00001.parquet", rows)
     splits = {"train": "train", "valid": "validation", "test_part": "test[1:3]"}
     repo = str(tmp_path / "repo")
-    source = HubSource(repo, splits, "en", "de", tmp_path / "cache", "de-en")
+    languages = {"source": "en", "target": "de"}
+    source = HubSource(repo, splits, tmp_path / "cache", "de-en", **languages)
     assert list(source.pairs("train")) == TRAIN
     assert list(source.pairs("test_part")) == TEST[1:3]
     assert source.identity("train") == source.identity("train") != source.identity("valid")

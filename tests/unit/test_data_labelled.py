@@ -107,7 +107,7 @@ def test_named_sets_are_pinned(name: str) -> None:
     origins = {
         origin["_target_"].rpartition(".")[2]: origin for origin in data_config(name).origins
     }
-    assert re.fullmatch("[0-9a-f]{40}", origins["HubTables"]["revision"])
+    assert re.fullmatch("[0-9a-f]{40}", origins["HubSource"]["revision"])
     for archive in origins["ArchiveTables"]["archives"].values():
         assert {"md5", "sha256"} & archive["downloads"][0].keys()
     assert data_config(name).notes
@@ -224,14 +224,12 @@ def test_missing_split_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label_fraction": 0.0}, r"data\.label_fraction must be above 0 and at most 1"),
         ({"valid_fraction": 1.0}, r"data\.valid_fraction must be at least 0 and below 1"),
         ({"valid_fraction": 0.1, "valid": "train"}, r"data\.valid must be another split"),
         ({"max_length": 1}, r"data\.max_length must be at least 2"),
         ({"labels": ["a"]}, r"data\.labels must be null, or two or more different names"),
         ({"labels": ["a", "a"]}, r"data\.labels must"),
         ({"label": "text"}, r"must be different columns"),
-        ({"class_weights": "equal"}, r"data\.class_weights must be null, balanced or a list"),
         ({"files": "train.tsv"}, r"data\.files must be a mapping"),
         ({"test": ["../test"]}, "plain name"),
     ],

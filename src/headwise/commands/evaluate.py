@@ -120,7 +120,7 @@ def _measured(
         shared = run.model, loss, prepared, run.config, ranks, split
         measured = run.task.measured(*shared, progress=config.progress)
         run.folder.write_sums(Path(name, f"{split}.{measured.metrics[0].unit}.npy"), measured.items)
-        yield split, {**measured.scores()}
+        yield split, {**run.task.scores(measured)}
 
 
 def _user_paths(config: EvaluateConfig) -> dict[str, str]:

@@ -16,7 +16,7 @@ from headwise.commands.analyze import analyze_folders
 from headwise.config.folders import group_choices
 from headwise.config.schema import AnalyzeConfig, ReportConfig
 from headwise.errors import ConfigError, RunError, require
-from headwise.files import write_text
+from headwise.files import check_output, write_text
 from headwise.report.cells import ColumnRuns, Missing, cell_facts, column_runs, judge, missing_cells
 from headwise.report.heads import head_tables, paper_head_facts
 from headwise.report.paper import (
@@ -31,7 +31,7 @@ from headwise.report.paper_pruning import PruningReport, pruning_report
 from headwise.report.paper_runs import Matching, match
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import Fact, Table, fact_table, latex, latex_comment
-from headwise.runs.folder import find_folders
+from headwise.runs.folder import RunFolder, find_folders
 
 STOP_CODES = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
 MAX_UNUSED = 30  # listed reasons for unused runs; the csv has all
@@ -50,6 +50,8 @@ def report_runs(config: ReportConfig) -> None:
         from headwise.page.write import write_page
 
         write_page(config, lambda folder: _analyze(config, [folder]))
+    elif config.compare is not None and config.run is not None:
+        _compare(config, config.run, config.compare)
     if config.paper is not None:
         _report_paper(config)
     elif config.figures:
@@ -69,8 +71,11 @@ def _check(config: ReportConfig) -> None:
         raise ConfigError("page=true needs run=FOLDER")
     if config.page and config.figures and config.output is not None:
         raise ConfigError("output= must be a file for page=true, a folder for figures=true")
-    if config.run is not None and not (config.page or config.figures):
-        raise ConfigError("run=FOLDER needs page=true, figures=true or both")
+    if config.run is not None and not (config.page or config.figures or config.compare):
+        raise ConfigError(
+            "run=FOLDER needs page=true, figures=true or both; or compare=FOLDER for tests between "
+            "two runs"
+        )
     if config.run is not None and config.paper is not None:
         raise ConfigError("paper= takes runs=[FOLDER,…], not run=")
     for key in ("launch", "heads"):
@@ -88,6 +93,17 @@ def _output(config: ReportConfig) -> Path:
     if config.output is not None:
         return Path(config.output)
     return Path("outputs/reports/figures" if config.run is None else f"{config.run}/figures")
+
+
+def _compare(config: ReportConfig, run: str, other: str) -> None:
+    from headwise.report.paired import paired_tests
+
+    folders = RunFolder.existing(run).path, RunFolder.existing(other, "compare").path
+    table = paired_tests(*folders, config.n_resamples)
+    print(table, flush=True)
+    if config.output is not None:
+        check_output(config.output)
+        write_text(Path(config.output), f"{table}\n")
 
 
 def _draw(config: ReportConfig, folders: Sequence[Path], output: Path) -> None:

@@ -299,7 +299,7 @@ class _Run:
         self.folder.write_json("data.json", {**about, **prepared.report})
 
     def _model(self, prepared: Data) -> Model:
-        model = self.task.model(self.config, prepared.sizes)
+        model: Model = self.task.training_model(self.config, prepared)
         if self.config.init_from is not None and not can_resume(self.folder):
             origin = RunFolder.existing(self.config.init_from, "init_from")
             start_from(model, self.config, origin, prepared.vocabulary)

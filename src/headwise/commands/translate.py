@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import select
-import stat
 import sys
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO
 
+from headwise.commands.output import check_paths, write_blocks
 from headwise.config.schema import TranslateConfig
 from headwise.data.corpora.text import decoded_lines
-from headwise.errors import DataError, HeadwiseError, require
-from headwise.files import BROKEN_PIPE, check_output, write_text
+from headwise.errors import DataError, HeadwiseError
 from headwise.tasks.loading import load_selected, translating
 from headwise.tasks.texts import read_lines
 from headwise.tasks.translation_run import TranslationRun
 
 PROMPT = "> "
-STDOUT = 1
 
 
 def translate(config: TranslateConfig) -> None:
     """Translate a file or stdin in blocks of `buffer_size` lines; interactive at a terminal."""
-    _check_paths(config)
+    paths = {"input": config.input, "reference": config.reference}
+    check_paths(config.buffer_size, config.output, **paths)
     run = translating(load_selected(config.run, config))
     sources: Iterable[str]
     if config.input is not None:
@@ -44,68 +38,7 @@ def translate(config: TranslateConfig) -> None:
     else:
         progress = config.progress and sys.stderr.isatty()
         blocks = _translated_blocks(run, iter(sources), config.buffer_size, progress)
-    if config.output is None:
-        sys.stdout.flush()
-        with _exit_on_closed_pipe():
-            _write(sys.stdout.buffer, blocks)
-    else:
-        _write_output(Path(config.output), blocks)
-
-
-def _write(stream: IO[bytes], blocks: Iterable[list[str]]) -> None:
-    """Write and flush each block of lines as UTF-8, independent of the terminal's encoding."""
-    for lines in blocks:
-        stream.write("".join(f"{line}\n" for line in lines).encode())
-        stream.flush()
-
-
-@contextmanager
-def _exit_on_closed_pipe() -> Iterator[None]:
-    """Exit as `cat` does if standard output is a pipe and its reader closes it."""
-    done = threading.Event()
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(STDOUT, 0)  # errors are always reported
-        while not done.is_set():
-            if poll.poll(200):
-                os._exit(BROKEN_PIPE)
-
-    if not stat.S_ISFIFO(os.fstat(STDOUT).st_mode):
-        yield
-        return
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _write_output(path: Path, blocks: Iterable[list[str]]) -> None:
-    """Write a file atomically; write to a device or a pipe directly."""
-    if path.exists() and not path.is_file():
-        with open(path, "wb") as stream:
-            _write(stream, blocks)
-    else:
-        text = "".join(f"{line}\n" for lines in blocks for line in lines)
-        write_text(path.resolve(), text)
-
-
-def _check_paths(config: TranslateConfig) -> None:
-    """Raise `DataError` for unreadable or unwritable files, before anything is loaded."""
-    require(config.buffer_size >= 1, "buffer_size", "at least 1", config.buffer_size)
-    for key in ("input", "reference"):
-        path = getattr(config, key)
-        if path is None:
-            continue
-        if not Path(path).is_file():
-            raise DataError(f"{key}={path} not found")
-        if config.output is not None and Path(config.output).resolve() == Path(path).resolve():
-            raise DataError(f"output={config.output} would overwrite {key}={path}")
-    if config.output is not None:
-        check_output(config.output)
+    write_blocks(config.output, blocks)
 
 
 def _translated_blocks(

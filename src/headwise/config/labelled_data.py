@@ -1,4 +1,4 @@
-"""The config of labelled text."""
+"""The config of labelled text, and of `scripts/predict.py`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
+
+from headwise.config.sampling import RunSelection
 
 
 @dataclass
@@ -28,7 +30,7 @@ class LabelledDataConfig:
     test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
     valid_fraction: float = 0.0  # share of the training rows that is the validation set; 0: a file
     label_fraction: float = 1.0  # share of the training rows that is kept, of each class, by seed
-    class_weights: Any = None  # of the loss: null, balanced, or a list
+    class_weights: Any = None  # of the loss: balanced, or a list; null: all 1
     language: str | None = None  # language code; null: unknown
     max_length: int = 128  # tokens of a text or pair; longer ones are truncated
     origins: list[Any] = field(default_factory=list)  # tried in order if no folder is set
@@ -39,3 +41,13 @@ class LabelledDataConfig:
     warmup_updates: int = 1000  # suggested for data of this size
     licence: str = MISSING
     notes: str = ""
+
+
+@dataclass
+class PredictConfig(RunSelection):
+    """`scripts/predict.py`: label the texts of a file or of stdin."""
+
+    run: str = MISSING  # its folder
+    input: str | None = None  # a file of lines, or a table; null reads stdin
+    output: str | None = None  # a file; null writes to stdout
+    buffer_size: int = 10_000  # texts that are read, sorted by length and labelled at a time

@@ -20,7 +20,7 @@ from headwise.config.density_data import (
     TextDataConfig,
     WindowsConfig,
 )
-from headwise.config.labelled_data import LabelledDataConfig
+from headwise.config.labelled_data import LabelledDataConfig, PredictConfig
 from headwise.config.no_data import NoDataConfig
 from headwise.config.sampling import RunSelection, SampleConfig
 
@@ -318,7 +318,7 @@ class ReportConfig:
     launch: bool = False  # train missing runs first
     run: str | None = None  # folder of a run, for page and figures
     page: bool = False  # write one html file to inspect the heads of `run`
-    compare: str | None = None  # a second run on the page
+    compare: str | None = None  # a second run: on the page, or paired tests between the two
     n_sentences: int = 20  # number of sentences on the page
     sentences: str | None = None  # a file of sentences; null: from a test set of the run
     checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
@@ -333,6 +333,7 @@ KINDS: dict[str, type] = {  # command -> dataclass
     "train": Config,
     "evaluate": EvaluateConfig,
     "translate": TranslateConfig,
+    "predict": PredictConfig,
     "sample": SampleConfig,
     "prune": PruneConfig,
     "analyze": AnalyzeConfig,

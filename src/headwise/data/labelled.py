@@ -53,20 +53,26 @@ def check_labelled_config(config: LabelledDataConfig) -> None:
     columns = [config.text, config.label, *([config.pair] if config.pair else [])]
     distinct = len(set(columns)) == len(columns)
     require(distinct, "data.text, data.label and data.pair", "different columns", columns)
-    share, valid = config.label_fraction, config.valid_fraction
-    require(0 < share <= 1, "data.label_fraction", "above 0 and at most 1", share)
+    valid = config.valid_fraction
     require(0 <= valid < 1, "data.valid_fraction", "at least 0 and below 1", valid)
     cut = not valid or config.train != config.valid
     require(cut, "data.valid", "another split than data.train", config.valid)
     require(config.max_length >= 2, "data.max_length", "at least 2", config.max_length)
-    labels, weights = config.labels, config.class_weights
-    many = labels is None or len(set(labels)) == len(labels) > 1
-    require(many, "data.labels", "null, or two or more different names", labels)
-    is_list = isinstance(weights, list) and all(
-        isinstance(weight, (int, float)) and 0 <= weight < math.inf for weight in weights
-    )
-    fits = weights in (None, "balanced") or is_list
-    require(fits, "data.class_weights", "null, balanced or a list of numbers", weights)
+    many = config.labels is None or len(set(config.labels)) == len(config.labels) > 1
+    require(many, "data.labels", "null, or two or more different names", config.labels)
+
+
+def text_columns(config: LabelledDataConfig) -> list[str]:
+    """The column of a text, or the two of a pair."""
+    return [config.text, *([config.pair] if config.pair else [])]
+
+
+def texts_of(record: Mapping[str, Any], columns: Sequence[str], where: str) -> Texts:
+    """The texts of a record; a `DataError` for one that is empty."""
+    for column in columns:
+        if not isinstance(text := record[column], str) or not text.strip():
+            raise DataError(f"{where}: no text in the column {column!r}; got {text!r}")
+    return tuple(one_line(record[column], where) for column in columns)
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,7 @@ class LabelledText:
                 n_seen[label] += 1
                 is_valid = math.floor((before + 1) * share) > math.floor(before * share)
                 if not share or is_valid == (split == self.config.valid):
-                    yield self._texts(record, where), label
+                    yield texts_of(record, text_columns(self.config), where), label
 
     def _share(self, split: str) -> float:
         """Share of the rows of the files of a split that are for validation."""
@@ -163,23 +169,12 @@ class LabelledText:
                 raise DataError(str(refuse(f"a split of data={self.config.name}", part, known)))
         return parts
 
-    @property
-    def _columns(self) -> list[str]:
-        config = self.config
-        return [config.text, *([config.pair] if config.pair else []), config.label]
-
     def _select(self, name: str, columns: Sequence[str]) -> list[str]:
         pair = "data.pair= (null: single texts)"
         advice = f"Columns are set by data.text=, data.label= and {pair}"
-        check_columns(name, columns, self._columns, advice)
-        return self._columns
-
-    def _texts(self, record: Mapping[str, Any], where: str) -> Texts:
-        texts = [record[column] for column in self._columns[:-1]]
-        for column, text in zip(self._columns, texts, strict=False):
-            if not isinstance(text, str) or not text.strip():
-                raise DataError(f"{where}: no text in the column {column!r}; got {text!r}")
-        return tuple(one_line(text, where) for text in texts)
+        wanted = [*text_columns(self.config), self.config.label]
+        check_columns(name, columns, wanted, advice)
+        return wanted
 
     def _label(self, record: Mapping[str, Any], where: str) -> str:
         """The name of the label; a number that is no name is an index into `data.labels`."""

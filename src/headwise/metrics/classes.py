@@ -45,6 +45,11 @@ def _by_class(sums: Floats) -> Floats:
     return sums[N_BEFORE:].reshape(3, -1)
 
 
+def true_classes(items: Floats) -> Floats:
+    """The classes of items as rows of one 1, (N, C)."""
+    return items[:, N_BEFORE:].reshape(len(items), 3, -1)[:, 1]
+
+
 def f1_macro(sums: Floats) -> float:
     """Mean F1 (%) of the classes that are true or predicted, as in scikit-learn."""
     right_C, true_C, predicted_C = _by_class(sums)

@@ -24,12 +24,16 @@ class Score(TypedDict):
         signature: how it was computed.
         n_scored: number of tokens, of a density model.
         n_bytes: number of bytes or dimensions that the tokens spell.
+        low: lower bound of the 95 % bootstrap confidence interval, of a classifier.
+        high: its upper bound.
     """
 
     score: float
     signature: str
     n_scored: NotRequired[int]
     n_bytes: NotRequired[int]
+    low: NotRequired[float]
+    high: NotRequired[float]
 
 
 @dataclass(frozen=True)

@@ -183,15 +183,15 @@ def _compare(column: ColumnRuns, row: str, baseline: str, n_resamples: int) -> N
     if metric is None:  # noted by `_check`
         return
     try:
-        _check_references([*pairs.run_x, *pairs.run_y], column.spec.test)
-        systems, baselines = ([_items(run, metric, column.spec.test) for run in pairs[side]]
+        check_references([*pairs.run_x, *pairs.run_y], column.spec.test)
+        systems, baselines = ([saved_items(run, metric, column.spec.test) for run in pairs[side]]
                               for side in ("run_x", "run_y"))  # fmt: skip
         column.comparisons[row] = paired_bootstrap(systems, baselines, metric, n_resamples)
     except (DataError, RunError) as error:
         column.notes.append(f"{row} is not tested against {baseline}: {error}")
 
 
-def _items(run: SavedRun, metric: Metric, test: str | None) -> Floats:
+def saved_items(run: SavedRun, metric: Metric, test: str | None) -> Floats:
     """Read the saved statistics of the test items; check that they give the saved score."""
     saved = None if run.results is None else run.results.score(test, metric.name)
     items = RunFolder(run.folder).read_sums(f"{test}.{metric.unit}.npy")
@@ -206,7 +206,8 @@ def _items(run: SavedRun, metric: Metric, test: str | None) -> Floats:
     return items
 
 
-def _check_references(runs: Sequence[SavedRun], test: str | None) -> None:
+def check_references(runs: Sequence[SavedRun], test: str | None) -> None:
+    """Raise `DataError` unless runs with references of `test` have the same ones."""
     texts: dict[bytes, SavedRun] = {}
     for run in runs:
         if run.task.references:

@@ -33,7 +33,26 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
     names = {"loss", task.main_metric(config).name}
     labels = {m.name: m.label for m in task.metrics(config) if m.name in names}
     heads, metrics = (read_if_exists(record) for record in (folder.heads, folder.metrics))
-    return training_figures(heads, metrics, labels, name, config.model.heads)
+    drawn = training_figures(heads, metrics, labels, name, config.model.heads)
+    return drawn | _confusion(folder, name)
+
+
+def _confusion(folder: RunFolder, name: str) -> dict[str, Figure]:
+    """Return file name -> figure of the confusion matrices of a classifier."""
+    import pandas as pd
+
+    from headwise.plots.confusion import confusion_matrix
+    from headwise.tasks.predictions import CONFUSION, FOLDER
+
+    splits = {
+        path.name.removesuffix(CONFUSION): pd.read_csv(path, index_col=0, dtype={"label": str})
+        for path in sorted((folder.path / FOLDER).glob(f"*{CONFUSION}"))
+    }
+    of_run = f" ({name})" if name else ""
+    return {
+        f"confusion-{split}": confusion_matrix(counts, f"Predictions of {split}{of_run}")
+        for split, counts in splits.items()
+    }
 
 
 def draw(folder: RunFolder, tracker: Tracker) -> None:
@@ -77,4 +96,5 @@ def shown_score(score: Mapping[str, Any]) -> str:
         return f"{'-':>6}  {score['warning']}"
     if "n_bytes" in score:
         return f"{score['score']:8.4f}  {score['n_bytes']} bytes, {score['signature']}"
-    return f"{score['score']:6.2f}  {score.get('signature', score.get('command', ''))}"
+    interval = f"[{score['low']:.2f}, {score['high']:.2f}]  " if "low" in score else ""
+    return f"{score['score']:6.2f}  {interval}{score.get('signature', score.get('command', ''))}"

@@ -12,36 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from headwise.analysis.kinds import Places
 from headwise.analysis.observe import observations
 from headwise.config.density_data import ImageDataConfig
 from headwise.config.instantiate import instantiate
 from headwise.data.batch import Batch
-from headwise.data.class_store import LABELS, PreparedClasses, example_ids
+from headwise.data.class_store import PreparedClasses, example_ids
 from headwise.data.classes import ImageInputs, LabelledSplit, TextInputs
 from headwise.data.patches import grid_of
 from headwise.data.store import IdStore
 from headwise.data.token_stream import COLUMN, TOKENIZER, ids_text
 from headwise.data.tokenizer import EOS, Tokenizer
 from headwise.errors import DataError
-from headwise.files import read_json
 from headwise.losses.loss import Loss
-from headwise.model.family import evaluating
 from headwise.tasks.density_items import MAX_WEIGHTS, selected
+from headwise.tasks.predictions import labels_of, predicted
 from headwise.tasks.reading import Axes, Item, Items, Reading, View, spaced
 from headwise.tasks.task import TrainedRun
 from headwise.tasks.texts import read_lines
 
 SITE = "encoder_self"
 BETWEEN = "\t"  # the texts of a pair
-
-
-def labels_of(run: TrainedRun) -> list[str]:
-    """Names of the classes of a run."""
-    labels: list[str] = read_json(run.folder.path / "data.json")[LABELS]
-    return labels
 
 
 def places_of(data: Any) -> Places | None:
@@ -106,12 +98,9 @@ def example_readings(run: TrainedRun, inputs: Sequence[Any]) -> Iterator[tuple[i
 
 def _predicted(run: TrainedRun, batch: Batch, labels: Sequence[str]) -> str:
     """The most probable label of a batch of one example, and its probability."""
-    loss: Loss = instantiate(run.config.loss, "loss")
-    with evaluating(run.model), torch.no_grad():
-        logits_C = run.model(**run.model.inputs(batch))[0, 0]
-    probabilities_C = loss.log_probs(logits_C).exp()
-    best = int(probabilities_C.argmax())
-    return f"{labels[best]} ({100 * float(probabilities_C[best]):.1f} %)"
+    loss = instantiate(run.config.loss, "loss", Loss)
+    (label,), (probability,) = predicted(run.model, loss, [batch], run.device)
+    return f"{labels[label]} ({100 * probability:.1f} %)"
 
 
 def _split_of(run: TrainedRun, example: Any, name: str) -> LabelledSplit:

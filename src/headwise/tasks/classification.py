@@ -5,7 +5,7 @@ Axes: R rows to score, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -35,23 +35,26 @@ from headwise.errors import refuse, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.classes import N_BEFORE, TOP, class_metrics
-from headwise.metrics.metric import Measured, Metric
+from headwise.metrics.metric import Measured, Metric, Score
+from headwise.metrics.significance import scores_with_intervals
 from headwise.model.build import build_classifier, check_model, parts_of
-from headwise.model.classifier import pool_of
+from headwise.model.classifier import Classifier, pool_of
 from headwise.model.family import Model
 from headwise.model.patches import patch_embedding
 from headwise.model.places import site_alone
+from headwise.runs.folder import RunFolder
 from headwise.tasks.class_items import (
     SITE,
     example_readings,
     examples_to_show,
-    labels_of,
     patch_id,
     places_of,
 )
 from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.predictions import ClassifierRun, labels_of, predicted, write_predictions
 from headwise.tasks.reading import Inspected, Items, Reading
 from headwise.tasks.task import Sizes, Task, TrainedRun
+from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 
 CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
@@ -68,6 +71,20 @@ def class_statistics(logits_RC: Tensor, targets_R: Tensor) -> Tensor:
     true_RC, predicted_RC = one_hot(targets_R, n_classes), one_hot(top_RK[:, 0], n_classes)
     shares = is_right_RK[:, :1], is_right_RK.any(1, keepdim=True)
     return torch.cat((*shares, true_RC * predicted_RC, true_RC, predicted_RC), 1)
+
+
+def class_factors(weights: Any, counts: Mapping[str, int]) -> list[float] | None:
+    """Factors of the losses of classes; `balanced` ones give each class the same total, N / C.
+
+    Args:
+        weights: `data.class_weights`.
+        counts: label -> number of training examples.
+    """
+    if weights == "balanced":
+        return [sum(counts.values()) / (len(counts) * n) for n in counts.values()]
+    fits = weights is None or len(weights) == len(counts)
+    require(fits, "data.class_weights", f"{len(counts)} numbers: {', '.join(counts)}", weights)
+    return weights and list(map(float, weights))
 
 
 def max_positions(data: Any) -> int:
@@ -100,10 +117,23 @@ def tokenizer_of(config: Config) -> TokenizerConfig | None:
 
 
 class Classification(Task[ClassCorpus, PreparedClasses]):
-    """One label for each text, pair of texts, or image."""
+    """One label for each text, pair of texts, or image.
+
+    Args:
+        encoder_lr: factor of the learning rate of weights taken by `init_from`, all but those of
+            classes and CLS tokens.
+        frozen_layers: with `init_from`, the embeddings and so many first layers are not trained.
+    """
 
     monitor = "accuracy"
     data = tuple(CORPORA)
+    command = "predict"
+
+    def __init__(self, encoder_lr: float = 1.0, frozen_layers: int | None = None) -> None:
+        require(encoder_lr >= 0, "encoder_lr", "at least 0", encoder_lr)
+        fits = frozen_layers is None or frozen_layers >= 0
+        require(fits, "frozen_layers", "null or at least 0", frozen_layers)
+        self.encoder_lr, self.frozen_layers = encoder_lr, frozen_layers
 
     def sites(self, config: Config) -> tuple[Site, ...]:
         """See `Task.sites`."""
@@ -130,6 +160,16 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         share = data.label_fraction
         require(0 < share <= 1, "data.label_fraction", "above 0 and at most 1", share)
         pool_of(config.model)
+        weights = data.class_weights
+        is_list = isinstance(weights, list) and all(type(w) in (int, float) for w in weights)
+        fits = weights in (None, "balanced") or is_list
+        require(fits, "data.class_weights", "null, balanced or a list of numbers", weights)
+        (site,), is_tuned = self.sites(config), config.init_from is not None
+        lr, n = self.encoder_lr, self.frozen_layers
+        require(lr == 1 or is_tuned, "task.encoder_lr", "1 without init_from=RUN", lr)
+        allowed = f"null, or with init_from=RUN at most {site.n_layers}, the layers of the model"
+        fits = n is None or (is_tuned and n <= site.n_layers)
+        require(fits, "task.frozen_layers", allowed, n)
         longest, n = parts_of(config).positions.max_positions, max_positions(data)
         allowed = f"at least the {n} positions of data={data.name}"
         require(longest is None or longest >= n, "positions.max_positions", allowed, longest)
@@ -150,15 +190,36 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         """See `Task.prepare`."""
         return prepare_classes(corpus, tokenizer_of(config), config.data.labels)
 
-    def model(self, config: Config, sizes: Sizes) -> Model:
+    def model(self, config: Config, sizes: Sizes) -> Classifier:
         """See `Task.model`."""
+        return self._classifier(config, sizes)
+
+    def training_model(self, config: Config, data: PreparedClasses) -> Model:
+        """See `Task.training_model`; with the weights of classes, and frozen layers."""
+        counts = data.report["splits"][config.data.train]
+        weights = class_factors(config.data.class_weights, counts)
+        model = self._classifier(config, data.sizes, weights)
+        n = self.frozen_layers
+        frozen = () if n is None else ("embedding.", *(f"stack.layers.{i}." for i in range(n)))
+        for name, parameter in model.named_parameters():
+            if not name.startswith("output.") and "cls" not in name.split("."):
+                parameter.requires_grad_(not name.startswith(frozen))
+                if self.encoder_lr != 1:
+                    model.lr_factors[parameter] = self.encoder_lr
+        return model
+
+    def _classifier(
+        self, config: Config, sizes: Sizes, weights: Sequence[float] | None = None
+    ) -> Classifier:
         (site,) = self.sites(config)
         data, width = config.data, config.model.d_model
         if isinstance(data, ImageDataConfig):
             table: nn.Module = patch_embedding(data.patch, data.shape[2], width)
         else:
             table = nn.Embedding(sizes[COLUMN], width)
-        return build_classifier(on_patches(config), table, sizes[LABELS], site)
+        return build_classifier(
+            on_patches(config), table, sizes[LABELS], site, class_weights=weights
+        )
 
     def examples(
         self, config: Config, data: PreparedClasses, ranks: Ranks, scratch: Path
@@ -185,6 +246,29 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         shared = model, loss, batches, ranks, class_statistics, progress
         items = measure_losses(*shared, n_extra=N_BEFORE - 3 + 3 * n_classes).items
         return Measured(items, self._metrics(config, n_classes))
+
+    def scores(self, measured: Measured) -> dict[str, Score]:
+        """See `Task.scores`; with confidence intervals."""
+        return scores_with_intervals(measured)
+
+    def scorer(
+        self, model: Model, loss: Loss, data: PreparedClasses, config: Config, ranks: Ranks
+    ) -> Callable[[str, RunFolder, Tracker], dict[str, Any]]:
+        """See `Task.scorer`; also writes predictions and a confusion matrix."""
+        score = super().scorer(model, loss, data, config, ranks)
+
+        def score_and_predict(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
+            if ranks.is_main:
+                batches = self.batches(data, config, split)
+                predictions = predicted(model, loss, batches, ranks.device)
+                write_predictions(folder, split, data, predictions)
+            return score(split, folder, tracker)
+
+        return score_and_predict
+
+    def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> ClassifierRun:
+        """See `Task.loaded`; there is no search."""
+        return ClassifierRun.from_run(run)
 
     def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedClasses:
         """See `Task.prepared_split`: encoded with the run's tokenizer and labels."""

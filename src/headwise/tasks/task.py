@@ -22,7 +22,7 @@ from headwise.data.loader import Examples
 from headwise.errors import RunError, refuse, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
-from headwise.metrics.metric import Measured, Metric
+from headwise.metrics.metric import Measured, Metric, Score
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import head_values, measure_losses
@@ -230,6 +230,10 @@ class Task(Generic[C, D]):
         """Build a model for vocabularies of these sizes."""
         raise NotImplementedError
 
+    def training_model(self, config: Config, data: D) -> Model:
+        """Build a model to train on prepared data; by default `model`."""
+        return self.model(config, data.sizes)
+
     def examples(self, config: Config, data: D, ranks: Ranks, scratch: Path) -> Examples:
         """Training examples; `scratch` is a folder for temporary files of an epoch."""
         raise NotImplementedError
@@ -250,6 +254,10 @@ class Task(Generic[C, D]):
         """The `metrics` of a split, or of its first `n_items`; with a bar if `progress`."""
         batches = self.batches(data, config, split, n_items)
         return measure_losses(model, loss, batches, ranks, progress=progress)
+
+    def scores(self, measured: Measured) -> dict[str, Score]:
+        """Scores at the end of a run, in the form of results.json."""
+        return measured.scores()
 
     def validator(
         self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
@@ -278,7 +286,7 @@ class Task(Generic[C, D]):
             measured = self.measured(model, loss, data, config, ranks, split)
             if ranks.is_main:
                 folder.write_sums(f"{split}.{measured.metrics[0].unit}.npy", measured.items)
-            return {**measured.scores()}
+            return {**self.scores(measured)}
 
         return score
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer of a config node, with torch's fused step unless the node chooses.
 
     Vectors and scalars (biases, norms, α, gates) have no weight decay, which would pull every α to
-    the middle of its range. Gates, if any, are a group with another learning rate.
+    the middle of its range. Gates, if any, are a group with another learning rate, as are the
+    parameters of `model.lr_factors`.
     """
     gates = [module for module in model.modules() if isinstance(module, HardConcreteGate)]
     gate_ids = {id(p) for gate in gates for p in gate.parameters()}
@@ -31,6 +32,9 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     decayed = [p for p in trained if p.ndim > 1]
     undecayed = [p for p in trained if p.ndim <= 1 and id(p) not in gate_ids]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
+    factors: Mapping[nn.Parameter, float] = getattr(model, "lr_factors", {})
+    if factors:
+        groups = [part for group in groups for part in _by_factor(group, factors)]
     if gates:
         logits = [gate.log_a for gate in gates]
         groups.append({"params": logits, "weight_decay": 0.0, "lr_factor": gates[0].lr_factor})
@@ -40,6 +44,16 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     optimizer = instantiate(node, "optimizer", params=groups)
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer
+
+
+def _by_factor(
+    group: Mapping[str, Any], factors: Mapping[nn.Parameter, float]
+) -> list[dict[str, Any]]:
+    """The group split by the factors of the learning rate of its parameters."""
+    parts: dict[float, list[nn.Parameter]] = {}
+    for parameter in group["params"]:
+        parts.setdefault(factors.get(parameter, 1.0), []).append(parameter)
+    return [{**group, "params": params, "lr_factor": f} for f, params in parts.items()]
 
 
 def _may_be_fused(node: Any, trained: Sequence[nn.Parameter]) -> bool:

@@ -77,6 +77,7 @@ class BuiltinCorpus:
             require(1 <= count <= _MAX_PAIRS, key, f"between 1 and {_MAX_PAIRS}", count)
         self.source, self.target, self.seed = source, target, seed
         self.sizes = {"train": n_train, "valid": n_valid, "test": n_test}
+        self.layouts: dict[str, str] = {}  # English sentence, of pairs that were drawn -> layout
         self._pairs: dict[str, list[Pair]] | None = None
 
     def splits(self) -> list[str]:
@@ -121,6 +122,7 @@ class BuiltinCorpus:
             if is_held_out == (split == "test") and drawn.isdisjoint(pair):
                 drawn.update(pair)
                 pairs.append(pair)
+                self.layouts[pair[1]] = sampler.layout
         return pairs
 
 

@@ -73,11 +73,13 @@ class Sampler:
 
     `combinations` lists those of the last pair: a subject noun with its verb, an adjective with its
     noun, or the modifier of a compound with its head. The corpus reserves some for the test set.
+    `layout` is that of its English sentence in the rules.
     """
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)  # by the SHA-512 of the string
         self.combinations: list[str] = []
+        self.layout = ""
         self._used: set[str] = set()  # nouns of this sentence; none is repeated
 
     def draw(self) -> tuple[str, str]:
@@ -85,6 +87,7 @@ class Sampler:
         while True:
             self.combinations, self._used = [], set()
             sentence = self._pick(_SENTENCES)
+            self.layout = sentence["en"]
             try:
                 clauses = {"a": self._clause(sentence["a"])}
                 if "b" in sentence:

@@ -27,8 +27,8 @@ from headwise.errors import ConfigError, DataError, refuse
 _SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
 
 
-class HubTables:
-    """Splits of a dataset.
+class HubSource:
+    """Splits of a dataset: tables, or sentence pairs with one `translation` column.
 
     Args:
         repo: dataset on the Hub.
@@ -37,6 +37,8 @@ class HubTables:
         config_name: the configuration, a folder of Parquet files in the repository.
         revision: commit, tag or branch.
         folder: a local copy, with the files in `<config_name>/`, `data/` or the folder itself.
+        source: source language code of pairs, the key in `translation`.
+        target: target language code.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class HubTables:
         config_name: str,
         revision: str = "main",
         folder: Path | None = None,
+        source: str = "",
+        target: str = "",
     ) -> None:
-        self.repo = repo
+        self.repo, self.languages = repo, (source, target)
         self.config_name, self.revision, self.folder = config_name, revision, folder
         self._splits = {name: _parse(name, spec) for name, spec in splits.items()}
         self._hashes = FileHashes(cache_dir)
@@ -89,6 +93,15 @@ class HubTables:
             return islice(table_rows(self._files(self.folder, split), select), start, stop)
         rows = enumerate(islice(self._table(split), start, stop), start)
         return ((f"{self.repo} {split}, row {number}", row) for number, row in rows)
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """The split's sentences.
+
+        Raises:
+            DataError: files missing or corrupt, or a language missing.
+        """
+        for where, row in self.rows(split, partial(language_columns, self.languages)):
+            yield row_pair(row, *self.languages, where)
 
     def _rows(self, split: str) -> tuple[str, int, int | None]:
         """Hub split, first row, and end row (exclusive)."""
@@ -134,40 +147,6 @@ class HubTables:
                 f"offline, copy its Parquet files and set data.dir= to their folder"
             ) from error
         return self._tables.setdefault(name, table)
-
-
-class HubSource(HubTables):
-    """Splits of a dataset with one `translation` column.
-
-    Args:
-        source: source language code, the key in `translation`.
-        target: target language code.
-        repo, splits, cache_dir, config_name, revision, folder: see `HubTables`.
-    """
-
-    def __init__(
-        self,
-        repo: str,
-        splits: dict[str, str],
-        source: str,
-        target: str,
-        cache_dir: Path,
-        config_name: str,
-        revision: str = "main",
-        folder: Path | None = None,
-    ) -> None:
-        super().__init__(repo, splits, cache_dir, config_name, revision, folder)
-        self.source, self.target = source, target
-
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The split's sentences.
-
-        Raises:
-            DataError: files missing or corrupt, or a language missing.
-        """
-        select = partial(language_columns, (self.source, self.target))
-        for where, row in self.rows(split, select):
-            yield row_pair(row, self.source, self.target, where)
 
 
 def _parse(name: str, spec: str) -> tuple[str, int, int | None]:

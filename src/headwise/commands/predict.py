@@ -1,0 +1,65 @@
+"""`headwise predict run=FOLDER`: the labels of new texts, by a classifier."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from headwise.commands.output import check_paths, write_blocks
+from headwise.config.labelled_data import PredictConfig
+from headwise.data.corpora.tables import check_columns, table_rows, table_stem
+from headwise.data.corpora.text import decoded_lines
+from headwise.data.labelled import Texts, texts_of
+from headwise.errors import DataError, RunError
+from headwise.tasks.loading import load_selected
+from headwise.tasks.predictions import COLUMNS, ClassifierRun, tsv_line
+from headwise.tasks.texts import read_lines
+
+
+def predict(config: PredictConfig) -> None:
+    """Write a line per text: prediction, its probability, and the text, separated by tabs."""
+    check_paths(config.buffer_size, config.output, input=config.input)
+    run = load_selected(config.run, config)
+    if not isinstance(run, ClassifierRun):
+        raise RunError(f"{run.folder.path} is a run of task={run.task.name}: it does not classify")
+    texts = _texts(run.columns, config.input)
+    write_blocks(config.output, _blocks(run, texts, config.buffer_size))
+
+
+def _blocks(run: ClassifierRun, texts: Iterator[Texts], buffer_size: int) -> Iterator[list[str]]:
+    yield ["\t".join((*COLUMNS, *run.columns))]
+    while block := list(islice(texts, buffer_size)):
+        yield [tsv_line(p, *t) for p, t in zip(run.predict(block), block, strict=True)]
+
+
+def _texts(columns: Sequence[str], path: str | None) -> Iterator[Texts]:
+    """The texts, or pairs, of a table, or of lines of a file or standard input."""
+    if path is not None and table_stem(Path(path)):
+        return _of_table(Path(path), columns)
+    if path is not None:
+        return _of_lines(iter(read_lines(Path(path), may_be_empty=True)), path, columns)
+    lines = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
+    return _of_lines(lines, "stdin", columns)
+
+
+def _of_table(path: Path, columns: Sequence[str]) -> Iterator[Texts]:
+    def select(name: str, of_file: Sequence[str]) -> Sequence[str]:
+        check_columns(name, of_file, columns, "The run reads the columns that it was trained on.")
+        return columns
+
+    for where, record in table_rows([path], select):
+        select(where, list(record))
+        yield texts_of(record, columns, where)
+
+
+def _of_lines(lines: Iterator[str], name: str, columns: Sequence[str]) -> Iterator[Texts]:
+    for number, line in enumerate(lines, 1):
+        texts = (line,) if len(columns) == 1 else tuple(line.split("\t"))
+        if len(texts) != len(columns):
+            raise DataError(
+                f"{name}, line {number}: {len(texts)} texts; the run classifies pairs, "
+                f"{' and '.join(columns)}, separated by a tab"
+            )
+        yield texts

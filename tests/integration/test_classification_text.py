@@ -217,7 +217,7 @@ def test_bad_rows_are_named_in_one_message(
         ("data.class_weights=equal", "data.class_weights must be null, balanced"),
         (
             "task.frozen_layers=1",
-            "task.frozen_layers must be null, or with init_from=RUN at most 2",
+            "must be null, or with init_from=RUN at most 2",
         ),
         ("task.encoder_lr=0.1", "task.encoder_lr must be 1 without init_from=RUN"),
         ("task.encoder_lr=-1", "task.encoder_lr must be at least 0"),

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config import density_data, schema
+from headwise.config import density_data, labelled_data, schema
 from headwise.config.folders import composed
 from headwise.markdown import markdown_table, print_or_write
 
@@ -35,6 +35,7 @@ GROUPS = {  # key of a group -> its class
 }
 OTHER_DATA: dict[str, dict[str, type]] = {  # choice of data -> its groups with other keys
     "data=text": {"data": density_data.TextDataConfig, "decode": density_data.WindowsConfig},
+    "data=labelled": {"data": labelled_data.LabelledDataConfig},
 }
 # Set by the yamls of `data`, not by users.
 CORPUS_KEYS = ("tasks", "files", "origins", "licence", "notes")

@@ -107,11 +107,12 @@ def test_whole_words_are_chosen() -> None:
     words = [b"the", b" cat", b" sat", b" on", b"\n"]
     words += [b"a", b" mat,", b" sadly", b" nobody", b" saw", b" it"]
     ends = np.cumsum(list(map(len, words)))
-    masking, seen = Masking(WORDS, BYTES), set()
+    masking, seen, of_lines = Masking(WORDS, BYTES), set(), set()
     for seed in range(40):
         batch = masking.batch(stream, np.zeros(1, int), len(text), np.zeros(1, int), (seed,))
         chosen = set(batch.scored_R.tolist())
         n_words = 0
+        of_lines.add((len(b"the cat sat on") in chosen, len(b"the cat sat on\n") in chosen))
         for word, end in zip(words, ends.tolist(), strict=True):
             inside = chosen & set(range(end - len(word), end))
             assert len(inside) in (0, len(word))
@@ -121,6 +122,7 @@ def test_whole_words_are_chosen() -> None:
         assert round(0.3 * len(text)) <= len(chosen) < round(0.3 * len(text)) + longest
         assert n_words > 1
     assert seen == set(words)
+    assert of_lines >= {(True, False), (False, True)}  # a line end and the word after it
 
 
 @pytest.mark.parametrize("settings", [BERT, WORDS])

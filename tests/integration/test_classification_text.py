@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import headwise as package
-from command_line import CommandLine, assert_rejected, composer, read_json
+from command_line import CommandLine, assert_rejected, composer, read_json, write_text_corpus
 from headwise.commands.train import train
 from headwise.config.schema import typed
 from headwise.metrics.classes import class_metrics
@@ -240,6 +240,22 @@ def test_frozen_layers_keep_the_weights_of_the_other_run(train_run: Run, single:
     for name, weights in after.items():
         is_frozen = name.startswith(("embedding.", "stack.layers.0.")) and "cls" not in name
         assert torch.equal(weights, before[name]) == is_frozen, name
+
+
+def test_classifiers_start_from_masked_language_models(folder: Path, train_run: Run) -> None:
+    write_text_corpus(folder / "text")  # train.txt and so on, beside the tables
+    masked = ("task=masked_lm", "data=text", "data.window=16", "model.cls_tokens=0")
+    overrides = [o for o in command(folder, *masked) if o != "data.max_length=40"]
+    with composer() as make:
+        origin = train(typed(make(overrides)), overrides).folder
+    assert origin is not None
+    tuned = train_run(f"init_from={origin}", "task.frozen_layers=2")
+    before = load_checkpoint(checkpoint_path(RunFolder(origin), "auto"))["model"]
+    after = load_checkpoint(tuned / "checkpoints" / "last.pt")["model"]
+    layers = [name for name in after if name.startswith(("embedding.", "stack.layers."))]
+    frozen = [name for name in layers if "cls" not in name]
+    assert len(frozen) > 10
+    assert all(torch.equal(after[name], before[name]) for name in frozen)
 
 
 def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(folder: Path, single: Path) -> None:

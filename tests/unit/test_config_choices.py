@@ -145,6 +145,8 @@ def test_experiments_train(
         paths = (f"data.dir={tmp_path / 'text'}", f"paths.outputs={tmp_path / 'outputs'}")
         write_text_corpus(tmp_path / "text")
         small = [*DENSITY, *cadence, *few, *paths]
+    if choice == "demo_classification":
+        small = [*cadence, *few, *SMALL_MODEL, f"paths.outputs={tmp_path}", "tracker=none"]
     overrides = [f"experiment={choice}", *small]
     outcome = train(typed(make(overrides)), overrides)
     assert outcome.folder.parent.name == choice.split("/")[0]

@@ -165,7 +165,8 @@ REPORT_HELP = ("paper=NAME", "page=true", "figures=true", "launch=true", "correi
 
 
 @pytest.mark.parametrize(
-    "command", ["evaluate", "translate", "sample", "prepare", "prune", "analyze", "report"]
+    "command",
+    ["evaluate", "translate", "predict", "sample", "prepare", "prune", "analyze", "report"],
 )
 def test_every_command_has_help(command: str, headwise: CommandLine) -> None:
     result = headwise.ok(command, "--help")
@@ -183,4 +184,4 @@ def test_cfg_prints_the_config(headwise: CommandLine) -> None:
 def test_console_command_prints_version_and_commands(headwise: CommandLine) -> None:
     assert headwise("--version").out.startswith("headwise ")
     result = headwise.ok("--help")
-    assert "{train,prepare,evaluate,translate,sample,prune,analyze,report}" in result.out
+    assert "{train,prepare,evaluate,translate,predict,sample,prune,analyze,report}" in result.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,13 @@ from sacrebleu.significance import PairedTest
 
 from headwise.errors import ConfigError, DataError
 from headwise.metrics.bleu import score_translations, text_metrics
-from headwise.metrics.metric import Metric
-from headwise.metrics.significance import Comparison, paired_bootstrap
+from headwise.metrics.metric import Measured, Metric
+from headwise.metrics.significance import (
+    Comparison,
+    mcnemar,
+    paired_bootstrap,
+    scores_with_intervals,
+)
 
 WORDS = [f"w{i}" for i in range(30)]
 BLEU_13A = text_metrics("en")[0]
@@ -148,3 +154,23 @@ def test_default_number_of_resamples_gives_a_stable_p_value(
         p_values.append(paired_bootstrap([items], [np.zeros_like(items)], mean).p_value)
     assert 0.002 < np.mean(p_values) < 0.03
     assert np.std(p_values) < 0.2 * np.mean(p_values)
+
+
+def test_mcnemar_is_the_exact_binomial_test() -> None:
+    def right(*numbers: int) -> Any:
+        return np.isin(np.arange(20), numbers)
+
+    assert mcnemar(right(0), right(*range(1, 9))) == pytest.approx(2 * (1 + 9) / 2**9)
+    assert mcnemar(right(*range(1, 9), 15), right(0, 15)) == pytest.approx(2 * (1 + 9) / 2**9)
+    assert mcnemar(right(1, 2), right(1, 2)) == mcnemar(right(1), right(2)) == 1
+
+
+def test_intervals_of_scores_are_those_of_their_distribution() -> None:
+    is_right = np.arange(400) < 300
+    items = np.column_stack((np.ones(400), is_right)).astype(float)
+    share = Metric("accuracy", "higher", lambda s: float(s[1] / s[0]), (0, 1), "", "row", "")
+    score = scores_with_intervals(Measured(items, [share]))["accuracy"]
+    deviation = np.sqrt(0.75 * 0.25 / 400)
+    assert score["score"] == 0.75
+    assert score["low"] == pytest.approx(0.75 - 1.96 * deviation, abs=0.004)
+    assert score["high"] == pytest.approx(0.75 + 1.96 * deviation, abs=0.004)

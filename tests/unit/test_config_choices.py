@@ -27,6 +27,7 @@ from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.trainer import check_trainer_config
+from published_images import random_images, write_pictures
 
 GROUPS = sorted(
     path.name
@@ -147,6 +148,14 @@ def test_experiments_train(
         small = [*DENSITY, *cadence, *few, *paths]
     if choice == "demo_classification":
         small = [*cadence, *few, *SMALL_MODEL, f"paths.outputs={tmp_path}", "tracker=none"]
+    if choice == "mnist":
+        classes = {label: random_images(3, 8, 8, 1) for label in ("0", "1")}
+        for split in ("train", "valid", "test"):
+            write_pictures(tmp_path / "images" / split, classes)
+        data = ("data=image_folder", f"data.dir={tmp_path / 'images'}", "data.shape=[8,8,1]")
+        paths = (f"paths.outputs={tmp_path / 'outputs'}", f"paths.cache={tmp_path / 'cache'}")
+        sizes = (*SMALL_MODEL, "tracker=none", "scheduler.warmup_updates=1")
+        small = [*data, *cadence, *few, *paths, *sizes]
     overrides = [f"experiment={choice}", *small]
     outcome = train(typed(make(overrides)), overrides)
     assert outcome.folder.parent.name == choice.split("/")[0]

@@ -111,9 +111,9 @@ def _split_of(run: TrainedRun, example: Any, name: str) -> LabelledSplit:
             raise DataError(f"{name} has no values of data={data.name} to show")
         image = np.frombuffer(example, np.uint8).reshape(1, *data.shape)
         return LabelledSplit(ImageInputs(image, data), classes)
-    n_texts, texts = 2 if data.pair else 1, str(example).split(BETWEEN)
-    if len(texts) != n_texts or not all(texts):
-        wanted = "two texts with a tab between them" if data.pair else "one text without tabs"
+    texts = str(example).split(BETWEEN) if data.pair else [str(example)]
+    if len(texts) != (2 if data.pair else 1) or not all(map(str.strip, texts)):
+        wanted = "two texts with a tab between them" if data.pair else "a text that is not empty"
         raise DataError(f"{name} must be {wanted}, got {example!r}")
     tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
     ids = example_ids(texts, tokenizer, data.max_length)

@@ -42,7 +42,7 @@ SHORT_BUILTIN = (
 OTHER_DATA = {
     *("data=text", "data=builtin_text", "data=images", "data=music", "data=parity"),
     *("experiment=demo_text", "experiment=demo_masked_lm"),
-    *("data=labelled", "experiment=demo_classification"),
+    *("data=labelled", "data=image_folder", "experiment=demo_classification"),
 }
 WITHOUT_TRAINING = {"dry_run=true", "--cfg", "--help"}
 

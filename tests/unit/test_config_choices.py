@@ -50,6 +50,12 @@ DENSITY = (
     *("model.layers=1", "model.qk_width=null", "trainer.max_tokens=32", "trainer.accumulate=1"),
     "scheduler.warmup_updates=1",
 )
+# The same for labelled text.
+LABELLED = (
+    *(o for o in SMALL if o.partition(".")[0] in ("model", "trainer=debug", "trainer")),
+    *("data.max_length=16", "tokenizer=byte", "model.layers=1", "tracker=none"),
+    "scheduler.warmup_updates=1",
+)
 SMALL_MODEL = ("model.d_model=16", "model.n_heads=2", "model.d_ff=16")
 
 
@@ -142,10 +148,17 @@ def test_experiments_train(
     cadence = [f"trainer.{key}=1" for key in ("log_every", "validate_every", "save_every")]
     few = ["trainer.max_updates=2", "trainer.keep=5", "trainer.average=2"]
     small = small_overrides(tmp_path, *cadence, *few, "data.test=[test_a]")
-    if choice.startswith(("child2019", "demo_masked_lm", "nanogpt")):
-        paths = (f"data.dir={tmp_path / 'text'}", f"paths.outputs={tmp_path / 'outputs'}")
+    paths = (f"data.dir={tmp_path / 'text'}", f"paths.outputs={tmp_path / 'outputs'}")
+    labelled = "encoder_small/origin", "encoder_small/spam"
+    on_text = "child2019", "demo_masked_lm", "encoder_small", "nanogpt"
+    if choice.startswith(on_text) and choice not in labelled:
         write_text_corpus(tmp_path / "text")
-        small = [*DENSITY, *cadence, *few, *paths]
+        small = [*DENSITY, "data.column=null", *cadence, *few, *paths]
+    elif choice in labelled:
+        for split in ("train", "valid", "test"):
+            rows = "label\ttext\nyes\tgood\nno\tbad\n"
+            (tmp_path / "text" / f"{split}.tsv").write_text(rows, encoding="utf-8")
+        small = [*LABELLED, *cadence, *few, *paths]
     if choice == "demo_classification":
         small = [*cadence, *few, *SMALL_MODEL, f"paths.outputs={tmp_path}", "tracker=none"]
     if choice == "mnist":

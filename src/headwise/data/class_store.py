@@ -200,5 +200,5 @@ def example_ids(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> 
     """
     rows = [lossless(tokenizer).encode([text.encode()]).tolist() for text in texts]
     budget = max_length - len(rows)
-    room = [max(budget - sum(map(len, rows)) + len(row), budget // len(rows)) for row in rows]
-    return [token for row, n in zip(rows, room, strict=True) for token in (*row[:n], EOS)]
+    limits = [max(budget - sum(map(len, rows)) + len(row), budget // len(rows)) for row in rows]
+    return [token for row, n in zip(rows, limits, strict=True) for token in (*row[:n], EOS)]

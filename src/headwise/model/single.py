@@ -86,7 +86,10 @@ class SingleStack(OneStack):
     Args:
         config: sizes and kinds.
         vocabulary: number of ids, and of classes.
-        site, make_attention, seed, parts: see `OneStack`.
+        site: see `OneStack`.
+        make_attention: see `OneStack`.
+        seed: see `OneStack`.
+        parts: see `OneStack`.
     """
 
     def __init__(

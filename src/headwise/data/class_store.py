@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from headwise.data.classes import ClassCorpus, ImageInputs, Inputs, LabelledSpli
 from headwise.data.digest import combined_digest
 from headwise.data.lossless import lossless
 from headwise.data.store import FlatWriter, IdStore, id_dtype
-from headwise.data.token_stream import COLUMN, TOKENIZER, training_lines
+from headwise.data.token_stream import COLUMN, TOKENIZER, exact_tokenizer, tokenizer_identity
 from headwise.data.tokenizer import EOS, Tokenizer
-from headwise.data.tokenizer_training import load_tokenizers, train_tokenizer
 from headwise.errors import DataError
 
 FORMAT = 1  # increase when the files change
@@ -91,7 +89,8 @@ def prepare_classes(
     Args:
         corpus: of the data.
         config: the tokenizer, trained on the training split unless it is loaded; None for images.
-        labels: names of the classes, in order; None: those of the training split, sorted.
+        labels: names of the classes, in order; None: those of the training split, sorted, which
+            `splits` then includes.
         splits: names; empty for training, validation and test sets.
 
     Raises:
@@ -99,27 +98,18 @@ def prepare_classes(
     """
     splits = splits or (corpus.config.train, corpus.config.valid, *corpus.test_sets)
     splits = list(dict.fromkeys(splits))
-    parts = {
+    parts: dict[str, Any] = {
         "format": FORMAT,
         "splits": {split: corpus.identity(split) for split in splits},
         "labels": labels,
-        **({} if config is None else _identity(corpus, config)),
     }
+    if config is not None:
+        parts |= tokenizer_identity(config) | {"max_length": corpus.config.max_length}
     fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-classes-{fingerprint[:16]}"
     report = make_once(folder, functools.partial(_prepare, corpus, config, labels, splits))
     tokenizer = None if config is None else Tokenizer.load(folder / TOKENIZER)
     return PreparedClasses(corpus, tokenizer, fingerprint, report, folder)
-
-
-def _identity(corpus: ClassCorpus, config: TokenizerConfig) -> dict[str, Any]:
-    """What the tokens of texts depend on, beside the texts."""
-    loaded = load_tokenizers(config)
-    return {
-        "sentencepiece": importlib.metadata.version("sentencepiece"),
-        "tokenizer": asdict(config) | {"folder": loaded and loaded.fingerprint()},
-        "max_length": corpus.config.max_length,
-    }
 
 
 def _prepare(
@@ -130,28 +120,23 @@ def _prepare(
     folder: Path,
 ) -> dict[str, Any]:
     """Fill `folder` and return the report."""
-    train = corpus.config.train
-    tokenizer = None if config is None else _tokenizer(corpus, config)
-    if tokenizer is not None:
+    train, tokenizer = corpus.config.train, None
+    if config is not None:
+        tokenizer = exact_tokenizer(config, functools.partial(_lines, corpus, train))
         tokenizer.save(folder / TOKENIZER)
-    labels = list(labels or sorted({label for _, label in corpus.rows(train)}, key=_order))
+    names_of = {split: _encode(corpus, split, tokenizer, folder) for split in splits}
+    labels = list(labels or sorted(set(names_of[train]), key=_order))
     if len(labels) < 2:
         path = corpus.path(train)
         raise DataError(f"{path} has one class, {labels[0]}: there is nothing to learn")
-    counts = {split: _encode(corpus, split, tokenizer, labels, folder) for split in splits}
+    counts = {
+        split: _write_classes(names, labels, folder / f"{split}.classes.npy", corpus.path(split))
+        for split, names in names_of.items()
+    }
     missing = [label for label, n in counts.get(train, {}).items() if not n]
     if missing:
         raise DataError(f"{corpus.path(train)} has no example of {', '.join(missing)}")
     return {LABELS: labels, "splits": counts}
-
-
-def _tokenizer(corpus: ClassCorpus, config: TokenizerConfig) -> Tokenizer:
-    """The tokenizer that a config names, or one trained on the training texts."""
-    loaded = load_tokenizers(config)
-    if loaded is not None:
-        return loaded.source
-    lines = training_lines(functools.partial(_lines, corpus, corpus.config.train), config)
-    return train_tokenizer(lines, config, exact=True)
 
 
 def _lines(corpus: ClassCorpus, split: str) -> Iterator[bytes]:
@@ -164,33 +149,36 @@ def _order(label: str) -> tuple[float, str]:
 
 
 def _encode(
-    corpus: ClassCorpus,
-    split: str,
-    tokenizer: Tokenizer | None,
-    labels: Sequence[str],
-    folder: Path,
-) -> dict[str, int]:
-    """Write the inputs and the classes of a split; return the number of examples by label."""
-    numbers = {label: number for number, label in enumerate(labels)}
-    classes: list[int] = []
+    corpus: ClassCorpus, split: str, tokenizer: Tokenizer | None, folder: Path
+) -> list[str]:
+    """Write the inputs of a split; return the labels of the examples."""
+    labels: list[str] = []
     with FlatWriter(folder / split) as writer:
         for example, label in corpus.rows(split):
-            if label not in numbers:
-                raise DataError(
-                    f"{corpus.path(split)}, example {len(classes) + 1}: unknown label {label!r}; "
-                    f"known are {', '.join(labels)}"
-                )
             values = example
             if tokenizer is not None:
                 ids = example_ids(example, tokenizer, corpus.config.max_length)
                 values = np.array(ids, id_dtype(tokenizer.vocab_size))
             writer.append(values, np.array([values.size]))
-            classes.append(numbers[label])
-    if not classes:
+            labels.append(label)
+    if not labels:
         raise DataError(f"{corpus.path(split)} is empty: the split {split!r} has no examples")
-    np.save(folder / f"{split}.classes.npy", np.array(classes, np.int64))
-    counts = np.bincount(classes, minlength=len(labels)).tolist()
-    return dict(zip(labels, counts, strict=True))
+    return labels
+
+
+def _write_classes(
+    names: Sequence[str], labels: Sequence[str], path: Path, source: Path
+) -> dict[str, int]:
+    """Write the numbers of the labels of examples; return the number of examples by label."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    for number, name in enumerate(names, 1):
+        if name not in numbers:
+            raise DataError(
+                f"{source}, example {number}: unknown label {name!r}; known are {', '.join(labels)}"
+            )
+    classes = np.array([numbers[name] for name in names], np.int64)
+    np.save(path, classes)
+    return dict(zip(labels, np.bincount(classes, minlength=len(labels)).tolist(), strict=True))
 
 
 def example_ids(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[int]:

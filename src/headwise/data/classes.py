@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,42 +20,14 @@ from headwise.data.batch_order import BatchPlan, plan_epoch
 from headwise.data.loader import Rows
 from headwise.data.patches import augmented, grid_of, patches
 from headwise.data.store import IdStore
-from headwise.data.token_stream import COLUMN
+from headwise.data.token_stream import COLUMN, LocatedCorpus
 from headwise.errors import ConfigError
 
 Classes = npt.NDArray[np.int64]
 
 
-class ClassCorpus(Protocol):
-    """Labelled files that are located but not encoded yet.
-
-    Attributes:
-        config: the data config.
-        cache_dir: folder of encoded data, downloads and file hashes.
-    """
-
-    @property
-    def config(self) -> Any: ...  # noqa: D102
-
-    @property
-    def cache_dir(self) -> Path: ...  # noqa: D102
-
-    @property
-    def test_sets(self) -> list[str]:
-        """Splits that are scored at the end of a run."""
-        ...
-
-    def hashes(self) -> list[str]:
-        """Hashes of the training and the validation data."""
-        ...
-
-    def identity(self, split: str) -> str:
-        """Hash of the content of a split."""
-        ...
-
-    def path(self, split: str) -> Path:
-        """The file or folder of a split, which error messages name."""
-        ...
+class ClassCorpus(LocatedCorpus, Protocol):
+    """A corpus of labelled examples."""
 
     def rows(self, split: str) -> Iterator[tuple[Any, str]]:
         """The examples of a split: one or two texts, or an image (H, W, C); and the label."""
@@ -110,8 +81,11 @@ class ImageInputs:
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
         """See `Inputs.lengths`."""
-        n_patches = prod(grid_of(self.config.shape, self.config.patch))
-        return np.full(len(self.images), n_patches, np.int32)
+        return np.full(len(self.images), self._n_patches, np.int32)
+
+    @property
+    def _n_patches(self) -> int:
+        return prod(grid_of(self.config.shape, self.config.patch))
 
     def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
         """See `Inputs.column`: values (B, N, P) of patches; training images are augmented."""
@@ -120,7 +94,7 @@ class ImageInputs:
             changes = self.config.shift, self.config.flip
             images_BHWC = augmented(images_BHWC, *changes, seed, rows)
         ids_BNP = torch.from_numpy(patches(images_BHWC, self.config.patch))
-        return Column(ids_BNP, torch.from_numpy(self.lengths[rows].astype(np.int64)))
+        return Column(ids_BNP, torch.full((len(rows),), self._n_patches))
 
 
 @dataclass(frozen=True)

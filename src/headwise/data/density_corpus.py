@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from headwise.config.density_data import DensityDataConfig
 from headwise.data.digest import FileHashes, combined_digest
+from headwise.data.origins import local_folder
 from headwise.errors import DataError
 from headwise.file_names import check_file_name
 
@@ -32,11 +32,7 @@ class FileCorpus(Generic[C]):
     @property
     def folder(self) -> Path | None:
         """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
-        root = os.environ.get("HEADWISE_DATA")
-        if self.config.dir is not None:
-            return Path(self.config.dir).expanduser()
-        below = Path(root or "") / (self.config.folder or "")
-        return below if root and self.config.folder and below.is_dir() else None
+        return local_folder(self.config)
 
     @property
     def test_sets(self) -> list[str]:

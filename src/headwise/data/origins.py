@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from headwise.config.density_data import DensityDataConfig
 from headwise.config.labelled_data import LabelledDataConfig
 from headwise.config.schema import DataConfig
 from headwise.errors import DataError, refuse
@@ -43,7 +44,7 @@ def joined_splits(split: str, known: Collection[str]) -> list[str]:
     return [split] if split in known else split.split("+")
 
 
-def local_folder(config: DataWithOrigins) -> Path | None:
+def local_folder(config: DataWithOrigins | DensityDataConfig) -> Path | None:
     """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
     if config.dir is not None:
         return Path(config.dir).expanduser()

@@ -25,7 +25,7 @@ from headwise.data.conversion import progress_bar
 from headwise.data.digest import combined_digest
 from headwise.data.lossless import lossless, n_lines
 from headwise.data.store import id_dtype
-from headwise.data.tokenizer import Tokenizer, TokenizerPair
+from headwise.data.tokenizer import Tokenizer
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
     load_tokenizers,
@@ -45,7 +45,7 @@ TOKENIZER = "tokenizer.model"
 Batch = tuple[int, list[bytes]]  # number of the first line, and chunks
 
 
-class DensityCorpus(Protocol):
+class LocatedCorpus(Protocol):
     """Files that are located but not encoded yet.
 
     Attributes:
@@ -54,7 +54,7 @@ class DensityCorpus(Protocol):
     """
 
     @property
-    def config(self) -> DensityDataConfig: ...  # noqa: D102
+    def config(self) -> Any: ...  # noqa: D102
 
     @property
     def cache_dir(self) -> Path: ...  # noqa: D102
@@ -75,6 +75,13 @@ class DensityCorpus(Protocol):
     def path(self, split: str) -> Path:
         """The file or folder of a split, which error messages name."""
         ...
+
+
+class DensityCorpus(LocatedCorpus, Protocol):
+    """A corpus that yields bytes."""
+
+    @property
+    def config(self) -> DensityDataConfig: ...  # noqa: D102
 
     def chunks(self, split: str) -> Iterator[bytes]:
         """A split as bytes: lines with line feeds, one image or one piece of music at a time."""
@@ -200,19 +207,16 @@ def prepare_tokens(
         DataError: a split is missing or empty, or a tokenizer that was loaded does not spell it.
     """
     check_tokenizer_config(config)
-    loaded = load_tokenizers(config)
-    options = asdict(config) | {"folder": loaded and loaded.fingerprint()}
     every = splits or (corpus.config.train, corpus.config.valid, *corpus.config.test)
     splits = list(dict.fromkeys(every))
     parts = {
         "format": FORMAT,
-        "sentencepiece": importlib.metadata.version("sentencepiece"),
         "splits": {split: corpus.identity(split) for split in splits},
-        "tokenizer": options,
+        **tokenizer_identity(config),
     }
     fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
-    make = functools.partial(_prepare, corpus, config, loaded, splits, progress, n_workers)
+    make = functools.partial(_prepare, corpus, config, splits, progress, n_workers)
     report = make_once(folder, make)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     return PreparedTokens(corpus, tokenizer, fingerprint, report, folder)
@@ -221,23 +225,35 @@ def prepare_tokens(
 def _prepare(
     corpus: DensityCorpus,
     config: TokenizerConfig,
-    loaded: TokenizerPair | None,
     splits: Sequence[str],
     progress: bool,
     n_workers: int | None,
     folder: Path,
 ) -> dict[str, Any]:
     """Fill `folder` and return the report."""
-    if loaded is not None:
-        tokenizer = loaded.source
-    else:
-        lines = training_lines(lambda: corpus.chunks(corpus.config.train), config)
-        tokenizer = train_tokenizer(lines, config, exact=True)
+    tokenizer = exact_tokenizer(config, lambda: corpus.chunks(corpus.config.train))
     tokenizer.save(folder / TOKENIZER)
     return {
         split: encode(corpus, split, tokenizer, folder / f"{split}.ids", progress, n_workers)
         for split in splits
     }
+
+
+def tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
+    """What the tokens of a text depend on, beside the text."""
+    loaded = load_tokenizers(config)
+    return {
+        "sentencepiece": importlib.metadata.version("sentencepiece"),
+        "tokenizer": asdict(config) | {"folder": loaded and loaded.fingerprint()},
+    }
+
+
+def exact_tokenizer(config: TokenizerConfig, read: Callable[[], Iterator[bytes]]) -> Tokenizer:
+    """The tokenizer that a config names, or one trained on the lines that `read` yields."""
+    loaded = load_tokenizers(config)
+    if loaded is not None:
+        return loaded.source
+    return train_tokenizer(training_lines(read, config), config, exact=True)
 
 
 def training_lines(read: Callable[[], Iterator[bytes]], config: TokenizerConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headwise.analysis.gradients import projection_gradients
+from headwise.analysis.importance import head_importance
 from headwise.config.schema import SITES
 from headwise.losses.loss import CrossEntropy
 from headwise.model.family import Model
@@ -29,7 +29,7 @@ def mean_loss(model: Model) -> float:
 @pytest.mark.parametrize("variant", ["alpha_entmax", "tanh"])
 def test_gradient_is_the_steepest_slope_of_the_mean_loss(make: Any, variant: str) -> None:
     model = model_of(make, f"attention={variant}").double()
-    tables = projection_gradients(model, batches(), LOSS, CPU)
+    tables = head_importance(model, batches(), LOSS, CPU).gradients
     assert set(tables) == {"query_gradient", "key_gradient", "value_gradient"}
     step = 1e-5
     for site, layer, attention in model.attentions():
@@ -61,9 +61,16 @@ def test_gradient_is_the_steepest_slope_of_the_mean_loss(make: Any, variant: str
 def test_gradients_leave_the_model_unchanged(make: Any) -> None:
     model = model_of(make, "attention=softmax").train()
     before = copy.deepcopy(model.state_dict())
-    tables = projection_gradients(model, batches(), LOSS, CPU)
-    again = projection_gradients(model, batches(), LOSS, CPU)
+    tables = head_importance(model, batches(), LOSS, CPU).gradients
+    again = head_importance(model, batches(), LOSS, CPU).gradients
     assert tables == again
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_frozen_projections_have_no_gradient(make: Any) -> None:
+    model = model_of(make, "attention=softmax", "gates=hard_concrete", "gates.freeze=[decoder]")
+    tables = head_importance(model, batches(), LOSS, CPU).gradients
+    assert all(map(len, tables["query_gradient"]["encoder_self"]))
+    assert not any(map(len, tables["query_gradient"]["decoder_self"]))

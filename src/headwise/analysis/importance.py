@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headwise.analysis.gradients import ProjectionGradients
 from headwise.attention.heads import HeadGate, MultiHeadAttention
 from headwise.attention.place import Place
 from headwise.errors import DataError
@@ -80,11 +81,13 @@ class Importance:
         raw: I_h, the mean over sentences of |∂L/∂ξ_h|.
         normalised: I_h divided by the L2 norm over its layer, comparable across layers and sites.
         n_sentences: number of sentences in the mean.
+        gradients: those of the projections of each head, see `ProjectionGradients.tables`.
     """
 
     raw: HeadValues
     normalised: HeadValues
     n_sentences: int
+    gradients: dict[str, HeadValues]
 
 
 def head_importance(
@@ -105,7 +108,7 @@ def head_importance(
         DataError: there is no sentence.
     """
     sums: dict[tuple[str, int], Tensor] = {}
-    n_sentences = 0
+    n_sentences, projections = 0, ProjectionGradients(model)
     with head_factors(model) as gates, torch.enable_grad():
         for batch in batches:
             batch = batch.to(device)
@@ -120,8 +123,10 @@ def head_importance(
                 continue
             # without cross-attention the loss does not depend on the encoder
             factors = [gate.factors for gate in with_heads]
-            grads = torch.autograd.grad(total, factors, allow_unused=True, materialize_grads=True)
-            for gate, grad_BH11 in zip(with_heads, grads, strict=True):
+            inputs = [*factors, *projections.weights]
+            grads = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+            projections.add(grads[len(factors) :], batch.n_targets)
+            for gate, grad_BH11 in zip(with_heads, grads[: len(factors)], strict=True):
                 grad_H = grad_BH11.flatten(1).double().abs().sum(0)
                 key = gate.place.site, gate.place.layer
                 sums[key] = sums[key] + grad_H if key in sums else grad_H
@@ -132,7 +137,7 @@ def head_importance(
         sum_H = sums.get((site, layer))
         raw.setdefault(site, []).append([] if sum_H is None else (sum_H / n_sentences).tolist())
     normalised = {site: [_unit(layer) for layer in layers] for site, layers in raw.items()}
-    return Importance(raw, normalised, n_sentences)
+    return Importance(raw, normalised, n_sentences, projections.tables())
 
 
 def _unit(values: list[float]) -> list[float]:

@@ -12,7 +12,6 @@ from typing import Any
 from tqdm import tqdm
 
 from headwise.analysis.findings import findings, findings_text
-from headwise.analysis.gradients import projection_gradients
 from headwise.analysis.importance import head_importance
 from headwise.analysis.pruning import present_heads
 from headwise.analysis.roles import Thresholds
@@ -187,7 +186,7 @@ def _measure(
     if config.importance:
         scores = head_importance(model, bar(batches, "importance"), loss, device)
         columns = {"importance": scores.raw, "importance_normalised": scores.normalised}
-        columns |= projection_gradients(model, bar(batches, "gradients"), loss, device)
+        columns |= scores.gradients
     settings = config.offsets, _thresholds(config)
     heads = bar(batches, "heads")
     result = survey(model, heads, device, items.texts, *settings, columns, items.places)

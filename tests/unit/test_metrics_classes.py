@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from headwise.losses.loss import CrossEntropy
 from headwise.metrics.classes import class_metrics
 from headwise.metrics.significance import paired_bootstrap
 from headwise.tasks.classification import class_statistics
@@ -14,7 +15,7 @@ N, C = 200, 7
 
 
 def statistics(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
-    extra = class_statistics(logits, targets).numpy()
+    extra = class_statistics(CrossEntropy(), logits, targets).numpy()
     return np.column_stack((np.ones((len(extra), 3)), extra)).astype(np.float64)
 
 

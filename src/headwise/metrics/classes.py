@@ -1,16 +1,18 @@
 """Metrics of classifiers, in percent, as functions of sums over examples.
 
 Statistics of an example, with C classes: loss, its measure, 1, whether the first prediction is
-right, whether one of the first five is, then per class whether it is right, true and predicted.
+right, whether one of the first five is, the probability of the first, then per class whether it is
+right, true and predicted.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from headwise.metrics.metric import Floats, Metric
 
-N_BEFORE = 5  # statistics before those per class
+N_BEFORE = 6  # statistics before those per class
 TOP = 5  # predictions of `top5`
 
 
@@ -48,6 +50,12 @@ def _by_class(sums: Floats) -> Floats:
 def true_classes(items: Floats) -> Floats:
     """The classes of items as rows of one 1, (N, C)."""
     return items[:, N_BEFORE:].reshape(len(items), 3, -1)[:, 1]
+
+
+def predictions(items: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+    """The predicted class of each item, and its probability, (N,) each."""
+    predicted_NC = items[:, N_BEFORE:].reshape(len(items), 3, -1)[:, 2]
+    return predicted_NC.argmax(1), items[:, N_BEFORE - 1]
 
 
 def f1_macro(sums: Floats) -> float:

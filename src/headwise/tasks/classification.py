@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import refuse, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
-from headwise.metrics.classes import N_BEFORE, TOP, class_metrics
+from headwise.metrics.classes import N_BEFORE, TOP, class_metrics, predictions
 from headwise.metrics.metric import Measured, Metric, Score
 from headwise.metrics.significance import scores_with_intervals
 from headwise.model.build import build_classifier, check_model, parts_of
@@ -51,10 +52,9 @@ from headwise.tasks.class_items import (
     places_of,
 )
 from headwise.tasks.evaluation import measure_losses
-from headwise.tasks.predictions import ClassifierRun, labels_of, predicted, write_predictions
+from headwise.tasks.predictions import ClassifierRun, labels_of, write_predictions
 from headwise.tasks.reading import Inspected, Items, Reading
 from headwise.tasks.task import Sizes, Task, TrainedRun
-from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 
 CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
@@ -63,14 +63,16 @@ CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
 }
 
 
-def class_statistics(logits_RC: Tensor, targets_R: Tensor) -> Tensor:
-    """Statistics after those of the loss (`headwise.metrics.classes`), (R, 2 + 3 C)."""
+def class_statistics(loss: Loss, logits_RC: Tensor, targets_R: Tensor) -> Tensor:
+    """Statistics after those of the loss (`headwise.metrics.classes`), (R, 3 + 3 C)."""
     n_classes = logits_RC.shape[1]
     top_RK = logits_RC.topk(min(TOP, n_classes)).indices
     is_right_RK = top_RK == targets_R[:, None]
     true_RC, predicted_RC = one_hot(targets_R, n_classes), one_hot(top_RK[:, 0], n_classes)
     shares = is_right_RK[:, :1], is_right_RK.any(1, keepdim=True)
-    return torch.cat((*shares, true_RC * predicted_RC, true_RC, predicted_RC), 1)
+    probability_R1 = loss.log_probs(logits_RC).amax(1, keepdim=True).double().exp()
+    per_class = true_RC * predicted_RC, true_RC, predicted_RC
+    return torch.cat((*shares, probability_R1, *per_class), 1)
 
 
 def class_factors(weights: Any, counts: Mapping[str, int]) -> list[float] | None:
@@ -243,7 +245,7 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         """See `Task.measured`."""
         batches = self.batches(data, config, split, n_items)
         n_classes = len(data.labels)
-        shared = model, loss, batches, ranks, class_statistics, progress
+        shared = model, loss, batches, ranks, partial(class_statistics, loss), progress
         items = measure_losses(*shared, n_extra=N_BEFORE - 3 + 3 * n_classes).items
         return Measured(items, self._metrics(config, n_classes))
 
@@ -251,20 +253,11 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         """See `Task.scores`; with confidence intervals."""
         return scores_with_intervals(measured)
 
-    def scorer(
-        self, model: Model, loss: Loss, data: PreparedClasses, config: Config, ranks: Ranks
-    ) -> Callable[[str, RunFolder, Tracker], dict[str, Any]]:
-        """See `Task.scorer`; also writes predictions and a confusion matrix."""
-        score = super().scorer(model, loss, data, config, ranks)
-
-        def score_and_predict(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
-            if ranks.is_main:
-                batches = self.batches(data, config, split)
-                predictions = predicted(model, loss, batches, ranks.device)
-                write_predictions(folder, split, data, predictions)
-            return score(split, folder, tracker)
-
-        return score_and_predict
+    def write_items(
+        self, measured: Measured, data: PreparedClasses, split: str, folder: RunFolder
+    ) -> None:
+        """See `Task.write_items`: predictions and a confusion matrix."""
+        write_predictions(folder, split, data, *predictions(measured.items))
 
     def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> ClassifierRun:
         """See `Task.loaded`; there is no search."""

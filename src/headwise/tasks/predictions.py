@@ -129,11 +129,14 @@ def tsv_line(prediction: Prediction, *others: str) -> str:
 
 
 def write_predictions(
-    folder: RunFolder, split: str, data: PreparedClasses, predictions: Predicted
+    folder: RunFolder,
+    split: str,
+    data: PreparedClasses,
+    predicted_N: npt.NDArray[np.int64],
+    probabilities_N: npt.NDArray[np.float64],
 ) -> None:
     """Write `predictions/<split>.tsv` (with labels and texts) and `<split>.confusion.csv`."""
     labels, true_N = data.labels, data.split(split).classes
-    predicted_N, probabilities_N = predictions
     is_text = data.tokenizer is not None
     columns = text_columns(data.corpus.config) if is_text else ["number"]
     lines = ["\t".join((*COLUMNS, "label", *columns))]

@@ -259,6 +259,9 @@ class Task(Generic[C, D]):
         """Scores at the end of a run, in the form of results.json."""
         return measured.scores()
 
+    def write_items(self, measured: Measured, data: D, split: str, folder: RunFolder) -> None:
+        """Write what was measured of each item at the end of a run; by default nothing more."""
+
     def validator(
         self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
     ) -> Validator:
@@ -286,6 +289,7 @@ class Task(Generic[C, D]):
             measured = self.measured(model, loss, data, config, ranks, split)
             if ranks.is_main:
                 folder.write_sums(f"{split}.{measured.metrics[0].unit}.npy", measured.items)
+                self.write_items(measured, data, split, folder)
             return {**self.scores(measured)}
 
         return score

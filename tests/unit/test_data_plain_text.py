@@ -21,7 +21,7 @@ from headwise.config.schema import TokenizerConfig, typed
 from headwise.data import plain_text, token_stream
 from headwise.data.digest import file_digest
 from headwise.data.lossless import lossless
-from headwise.data.plain_text import TextCorpus
+from headwise.data.plain_text import TextCorpus, text_corpus
 from headwise.data.token_stream import PreparedTokens, ids_text, prepare_tokens, text_ids
 from headwise.data.tokenizer import EOS, N_SPECIALS
 from headwise.data.tokenizer_training import train_tokenizer
@@ -284,7 +284,7 @@ def test_text_is_a_column_of_tables(tmp_path: Path) -> None:
     config = TextDataConfig(
         name="mine", dir=str(tmp_path), licence="own", column="text", documents="line"
     )
-    corpus = TextCorpus(config, tmp_path / "cache")
+    corpus = text_corpus(config, tmp_path / "cache")
     data = prepare_tokens(corpus, BYTES)
     assert [spelled(data, split) for split in SPLITS] == [
         b"good  film\nbad\n",
@@ -292,7 +292,7 @@ def test_text_is_a_column_of_tables(tmp_path: Path) -> None:
         b"a, b\n",
     ]
     assert data.stream("train").document_starts.tolist() == [0, 11]
-    other = TextCorpus(replace(config, column="words"), tmp_path / "cache")
+    other = text_corpus(replace(config, column="words"), tmp_path / "cache")
     with pytest.raises(DataError, match=r"no columns 'words'; got label, text\. Set data\.column"):
         prepare_tokens(other, BYTES)
     with pytest.raises(DataError, match=r"extra\.parquet, extra\.jsonl.* not found in"):
@@ -318,7 +318,7 @@ import resource, sys
 from pathlib import Path
 from headwise.config.density_data import TextDataConfig
 from headwise.config.schema import TokenizerConfig
-from headwise.data.plain_text import TextCorpus
+from headwise.data.plain_text import TextCorpus, text_corpus
 from headwise.data.token_stream import prepare_tokens
 config = TextDataConfig(name="large", file="large", split=[0.9, 0.1], test=[], dir=sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

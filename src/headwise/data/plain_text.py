@@ -97,10 +97,7 @@ class TextCorpus(FileCorpus[TextDataConfig]):
 
     def settings(self, split: str) -> Any:
         """See `FileCorpus.settings`: the part of the file."""
-        config = self.config
-        if config.column is not None:
-            return {"column": config.column, "split": split, "documents": config.documents}
-        members = self._located(split)[1]
+        config, members = self.config, self._located(split)[1]
         documents = {"documents": config.documents} if config.documents else {}
         return {"members": members, "shares": config.split, "split": split, **documents}
 
@@ -110,7 +107,7 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         Raises:
             DataError: it does not exist; the message names the folder and the files.
         """
-        return [self._located(split)[0]] if self.config.column is None else self._tables(split)
+        return [self._located(split)[0]]
 
     def chunks(self, split: str) -> Iterator[bytes]:
         """Lines of a split as bytes, with line feeds; longer ones than MAX_CHUNK in parts.
@@ -118,9 +115,6 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         Raises:
             DataError: the file is missing or damaged.
         """
-        if self.config.column is not None:
-            yield from self._column(split, self.config.column)
-            return
         try:
             with self._opened(split) as stream:
                 first, end = self._range(split, stream)
@@ -137,29 +131,6 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         if documents is None or not before:
             return not before
         return before.endswith(b"\n") and STARTS[documents](before, chunk)
-
-    def _tables(self, split: str) -> list[Path]:
-        """The table with a split, or its shards."""
-        check_file_name("data", split)
-        names = f"{split}{f', {split}'.join(SUFFIXES)}"
-        if self.folder is None:
-            raise DataError(f"set data.dir=FOLDER, with one of {names}, and with the other splits")
-        paths = find_table(self.folder, split)
-        if not paths:
-            raise DataError(f"{names} not found in {self.folder}")
-        return paths
-
-    def _column(self, split: str, column: str) -> Iterator[bytes]:
-        """The texts of a column, a line each."""
-
-        def select(name: str, columns: Sequence[str]) -> list[str]:
-            check_columns(name, columns, [column], "Set data.column")
-            return [column]
-
-        for where, row in table_rows(self._tables(split), select):
-            if not isinstance(row.get(column), str):
-                raise DataError(f"{where}: no text in the column {column!r}")
-            yield f"{one_line(row[column], where)}\n".encode()
 
     def _range(self, split: str, stream: IO[bytes]) -> tuple[int, int]:
         """The bytes [first, end) of a split in its file."""
@@ -219,3 +190,41 @@ class TextCorpus(FileCorpus[TextDataConfig]):
             raise refuse("a split of data.files", split, self.config.files)
         names = self.config.files[split]
         return [names] if isinstance(names, str) else names
+
+
+class ColumnCorpus(TextCorpus):
+    """A text that is a column of tables, one text a line."""
+
+    def settings(self, split: str) -> Any:
+        """See `FileCorpus.settings`: the column."""
+        config = self.config
+        return {"column": config.column, "split": split, "documents": config.documents}
+
+    def files(self, split: str) -> list[Path]:
+        """The table with a split, or its shards; a `DataError` if there is none."""
+        check_file_name("data", split)
+        names = f"{split}{f', {split}'.join(SUFFIXES)}"
+        if self.folder is None:
+            raise DataError(f"set data.dir=FOLDER, with one of {names}, and with the other splits")
+        paths = find_table(self.folder, split)
+        if not paths:
+            raise DataError(f"{names} not found in {self.folder}")
+        return paths
+
+    def chunks(self, split: str) -> Iterator[bytes]:
+        """The texts of the column, with line feeds."""
+        column = str(self.config.column)
+
+        def select(name: str, columns: Sequence[str]) -> list[str]:
+            check_columns(name, columns, [column], "Set data.column")
+            return [column]
+
+        for where, row in table_rows(self.files(split), select):
+            if not isinstance(row.get(column), str):
+                raise DataError(f"{where}: no text in the column {column!r}")
+            yield f"{one_line(row[column], where)}\n".encode()
+
+
+def text_corpus(config: TextDataConfig, cache_dir: Path) -> TextCorpus:
+    """The corpus of a config: lines of files, or a column of tables."""
+    return (TextCorpus if config.column is None else ColumnCorpus)(config, cache_dir)

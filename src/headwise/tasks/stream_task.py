@@ -23,7 +23,7 @@ from headwise.config.schema import Config, PruneDataConfig
 from headwise.data.builtin.text import BuiltinText
 from headwise.data.images import ImageCorpus
 from headwise.data.music import MusicCorpus
-from headwise.data.plain_text import TextCorpus
+from headwise.data.plain_text import text_corpus
 from headwise.data.token_stream import COLUMN, DensityCorpus, PreparedTokens, prepare_tokens
 from headwise.data.tokenizer import BOS, EOS, MASK
 from headwise.data.tokenizer_training import vocabulary_limits
@@ -41,7 +41,7 @@ from headwise.train.distributed import Ranks
 # Pairs of positions of the windows whose heads are measured, at validations and by an analysis.
 VALIDATION_PAIRS, ANALYSIS_PAIRS = 2**25, 2**27
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
-    TextDataConfig: TextCorpus,
+    TextDataConfig: text_corpus,
     BuiltinTextConfig: BuiltinText,
     ImageDataConfig: ImageCorpus,
     MusicDataConfig: MusicCorpus,

@@ -23,7 +23,7 @@ PAGES = sorted(
 )
 CHAPTERS = [
     "first-run", "variants", "your-own-variant", "your-own-task", "your-own-data",
-    "beyond-translation", "reproducing-a-paper",
+    "beyond-translation", "encoders", "reproducing-a-paper",
 ]  # fmt: skip
 MAX_SKIPPED = 2  # blocks per page
 # Addresses that a browser fetches without a click.

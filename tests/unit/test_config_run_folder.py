@@ -33,6 +33,7 @@ def fingerprint_of(make: Any) -> Any:
         "experiment_name=other",
         "data.dir=/elsewhere",
         "data.test=[valid]",
+        "data.tasks=[translation,density]",
         "decode.external.comet='score {hypotheses}'",
         "trainer.device=cuda",
         "trainer.n_workers=3",

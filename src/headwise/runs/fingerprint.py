@@ -22,6 +22,7 @@ NOT_IN_FINGERPRINT = (
     "data.downloads",
     "data.origins",
     "data.archives",
+    "data.tasks",
     "data.test",
     "data.licence",
     "data.notes",

@@ -12,6 +12,7 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, ModelConfig, typed
 from headwise.data.batch import Batch, Column
 from headwise.model.build import build_model
+from headwise.model.family import Model
 from headwise.precision import resolve_precision
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
@@ -51,18 +52,22 @@ class Updates:
 
     Args:
         config: of the run.
-        vocabulary: size of the vocabulary of either side.
+        model: a model, or the size of either vocabulary of a Transformer.
         batches: one an update.
     """
 
     def __init__(
-        self, config: Config, vocabulary: int, batches: Sequence[Batch], device: torch.device = CPU
-    ) -> None:
+        self, config: Config, model: Model | int, batches: Sequence[Batch],
+        device: torch.device = CPU,
+    ) -> None:  # fmt: skip
         config.trainer.precision = resolve_precision(config.trainer.precision, device)
         seed_everything(config.seed, "model")
-        model = build_model(config, vocabulary, vocabulary, config.tokenizer.joint).to(device)
+        if isinstance(model, int):
+            model = build_model(config, model, model, config.tokenizer.joint)
         self.device = device
-        self.step = build_step(config, model, instantiate(config.loss, "loss"), Ranks(0, 1, device))
+        self.step = build_step(
+            config, model.to(device), instantiate(config.loss, "loss"), Ranks(0, 1, device)
+        )
         self.batches, self.n_batches = itertools.cycle(batches), len(batches)
         self.n_updates = 0
 

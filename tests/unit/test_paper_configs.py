@@ -44,7 +44,8 @@ def test_every_paper_composes_with_recipes_that_can_be_trained(make: Any, name: 
     for cell in paper.cells:
         if not cell.overrides:
             continue
-        config = make(cell.overrides)
+        init = [] if cell.init is None else ["init_from=RUN"]
+        config = make([*cell.overrides, *init])
         config.trainer.device, config.trainer.precision = "cpu", "fp32"
         check(typed(config))
         test = paper.columns[cell.column].test
@@ -72,8 +73,10 @@ def test_notes_name_the_updates(
 # Papers whose rows are no groups -> the settings that distinguish their rows.
 OF_ROWS = {
     "cls_tokens": {"model.cls_tokens", "model.pool"},
+    "fine_tuning": {"init_from", "task.encoder_lr"},
     "how_many_heads": {"model.n_heads"},
     "repulsion_dropout": {"model.dropout", "model.attention_dropout"},
+    "yubert": {"positions._target_", "positions.base"},
 }
 
 

@@ -1,4 +1,4 @@
-"""The commands: train, prepare, evaluate, translate, predict, sample, prune, analyze, report.
+"""The commands: train, prepare, evaluate, translate, predict, sample, prune, analyze, report, runs.
 
 Hydra composes the configuration; errors that a user can fix are printed as one message without a
 traceback.
@@ -39,6 +39,7 @@ COMMANDS = {
     "prune": "commands.prune:prune",
     "analyze": "commands.analyze:analyze_runs",
     "report": "commands.report:report_runs",
+    "runs": "commands.runs:list_runs",
 }
 CONFIGS = {"prepare": "train"}  # commands that use the config of another
 SAVED = "saved checkpoints are intact; run the same command again to resume"

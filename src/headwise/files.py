@@ -119,6 +119,16 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     return content
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock `path`; a file that does not exist is not locked."""
+    try:
+        with open(path, "rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock between processes; waits for other holders.

@@ -184,4 +184,5 @@ def test_cfg_prints_the_config(headwise: CommandLine) -> None:
 def test_console_command_prints_version_and_commands(headwise: CommandLine) -> None:
     assert headwise("--version").out.startswith("headwise ")
     result = headwise.ok("--help")
-    assert "{train,prepare,evaluate,translate,predict,sample,prune,analyze,report}" in result.out
+    commands = "train,prepare,evaluate,translate,predict,sample,prune,analyze,report,runs"
+    assert f"{{{commands}}}" in result.out

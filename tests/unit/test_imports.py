@@ -13,6 +13,7 @@ ENCODING = ("builtin", "corpus", "corpora.archive", "corpora.hub", "encoded", "e
 LIGHT = {  # modules -> packages that they must not load
     ", ".join(f"data.{name}" for name in ENCODING): "torch hydra wandb",
     "entmax": "hydra omegaconf sentencepiece datasets wandb",
+    "commands.runs": "torch pandas matplotlib",
     "tasks.loading, commands.translate, commands.analyze": "torch._dynamo",
     "report.outcome, track": "matplotlib pandas seaborn wandb",
 }

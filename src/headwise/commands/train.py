@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.runs.results import Results
+from headwise.runs.summary import Summary
 from headwise.seed import seed_everything
 from headwise.tasks.settings import check, resolve
 from headwise.tasks.task import Corpus, Data, Task, Validator, task_of
@@ -123,6 +124,8 @@ def _train(
             RunFolder.existing(config.init_from, "init_from")
         with _locked(folder, ranks):
             resumes = can_resume(folder)
+            metric, update = task.main_metric(config).name, folder.read_last().get("update", 0)
+            listed = Summary(task.name, metric, overrides, config.trainer.max_updates, update)
             if not resumes:
                 _check_checkpoint_exists(folder)
             ranks.barrier()
@@ -133,6 +136,7 @@ def _train(
                 # recomputed at the end, e.g. after max_updates was raised
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
+                listed.write(folder.path)
                 log.info("%s %s", "resuming in" if resumes else "training in", folder.path)
                 if ranks.device.type == "cuda" and config.trainer.device == "auto":
                     log.info(
@@ -140,7 +144,7 @@ def _train(
                         config.trainer.max_tokens,
                     )
             with _tracker(config, folder, ranks, group, container) as tracker:
-                return _Run(task, config, folder, ranks, tracker).run(corpus)
+                return _Run(task, config, folder, ranks, tracker, listed).run(corpus)
 
 
 def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
@@ -243,6 +247,7 @@ class _Run:
     folder: RunFolder
     ranks: Ranks
     tracker: Tracker
+    listed: Summary
 
     def __post_init__(self) -> None:
         self.records = Records(self.folder if self.ranks.is_main else None, self.tracker)
@@ -261,6 +266,9 @@ class _Run:
             batches = training_batches(examples, self.ranks)
             with stop_request(self.ranks.is_main) as stop, batches:
                 trainer = self._trainer(model, loss, validator, batches, stop)
+                if self.ranks.is_main:
+                    update, now = trainer.state.update, time.time()
+                    replace(self.listed, update=update, started=now).write(self.folder.path)
                 trainer.run()
         finally:
             self.records.close()
@@ -368,6 +376,7 @@ class _Run:
         if self.ranks.is_main:
             folder.figures.mkdir(exist_ok=True)
             draw(folder, self.tracker)
+            self.listed.with_results(results).write(folder.path)
             results.write(folder.results)  # last: it marks the run as finished
             metric = self.task.monitored(config)
             split_scores = {f"{name}/{metric}": results.score(name, metric) for name in scores}

@@ -165,6 +165,10 @@ def fits(value: Any, hint: Any) -> bool:
     """Whether `value` matches `hint`; classes accept all but simple values, other hints all."""
     if hint is Any:
         return True
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in arguments)
@@ -176,10 +180,6 @@ def fits(value: Any, hint: Any) -> bool:
         return len(value) == len(arguments) and all(map(fits, value, arguments))
     if hint is type(None):
         return value is None
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
     if hint in _SIMPLE:
         return isinstance(value, hint)
     # a class that yaml cannot express, such as Tensor

@@ -21,6 +21,7 @@ from headwise.config.density_data import (
     WindowsConfig,
 )
 from headwise.config.labelled_data import LabelledDataConfig, PredictConfig
+from headwise.config.listing import RunsConfig
 from headwise.config.no_data import NoDataConfig
 from headwise.config.sampling import RunSelection, SampleConfig
 
@@ -338,6 +339,7 @@ KINDS: dict[str, type] = {  # command -> dataclass
     "prune": PruneConfig,
     "analyze": AnalyzeConfig,
     "report": ReportConfig,
+    "runs": RunsConfig,
 }
 
 # Dataclasses of open groups, which a yaml selects by /schema/NAME@_here_ in its defaults list.

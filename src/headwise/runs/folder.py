@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +27,9 @@ from headwise.runs.results import Results
 
 Floats = npt.NDArray[np.float64]
 MAX_YAML_DEPTH = 50
+N_LOCK_ATTEMPTS = 3  # `is_locked` of another process holds a lock for an instant
 # <name>.json in a run folder that an evaluation must not overwrite.
-RESERVED_NAMES = ("data", "environment", "error", "pruned", "results")
+RESERVED_NAMES = ("data", "environment", "error", "pruned", "results", "summary")
 
 
 class RunFolder:
@@ -110,12 +113,16 @@ class RunFolder:
             RunError: another process holds the lock.
         """
         with open(self.path / ".lock", "a+") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(
-                    f"another process is training in {self.path}; wait for it or stop it"
-                ) from error
+            for attempt in range(N_LOCK_ATTEMPTS):
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if attempt + 1 == N_LOCK_ATTEMPTS:
+                        raise RunError(
+                            f"another process is training in {self.path}; wait for it or stop it"
+                        ) from error
+                    time.sleep(0.05)
             yield
 
     def remove_error(self) -> None:
@@ -240,7 +247,14 @@ def find_folders(patterns: Sequence[str], missing_ok: bool = False) -> list[Path
     Raises:
         RunError: a folder does not exist; the message suggests a similar one.
     """
-    folders: dict[Path, Path] = {}
+    return [run for run, names in list_folders(patterns, missing_ok) if "config.yaml" in names]
+
+
+def list_folders(
+    patterns: Sequence[str], missing_ok: bool = False
+) -> list[tuple[Path, frozenset[str]]]:
+    """Like `find_folders`, with the names in each folder; includes runs that failed to start."""
+    folders: dict[tuple[int, int], tuple[Path, frozenset[str]]] = {}
     for pattern in patterns:
         text = str(Path(pattern).expanduser())
         paths = [Path(p) for p in sorted(glob.glob(text, recursive=True))]
@@ -251,10 +265,10 @@ def find_folders(patterns: Sequence[str], missing_ok: bool = False) -> list[Path
             hint = f" Did you mean runs={close}?" if close else ""
             raise RunError(f"runs={pattern}: folder not found.{hint}")
         for path in paths:
-            runs = [path] if (path / "config.yaml").is_file() else []
-            for run in runs + _runs_below(path):
+            for run, names in _scan(path, 2):
                 if not run.name.startswith("."):  # unfinished pruned runs
-                    folders.setdefault(run.resolve(), run)
+                    about = os.stat(run)  # the same for all paths of a folder
+                    folders.setdefault((about.st_dev, about.st_ino), (run, names))
     return list(folders.values())
 
 
@@ -263,5 +277,19 @@ def _is_unfinished(run: Path) -> bool:
 
 
 def _runs_below(folder: Path) -> list[Path]:
-    configs = (*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml"))
-    return sorted(path.parent for path in configs)
+    return [run for run, names in _scan(folder, 2) if "config.yaml" in names]
+
+
+def _scan(folder: Path, depth: int) -> Iterator[tuple[Path, frozenset[str]]]:
+    """Yield the runs in `folder` or up to `depth` levels below, with the names in their folders."""
+    try:
+        with os.scandir(folder) as entries:
+            below = {entry.name: entry for entry in entries}
+    except OSError:  # not a folder, or not readable
+        return
+    if "config.yaml" in below or "error.json" in below:
+        yield folder, frozenset(below)
+    elif depth:
+        for name in sorted(below):
+            if below[name].is_dir():
+                yield from _scan(folder / name, depth - 1)

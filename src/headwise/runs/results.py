@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -65,14 +66,7 @@ class Results:
         Raises:
             RunError: the file is broken, or holds keys of another version.
         """
-        content = read_json(path, missing_ok=True)
-        unknown = content.keys() - {known.name for known in dataclasses.fields(cls)}
-        if unknown:
-            raise RunError(f"{path} is of another version: unknown {', '.join(sorted(unknown))}")
-        hints = get_type_hints(cls)
-        wrong = [key for key, value in content.items() if not _fits(value, hints[key])]
-        if wrong:
-            raise RunError(f"{path} is broken: {wrong[0]} has a value of a wrong type")
+        content = read_checked(path, cls)
         is_finished = content.get("status") == FINISHED
         return cls(**content) if is_finished else None
 
@@ -92,9 +86,32 @@ class Results:
         return self.scores.get(split or "", {}).get(metric, {})
 
 
+def read_checked(path: Path, kind: type) -> dict[str, Any]:
+    """Content of a json file that has fields of the dataclass `kind`; empty without a file.
+
+    Raises:
+        RunError: the file is broken, or holds keys of another version.
+    """
+    content, hints = read_json(path, missing_ok=True), _hints(kind)
+    if unknown := content.keys() - hints.keys():
+        raise RunError(f"{path} is of another version: unknown {', '.join(sorted(unknown))}")
+    wrong = [key for key, value in content.items() if not _fits(value, hints[key])]
+    if wrong:
+        raise RunError(f"{path} is broken: {wrong[0]} has a value of a wrong type")
+    return content
+
+
+_hints = cache(get_type_hints)
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
+
+
 def _fits(value: Any, hint: Any) -> bool:
     """Like `fits`, but also checks the values of mappings and sequences."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin, inner = _parts(hint)
     if origin is Mapping:
         return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
     if origin is Sequence:

@@ -127,6 +127,19 @@ def read_if_exists(path: Path) -> list[dict[str, Any]]:
     return read_jsonl(path) if path.is_file() else []
 
 
+def last_record(path: Path, text: bytes = b"", n_bytes: int = 1 << 14) -> dict[str, Any]:
+    """The last record that contains `text`, of the last `n_bytes`; empty without one.
+
+    Another process may be writing the file.
+    """
+    with open(path, "rb") as handle:
+        start = max(handle.seek(0, os.SEEK_END) - n_bytes, 0)
+        handle.seek(start)
+        lines = handle.read().split(b"\n")[bool(start) : -1]
+    number, line = next(((i, s) for i, s in enumerate(reversed(lines)) if text in s), (0, b"{}"))
+    return _decode(line, path, len(lines) - number)
+
+
 def encode_record(record: Mapping[str, Any]) -> bytes:
     """Encode a record as a line with its newline; see `JsonlWriter.write`."""
     nonfinite: list[str] = []

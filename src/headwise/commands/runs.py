@@ -1,0 +1,160 @@
+"""`scripts/runs.py`: a table of the runs in a folder: state, scores, overrides that differ."""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import io
+import json
+import operator
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from headwise.config.listing import RunsConfig
+from headwise.errors import ConfigError, refuse, require, unknown
+from headwise.runs.folder import list_folders
+from headwise.runs.summary import status
+
+Row = dict[str, Any]
+FORMATS = ("table", "csv", "json")
+CONDITION = re.compile(r"([^<>=!]+)(<=|>=|!=|<|>|=)(.*)")
+ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+CLEAR = "\x1b[H\x1b[2J"  # the terminal
+
+
+def list_runs(config: RunsConfig) -> None:
+    """Print the table of runs, once or until Ctrl-C.
+
+    Raises:
+        ConfigError: an invalid option.
+        RunError: a folder does not exist.
+    """
+    if config.format not in FORMATS:
+        raise refuse("format", config.format, FORMATS)
+    require(config.every > 0, "every", "above 0", config.every)
+    if not config.watch:
+        print(_listing(config))
+        return
+    require(sys.stdout.isatty(), "watch", "false if the output is not a terminal", True)
+    with suppress(KeyboardInterrupt):
+        while True:
+            width, height = shutil.get_terminal_size()
+            *lines, counts = _listing(config).splitlines()
+            shown = [*lines[: height - 2], counts]
+            print(CLEAR + "\n".join(line[:width] for line in shown), flush=True)
+            time.sleep(config.every)
+
+
+def _listing(config: RunsConfig) -> str:
+    """The requested runs as text."""
+    rows = [{**status(*run), "run": str(run[0])} for run in list_folders(config.runs)]
+    settings: dict[str, None] = {}  # keys of overrides, in order
+    for row in rows:
+        for key, _, value in (item.lstrip("+").partition("=") for item in row.pop("overrides", ())):
+            if key not in row:
+                row[key] = value
+                settings[key] = None
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for condition in (config.where or "").split():
+        rows = _matching(rows, condition, columns)
+    if config.sort is not None:
+        rows = _sorted(rows, config.sort, columns)
+    common = {key for key in settings if len({row.get(key) for row in rows}) < 2}
+    rows = [{key: value for key, value in row.items() if key not in common} for row in rows]
+    if config.format == "json":
+        return json.dumps(rows, indent=2, ensure_ascii=False)
+    if config.format == "csv":
+        return _csv(rows, [key for key in columns if key not in common])
+    return _table(rows, [key for key in settings if key not in common])
+
+
+def _number(value: Any) -> Any:
+    """`value` as a number if it can be one."""
+    with suppress(TypeError, ValueError):
+        return float(value)
+    return value
+
+
+def _matching(rows: list[Row], condition: str, columns: Sequence[str]) -> list[Row]:
+    """The rows with column=pattern, column!=pattern, column<number and the like."""
+    parsed = CONDITION.fullmatch(condition)
+    if parsed is None:
+        raise ConfigError(f"where: {condition} is not COLUMN=VALUE, with = != < <= > or >=")
+    column, sign, value = parsed.groups()
+    _check_column(column, columns)
+    pairs = [(row, row.get(column, "")) for row in rows]
+    if sign not in ORDERS:
+        equal = sign == "="
+        return [r for r, found in pairs if fnmatch.fnmatchcase(str(found), value) == equal]
+    require(isinstance(limit := _number(value), float), f"where: {column}", "a number", value)
+    numbers = [(row, n) for row, found in pairs if isinstance(n := _number(found), float)]
+    return [row for row, number in numbers if ORDERS[sign](number, limit)]
+
+
+def _sorted(rows: list[Row], sort: str, columns: Sequence[str]) -> list[Row]:
+    """The rows in the order of a column, numbers before texts, those without a value last."""
+    column = sort.removeprefix("-")
+    _check_column(column, columns)
+    present, absent = ([row for row in rows if (column in row) is has] for has in (True, False))
+
+    def key(row: Row) -> tuple[bool, Any]:
+        value = _number(row[column])
+        return isinstance(value, str), value
+
+    return [*sorted(present, key=key, reverse=sort.startswith("-")), *absent]
+
+
+def _check_column(column: str, columns: Sequence[str]) -> None:
+    if columns and column not in columns:
+        raise unknown("", column, columns)
+
+
+def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
+
+
+def _table(rows: Sequence[Row], settings: Sequence[str]) -> str:
+    """Aligned columns, and the number of runs in each state.
+
+    Args:
+        rows: of runs.
+        settings: keys of overrides that differ.
+    """
+    scores = [key for row in rows for key in row if key.endswith(f"/{row.get('metric')}")]
+    names = [*dict.fromkeys(scores), *settings]
+    lines = [["status", "update", "left", "task", *names, "run"]]
+    for row in rows:
+        update = f"{row['update']}/{row['max_updates']}" if "update" in row else ""
+        left = timedelta(seconds=row["seconds_left"]) if "seconds_left" in row else ""
+        values = (_shown(row.get(name, "")) for name in names)
+        about = f"{row['run']}  {row.get('reason', '')}".rstrip()
+        lines.append([row["status"], update, str(left), row.get("task", ""), *values, about])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    plain = [_printable("  ".join(map(str.ljust, line, widths)).rstrip()) for line in lines]
+    counts = Counter(row["status"] for row in rows)
+    total = ", ".join(f"{n} {state}" for state, n in counts.most_common())
+    return "\n".join([*plain, f"{len(rows)} runs" + (f": {total}" if total else "")])
+
+
+def _printable(text: str) -> str:
+    """`text` without control characters, which files of others may contain."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

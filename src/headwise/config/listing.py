@@ -1,0 +1,17 @@
+"""The config of `scripts/runs.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RunsConfig:
+    """`scripts/runs.py`: a table of runs."""
+
+    runs: list[str] = field(default_factory=lambda: ["outputs"])  # folders or globs
+    where: str | None = None  # conditions: "status=finished seed<3 attention!=softmax"
+    sort: str | None = None  # a column; -column: descending
+    format: str = "table"  # table, csv, json; the last two have all scores
+    watch: bool = False  # draw the table again and again, in a terminal
+    every: float = 5.0  # seconds between two tables of watch=true

@@ -1,0 +1,133 @@
+"""`summary.json`: what `headwise runs` lists of a run, written when it starts and finishes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import RunError
+from headwise.files import is_locked, read_json, write_json
+from headwise.runs.folder import RunFolder, read_yaml
+from headwise.runs.results import Results, read_checked
+from headwise.track.jsonl import last_record
+
+NAME = "summary.json"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The state of a run when a process last started or finished it.
+
+    Attributes:
+        task: its name.
+        metric: the main one of the task.
+        overrides: the command line.
+        max_updates: the length of the training.
+        update: at `started`, or at the end.
+        started: when the training started or resumed, in seconds since 1970.
+        finished: whether the run was scored.
+        scores: of a finished run: split -> metric -> score.
+    """
+
+    task: str
+    metric: str
+    overrides: Sequence[str]
+    max_updates: int
+    update: int = 0
+    started: float = 0.0
+    finished: bool = False
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write the file atomically."""
+        write_json(folder / NAME, dataclasses.asdict(self))
+
+    def with_results(self, results: Results) -> Summary:
+        """The summary of the finished run."""
+        scores = {
+            split: {name: entry["score"] for name, entry in values.items() if "score" in entry}
+            for split, values in results.scores.items()
+        }
+        return dataclasses.replace(self, update=results.updates, finished=True, scores=scores)
+
+    @classmethod
+    def read(cls, folder: Path, names: Collection[str]) -> Summary:
+        """The summary of a run; without a file, from the settings and results.
+
+        Raises:
+            RunError: a file is broken.
+        """
+        if NAME in names:
+            try:
+                return cls(**read_checked(folder / NAME, cls))
+            except TypeError as error:  # a field is missing
+                raise RunError(f"{folder / NAME} is broken: {error}") from error
+        run = RunFolder(folder)
+        config, results = run.read_config(), run.read_results()
+        try:
+            task = config["task"]["_target_"].rpartition(".")[2].lower()
+            trainer = config["trainer"]
+            overrides = [str(item) for item in read_yaml(folder / "overrides.yaml")]
+            summary = cls(task, str(trainer["monitor"]), overrides, int(trainer["max_updates"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"{folder} is broken, or of another version: {error!r}") from error
+        return summary if results is None else summary.with_results(results)
+
+
+def status(folder: Path, names: Collection[str]) -> dict[str, Any]:
+    """State and scores of a run, in words and numbers.
+
+    Args:
+        folder: of the run.
+        names: of the files in it.
+
+    Returns:
+        status (running, finished, interrupted, failed, pruned or broken), reason, update,
+        max_updates, seconds_left, task, metric, overrides, and `split/metric` -> score; of an
+        unfinished run, scores of its last validation. Values that do not exist are left out.
+    """
+    try:
+        error = read_json(folder / "error.json") if "error.json" in names else {}
+        if "config.yaml" not in names:  # it failed before the run had a folder
+            return _failed(error)
+        summary = Summary.read(folder, names)
+        values = {name: getattr(summary, name) for name in ("task", "metric", "overrides")}
+        values |= {"update": summary.update, "max_updates": summary.max_updates}
+        if error:
+            return values | _failed(error)
+        if summary.finished and "results.json" in names:
+            scores = summary.scores.items()
+            flat = {f"{split}/{name}": v for split, named in scores for name, v in named.items()}
+            return {"status": "finished"} | values | flat
+        if "pruned.json" in names:  # written by `headwise prune`, not trained
+            return {"status": "pruned"} | values
+        running = is_locked(folder / ".lock")
+        state = {"status": "running" if running else "interrupted"}
+        return state | values | _progress(folder / "metrics.jsonl", summary, running)
+    except (RunError, OSError) as problem:
+        return {"status": "broken", "reason": str(problem)}
+
+
+def _failed(error: Mapping[str, Any]) -> dict[str, Any]:
+    reason = f"{error.get('error')}: {error.get('message')}"
+    overrides = error.get("overrides")
+    overrides = [str(item) for item in overrides] if isinstance(overrides, list) else []
+    return {"status": "failed", "reason": reason, "overrides": overrides}
+
+
+def _progress(path: Path, summary: Summary, running: bool) -> dict[str, Any]:
+    """Update, time left and scores of the last validation, from the end of metrics.jsonl."""
+    if not path.is_file():
+        return {}
+    update = last_record(path).get("update", summary.update)
+    scores = {k: v for k, v in last_record(path, b'"valid/').items() if k.startswith("valid/")}
+    if not running or update <= summary.update:
+        return {"update": update, **scores}
+    logged = path.stat().st_mtime
+    rate = (logged - summary.started) / (update - summary.update)  # seconds per update
+    left = rate * (summary.max_updates - update) - (time.time() - logged)
+    return {"update": update, "seconds_left": max(round(left), 0), **scores}

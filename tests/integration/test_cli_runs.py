@@ -1,0 +1,200 @@
+"""`headwise runs`: the table of runs, from small files alone."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import CommandLine, assert_rejected, read_json
+from headwise.commands.runs import list_runs
+from headwise.config.listing import RunsConfig
+from headwise.errors import ConfigError
+from headwise.files import is_locked
+from headwise.runs.folder import RunFolder
+from headwise.runs.results import Results
+from headwise.runs.summary import Summary
+
+SUMMARY = Summary("translation", "bleu", ["data=a", "seed=1"], max_updates=100)
+
+
+def write_run(folder: Path, summary: Summary = SUMMARY, finished: bool = False) -> RunFolder:
+    run = RunFolder(folder)
+    run.make()
+    (folder / "config.yaml").touch()
+    if finished:
+        results = Results({"test": {"bleu": {"score": 20.0 + float(summary.overrides[1][5:])}}})
+        results.write(run.results)
+        summary = summary.with_results(results)
+    summary.write(folder)
+    return run
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Options -> the listing of the runs in the test's folder."""
+
+    def text(**options: Any) -> str:
+        list_runs(RunsConfig(runs=[str(tmp_path)], **options))
+        return capsys.readouterr().out
+
+    return text
+
+
+@pytest.fixture
+def listed(printed: Any) -> Any:
+    """Options -> the rows of runs in the test's folder, by the name of the folder."""
+
+    def rows(**options: Any) -> dict[str, dict[str, Any]]:
+        return {Path(row["run"]).name: row for row in json.loads(printed(format="json", **options))}
+
+    return rows
+
+
+def test_finished_run_is_listed_with_its_scores(
+    headwise: CommandLine, run: Path, tmp_path: Path, listed: Any
+) -> None:
+    row = listed()["moved"]
+    scores = read_json(run / "results.json")["scores"]
+    assert row["status"] == "finished"
+    assert row["test_a/bleu"] == scores["test_a"]["bleu"]["score"]
+    assert row["test_a/chrf"] == scores["test_a"]["chrf"]["score"]
+    assert (row["update"], row["max_updates"], row["task"]) == (2, 2, "translation")
+    lines = headwise.ok("runs", f"runs=[{tmp_path}]").out.splitlines()
+    assert lines[0].split()[:6] == ["status", "update", "left", "task", "valid/bleu", "test_a/bleu"]
+    assert lines[-1] == "1 runs: 1 finished"
+    (run / "summary.json").unlink()  # written by an earlier version, or pruned
+    assert listed()["moved"] == row
+
+
+def test_unfinished_runs(tmp_path: Path, listed: Any) -> None:
+    now = time.time()
+    run = write_run(tmp_path / "a", replace(SUMMARY, update=20, started=now - 60))
+    lines = [{"update": 40, "valid/bleu": 7.5}, {"update": 50, "train/loss": 2.0}]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"upd')
+    with run.claimed():
+        row = listed()["a"]
+        assert (row["status"], row["update"], row["valid/bleu"]) == ("running", 50, 7.5)
+        assert 90 <= row["seconds_left"] <= 100  # 30 updates in 60 s, 50 more
+    row = listed()["a"]
+    assert (row["status"], row["update"]) == ("interrupted", 50)
+    assert "seconds_left" not in row
+    run.write_json("error.json", {"error": "DataError", "message": "no text", "overrides": []})
+    assert (listed()["a"]["status"], listed()["a"]["reason"]) == ("failed", "DataError: no text")
+
+
+def test_finished_run_that_is_lengthened(tmp_path: Path, listed: Any) -> None:
+    run = write_run(tmp_path / "a", finished=True)
+    assert listed()["a"]["status"] == "finished"
+    replace(SUMMARY, max_updates=200, update=100).write(run.path)
+    assert listed()["a"]["status"] == "interrupted"
+    assert listed()["a"]["max_updates"] == 200
+
+
+def test_failed_start_and_broken_files_are_rows(tmp_path: Path, listed: Any) -> None:
+    write_run(tmp_path / "whole")
+    for name, text in (("cut", '{"task": "tra'), ("foreign", '{"scores": 3}'), ("empty", "{}")):
+        write_run(tmp_path / name)
+        (tmp_path / name / "summary.json").write_text(text)
+    (tmp_path / "early").mkdir()
+    error = {"error": "ConfigError", "message": "\x1b[31mwrong", "overrides": ["seed=7"]}
+    (tmp_path / "early" / "error.json").write_text(json.dumps(error))
+    rows = listed()
+    assert rows["early"]["status"] == "failed"
+    assert rows["early"]["seed"] == "7"
+    states = {name: row["status"] for name, row in rows.items() if name != "early"}
+    assert states == dict.fromkeys(("cut", "foreign", "empty"), "broken") | {"whole": "interrupted"}
+
+
+def test_columns_selection_and_order(tmp_path: Path, listed: Any, printed: Any) -> None:
+    for seed in (9, 10, 2):
+        overrides = ["data=a", f"seed={seed}"]
+        write_run(tmp_path / f"s{seed}", replace(SUMMARY, overrides=overrides), finished=seed != 2)
+    assert all("data" not in row and "seed" in row for row in listed().values())
+    assert list(listed(sort="seed")) == ["s2", "s9", "s10"]
+    assert list(listed(sort="-test/bleu")) == ["s10", "s9", "s2"], "without a value: last"
+    assert list(listed(where="status=finished seed<10")) == ["s9"]
+    assert set(listed(where="status!=finish* update>=0")) == {"s2"}
+    assert listed(where="status=failed") == {}
+    table = printed(format="csv", sort="seed")
+    assert [row["test/bleu"] for row in csv.DictReader(io.StringIO(table))] == ["", "29.0", "30.0"]
+
+
+def test_control_characters_are_not_printed(tmp_path: Path, printed: Any) -> None:
+    run = write_run(tmp_path / "a")
+    run.write_json("error.json", {"error": "E", "message": "a\x1b[2Jb\nc", "overrides": []})
+    lines = printed().splitlines()
+    assert len(lines) == 3
+    assert lines[1].endswith("E: a [2Jb c")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "yaml"}, "format must be one of csv, json, table"),
+        ({"sort": "tset/bleu"}, "Did you mean test/bleu?"),
+        ({"where": "status"}, "where: status is not COLUMN=VALUE"),
+        ({"where": "update<many"}, "where: update must be a number"),
+        ({"watch": True}, "watch must be false if the output is not a terminal"),
+        ({"every": 0.0}, "every must be above 0"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, printed: Any, options: dict[str, Any], message: str) -> None:
+    write_run(tmp_path / "a", finished=True)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        printed(**options)
+
+
+def test_conditions_need_no_second_quotes(headwise: CommandLine, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", finished=True)
+    runs = f"runs=[{tmp_path}]"
+    assert headwise.ok("runs", runs, "where=status=failed update<3").out == (
+        "status  update  left  task  run\n0 runs\n"
+    )
+    assert_rejected(headwise("runs", f"runs=[{tmp_path}/b]"), 1, "folder not found")
+
+
+def test_table_is_redrawn_until_interrupted(
+    tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        write_run(tmp_path / f"{number:02}")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwise.commands.runs.time.sleep", sleep)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: (40, 10))
+    _, first, second = printed(watch=True, every=3.0).split("\x1b[H\x1b[2J")
+    assert slept == [3.0, 3.0]
+    lines = first.splitlines()
+    assert first == second
+    assert len(lines) == 9, "as many as fit, and a line for the cursor"
+    assert lines[-1] == "30 runs: 30 interrupted"
+    assert max(map(len, lines)) == 40
+
+
+def test_listing_does_not_reject_a_start(tmp_path: Path) -> None:
+    """`is_locked` holds the lock for an instant, in which a training may start."""
+    run = write_run(tmp_path / "a")
+    with open(run.path / ".lock", "rb") as handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        threading.Timer(0.06, lambda: fcntl.flock(handle, fcntl.LOCK_UN)).start()
+        with run.claimed():
+            assert is_locked(run.path / ".lock")
+            time.sleep(0.1)
+    assert not is_locked(run.path / ".lock")
+    assert not is_locked(tmp_path / "missing")

@@ -85,7 +85,7 @@ def write_run(
     run.describe(container, list(overrides))
     machine = {**MACHINE, **changes.pop("machine", {})}
     run.write_json("environment.json", machine)
-    run.write_json("data.json", {"fingerprint": text})
+    run.write_json("data.json", {"text": text})
     if hypotheses is None:
         return folder
     texts = folder / "hypotheses"

@@ -19,6 +19,7 @@ import torch
 from headwise.analysis.collect import alphas, filled, reported
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
+from headwise.data.digest import combined_digest
 from headwise.data.prefetch import Prefetched
 from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
@@ -281,10 +282,10 @@ class _Run:
         with self.ranks.first_alone():
             prepared: Data = self.task.prepare(corpus, self.config, progress)
         if self.ranks.is_main:
-            self._write_data(prepared)
+            self._write_data(corpus, prepared)
         return prepared
 
-    def _write_data(self, prepared: Data) -> None:
+    def _write_data(self, corpus: Corpus, prepared: Data) -> None:
         path = self.folder.path / "data.json"
         if path.is_file():
             before = read_json(path)
@@ -300,6 +301,7 @@ class _Run:
         prepared.save(self.folder.path)
         about = {
             "fingerprint": prepared.fingerprint,
+            "text": combined_digest(corpus.hashes()),
             "vocabulary": prepared.vocabulary,
             "sizes": dict(prepared.sizes),
             "versions": versions(),

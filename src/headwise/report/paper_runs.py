@@ -130,7 +130,7 @@ def read_run(path: Path) -> SavedRun:
         config=config,
         decisive=decisive({str(key): value for key, value in container.items()}),
         results=folder.read_results(),
-        text=data.get("fingerprint"),
+        text=data.get("text"),
         train_pairs=data.get("train", {}).get("pairs"),
         machine={key: environment.get(key) for key in MACHINE},
     )

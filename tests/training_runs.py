@@ -149,6 +149,7 @@ def _run(
 ) -> None:
     """Train in this process, which runs nothing else."""
     os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored in child processes of nohup
     with open(log, "wb") as stream:
         for number in (1, 2):

@@ -21,7 +21,7 @@ from headwise.config.folders import config_dir, group_choices
 from headwise.config.keys import check_keys, check_values
 from headwise.config.schema import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, nearest
-from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard
+from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, output_to
 
 if TYPE_CHECKING:
     from headwise.commands.sweep import Sweep
@@ -132,19 +132,25 @@ def _train() -> None:
 def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
     """Run one job of a sweep; an error is printed and recorded, and raised as JobFailedError."""
     import torch
+    from hydra.core.hydra_config import HydraConfig
 
     from headwise.commands.train import train
 
+    hydra = HydraConfig.get()
+    number, has_log = hydra.job.num, not hydra.launcher._target_.endswith(".BasicLauncher")
+    sweep.remove(number)
     failed = False
-    try:
-        sweep.record(overrides, train(config, overrides, sweep.name), None)
-    except Interrupted as error:
-        sweep.record(overrides, None, error)
-        raise
-    except Exception as error:  # noqa: BLE001 - printed, recorded, raised as JobFailedError
-        sweep.record(overrides, None, error)
-        report_error(error)
-        failed = True
+    with output_to(sweep.log(number) if has_log else None):
+        try:
+            outcome = train(config, overrides, sweep.name, has_log)
+            sweep.record(number, overrides, outcome, None)
+        except Interrupted as error:
+            sweep.record(number, overrides, None, error)
+            raise
+        except Exception as error:  # noqa: BLE001 - printed, recorded, raised as JobFailedError
+            sweep.record(number, overrides, None, error)
+            report_error(error)
+            failed = True
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -181,6 +187,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
                 raise  # the other jobs still run
             raise CarriedError(error) from error
 
+    checked.sweep = sweep  # type: ignore[attr-defined]  # for launchers
     application = hydra.main(
         version_base="1.3", config_path=str(config_dir()), config_name=config_name
     )(checked)
@@ -274,7 +281,8 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
         # the output was closed; Python must not flush it again at exit
         discard(sys.stdout.fileno())
         return BROKEN_PIPE
-    if not composed or isinstance(error, (HydraException, OmegaConfBaseException)):
+    is_of_hydra = isinstance(error, (HydraException, OmegaConfBaseException))
+    if is_of_hydra or not (composed or isinstance(error, HeadwiseError)):
         print(f"headwise: {explain_composition(error, config_name)}", file=sys.stderr)
         return 2
     if isinstance(error, HeadwiseError):

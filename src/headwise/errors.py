@@ -35,7 +35,11 @@ class Interrupted(BaseException):
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
+        self.signal_number = signal_number
         self.exit_code = 128 + signal_number
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        return type(self), (str(self), self.signal_number)
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:

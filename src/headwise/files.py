@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,28 @@ def discard(descriptor: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
+
+
+@contextmanager
+def output_to(path: Path | None) -> Iterator[None]:
+    """Append what this process prints within the block to a file; None: print it."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    saved = {stream: os.dup(stream.fileno()) for stream in (sys.stdout, sys.stderr)}
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        for stream in saved:
+            stream.flush()
+            os.dup2(file, stream.fileno())
+        yield
+    finally:
+        for stream, descriptor in saved.items():
+            stream.flush()
+            os.dup2(descriptor, stream.fileno())
+            os.close(descriptor)
+        os.close(file)
 
 
 def remove_partial(folder: Path) -> None:

@@ -20,7 +20,7 @@ from command_line import (
 )
 from headwise.commands.sweep import Sweep
 from headwise.commands.train import Outcome
-from headwise.errors import DataError
+from headwise.errors import DataError, Interrupted
 from headwise.runs.results import Results
 from headwise.track.base import NullTracker
 from training_runs import Runs
@@ -194,16 +194,30 @@ def test_name_of_a_sweep_depends_on_its_jobs() -> None:
     assert Sweep.from_arguments(["-m", "seed=1,2", "--cfg", "job"]) is None
 
 
-def test_sweep_records_results_and_errors(tmp_path: Path) -> None:
-    sweep = Sweep("sweep-1", tmp_path / "sweeps" / "sweep-1.jsonl")
+def test_name_of_a_sweep_does_not_depend_on_the_launcher() -> None:
+    sweeps = [
+        Sweep.from_arguments(["-m", "seed=1,2", *launcher])
+        for launcher in ([], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"])
+    ]
+    assert sweeps[0] == sweeps[1] is not None
+
+
+def test_sweep_records_each_job_once_in_order(tmp_path: Path) -> None:
+    sweep = Sweep("sweep-1", tmp_path / "sweeps" / "sweep-1")
     sweep.begin()
     assert not sweep.has_failed()
     results = Results({"test": {"bleu": {"score": 2.0}}})
-    sweep.record(["seed=1"], Outcome(tmp_path, results), None)
+    sweep.record(10, ["seed=3"], None, Interrupted("requeued", 10))
+    sweep.record(0, ["seed=1"], Outcome(tmp_path, results), None)
     assert not sweep.has_failed()
-    sweep.record(["seed=2", "paths.outputs=a\u2028b"], None, DataError("broken\nin two lines"))
+    error = DataError("broken\nin two lines")
+    sweep.record(2, ["seed=2", "paths.outputs=a\u2028b"], None, error)
+    sweep.remove(10)
+    sweep.record(10, ["seed=3"], Outcome(tmp_path, results), None)
     assert sweep.has_failed()
-    assert [job.get("error") for job in sweep.jobs()] == [None, "DataError: broken"]
-    assert sweep.jobs()[1]["overrides"][1] == "paths.outputs=a\u2028b"
+    jobs = sweep.jobs()
+    assert [job.get("error") for job in jobs] == [None, "DataError: broken", None]
+    assert jobs[1]["overrides"] == ["seed=2", "paths.outputs=a\u2028b"]
+    assert "interrupted" not in jobs[2]
     sweep.begin()
     assert sweep.jobs() == []

@@ -3,34 +3,60 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from headwise.errors import Interrupted
 from headwise.train.interrupt import SIGNALS, StopRequest, stop_request
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_is_recorded_within_the_block_only(number: signal.Signals) -> None:
+def test_signal_is_raised_or_deferred_within_the_block_only(number: signal.Signals) -> None:
     if number == signal.SIGHUP:  # the default, also if the tests were started by nohup
         signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
-    with stop_request() as request:
-        assert not request
+    with pytest.raises(Interrupted) as stopped, stop_request():
         signal.raise_signal(number)
-        assert request
-        assert request.signal_number == number
+    assert stopped.value.exit_code == 128 + number
+    with pytest.raises(Interrupted), stop_request() as request:  # noqa: PT012
+        with request.deferred():
+            assert not request
+            signal.raise_signal(number)
+            assert request
+        pytest.fail("it is raised at the end of the block")
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize("logs", [True, False])
-def test_one_rank_logs_the_first_signal(capfd: pytest.CaptureFixture[str], logs: bool) -> None:
-    with stop_request(logs):
+def test_signal_before_a_job_stops_the_next_one() -> None:
+    """In a worker process, a signal may come between two jobs."""
+    waiting = StopRequest(is_deferred=True)
+    former = waiting.install()
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted, match="SIGTERM"), stop_request():
+            pytest.fail("the job was started")
+        with stop_request() as request:
+            assert not request, "it stops one job"
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def test_interruption_can_be_pickled() -> None:
+    copy = pickle.loads(pickle.dumps(Interrupted("stopped", signal.SIGTERM)))
+    assert (str(copy), copy.signal_number, copy.exit_code) == ("stopped", 15, 143)
+
+
+@pytest.mark.parametrize("message", ["saving", ""])
+def test_one_rank_logs_the_first_signal(capfd: pytest.CaptureFixture[str], message: str) -> None:
+    with stop_request(message, is_deferred=True):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)
-    assert capfd.readouterr().err.count("stopping after this update") == logs
+    assert capfd.readouterr().err == ("\nSIGTERM: saving\n" if message else "")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +68,7 @@ def test_closed_stderr_is_no_error(first: str) -> None:
 import signal, sys
 from headwise.train.interrupt import stop_request
 from headwise.train.progress import Progress
-with stop_request() as stop, Progress(0, 9, True) as progress:
+with stop_request(is_deferred=True) as stop, Progress(0, 9, True) as progress:
     {first}
     signal.raise_signal(signal.SIGTERM)
     progress.show(loss=1.0)
@@ -68,7 +94,7 @@ def test_signal_ignored_by_nohup_stays_ignored() -> None:
 
 def test_only_ctrl_c_interrupts_saving() -> None:
     """A scheduler sends SIGUSR1 and then SIGTERM, while the run is still saving."""
-    request = StopRequest()
+    request = StopRequest(is_deferred=True)
     try:
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
             request.handle(number, None)

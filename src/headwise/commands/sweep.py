@@ -1,20 +1,20 @@
 """Sweeps: the jobs of one command with `-m`.
 
-Each job has a run folder, so finished jobs are not repeated. Results are one json line per job in
-`<outputs>/sweeps/<name>.jsonl`, also with launchers that use other processes, and a table.
+Each job has a run folder, so finished jobs are not repeated. The result of a job is a small file in
+`<outputs>/sweeps/<name>/`, written by the process that runs it: launchers use other processes and
+machines. Results are also printed as a table.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import Interrupted
-from headwise.track.jsonl import read_if_exists
+from headwise.files import read_json, write_json
 
 if TYPE_CHECKING:
     from headwise.commands.train import Outcome
@@ -28,37 +28,49 @@ class Sweep:
     """A multirun.
 
     Attributes:
-        name: a hash of the command line; the group in W&B.
-        path: one json object per job.
+        name: a hash of the command line without Hydra's own keys; the group in W&B.
+        folder: one `<number>.json` per job, and the output of jobs in other processes.
     """
 
     name: str
-    path: Path
+    folder: Path
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Sweep | None:
         """The sweep of a command line with `-m`, or None for a single run."""
         if not MULTIRUN.intersection(arguments) or INFORMATION.intersection(arguments):
             return None
-        overrides = sorted(a for a in arguments if not a.startswith("-"))
+        overrides = sorted(a for a in arguments if not a.startswith(("-", "hydra/", "hydra.")))
         digest = hashlib.sha256("\0".join(overrides).encode()).hexdigest()[:8]
         outputs = [a.split("=", 1)[1] for a in overrides if a.startswith("paths.outputs=")]
         name = f"sweep-{digest}"
-        return cls(name, Path(outputs[-1] if outputs else "outputs") / "sweeps" / f"{name}.jsonl")
+        return cls(name, Path(outputs[-1] if outputs else "outputs") / "sweeps" / name)
 
     def begin(self) -> None:
         """Remove the records of an earlier call; finished jobs are recorded again."""
-        self.path.unlink(missing_ok=True)
+        for path in self._records():
+            path.unlink()
+
+    def remove(self, number: int) -> None:
+        """Remove the record of a job, which starts: a requeued job is recorded again."""
+        self._record(number).unlink(missing_ok=True)
+
+    def log(self, number: int) -> Path:
+        """The file with the output of a job in another process until its run is known."""
+        return self.folder / f"{number}.log"
 
     def record(
         self,
+        number: int,
         overrides: Sequence[str],
         outcome: Outcome | None,
         error: BaseException | None,
     ) -> None:
-        """Append the result or error of a job; a dry run is not recorded.
+        """Write the result or error of a job; a dry run is not recorded.
 
         Args:
+            number: of the job, from 0.
+            overrides: of the job.
             outcome: of a finished job.
             error: of a job that failed or was interrupted.
         """
@@ -73,13 +85,16 @@ class Sweep:
         elif error is not None:
             lines = str(error).splitlines()
             entry["error"] = f"{type(error).__name__}: {lines[0] if lines else ''}"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8") as handle:
-            handle.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._record(number), entry)
+
+    def read(self, number: int) -> dict[str, Any]:
+        """The record of a job; empty if there is none."""
+        return read_json(self._record(number), missing_ok=True)
 
     def jobs(self) -> list[dict[str, Any]]:
-        """The recorded jobs, in order."""
-        return read_if_exists(self.path)
+        """The recorded jobs, in the order of the command."""
+        return [read_json(path) for path in self._records()]
 
     def has_failed(self) -> bool:
         """Whether a job failed."""
@@ -94,9 +109,15 @@ class Sweep:
             print(f"{' '.join(job['overrides'])}: {job['error']}")
         if any("interrupted" in job for job in jobs):
             print("interrupted: later jobs were not started; the same command resumes\n")
-        path = self.path.with_suffix(".md")
+        path = self.folder.with_suffix(".md")
         from headwise.report.comparison import sweep_table  # pandas is slow to import
 
         table = sweep_table(jobs).markdown()
         path.write_text(table, encoding="utf-8")
         print(f"\nmeans over seeds, written to {path}\n{table}\n")
+
+    def _record(self, number: int) -> Path:
+        return self.folder / f"{number}.json"
+
+    def _records(self) -> list[Path]:
+        return sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))

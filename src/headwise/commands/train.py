@@ -6,6 +6,7 @@ Repeating the command prints the results of a finished run, or resumes from the 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from headwise.data.digest import combined_digest
 from headwise.data.prefetch import Prefetched
 from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
-from headwise.files import read_json, remove_partial
+from headwise.files import output_to, read_json, remove_partial
 from headwise.losses.loss import Loss
 from headwise.model.family import Model
 from headwise.model.kernels import kernels_of
@@ -46,7 +47,7 @@ from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
 from headwise.train.distributed import Ranks, process_group
 from headwise.train.initial import start_from
-from headwise.train.interrupt import StopRequest, stop_request
+from headwise.train.interrupt import SAVING, StopRequest, stop_request
 from headwise.train.memory import keep_freed_memory
 from headwise.train.resume import can_resume, resume_or_start
 from headwise.train.step import build_step
@@ -70,13 +71,29 @@ class Outcome:
     results: Results | None
 
 
-def train(config: Config, overrides: list[str], group: str | None = None) -> Outcome:
+@dataclass(frozen=True)
+class _Launched:
+    """How a run was started: see `train`."""
+
+    overrides: list[str]
+    group: str | None
+    has_log: bool
+    stop: StopRequest
+
+
+def train(
+    config: Config, overrides: list[str], group: str | None = None, has_log: bool = False
+) -> Outcome:
     """Train or resume a run; a finished run only prints its results.
 
     Args:
         config: composed by Hydra; derived settings are filled in.
         overrides: the command line, for the folder's name and record.
         group: name of the sweep, for the tracker.
+        has_log: append the output of training to log.txt in the run folder instead of printing it.
+
+    Raises:
+        Interrupted: a signal was received; nothing that was saved is lost.
     """
     if config.dry_run:
         check(config)
@@ -90,21 +107,20 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
         overrides,
         in_sweep=group is not None,
     )
-    with failure.recorded():
+    is_first_rank = os.environ.get("RANK", "0") == "0"
+    with stop_request(SAVING if is_first_rank else "") as stop, failure.recorded():
         check(config)
         container = resolve(config)
         # fail on an invalid name before data is read
         failure.folder = _run_folder(config, container, overrides, [])
-        return _train(config, container, overrides, group, failure)
+        launched = _Launched(overrides, group, has_log, stop)
+        return _train(config, container, launched, failure)
 
 
 def _train(
-    config: Config,
-    container: dict[str, Any],
-    overrides: list[str],
-    group: str | None,
-    failure: Failure,
+    config: Config, container: dict[str, Any], launched: _Launched, failure: Failure
 ) -> Outcome:
+    overrides = launched.overrides
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     keep_freed_memory()
@@ -144,8 +160,12 @@ def _train(
                         "batches of %d tokens on a GPU (trainer=gpu has larger ones, in bf16)",
                         config.trainer.max_tokens,
                     )
-            with _tracker(config, folder, ranks, group, container) as tracker:
-                return _Run(task, config, folder, ranks, tracker, listed).run(corpus)
+            log_file = folder.path / "log.txt" if launched.has_log else None
+            with (
+                output_to(log_file),
+                _tracker(config, folder, ranks, launched.group, container) as tracker,
+            ):
+                return _Run(task, config, folder, ranks, tracker, listed, launched.stop).run(corpus)
 
 
 def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
@@ -249,6 +269,7 @@ class _Run:
     ranks: Ranks
     tracker: Tracker
     listed: Summary
+    stop: StopRequest
 
     def __post_init__(self) -> None:
         self.records = Records(self.folder if self.ranks.is_main else None, self.tracker)
@@ -265,8 +286,8 @@ class _Run:
             examples = self.task.examples(self.config, prepared, self.ranks, self._scratch)
             validator = self.task.validator(model, loss, prepared, self.config, self.ranks)
             batches = training_batches(examples, self.ranks)
-            with stop_request(self.ranks.is_main) as stop, batches:
-                trainer = self._trainer(model, loss, validator, batches, stop)
+            with batches:
+                trainer = self._trainer(model, loss, validator, batches)
                 if self.ranks.is_main:
                     update, now = trainer.state.update, time.time()
                     replace(self.listed, update=update, started=now).write(self.folder.path)
@@ -329,7 +350,6 @@ class _Run:
         loss: Loss,
         validator: Validator,
         batches: Prefetched,
-        stop: StopRequest,
     ) -> Trainer:
         trainer = Trainer(
             step=build_step(self.config, model, loss, self.ranks),
@@ -338,7 +358,7 @@ class _Run:
             records=self.records,
             validate=validator,
             reported=lambda: reported(model),
-            stop=stop,
+            stop=self.stop,
         )
         resume_or_start(trainer)
         return trainer

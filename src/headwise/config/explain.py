@@ -25,6 +25,9 @@ def explain_composition(error: Exception, config_name: str) -> str:
     text = re.sub(r"\nSee https://hydra.cc\S*.*", "", text)
     text = re.sub(r"Key '(\w+)' (is not in struct|not in '\w+')", r"There is no key '\1'.", text)
     text = text.replace("\\'", "'")
+    plugin = re.search(r"Unknown plugin class : 'hydra_plugins\.headwise\.(\w+)", text)
+    if plugin:
+        return f"this launcher or sweeper is an extra: pip install 'headwise[{plugin[1]}]'"
     if isinstance(error.__cause__ or error, GrammarParseError):
         text = "${ begins a reference to another key and must end with }: rename the path with ${"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):

@@ -1,67 +1,119 @@
-"""Signals that stop a run after saving: Ctrl-C, SIGTERM, hangup, a scheduler's signal."""
+"""Signals that stop a run: Ctrl-C, SIGTERM, hangup, a scheduler's signal.
+
+Within `stop_request` a signal raises `Interrupted` at once: files are written atomically, so that
+all that was saved is intact. Within `StopRequest.deferred`, in the training loop, it is recorded:
+the loop saves after its update.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+from headwise.errors import Interrupted
 from headwise.files import CLOSED, discard
 
-MESSAGE = (
-    "\n{}: stopping after this update (and its validation, if due), then saving. Ctrl-C (again) "
-    "exits immediately, without saving.\n"
+SAVING = (
+    "stopping after this update (and its validation, if due), then saving. Ctrl-C (again) "
+    "exits immediately, without saving."
 )
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+STOPPED = "stopped by {}; saved checkpoints are intact. Give the same command again to resume."
+SIGNALS = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT,
+)  # fmt: skip
+
+Handlers = dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]
 
 
 class StopRequest:
     """The first received signal, if any.
 
     Args:
-        prints: print a message to stderr; true on one rank.
+        message: printed to stderr when a deferred signal arrives; empty prints nothing.
+        is_deferred: record signals instead of raising `Interrupted`.
     """
 
-    def __init__(self, prints: bool = True) -> None:
+    def __init__(self, message: str = "", is_deferred: bool = False) -> None:
         self.signal_number: int | None = None
-        self._prints = prints
+        self._message = message
+        self._is_deferred = is_deferred
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Record and report the first signal; a further Ctrl-C raises KeyboardInterrupt."""
-        if self.signal_number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.signal_number is None and self._prints:
-            _print(signal.Signals(number))
-        self.signal_number = self.signal_number or number
+        """Record or raise the first signal; a further Ctrl-C raises KeyboardInterrupt."""
+        if self.signal_number is not None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self.signal_number = number
+        if not self._is_deferred:
+            self.check()
+        elif self._message:
+            _print(f"\n{signal.Signals(number).name}: {self._message}\n")
+
+    def check(self) -> None:
+        """Raise `Interrupted` if there was a signal."""
+        if self.signal_number is not None:
+            name = signal.Signals(self.signal_number).name
+            raise Interrupted(STOPPED.format(name), self.signal_number)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Record signals within the block, which checks for them; raise them after it."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+        self.check()
+
+    def install(self) -> Handlers:
+        """Handle the signals; return the previous handlers."""
+        return {
+            number: signal.signal(number, self.handle)
+            for number in SIGNALS
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # nohup
+        }
+
+    def take(self, handlers: Handlers) -> None:
+        """Handle a signal that a former StopRequest among `handlers` has recorded."""
+        for handler in handlers.values():
+            former = getattr(handler, "__self__", None)
+            if isinstance(former, StopRequest) and former.signal_number is not None:
+                number, former.signal_number = former.signal_number, None
+                self.handle(number, None)
 
 
-def _print(number: signal.Signals) -> None:
+def _print(message: str) -> None:
     try:  # unbuffered: the signal may interrupt a write to a buffered stream
-        os.write(2, MESSAGE.format(number.name).encode())
+        os.write(2, message.encode())
     except OSError as error:  # a lost message must not prevent saving
         if error.errno in CLOSED:  # Ctrl-C ends a `| tee` as well
             discard(2)
 
 
 @contextmanager
-def stop_request(prints: bool = True) -> Iterator[StopRequest]:
-    """Handle the signals within the block, if it runs in the main thread."""
-    request = StopRequest(prints)
+def stop_request(message: str = SAVING, is_deferred: bool = False) -> Iterator[StopRequest]:
+    """Handle the signals within the block, if it runs in the main thread.
+
+    Args:
+        message: see `StopRequest`.
+        is_deferred: record signals instead of raising `Interrupted`.
+    """
+    request = StopRequest(message, is_deferred)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    previous = {
-        number: signal.signal(number, request.handle)
-        for number in SIGNALS
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # nohup
-    }
+    previous = request.install()
     try:
+        request.take(previous)
         yield request
     finally:
         for number, handler in previous.items():

@@ -183,7 +183,7 @@ class Trainer:
             self._log_heads()  # the first point of the trajectories
         elif state.update < config.max_updates and not state.stopped_early:
             self._remove_former_last()
-        with progress:
+        with self.stop.deferred(), progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
                 self.update()
@@ -332,7 +332,9 @@ class Trainer:
 
     def _stop_if_requested(self) -> None:
         interval = SIGNAL_CHECK_EVERY[self.ranks.device.type] if self.ranks.world_size > 1 else 1
-        if self.state.update % interval or not self.ranks.any(bool(self.stop)):
+        is_last = self.state.update == self.config.max_updates or self.state.stopped_early
+        is_due = is_last or self.state.update % interval == 0
+        if not is_due or not self.ranks.any(bool(self.stop)):
             return
         self.save(numbered=False)
         raise Interrupted(

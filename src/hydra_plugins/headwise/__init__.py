@@ -1,0 +1,3 @@
+"""Hydra plugins of headwise: launchers."""
+
+from __future__ import annotations

@@ -75,7 +75,7 @@ def test_notes_name_the_updates(
 # Papers whose rows are no groups -> the settings that distinguish their rows.
 OF_ROWS = {
     "cls_tokens": {"model.cls_tokens", "model.pool"},
-    "fine_tuning": {"init_from", "task.encoder_lr"},
+    "fine_tuning": {"init_from"},
     "how_many_heads": {"model.n_heads"},
     "repulsion_dropout": {"model.dropout", "model.attention_dropout"},
     "yubert": {"positions._target_", "positions.base"},

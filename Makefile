@@ -18,7 +18,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 SOURCES := src tests benchmarks scripts train.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-triton docs peers browser lint format clean
+.PHONY: help demo test test-all test-triton docs peers browser slurm lint format clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -59,6 +59,17 @@ browser: ## Chromium for the tests of the page of heads, with apt-get as root; e
 	  || echo "Chromium could not be installed: the page is not tested in a browser"; \
 	else \
 	  echo "install Chromium or Chrome to test the page in a browser (Debian: apt-get install chromium)"; \
+	fi
+
+# Never fails, as `browser`.
+slurm: ## Slurm for the test of its launcher, with apt-get as root; else says what to do
+	@if command -v slurmctld >/dev/null; then echo "the launcher of Slurm is tested"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; } \
+	  || echo "Slurm could not be installed: its launcher is not tested"; \
+	else \
+	  echo "install Slurm to test its launcher (Debian: apt-get install slurmctld slurmd slurm-client munge)"; \
 	fi
 
 lint: .venv/.installed-test ## ruff and mypy, changing nothing

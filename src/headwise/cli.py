@@ -54,6 +54,7 @@ HYDRA_OPTIONS = {
     "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir",
     "--experimental-rerun",
 }  # fmt: skip
+ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")  # variables of jobs
 
 
 class CarriedError(BaseException):
@@ -247,6 +248,13 @@ def _check_arguments(arguments: Sequence[str], config_name: str) -> None:
             print(f"headwise: {_not_a_setting(before, argument)}", file=sys.stderr)
             sys.exit(2)
         name, _, value = argument.partition("=")
+        if name.lstrip("+~").startswith(ENVIRONMENT):
+            print(
+                f"headwise: {name} would be written to files, with its secrets; set the variable "
+                "in the shell: jobs inherit it",
+                file=sys.stderr,
+            )
+            sys.exit(2)
         if name.startswith("--") and name not in known:
             key = name.removeprefix("--").replace("-", "_")
             print(

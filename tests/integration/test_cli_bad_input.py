@@ -85,6 +85,12 @@ def test_invalid_setting_is_rejected(override: str, headwise: CommandLine, tmp_p
     assert not (tmp_path / "outputs").exists()
 
 
+def test_variables_of_jobs_are_set_in_the_shell(headwise: CommandLine) -> None:
+    result = headwise("train", "-m", "+hydra.job.env_set.WANDB_API_KEY=secret", "seed=1,2")
+    assert_rejected(result, 2, "set the variable in the shell")
+    assert "=secret" not in result.out + result.err
+
+
 def test_data_none_needs_a_task_with_its_data(headwise: CommandLine) -> None:
     for command in ("train", "prepare"):
         message = "data must be a DataConfig with task=translation"

@@ -42,7 +42,7 @@ def address() -> Iterator[str]:
 
 def test_nav_lists_every_page() -> None:
     listed = re.findall(r"^ +- .*?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
-    assert listed[:8] == ["index.md", *(f"{chapter}.md" for chapter in CHAPTERS)]
+    assert listed[: len(CHAPTERS) + 1] == ["index.md", *(f"{chapter}.md" for chapter in CHAPTERS)]
     assert sorted(listed) == PAGES
 
 

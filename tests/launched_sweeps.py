@@ -1,0 +1,127 @@
+"""Sweeps in processes of their own, whose jobs run in further processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from command_line import read_json
+from training_runs import ROOT, ProcessResult, Runs, run_outputs
+
+# A learning rate schedule that is slow while a file exists, or kills its process. Its module is
+# imported by jobs alone, which then draw no figures.
+SCHEDULE = """
+import os, signal, time
+from pathlib import Path
+import headwise.commands.train
+
+headwise.commands.train.draw = lambda folder, tracker: None
+
+class Slow:
+    def __init__(self, kills=False):
+        self.kills = kills
+
+    def learning_rate(self, update, base_lr):
+        if self.kills and update == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if Path(__file__).with_name("slow").exists():
+            time.sleep(0.5)
+        return base_lr
+"""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A running sweep and the file with its output."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self) -> ProcessResult:
+        """Wait until it ends."""
+        code = self.process.wait(timeout=300)
+        return ProcessResult(code, self.log.read_text())
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait for a condition while it runs."""
+        deadline = time.monotonic() + 120
+        while not holds():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+
+class Sweeps(Runs):
+    """Sweeps with two jobs at a time, over the text of `Runs`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (folder / "slowly.py").write_text(SCHEDULE)
+        self.slow = folder / "slow"
+        self.started: list[subprocess.Popen[bytes]] = []
+        paths = [str(folder), str(ROOT / "src")]
+        self.environment = {"PYTHONPATH": os.pathsep.join(paths), "HEADWISE_PLUGINS": "slowly"}
+
+    def job(self, outputs: str, *changes: str) -> list[str]:
+        """The command line of jobs of sixty updates."""
+        schedule = ("scheduler=constant", "~scheduler.warmup_updates")
+        common = self.arguments(outputs, {"trainer.max_updates": 60, "trainer.validate_every": 60})
+        own = [a for a in common if not a.startswith("scheduler.")]
+        return [*own, *schedule, "scheduler._target_=slowly.Slow", *changes]
+
+    def sweep(self, launcher: str, *changes: str) -> Sweep:
+        """Start a sweep, in a process group of its own, as a shell does."""
+        options = [f"hydra/launcher={launcher}"]
+        if launcher != "submitit_slurm":
+            options.append("hydra.launcher.n_jobs=2")
+        arguments = ["train.py", "-m", *self.job(launcher, *changes), *options]
+        log = self.folder / f"{launcher}.txt"
+        with open(log, "w") as output:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, arguments)],
+                cwd=ROOT, env={**os.environ, **self.environment}, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        self.started.append(process)
+        return Sweep(process, log)
+
+    def close(self) -> None:
+        """Kill the sweeps of a test that failed."""
+        for process in self.started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def straight(self, seed: int) -> dict[str, Any]:
+        """Outputs of a run alone that nothing stops."""
+        outputs = f"straight-{seed}"
+        started = self.start(self.job(outputs, f"seed={seed}"), None, self.environment)
+        result = self.wait(started)
+        assert result.code == 0, result.output
+        return run_outputs(self.run_folder(outputs))
+
+    def runs(self, launcher: str) -> list[Path]:
+        """The run folders of a sweep, by seed."""
+        folders = (self.folder / launcher / "default").glob("*/environment.json")  # written last
+        return sorted((path.parent for path in folders), key=seed_of)
+
+    def records(self, launcher: str) -> list[dict[str, Any]]:
+        """The records of the jobs, in order."""
+        paths = (self.folder / launcher / "sweeps").glob("*/*.json")
+        return [read_json(path) for path in sorted(paths, key=lambda path: int(path.stem))]
+
+    def have_trained(self, launcher: str, n_runs: int) -> bool:
+        """Whether that many runs have logged their first update."""
+        logs = [run / "metrics.jsonl" for run in self.runs(launcher)]
+        return len(logs) == n_runs and all(p.is_file() and p.stat().st_size for p in logs)
+
+
+def seed_of(run: Path) -> str:
+    return next(o for o in (run / "overrides.yaml").read_text().split() if o.startswith("seed="))

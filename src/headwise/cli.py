@@ -20,14 +20,14 @@ from headwise.config.explain import explain_composition
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.keys import check_keys, check_values
 from headwise.config.schema import KINDS
-from headwise.errors import ConfigError, HeadwiseError, Interrupted, nearest
+from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, nearest
 from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, output_to
 
 if TYPE_CHECKING:
     from headwise.commands.sweep import Sweep
     from headwise.config.schema import Config
 
-Job = Callable[[Any], None]
+Job = Callable[[Any], Any]  # a config -> the objective of a search
 # command -> module of headwise, and its function of the command's config
 COMMANDS = {
     "train": "commands.train:train",
@@ -116,22 +116,25 @@ def _train() -> None:
     if sweep is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.exit("headwise: torchrun and -m cannot be combined; give each job its own torchrun")
 
-    def job(config: Config) -> None:
+    def job(config: Config) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
         from headwise.commands.train import train
 
         overrides = list(HydraConfig.get().overrides.task)
-        if sweep is None:
-            train(config, overrides)
-        else:
-            _train_job(config, overrides, sweep)
+        if sweep is not None:
+            return _train_job(config, overrides, sweep)
+        train(config, overrides)
+        return None
 
     launch("train", job, sweep)
 
 
-def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
-    """Run one job of a sweep; an error is printed and recorded, and raised as JobFailedError."""
+def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | None:
+    """Run one job of a sweep; an error is printed and recorded, and raised as JobFailedError.
+
+    Returns the objective of a search.
+    """
     import torch
     from hydra.core.hydra_config import HydraConfig
 
@@ -139,24 +142,31 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
 
     hydra = HydraConfig.get()
     number, has_log = hydra.job.num, not hydra.launcher._target_.endswith(".BasicLauncher")
+    trial, value = None, None
     sweep.remove(number)
     failed = False
     with output_to(sweep.log(number) if has_log else None):
         try:
-            outcome = train(config, overrides, sweep.name, has_log)
+            if hydra.sweeper._target_.endswith(".OptunaSweeper"):
+                from headwise.commands.search import RunningTrial, open_study
+
+                trial = RunningTrial(open_study(sweep.folder, hydra.sweeper), number)
+            outcome = train(config, overrides, sweep.name, has_log, trial)
             sweep.record(number, overrides, outcome, None)
+            value = None if trial is None else trial.value(config, outcome.folder)
         except Interrupted as error:
             sweep.record(number, overrides, None, error)
             raise
         except Exception as error:  # noqa: BLE001 - printed, recorded, raised as JobFailedError
             sweep.record(number, overrides, None, error)
             report_error(error)
-            failed = True
+            failed = not isinstance(error, Pruned)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if failed:  # raised here, so that no traceback holds a reference to the job's model
         raise JobFailedError(f"failed: {' '.join(overrides)}")
+    return value
 
 
 def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
@@ -176,13 +186,13 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     composed = False
 
-    def checked(config: Any) -> None:
+    def checked(config: Any) -> Any:
         nonlocal composed
         composed = True
         try:
             check_keys(config, config_name)
             check_values(config, config_name)
-            job(typed(config, KINDS[config_name]))
+            return job(typed(config, KINDS[config_name]))
         except Exception as error:
             if sweep is not None:
                 raise  # the other jobs still run

@@ -26,6 +26,10 @@ class CheckpointError(HeadwiseError):
     """A checkpoint that is truncated, in another format, or of another model."""
 
 
+class Pruned(HeadwiseError):
+    """A run stopped at a validation by the pruner of a search."""
+
+
 class RunError(HeadwiseError):
     """A run folder that cannot be used (locked, other settings, not finished)."""
 

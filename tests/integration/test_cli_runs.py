@@ -134,7 +134,7 @@ def test_control_characters_are_not_printed(tmp_path: Path, printed: Any) -> Non
     run.write_json("error.json", {"error": "E", "message": "a\x1b[2Jb\nc", "overrides": []})
     lines = printed().splitlines()
     assert len(lines) == 3
-    assert lines[1].endswith("E: a [2Jb c")
+    assert lines[1].endswith("E: a[2Jb c")
 
 
 @pytest.mark.parametrize(

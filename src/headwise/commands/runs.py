@@ -143,17 +143,12 @@ def _table(rows: Sequence[Row], settings: Sequence[str]) -> str:
         about = f"{row['run']}  {row.get('reason', '')}".rstrip()
         lines.append([row["status"], update, str(left), row.get("task", ""), *values, about])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    plain = [_printable("  ".join(map(str.ljust, line, widths)).rstrip()) for line in lines]
+    texts = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    # files of others may have control characters
+    plain = ["".join(filter(str.isprintable, text)) for text in texts]
     counts = Counter(row["status"] for row in rows)
     total = ", ".join(f"{n} {state}" for state, n in counts.most_common())
     return "\n".join([*plain, f"{len(rows)} runs" + (f": {total}" if total else "")])
-
-
-def _printable(text: str) -> str:
-    """`text` without control characters, which files of others may contain."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _shown(value: Any) -> str:

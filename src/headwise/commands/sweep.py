@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.errors import Interrupted
+from headwise.errors import Interrupted, Pruned
 from headwise.files import read_json, write_json
 
 if TYPE_CHECKING:
     from headwise.commands.train import Outcome
 
+SEARCHERS = "searchers"  # folder of a search, see `headwise.commands.search`
 MULTIRUN = {"-m", "--multirun"}
 INFORMATION = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info"}  # nothing is run
 
@@ -47,8 +48,11 @@ class Sweep:
         return cls(name, Path(outputs[-1] if outputs else "outputs") / "sweeps" / name)
 
     def begin(self) -> None:
-        """Remove the records of an earlier call; finished jobs are recorded again."""
-        for path in self._records():
+        """Remove the records of an earlier call; finished jobs are recorded again.
+
+        Those of a search remain, as other processes may share it.
+        """
+        for path in () if (self.folder / SEARCHERS).is_dir() else self._records():
             path.unlink()
 
     def remove(self, number: int) -> None:
@@ -83,8 +87,9 @@ class Sweep:
         if isinstance(error, Interrupted):
             entry["interrupted"] = True
         elif error is not None:
+            key = "pruned" if isinstance(error, Pruned) else "error"
             lines = str(error).splitlines()
-            entry["error"] = f"{type(error).__name__}: {lines[0] if lines else ''}"
+            entry[key] = f"{type(error).__name__}: {lines[0] if lines else ''}"
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self._record(number), entry)
 

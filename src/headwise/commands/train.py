@@ -51,7 +51,7 @@ from headwise.train.interrupt import SAVING, StopRequest, stop_request
 from headwise.train.memory import keep_freed_memory
 from headwise.train.resume import can_resume, resume_or_start
 from headwise.train.step import build_step
-from headwise.train.trainer import Trainer
+from headwise.train.trainer import Trainer, Trial
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,16 @@ class _Launched:
     overrides: list[str]
     group: str | None
     has_log: bool
+    trial: Trial | None
     stop: StopRequest
 
 
 def train(
-    config: Config, overrides: list[str], group: str | None = None, has_log: bool = False
+    config: Config,
+    overrides: list[str],
+    group: str | None = None,
+    has_log: bool = False,
+    trial: Trial | None = None,
 ) -> Outcome:
     """Train or resume a run; a finished run only prints its results.
 
@@ -91,6 +96,7 @@ def train(
         overrides: the command line, for the folder's name and record.
         group: name of the sweep, for the tracker.
         has_log: append the output of training to log.txt in the run folder instead of printing it.
+        trial: of a search, to which validations are reported.
 
     Raises:
         Interrupted: a signal was received; nothing that was saved is lost.
@@ -113,7 +119,7 @@ def train(
         container = resolve(config)
         # fail on an invalid name before data is read
         failure.folder = _run_folder(config, container, overrides, [])
-        launched = _Launched(overrides, group, has_log, stop)
+        launched = _Launched(overrides, group, has_log, trial, stop)
         return _train(config, container, launched, failure)
 
 
@@ -139,7 +145,8 @@ def _train(
             return Outcome(folder.path, results)
         if config.init_from is not None and not can_resume(folder):
             RunFolder.existing(config.init_from, "init_from")
-        with _locked(folder, ranks):
+        # a job of a search that was adopted may still be running
+        with _locked(folder, ranks, wait=launched.trial is not None):
             resumes = can_resume(folder)
             metric, update = task.main_metric(config).name, folder.read_last().get("update", 0)
             listed = Summary(task.name, metric, overrides, config.trainer.max_updates, update)
@@ -154,6 +161,8 @@ def _train(
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
                 listed.write(folder.path)
+                if launched.trial is not None:
+                    launched.trial.start(folder.path)
                 log.info("%s %s", "resuming in" if resumes else "training in", folder.path)
                 if ranks.device.type == "cuda" and config.trainer.device == "auto":
                     log.info(
@@ -165,7 +174,7 @@ def _train(
                 output_to(log_file),
                 _tracker(config, folder, ranks, launched.group, container) as tracker,
             ):
-                return _Run(task, config, folder, ranks, tracker, listed, launched.stop).run(corpus)
+                return _Run(task, config, folder, ranks, tracker, listed, launched).run(corpus)
 
 
 def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
@@ -228,12 +237,12 @@ def _tokenizer_versions(versions: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _locked(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
+def _locked(folder: RunFolder, ranks: Ranks, wait: bool) -> Iterator[None]:
     with ExitStack() as claims:
         if ranks.is_main:
             folder.make()
             try:
-                claims.enter_context(folder.claimed())
+                claims.enter_context(folder.claimed(wait))
             except RunError as error:
                 raise UntouchedRun(str(error)) from error
         ranks.barrier()
@@ -269,7 +278,7 @@ class _Run:
     ranks: Ranks
     tracker: Tracker
     listed: Summary
-    stop: StopRequest
+    launched: _Launched
 
     def __post_init__(self) -> None:
         self.records = Records(self.folder if self.ranks.is_main else None, self.tracker)
@@ -358,7 +367,8 @@ class _Run:
             records=self.records,
             validate=validator,
             reported=lambda: reported(model),
-            stop=self.stop,
+            stop=self.launched.stop,
+            trial=self.launched.trial,
         )
         resume_or_start(trainer)
         return trainer

@@ -21,6 +21,7 @@ from headwise.report.tables import Fact, Table, mean_and_deviation, pivot
 BASELINE = "softmax"
 COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}
 HEADS = ("density", "diversity")
+STOPPED = ("interrupted", "pruned")  # keys of a job's record
 FACT = ["row", "quantity", "site", "value", "sign"]  # sign: of scores, 1 where higher is better
 
 
@@ -86,7 +87,7 @@ def _facts(jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[
     for job, row in zip(jobs, names, strict=True):
         run = read_run(Path(job["run"])) if "run" in job else None
         results = None if run is None else run.results
-        failure = "interrupted" if "interrupted" in job else "failed"
+        failure = next((state for state in STOPPED if state in job), "failed")
         yield {"row": row, "quantity": "runs", "value": "" if results else failure}
         if run is None or results is None:
             continue
@@ -107,5 +108,5 @@ def _facts(jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[
 def _counts(outcomes: pd.Series) -> str:
     """Count finished and unfinished runs: `3 (1 failed)`."""
     counts = outcomes.value_counts()
-    unfinished = ", ".join(f"{counts[k]} {k}" for k in ("failed", "interrupted") if k in counts)
+    unfinished = ", ".join(f"{counts[k]} {k}" for k in ("failed", *STOPPED) if k in counts)
     return f"{counts.get('', 0)}" + (f" ({unfinished})" if unfinished else "")

@@ -106,8 +106,11 @@ class RunFolder:
             ) from error
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claimed(self, wait: bool = False) -> Iterator[None]:
         """Lock the folder for this process during the block.
+
+        Args:
+            wait: for another process to release it.
 
         Raises:
             RunError: another process holds the lock.
@@ -115,7 +118,7 @@ class RunFolder:
         with open(self.path / ".lock", "a+") as handle:
             for attempt in range(N_LOCK_ATTEMPTS):
                 try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
                     break
                 except OSError as error:
                     if attempt + 1 == N_LOCK_ATTEMPTS:

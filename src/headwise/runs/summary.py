@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import RunError
+from headwise.errors import Pruned, RunError
 from headwise.files import is_locked, read_json, write_json
 from headwise.runs.folder import RunFolder, read_yaml
 from headwise.runs.results import Results, read_checked
@@ -113,10 +113,11 @@ def status(folder: Path, names: Collection[str]) -> dict[str, Any]:
 
 
 def _failed(error: Mapping[str, Any]) -> dict[str, Any]:
-    reason = f"{error.get('error')}: {error.get('message')}"
+    reason = " ".join(f"{error.get('error')}: {error.get('message')}".split())
     overrides = error.get("overrides")
     overrides = [str(item) for item in overrides] if isinstance(overrides, list) else []
-    return {"status": "failed", "reason": reason, "overrides": overrides}
+    state = "pruned" if error.get("error") == Pruned.__name__ else "failed"
+    return {"status": state, "reason": reason, "overrides": overrides}
 
 
 def _progress(path: Path, summary: Summary, running: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.errors import refuse, require
+from headwise.metrics.metric import Metric
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
 from headwise.tasks.task import task_of
@@ -45,15 +46,26 @@ def check(config: Config) -> None:
     check_tokenizer_config(config.tokenizer)
     require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
     task.check(config)
-    names = [metric.name for metric in task.metrics(config)]
-    monitor = config.trainer.monitor or task.monitored(config)
-    if monitor not in names:
-        raise refuse("trainer.monitor", monitor, names)
+    monitored(config)
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
     instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites(config))
+
+
+def monitored(config: Config) -> Metric:
+    """The metric of `trainer.monitor`, else that of the task.
+
+    Raises:
+        ConfigError: the task has no such metric.
+    """
+    task = task_of(config)
+    metrics = {metric.name: metric for metric in task.metrics(config)}
+    monitor = config.trainer.monitor or task.monitored(config)
+    if monitor not in metrics:
+        raise refuse("trainer.monitor", monitor, metrics)
+    return metrics[monitor]
 
 
 def _warn_of_warmup(schedule: object, max_updates: int) -> None:

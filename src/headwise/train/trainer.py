@@ -24,7 +24,7 @@ import torch
 
 from headwise.config.schema import TrainerConfig
 from headwise.data.batch import Batch
-from headwise.errors import HeadwiseError, Interrupted, require
+from headwise.errors import HeadwiseError, Interrupted, Pruned, require
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
@@ -51,6 +51,17 @@ class Loader(Protocol):
 
     def restore(self, state: dict[str, int]) -> None:
         """Continue from a position."""
+
+
+class Trial(Protocol):
+    """A run of a search, see `headwise.commands.search.RunningTrial`."""
+
+    def start(self, run: Path) -> None:
+        """Record the folder of the run."""
+
+    def should_stop(self, update: int, score: float) -> bool:
+        """Record the monitored score of a validation; whether it ends the run."""
+        ...
 
 
 WriteOutputs = Callable[[RunFolder, Tracker, int], None]
@@ -109,6 +120,7 @@ class Trainer:
         validate: evaluates the model.
         reported: parameters of heads, such as α: name -> site -> layers -> heads.
         stop: set by signals.
+        trial: of a search, which may end the run at a validation.
         state: counters and scores, saved with every checkpoint.
         seconds: of training, summed over all processes of the run.
     """
@@ -120,6 +132,7 @@ class Trainer:
     validate: Callable[[], Validation]
     reported: Callable[[], Mapping[str, HeadValues]]
     stop: StopRequest
+    trial: Trial | None = None
     state: TrainState = field(default_factory=TrainState)
     seconds: float = 0.0
 
@@ -172,6 +185,7 @@ class Trainer:
 
         Raises:
             Interrupted: a signal was received; everything was saved.
+            Pruned: `trial` has ended it.
             HeadwiseError: the loss is not finite; saved checkpoints are intact.
         """
         config, state = self.config, self.state
@@ -295,6 +309,14 @@ class Trainer:
             state.bad_validations += 1
             patience = self.config.patience
             state.stopped_early = bool(patience) and state.bad_validations >= patience
+        if self.trial is None:
+            return
+        score = values[str(self.config.monitor)]
+        if self.ranks.any(self.ranks.is_main and self.trial.should_stop(state.update, score)):
+            raise Pruned(
+                f"stopped by the pruner of the search at update {state.update} with "
+                f"{self.config.monitor} {score:.6g}"
+            )
 
     def save(self, numbered: bool) -> None:
         """Write `last.pt`, and a numbered copy of the weights for averaging."""

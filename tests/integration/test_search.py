@@ -128,10 +128,11 @@ def test_job_of_an_adopted_trial_waits_for_its_run(tmp_path: Path) -> None:
     run.make()
     with ExitStack() as other:
         other.enter_context(run.claimed())
-        released = threading.Timer(0.3, other.close)
-        released.start()
+        ended = threading.Event()
+        other.callback(ended.set)  # before the lock is released
+        threading.Timer(0.3, other.close).start()
         with run.claimed(wait=True):
-            assert released.finished.is_set()
+            assert ended.is_set()
 
 
 @pytest.mark.parametrize("n_cut", [1, 2, 40])

@@ -46,9 +46,6 @@ class OptunaSweeper(Sweeper):
     """
 
     def __init__(self, **search: Any) -> None:
-        for key in ("n_trials", "n_jobs"):
-            n = search[key]
-            require(isinstance(n, int) and n >= 1, f"hydra.sweeper.{key}", "at least 1", n)
         self.search = search
 
     def setup(
@@ -75,6 +72,9 @@ class OptunaSweeper(Sweeper):
         from headwise.commands.search import Searcher, open_study, write_outputs
         from headwise.tasks.settings import check, monitored
 
+        for key in ("n_trials", "n_jobs"):
+            n = self.search[key]
+            require(isinstance(n, int) and n >= 1, f"hydra.sweeper.{key}", "at least 1", n)
         config: Any = copy.deepcopy(self.config)
         with open_dict(config):
             del config["hydra"]  # what jobs get

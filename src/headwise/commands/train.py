@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from headwise.analysis.collect import alphas, filled, reported
+from headwise.commands.finished import check_checkpoint_exists, final_results, valid_scores
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.digest import combined_digest
@@ -137,7 +138,7 @@ def _train(
             corpus = task.open(config, Path(config.paths.cache).expanduser())
         folder = _run_folder(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
-        results = _final_results(folder, task, config, corpus)
+        results = final_results(folder, task, config, corpus)
         if results is not None:
             if ranks.is_main:
                 lines = summary(folder, results, task.command)
@@ -151,7 +152,7 @@ def _train(
             metric, update = task.main_metric(config).name, folder.read_last().get("update", 0)
             listed = Summary(task.name, metric, overrides, config.trainer.max_updates, update)
             if not resumes:
-                _check_checkpoint_exists(folder)
+                check_checkpoint_exists(folder)
             ranks.barrier()
             if ranks.is_main:
                 folder.remove_error()
@@ -190,45 +191,6 @@ def _run_folder(
     """The folder for settings and hashes of text (`_content_hashes`; empty: text not read yet)."""
     digest = fingerprint(container, text)
     return RunFolder.locate(Path(config.paths.outputs), config.experiment_name, overrides, digest)
-
-
-def _check_checkpoint_exists(folder: RunFolder) -> None:
-    """Raise RunError if last.pt was removed: training would overwrite the records."""
-    saved = folder.read_last()
-    if saved:
-        raise RunError(
-            f"{folder.last} is missing, though it was saved at update "
-            f"{saved.get('update')}: copy it back, or remove {folder.path} to start again"
-        )
-
-
-def _valid_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:
-    """Split -> scores, for splits whose references exist."""
-    name = task.references
-    return {
-        split: scores
-        for split, scores in results.scores.items()
-        if not name or (folder.path / name.format(split=split)).is_file()
-    }
-
-
-def _final_results(
-    folder: RunFolder, task: Task[Any, Any], config: Config, corpus: Corpus
-) -> Results | None:
-    """The results of a finished run with scores of every test set, else None."""
-    results = folder.read_results()
-    updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
-    max_updates = config.trainer.max_updates
-    if updates > max_updates:
-        raise UntouchedRun(
-            f"{folder.path} was already trained for {updates} updates, more than "
-            f"trainer.max_updates={max_updates}; set experiment_name=… for a shorter run"
-        )
-    if results is None or not folder.figures.is_dir():
-        return None
-    if not set(task.splits(config, corpus)) <= set(_valid_scores(folder, task, results)):
-        return None
-    return results if results.stopped_early or results.updates == max_updates else None
 
 
 def _tokenizer_versions(versions: Mapping[str, str]) -> str:
@@ -381,7 +343,7 @@ class _Run:
         weights = choose_weights(trainer)
         # skip splits that were evaluated with these weights
         earlier = folder.results_at(trainer.state.update)
-        scores = _valid_scores(folder, self.task, earlier) if earlier is not None else {}
+        scores = valid_scores(folder, self.task, earlier) if earlier is not None else {}
         for name in splits:
             if name not in scores:
                 scores[name] = score(name, folder, self.tracker)

@@ -1,0 +1,51 @@
+"""Whether a run is finished: by its folder, before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwise.config.schema import Config
+from headwise.errors import RunError
+from headwise.runs.failure import UntouchedRun
+from headwise.runs.folder import RunFolder
+from headwise.runs.results import Results
+from headwise.tasks.task import Corpus, Task
+
+
+def check_checkpoint_exists(folder: RunFolder) -> None:
+    """Raise RunError if last.pt was removed: training would overwrite the records."""
+    saved = folder.read_last()
+    if saved:
+        raise RunError(
+            f"{folder.last} is missing, though it was saved at update "
+            f"{saved.get('update')}: copy it back, or remove {folder.path} to start again"
+        )
+
+
+def valid_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:
+    """Split -> scores, for splits whose references exist."""
+    name = task.references
+    return {
+        split: scores
+        for split, scores in results.scores.items()
+        if not name or (folder.path / name.format(split=split)).is_file()
+    }
+
+
+def final_results(
+    folder: RunFolder, task: Task[Any, Any], config: Config, corpus: Corpus
+) -> Results | None:
+    """The results of a finished run with scores of every test set, else None."""
+    results = folder.read_results()
+    updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
+    max_updates = config.trainer.max_updates
+    if updates > max_updates:
+        raise UntouchedRun(
+            f"{folder.path} was already trained for {updates} updates, more than "
+            f"trainer.max_updates={max_updates}; set experiment_name=… for a shorter run"
+        )
+    if results is None or not folder.figures.is_dir():
+        return None
+    if not set(task.splits(config, corpus)) <= set(valid_scores(folder, task, results)):
+        return None
+    return results if results.stopped_early or results.updates == max_updates else None

@@ -39,9 +39,10 @@ SMALL = (
     "model=tiny", "model.d_model=32", "model.n_heads=2", "model.d_ff=64", "model.encoder_layers=1",
     "model.decoder_layers=1", "data.origins=[{_target_: headwise.data.builtin.BuiltinCorpus, "
     "n_train: 2000, n_valid: 20, n_test: 20}]", "tokenizer.vocab_size=300",
-    "trainer.max_tokens=512", "trainer.n_workers=1", "trainer.average=0", "trainer.validate_every=100000",
-    "trainer.save_every=100000", "trainer.log_every=5", "trainer.precision=fp32",
-    "trainer.progress=false", "tracker=none", "decode.beam=1", "decode.max_length_extra=5",
+    "trainer.max_tokens=512", "trainer.n_workers=1", "trainer.average=0",
+    "trainer.validate_every=100000", "trainer.save_every=100000", "trainer.log_every=5",
+    "trainer.precision=fp32", "trainer.progress=false", "tracker=none", "decode.beam=1",
+    "decode.max_length_extra=5",
 )  # fmt: skip
 SLURM = (
     "hydra/launcher=submitit_slurm",

@@ -52,7 +52,7 @@ class Sweep:
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait for a condition while it runs."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not holds():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
@@ -63,6 +63,7 @@ class Sweeps(Runs):
     """Sweeps with two jobs at a time, over the text of `Runs`."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         super().__init__(folder)
         (folder / "slowly.py").write_text(SCHEDULE)
         self.slow = folder / "slow"
@@ -70,12 +71,13 @@ class Sweeps(Runs):
         paths = [str(folder), str(ROOT / "src")]
         self.environment = {"PYTHONPATH": os.pathsep.join(paths), "HEADWISE_PLUGINS": "slowly"}
 
-    def job(self, outputs: str, *changes: str) -> list[str]:
+    def job(self, outputs: str, *more: str) -> list[str]:
         """The command line of jobs of sixty updates."""
         schedule = ("scheduler=constant", "~scheduler.warmup_updates")
-        common = self.arguments(outputs, {"trainer.max_updates": 60, "trainer.validate_every": 60})
+        changes = {"trainer.max_updates": 60, "trainer.validate_every": 60}
+        common = self.arguments(outputs, {**changes, "paths.cache": self.folder / "cache"})
         own = [a for a in common if not a.startswith("scheduler.")]
-        return [*own, *schedule, "scheduler._target_=slowly.Slow", *changes]
+        return [*own, *schedule, "scheduler._target_=slowly.Slow", *more]
 
     def sweep(self, launcher: str, *changes: str) -> Sweep:
         """Start a sweep, in a process group of its own, as a shell does."""
@@ -99,13 +101,10 @@ class Sweeps(Runs):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def straight(self, seed: int) -> dict[str, Any]:
-        """Outputs of a run alone that nothing stops."""
-        outputs = f"straight-{seed}"
-        started = self.start(self.job(outputs, f"seed={seed}"), None, self.environment)
-        result = self.wait(started)
-        assert result.code == 0, result.output
-        return run_outputs(self.run_folder(outputs))
+    def in_one_process(self, outputs: str, *more: str) -> ProcessResult:
+        """Run a sweep in one process, which has the libraries imported."""
+        arguments = ["-m", *self.job(outputs, *more)]
+        return self.wait(self.start(arguments, None, self.environment))
 
     def runs(self, launcher: str) -> list[Path]:
         """The run folders of a sweep, by seed."""
@@ -121,6 +120,14 @@ class Sweeps(Runs):
         """Whether that many runs have logged their first update."""
         logs = [run / "metrics.jsonl" for run in self.runs(launcher)]
         return len(logs) == n_runs and all(p.is_file() and p.stat().st_size for p in logs)
+
+
+def straight_outputs(folder: Path) -> list[dict[str, Any]]:
+    """Outputs of the jobs of seeds 1 and 2 that nothing stops."""
+    sweeps = Sweeps(folder)
+    result = sweeps.in_one_process("straight", "seed=1,2")
+    assert result.code == 0, result.output
+    return [run_outputs(run) for run in sweeps.runs("straight")]
 
 
 def seed_of(run: Path) -> str:

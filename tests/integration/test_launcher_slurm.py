@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launched_sweeps import Sweeps
+from launched_sweeps import Sweeps, straight_outputs
 from training_runs import ROOT, run_outputs
 
 NEEDED = ("slurmctld", "slurmd", "munged", "srun")
@@ -33,7 +33,7 @@ def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
     subprocess.run([script, "stop", folder], check=True)
 
 
-def test_requeued_job_ends_with_the_same_bits_in_one_row(sweeps: Sweeps) -> None:
+def test_requeued_job_ends_with_the_same_bits_in_one_row(sweeps: Sweeps, tmp_path: Path) -> None:
     sweeps.slow.touch()
     resources = ("hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1")
     started = sweeps.sweep("submitit_slurm", "seed=1", *resources)
@@ -51,5 +51,5 @@ def test_requeued_job_ends_with_the_same_bits_in_one_row(sweeps: Sweeps) -> None
     assert result.code == 0, result.output
     log = (run / "log.txt").read_text()
     assert "SIGTERM: stopping after this update" in log
-    assert run_outputs(run) == sweeps.straight(1)
+    assert run_outputs(run) == straight_outputs(tmp_path / "straight")[0]
     assert [job.get("run") for job in sweeps.records("submitit_slurm")] == [str(run)]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import read_json
-from launched_sweeps import Sweep, Sweeps
-from training_runs import ProcessResult, run_outputs
+from headwise.config.explain import explain_composition
+from launched_sweeps import Sweep, Sweeps, straight_outputs
+from training_runs import ROOT, ProcessResult, run_outputs
 
 LAUNCHERS = ("joblib", "submitit_local")
 
@@ -24,16 +28,21 @@ def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
     sweeps.close()
 
 
-def stop_and_resume(
-    sweeps: Sweeps, launcher: str, stop: Callable[[Sweep], None], code: int
-) -> ProcessResult:
-    """Stop a sweep of two seeds while both train, and resume it; check all but the messages."""
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Outputs of the jobs of seeds 1 and 2 that nothing stops."""
+    return straight_outputs(tmp_path_factory.mktemp("straight"))
+
+
+def stop(sweeps: Sweeps, launcher: str, send: Callable[[Sweep], None], code: int) -> None:
+    """Stop a sweep of two seeds while both train; both save."""
     sweeps.slow.touch()
     started = sweeps.sweep(launcher, "seed=1,2")
     started.wait_until(lambda: sweeps.have_trained(launcher, 2))
-    stop(started)
+    send(started)
     stopped = started.wait()
     assert stopped.code == code, stopped.output
+    assert "Traceback" not in stopped.output
     assert "0 (2 interrupted)" in stopped.output
     assert [job.get("interrupted") for job in sweeps.records(launcher)] == [True, True]
     for run in sweeps.runs(launcher):
@@ -41,29 +50,31 @@ def stop_and_resume(
         assert not (run / "results.json").exists()
         assert "stopping after this update" in (run / "log.txt").read_text()
     sweeps.slow.unlink()
-    resumed = sweeps.sweep(launcher, "seed=1,2").wait()
-    assert resumed.code == 0, resumed.output
-    assert "Traceback" not in stopped.output + resumed.output
-    for seed, run in enumerate(sweeps.runs(launcher), start=1):
-        assert run_outputs(run) == sweeps.straight(seed)
-    return resumed
 
 
-def test_joblib_saves_at_sigterm_and_resumes(sweeps: Sweeps) -> None:
-    def stop(started: Sweep) -> None:
-        started.process.terminate()
+def assert_resumed(
+    sweeps: Sweeps, launcher: str, result: ProcessResult, straight: list[dict[str, Any]]
+) -> None:
+    assert result.code == 0, result.output
+    assert "Traceback" not in result.output
+    assert [run_outputs(run) for run in sweeps.runs(launcher)] == straight
+    assert [job["overrides"][-1] for job in sweeps.records(launcher)] == ["seed=1", "seed=2"]
 
-    resumed = stop_and_resume(sweeps, "joblib", stop, 143)
-    assert "| 2 |" in resumed.output
-    jobs = sweeps.records("joblib")
-    assert [job["overrides"][-1] for job in jobs] == ["seed=1", "seed=2"]
+
+def test_joblib_saves_at_sigterm(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
+    """The command resumes with every launcher."""
+    stop(sweeps, "joblib", lambda started: started.process.terminate(), 143)
+    logs = [*sweeps.runs("joblib"), *(sweeps.folder / "joblib" / "sweeps").glob("sweep-*")]
+    printed = [path.read_text() for folder in logs for path in folder.glob("*log*")]
+    assert sum(text.count("encoding 200 pairs") for text in printed) == 1, "data is prepared once"
     for run in sweeps.runs("joblib"):
-        assert "resuming in" in next((run.parents[1] / "sweeps").glob("*/0.log")).read_text()
         command = read_json(run / "environment.json")["command"]
         assert command[1] == "-m", "the command of the user, not of the worker"
+    resumed = sweeps.in_one_process("joblib", "seed=1,2")
+    assert_resumed(sweeps, "joblib", resumed, straight)
 
 
-def test_submitit_requeues_after_a_save(sweeps: Sweeps) -> None:
+def test_submitit_requeues_after_a_save(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
     """USR2 comes before a time limit."""
     sweeps.slow.touch()
     started = sweeps.sweep("submitit_local", "seed=1")
@@ -76,7 +87,7 @@ def test_submitit_requeues_after_a_save(sweeps: Sweeps) -> None:
     assert result.code == 0, result.output
     (run,) = sweeps.runs("submitit_local")
     assert "stopping after this update" in (run / "log.txt").read_text()
-    assert run_outputs(run) == sweeps.straight(1)
+    assert run_outputs(run) == straight[0]
     (record,) = sweeps.records("submitit_local")
     assert record["run"] == str(run)
     pickles = list(job.glob("*.pkl"))
@@ -89,13 +100,13 @@ def test_submitit_requeues_after_a_save(sweeps: Sweeps) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ctrl_c_saves_all_jobs(sweeps: Sweeps, launcher: str) -> None:
+def test_ctrl_c_saves_all_jobs(
+    sweeps: Sweeps, launcher: str, straight: list[dict[str, Any]]
+) -> None:
     """A terminal sends it to the whole process group."""
-
-    def stop(started: Sweep) -> None:
-        os.killpg(started.process.pid, signal.SIGINT)
-
-    stop_and_resume(sweeps, launcher, stop, 130)
+    stop(sweeps, launcher, lambda started: os.killpg(started.process.pid, signal.SIGINT), 130)
+    resumed = sweeps.sweep(launcher, "seed=1,2").wait()
+    assert_resumed(sweeps, launcher, resumed, straight)
 
 
 @pytest.mark.slow
@@ -110,3 +121,29 @@ def test_lost_job_stops_no_other(sweeps: Sweeps, launcher: str) -> None:
     assert ["was killed" in error for error in errors] == [True, False, False, False]
     assert ["cannot be reached" in error for error in errors] == [False, False, True, True]
     assert "run" in records[1]
+
+
+def test_gpus_are_used_by_one_process_each(tmp_path: Path) -> None:
+    code = """
+import os, sys, pathlib
+from hydra_plugins.headwise._process import JobProcess
+JobProcess(pathlib.Path(sys.argv[1]), ["3", "5"]).prepare()
+print(os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+input()
+"""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    gpus = [process.stdout.readline().strip() for process in started if process.stdout]
+    for process in started:
+        process.communicate("\n")
+    assert sorted(gpus) == ["3", "3,5", "5"]
+
+
+def test_missing_extra_is_named() -> None:
+    error = RuntimeError("Unknown plugin class : 'hydra_plugins.headwise.slurm.SlurmLauncher'")
+    assert "pip install 'headwise[slurm]'" in explain_composition(error, "train")

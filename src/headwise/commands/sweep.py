@@ -113,7 +113,7 @@ class Sweep:
         for job in (job for job in jobs if "error" in job):
             print(f"{' '.join(job['overrides'])}: {job['error']}")
         if any("interrupted" in job for job in jobs):
-            print("interrupted: later jobs were not started; the same command resumes\n")
+            print("interrupted: the same command resumes, and starts jobs that were not started\n")
         path = self.folder.with_suffix(".md")
         from headwise.report.comparison import sweep_table  # pandas is slow to import
 

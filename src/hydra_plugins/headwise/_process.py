@@ -75,8 +75,8 @@ class JobProcess:
         return handlers
 
     def _free_gpu(self) -> str:
-        for name in self.gpus:
-            lock = open(self.folder / f"gpu-{name}.lock", "w")  # noqa: SIM115
+        for index, name in enumerate(self.gpus):
+            lock = open(self.folder / f"gpu-{index}.lock", "w")  # noqa: SIM115
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

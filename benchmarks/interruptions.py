@@ -336,6 +336,7 @@ def main() -> None:
     if args.quick:
         args.jobs, args.kills, args.times, args.minutes = 15, 2, 1, 1.5
     os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops Slurm
     rows: dict[str, Any] = {}
 
     def add(name: str, row: Row) -> None:

@@ -16,7 +16,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from headwise.commands.sweep import Sweep
 from headwise.data.workers import n_cores
-from headwise.errors import Interrupted, RunError
+from headwise.errors import ConfigError, Interrupted, RunError
 from headwise.train.interrupt import Handlers, StopRequest, stop_request
 
 WAITING = (
@@ -121,8 +121,14 @@ def lost_job(sweep: Sweep, number: int, overrides: Sequence[str]) -> JobReturn:
 
 
 def sweep_of(task_function: Any) -> Sweep:
-    """The sweep of the command, which `headwise.cli` attaches to the function of a job."""
-    sweep: Sweep = task_function.sweep
+    """The sweep of the command, which `headwise.cli` attaches to the function of a job.
+
+    Raises:
+        ConfigError: it is not of training.
+    """
+    sweep: Sweep | None = task_function.sweep
+    if sweep is None:
+        raise ConfigError("hydra/launcher=… works with headwise train -m only")
     return sweep
 
 

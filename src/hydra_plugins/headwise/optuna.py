@@ -24,7 +24,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from headwise.config.schema import typed
-from headwise.errors import ConfigError, require
+from headwise.errors import ConfigError, Interrupted, require
 from headwise.file_names import check_file_name
 from headwise.runs.fingerprint import fingerprint
 
@@ -136,6 +136,8 @@ class OptunaSweeper(Sweeper):
                 jobs = [[*fixed, *_overrides(trial), *seed] for trial in group]
                 returns = self.launch(jobs, index * MAX_TRIALS + group[0].number)
                 for trial, job in zip(group, returns, strict=True):
+                    if isinstance(job._return_value, Interrupted):
+                        raise job._return_value  # the next search resumes the trial
                     value = job.return_value if job.status is JobStatus.COMPLETED else math.nan
                     if value is not None and math.isfinite(value):
                         scores[trial.number].append(value)

@@ -209,19 +209,15 @@ def stopped_sweep(
     }  # fmt: skip
 
 
-def signals(folder: Path, has_slurm: bool, updates: int) -> Iterator[Row]:
+def signals(folder: Path, launchers: Sequence[str], updates: int) -> Iterator[Row]:
     """Each signal with each launcher."""
     jobs = ("seed=1,2", f"trainer.max_updates={updates}")
     alone = Outputs(folder / "alone")
     alone.run("-m", *jobs)
     straight = alone.digests()
-    for launcher in LAUNCHERS:
+    for launcher in launchers:
         ways = ["SIGINT to the parent", "SIGINT to the group", "SIGTERM"]
-        if launcher == "submitit_slurm":
-            if not has_slurm:
-                continue
-            ways.append("scancel")
-        for way in ways:
+        for way in [*ways, "scancel"] if launcher == "submitit_slurm" else ways:
             yield stopped_sweep(folder, launcher, way, straight, *jobs)
 
 
@@ -327,6 +323,12 @@ def main() -> None:
     args = command.arguments(
         __doc__,
         parts={"nargs": "+", "choices": parts, "default": parts, "help": "default: all"},
+        launchers={
+            "nargs": "+",
+            "choices": LAUNCHERS,
+            "default": [*LAUNCHERS],
+            "help": "of signals",
+        },
         jobs={"type": int, "default": 300, "help": "of the sweep, a multiple of 15"},
         kills={"type": int, "default": 5, "help": "of the sweep"},
         times={"type": int, "default": 10, "help": "requeues, and time limits"},
@@ -349,7 +351,8 @@ def main() -> None:
             add("sweep", killed_sweep(folder / "sweep", args.jobs, args.kills))
         with slurm(folder / "slurm") as has_slurm:
             if "signals" in args.parts:
-                for row in signals(folder / "signals", has_slurm, args.updates):
+                launchers = [n for n in args.launchers if has_slurm or n != "submitit_slurm"]
+                for row in signals(folder / "signals", launchers, args.updates):
                     add("signals", row)
             if has_slurm and {"requeues", "limits", "sbatch"} & set(args.parts):
                 for row in under_slurm(folder / "run", args.parts, args.times, args.minutes):

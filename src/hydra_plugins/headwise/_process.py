@@ -23,6 +23,8 @@ WAITING = (
     "waiting until the running jobs have saved; no other job starts. Ctrl-C (again) exits "
     "immediately."
 )
+SAVED = "stopped; the jobs are saved. Give the same command again to resume."
+LEFT = "the jobs stay in the queue. Give the same command again when they have ended."
 POLL_SECONDS = 0.5
 # Plugins whose configs conf/hydra/ replaces.
 REPLACED = {"joblib_launcher", "submitit_launcher", "optuna_sweeper"}
@@ -94,12 +96,12 @@ def _umask() -> int:
 
 
 @contextmanager
-def waiting_for_jobs() -> Iterator[StopRequest]:
-    """Record signals; raise `Interrupted` after the block, in which jobs end."""
-    with stop_request(WAITING, is_deferred=True) as stop:
+def waiting_for_jobs(leave_jobs: bool = False) -> Iterator[StopRequest]:
+    """Record signals; raise `Interrupted` after the block, in which jobs end or are left."""
+    with stop_request("" if leave_jobs else WAITING, is_deferred=True) as stop:
         yield stop
     if stop.signal_number is not None:
-        message = "stopped; the jobs are saved. Give the same command again to resume."
+        message = LEFT if leave_jobs else SAVED
         raise Interrupted(message, stop.signal_number)
 
 

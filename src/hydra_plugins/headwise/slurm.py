@@ -92,7 +92,7 @@ class _Launcher(BaseSubmititLauncher):  # type: ignore[misc]
         waiting = list(jobs)
         running: dict[int, Any] = {}
         returns: dict[int, JobReturn] = {}
-        with waiting_for_jobs() as stop:
+        with waiting_for_jobs(self.leave_jobs) as stop:
             while running or (waiting and not stop):
                 n_free = 0 if stop else self.n_jobs - len(running)
                 if numbers := waiting[:n_free]:

@@ -110,6 +110,8 @@ def command_function(command: str) -> Job:
 
 def _train() -> None:
     """Launch a training, or a sweep with `-m`."""
+    if "WORLD_SIZE" in os.environ:  # before torch: it warns of settings that `Ranks` needs
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from headwise.commands.sweep import Sweep
 
     sweep = Sweep.from_arguments(sys.argv[1:])

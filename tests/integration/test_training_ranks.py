@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,32 @@ from training_runs import NO_DROPOUT, Runs, assert_same_metrics, run_outputs, ru
 
 ONE = {**NO_DROPOUT, "model.lr": 0.01}
 PAIR = {**ONE, "trainer.max_tokens": 80}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+# One rank is slow, the other is killed once, before an update.
+KILLED = """
+import os, signal, time
+from headwise import cli
+from headwise.train.step import TrainingStep
+
+update_weights = TrainingStep.__call__
+
+def update_or_die(step, update, batches):
+    if int(os.environ["RANK"]) != {rank}:
+        time.sleep(0.05)
+    elif update == {update} and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update_weights(step, update, batches)
+
+TrainingStep.__call__ = update_or_die
+cli.main("train")
+"""
 
 
 @pytest.fixture(scope="module")
 def pair(runs: Runs) -> Path:
     """The folder of a run started by torchrun."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    completed = run_python([*torchrun, "train.py", *runs.arguments("pair", PAIR)])
+    completed = run_python([*TORCHRUN, "train.py", *runs.arguments("pair", PAIR)])
     assert completed.returncode == 0, completed.stderr
     return runs.run_folder("pair")
 
@@ -48,6 +68,41 @@ def test_killed_ranks_resume_bitwise_equal(runs: Runs, pair: Path) -> None:
     assert first[1].code != 0
     assert [rank.code for rank in runs.train_ranks("killed", PAIR)] == [0, 0]
     assert run_outputs(runs.run_folder("killed")) == run_outputs(pair)
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_killed_rank(runs: Runs, pair: Path, tmp_path: Path) -> None:
+    rank, update = random.randrange(2), random.randrange(2, 24)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED.format(rank=rank, update=update))
+    arguments = runs.arguments("restarted", PAIR)
+    completed = run_python([*TORCHRUN, "--max-restarts=1", script, *arguments])
+    assert completed.returncode == 0, (rank, update, completed.stderr)
+    assert run_outputs(runs.run_folder("restarted")) == run_outputs(pair), (rank, update)
+
+
+def test_another_number_of_ranks_resumes(runs: Runs, pair: Path) -> None:
+    stopped = runs.train_ranks("fewer", PAIR, signal_at=("record", 5, signal.SIGTERM))
+    assert [rank.code for rank in stopped] == [143, 143], stopped
+    assert "started with 2 processes, resuming with 1" in runs.train("fewer", PAIR)
+    assert_same_metrics(runs.run_folder("fewer"), pair)
+
+
+def test_rank_without_data_ends_all_with_one_message(runs: Runs) -> None:
+    (runs.folder / "text-0").symlink_to(runs.text)
+    without = {**PAIR, "data.dir": f"{runs.folder}/text-${{oc.env:RANK}}"}
+    first, second = runs.train_ranks("without", without)
+    assert 0 not in (first.code, second.code), (first, second)
+    assert "text-1" in second.output
+    assert "another process of this run has ended" in first.output
+    assert "Traceback" not in first.output + second.output
+
+
+@pytest.mark.slow
+def test_four_ranks_equal_two(runs: Runs, pair: Path) -> None:
+    four = {**PAIR, "trainer.max_tokens": 40}
+    assert [rank.code for rank in runs.train_ranks("four", four, n_ranks=4)] == 4 * [0]
+    assert_same_metrics(runs.run_folder("four"), pair)
 
 
 def test_signal_to_one_rank_stops_all_ranks(runs: Runs, pair: Path) -> None:

@@ -233,6 +233,27 @@ class TestRestore:
         shares = [next(rank) for rank in ranks]
         assert sorted(next(one).rows) == sorted(row for s in shares for row in s.rows)
 
+    @pytest.mark.parametrize(("n_started", "n_now"), [(2, 1), (4, 3), (4, 2), (2, 4)])
+    def test_another_number_of_ranks_continues_with_the_same_batches(
+        self, n_started: int, n_now: int
+    ) -> None:
+        before = [loader(128, rank=rank, world_size=n_started) for rank in range(n_started)]
+        n_pieces = -(-n_started // n_now)
+        examples = before[0].examples
+        now = [BatchLoader(examples, rank, n_now, n_pieces) for rank in range(n_now)]
+        list(islice(before[0], 5))
+        for rank in before[1:] + now:
+            rank.restore(before[0].state())
+        for _ in range(2 * before[0].n_batches):
+            whole = [next(rank) for rank in before]
+            pieces = [next(rank) for rank in now for _ in range(n_pieces)]
+            rows = [sorted(row for part in parts for row in part.rows) for parts in (whole, pieces)]
+            assert rows[0] == rows[1]
+            assert sum(b.global_targets for b in pieces[:n_pieces]) == whole[0].global_targets
+            longest = max(len(part.rows) for part in whole)
+            assert all(len(part.rows) <= longest for part in pieces)
+        assert [rank.state() for rank in now] == n_now * [before[0].state()]
+
     def test_states_of_other_batches_are_refused(self) -> None:
         state = loader().state()
         for other in (

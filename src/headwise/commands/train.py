@@ -50,7 +50,7 @@ from headwise.train.distributed import Ranks, process_group
 from headwise.train.initial import start_from
 from headwise.train.interrupt import SAVING, StopRequest, stop_request
 from headwise.train.memory import keep_freed_memory
-from headwise.train.resume import can_resume, resume_or_start
+from headwise.train.resume import can_resume, ranks_of_run, resume_or_start
 from headwise.train.step import build_step
 from headwise.train.trainer import Trainer, Trial
 
@@ -154,6 +154,7 @@ def _train(
             if not resumes:
                 check_checkpoint_exists(folder)
             ranks.barrier()
+            ranks = ranks_of_run(folder, ranks)
             if ranks.is_main:
                 folder.remove_error()
                 _run_folder(config, container, overrides, []).remove_error()

@@ -48,19 +48,23 @@ class BatchLoader:
     """Batches of `examples`, reproducible from any position.
 
     Each rank takes every `world_size`-th row of a batch, so that two ranks train on the same batch
-    as one rank with twice the budget.
+    as one rank with twice the budget. With fewer ranks than the run was started with, a batch is
+    returned in several pieces, so that none is larger than before.
 
     Args:
         examples: training data of the run.
         rank: of this process.
         world_size: number of processes.
+        n_pieces: pieces of each batch; the first has the `global_targets` of the batch.
     """
 
     examples: Examples
     rank: int = 0
     world_size: int = 1
+    n_pieces: int = 1
 
     def __post_init__(self) -> None:
+        self._piece = 0
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} of {self.world_size} ranks")
         self._epoch, self._next_batch = 1, 0
@@ -78,10 +82,13 @@ class BatchLoader:
         """This rank's share of the next batch; it may have no rows."""
         if self._next_batch >= len(self._plan()):
             self._epoch, self._next_batch = self._epoch + 1, 0
-        rows = self._plan()[self._next_batch]
-        self._next_batch += 1
-        batch = self.examples.collate(self._epoch, rows[self.rank :: self.world_size])
-        return replace(batch, global_targets=self.examples.n_targets(self._epoch, rows))
+        rows, epoch, piece = self._plan()[self._next_batch], self._epoch, self._piece
+        self._piece = (piece + 1) % self.n_pieces
+        self._next_batch += not self._piece
+        first, step = self.rank + piece * self.world_size, self.n_pieces * self.world_size
+        batch = self.examples.collate(epoch, rows[first::step])
+        n_targets = 0 if piece else self.examples.n_targets(epoch, rows)
+        return replace(batch, global_targets=n_targets)
 
     def _plan(self) -> Plan:
         if self._epoch not in self._plans:
@@ -89,7 +96,10 @@ class BatchLoader:
         return self._plans[self._epoch]
 
     def state(self) -> dict[str, int]:
-        """The position (`batch` batches of `epoch` were returned), and settings for `restore`."""
+        """The position (`batch` batches of `epoch` were returned), and settings for `restore`.
+
+        Between two pieces it is the position before their batch.
+        """
         return {"epoch": self._epoch, "batch": self._next_batch, **self.examples.identity()}
 
     def restore(self, state: dict[str, int]) -> None:
@@ -105,4 +115,4 @@ class BatchLoader:
                     f"it is {value} (budget is trainer.max_tokens times the number of processes); "
                     "restore the old value, or start a new run"
                 )
-        self._epoch, self._next_batch = state["epoch"], state["batch"]
+        self._epoch, self._next_batch, self._piece = state["epoch"], state["batch"], 0

@@ -35,6 +35,7 @@ NOT_IN_FINGERPRINT = (
     "trainer.max_updates",
     "trainer.device",
     "trainer.threads",
+    "trainer.gradient_sum",
     "trainer.n_workers",
     "trainer.log_every",
     "trainer.progress",

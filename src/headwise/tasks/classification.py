@@ -229,7 +229,7 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         """See `Task.examples`."""
         split = data.split(config.data.train)
         kept = stratified(split.classes, config.data.label_fraction, config.seed)
-        budget = config.trainer.max_tokens, config.seed, ranks.world_size
+        budget = config.trainer.max_tokens, config.seed, ranks.n_shares
         return TrainingClasses(split, kept, *budget)
 
     def batches(

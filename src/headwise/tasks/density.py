@@ -98,7 +98,7 @@ class Density(StreamTask):
     ) -> Examples:
         """See `Task.examples`."""
         stream, trainer = data.stream(config.data.train), config.trainer
-        sizes = config.data.window, trainer.max_tokens, config.seed, ranks.world_size
+        sizes = config.data.window, trainer.max_tokens, config.seed, ranks.n_shares
         return TrainingWindows(stream, BOS, *sizes, aligned=config.data.aligned)
 
     def batches(

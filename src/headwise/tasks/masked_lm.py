@@ -111,7 +111,7 @@ class MaskedLM(StreamTask):
     ) -> Examples:
         """See `Task.examples`."""
         stream, trainer = data.stream(config.data.train), config.trainer
-        sizes = config.data.window, trainer.max_tokens, config.seed, ranks.world_size
+        sizes = config.data.window, trainer.max_tokens, config.seed, ranks.n_shares
         masking = Masking(self.settings, data.tokenizer)
         return MaskedTrainingWindows(stream, BOS, *sizes, masking=masking)
 

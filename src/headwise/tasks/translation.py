@@ -102,7 +102,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
             EpochSplits(data, *settings) if dropout else data.train,
             trainer.max_tokens,
             config.seed,
-            ranks.world_size,
+            ranks.n_shares,
             length_multiple=COMPILED_LENGTH_MULTIPLE if trainer.compile else 1,
         )
 

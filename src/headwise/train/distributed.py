@@ -1,13 +1,13 @@
 """Data parallelism over the processes of `torchrun`; a single process needs no setup.
 
-Gradients are summed by one flat all-reduce after the last batch of an update, not by
-DistributedDataParallel: it rebuilds its buckets after the first step, so that with more than two
-ranks a resumed run would sum in another order than an uninterrupted one, with other bits.
+Gradients are summed during the backward pass (`Ranks.overlapped`), or by one flat all-reduce after
+it (`Ranks.sum_gradients`): `trainer.gradient_sum`. In both the order of the sum is fixed.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from headwise.errors import ConfigError, Interrupted, refuse
+from headwise.errors import ConfigError, Interrupted, RunError, refuse
 from headwise.precision import disable_cudnn_attention
 
 # The other ranks wait while the first prepares a corpus, which may take longer than torch's
@@ -36,29 +37,60 @@ class Ranks:
         rank: number of this process, from 0.
         world_size: number of processes.
         device: device of this process.
+        started_with: world_size when a run that resumes was started; None: the same.
     """
 
     rank: int
     world_size: int
     device: torch.device
+    started_with: int | None = None
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes files."""
         return self.rank == 0
 
-    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the ranks; None counts as zero."""
+    @property
+    def n_shares(self) -> int:
+        """Ranks that the run was started with: a batch has `trainer.max_tokens` for each."""
+        return self.started_with or self.world_size
+
+    @property
+    def n_pieces(self) -> int:
+        """Pieces of a batch that a rank trains on one after the other; 1 unless ranks are lost."""
+        return -(-self.n_shares // self.world_size)
+
+    def overlapped(self, module: nn.Module) -> DistributedDataParallel:
+        """A module that sums its gradients over the ranks during its backward pass.
+
+        The order of the sum is fixed: with `find_unused_parameters` the buckets are those of the
+        order of the parameters. Otherwise DistributedDataParallel rebuilds them after the first
+        step, and a resumed run would sum in another order than an uninterrupted one.
+        """
+        # its successor is not in torch 2.8
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+        wrapped = DistributedDataParallel(
+            module,
+            broadcast_buffers=False,
+            find_unused_parameters=True,
+            gradient_as_bucket_view=True,
+        )
+        wrapped.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))
+        return wrapped
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace every gradient by its sum over the ranks; it is None if it is None on all."""
         if self.world_size == 1:
             return
         trained = [p for p in parameters if p.requires_grad]
-        flat = torch.cat(
-            [(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in trained]
-        )
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in trained]
+        used = torch.tensor([float(p.grad is not None) for p in trained], device=self.device)
+        flat = torch.cat([*(gradient.flatten() for gradient in gradients), used])
         dist.all_reduce(flat)
-        parts = torch.split(flat, [p.numel() for p in trained])
-        for parameter, summed in zip(trained, parts, strict=True):
-            parameter.grad = summed.view_as(parameter)
+        *parts, used = torch.split(flat, [*(p.numel() for p in trained), len(trained)])
+        for parameter, summed, n_used in zip(trained, parts, used, strict=True):
+            if parameter.grad is not None or n_used:  # `n_used` would wait for a GPU
+                parameter.grad = summed.view_as(parameter)
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over the ranks."""
@@ -100,6 +132,12 @@ class Ranks:
             dist.barrier()
 
 
+def _start_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
+    """Sum a bucket over the ranks; without this hook the result is the mean."""
+    future: torch.futures.Future[list[Tensor]] = dist.all_reduce(bucket, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
 def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -> torch.device:
     """The device of a name; `auto` is the GPU of this rank if there is one.
 
@@ -139,6 +177,13 @@ def process_group(device_name: str) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), world_size, device)
     except BaseException as error:
         leave_together = isinstance(error, Interrupted)
+        # gloo raises RuntimeError, with its source file
+        if isinstance(error, dist.DistError) or (
+            type(error) is RuntimeError and "gloo" in str(error)
+        ):
+            raise RunError(
+                "another process of this run has ended; the reason is in its own output"
+            ) from error
         raise
     finally:
         # NCCL waits for the other ranks, which may wait for this one: exit without leaving, so that

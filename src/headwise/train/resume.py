@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
 from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import load_checkpoint
+from headwise.train.distributed import Ranks
 from headwise.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 
 def can_resume(folder: RunFolder) -> bool:
     """Whether the folder has a checkpoint to resume from."""
     return folder.last.is_file()
+
+
+def ranks_of_run(folder: RunFolder, ranks: Ranks) -> Ranks:
+    """`ranks` with the number that the run was started with, which the batches depend on."""
+    if not can_resume(folder):
+        return ranks
+    n = folder.read_last().get("world_size") or load_checkpoint(folder.last)["world_size"]
+    if n != ranks.world_size and ranks.is_main:
+        log.info(
+            "started with %d processes, resuming with %d: the tokens of an update stay the same, "
+            "the results may differ by rounding and by the random numbers of dropout",
+            n,
+            ranks.world_size,
+        )
+    return replace(ranks, started_with=n)
 
 
 def resume_or_start(trainer: Trainer) -> None:

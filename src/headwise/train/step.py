@@ -7,6 +7,7 @@ entmax losses without Triton are the exception: they read the number of rows sti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,32 @@ from headwise.train.distributed import Ranks
 from headwise.train.memory import PeakMemory
 from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Schedule
+
+GRADIENT_SUMS = ("overlapped", "flat")
+
+
+class _Forward(nn.Module):
+    """The forward pass of a batch as a module: Batch -> loss and measure.
+
+    Every rank has a gradient of `zero`, also one whose batch has no targets.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sums: Callable[[Batch], tuple[Tensor, Tensor]],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.model, self.sums = model, sums
+        self.zero = nn.Parameter(torch.zeros((), device=device))
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        zero = 0 * self.zero
+        if not batch.n_targets:
+            return zero, zero.detach()
+        loss, measure = self.sums(batch)
+        return loss + zero, measure
 
 
 @dataclass
@@ -62,6 +89,11 @@ class TrainingStep:
         # compile the method, not the module, so that names in checkpoints do not change
         states = self.model.states
         self.states = torch.compile(states) if self.config.compile else states
+        overlaps = self.config.gradient_sum == "overlapped" and not self.config.compile
+        forward = _Forward(self.model, self._sums, self.ranks.device)
+        self.overlapped = (
+            self.ranks.overlapped(forward) if overlaps and self.ranks.world_size > 1 else None
+        )
         self.window = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         self.memory = PeakMemory(self.ranks.device, self.optimizer)
 
@@ -71,13 +103,17 @@ class TrainingStep:
         seed_everything(self.seed, update, self.ranks.rank)
         self.model.train()
         self.memory.begin(update)
-        for batch in batches:
-            if batch.n_targets:
-                self._backward(batch, n_tokens)
         penalty = self.penalty()
         if penalty is not None:
             torch.autograd.backward(penalty / self.ranks.world_size)
-        self.ranks.sum_gradients(self.model.parameters())
+        for batch in batches[:-1]:
+            if batch.n_targets:
+                with self.overlapped.no_sync() if self.overlapped else nullcontext():
+                    self._backward(batch, n_tokens)
+        if batches[-1].n_targets or self.overlapped:  # every rank takes part in the sum
+            self._backward(batches[-1], n_tokens)
+        if not self.overlapped:
+            self.ranks.sum_gradients(self.model.parameters())
         self.transform(update)
         if self.config.clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
@@ -92,6 +128,12 @@ class TrainingStep:
         return self.schedule.learning_rate(update, self.base_lr)
 
     def _backward(self, batch: Batch, n_update_tokens: int) -> None:
+        loss, measure = (self.overlapped or self._sums)(batch)
+        torch.autograd.backward(loss / n_update_tokens)
+        self.window += torch.stack((loss.detach(), measure)).double()
+
+    def _sums(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Loss and measure, summed over the targets of a batch."""
         device = self.ranks.device
         batch = batch.to(device)
         with autocast(device, self.config.precision):
@@ -99,8 +141,7 @@ class TrainingStep:
             self.memory.measure()
             states_RD = batch.scored(states_BND)
             sums = self.model.output.loss(states_RD, batch.targets_R, self.loss)
-        torch.autograd.backward(sums.loss / n_update_tokens)
-        self.window += torch.stack((sums.loss.detach(), sums.measure)).double()
+        return sums.loss, sums.measure
 
 
 def build_step(config: Config, model: Model, loss: Loss, ranks: Ranks) -> TrainingStep:

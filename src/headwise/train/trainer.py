@@ -4,8 +4,9 @@ One update:
 
     get `accumulate` global batches with their number of target tokens
     seed the generators from (seed, update, rank)
+    backward of the penalty
     for each batch: forward, summed loss / tokens of the whole update, backward
-    add the penalty, sum the gradients over the ranks, transform, clip, step
+    sum the gradients over the ranks, transform, clip, step
     log, validate, save: in this order, so that a checkpoint covers all records
 
 The loop is independent of attention variants, corpora and metrics: these are passed as callables.
@@ -24,7 +25,7 @@ import torch
 
 from headwise.config.schema import TrainerConfig
 from headwise.data.batch import Batch
-from headwise.errors import HeadwiseError, Interrupted, Pruned, require
+from headwise.errors import HeadwiseError, Interrupted, Pruned, refuse, require
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
@@ -34,7 +35,7 @@ from headwise.train.interrupt import StopRequest
 from headwise.train.memory import return_free_pages
 from headwise.train.progress import Progress
 from headwise.train.state import TrainState
-from headwise.train.step import TrainingStep
+from headwise.train.step import GRADIENT_SUMS, TrainingStep
 
 # Updates between checks of all ranks for a stop signal. On a GPU each check synchronises, and
 # updates are short; on CPUs an update may take seconds, and a scheduler's grace period is short.
@@ -100,6 +101,8 @@ def check_trainer_config(config: TrainerConfig) -> None:
     at_validations = ("valid_sentences", "valid_samples", "head_sentences")
     for key in ("keep", "patience", "average", "clip_norm", *at_validations):
         require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
+    if config.gradient_sum not in GRADIENT_SUMS:
+        raise refuse("trainer.gradient_sum", config.gradient_sum, GRADIENT_SUMS)
     for key in ("threads", "n_workers"):
         count = getattr(config, key)
         require(count is None or count >= 1, f"trainer.{key}", "null or at least 1", count)
@@ -154,17 +157,11 @@ class Trainer:
             "model": self.model.state_dict(),  # 1
             "optimizer": self.step.optimizer.state_dict(),  # 2
             "state": self.state.to_dict(),  # 3
-            "world_size": self.ranks.world_size,  # 4
+            "world_size": self.ranks.n_shares,  # 4
         }
 
     def restore(self, payload: dict[str, Any]) -> None:
         """Resume from the content of a checkpoint."""
-        if payload["world_size"] != self.ranks.world_size:
-            raise HeadwiseError(
-                f"the run was started with {payload['world_size']} ranks and cannot resume with "
-                f"{self.ranks.world_size}: its batches would differ. Use "
-                f"torchrun --nproc-per-node={payload['world_size']}."
-            )
         load_weights(self.model, payload["model"], str(self.folder.last))  # 1
         self.step.optimizer.load_state_dict(payload["optimizer"])  # 2
         self.state = TrainState.from_dict(payload["state"])  # 3
@@ -219,7 +216,8 @@ class Trainer:
     def update(self) -> None:
         """One optimizer step."""
         state = self.state
-        batches = [next(self.loader) for _ in range(self.config.accumulate)]
+        n_pieces = self.config.accumulate * self.ranks.n_pieces
+        batches = [next(self.loader) for _ in range(n_pieces)]
         state.update += 1
         n_tokens = self.step(state.update, batches)
         state.tokens += n_tokens
@@ -334,6 +332,7 @@ class Trainer:
             costs = {
                 "train_seconds": round(self.seconds, 3),
                 "peak_memory_bytes": self.step.memory.bytes,
+                "world_size": self.ranks.n_shares,
             }
             last = {"update": self.state.update, **costs}
             self.folder.write_json("checkpoints/last.json", last)

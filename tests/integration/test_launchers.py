@@ -18,8 +18,6 @@ from headwise.config.explain import explain_composition
 from launched_sweeps import Sweep, Sweeps, straight_outputs
 from training_runs import ROOT, ProcessResult, run_outputs
 
-LAUNCHERS = ("joblib", "submitit_local")
-
 
 @pytest.fixture
 def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
@@ -61,9 +59,9 @@ def assert_resumed(
     assert [job["overrides"][-1] for job in sweeps.records(launcher)] == ["seed=1", "seed=2"]
 
 
-def test_joblib_saves_at_sigterm(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
-    """The command resumes with every launcher."""
-    stop(sweeps, "joblib", lambda started: started.process.terminate(), 143)
+def test_joblib_saves_at_ctrl_c(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
+    """A terminal sends it to the process group. The command resumes with every launcher."""
+    stop(sweeps, "joblib", lambda started: os.killpg(started.process.pid, signal.SIGINT), 130)
     logs = [*sweeps.runs("joblib"), *(sweeps.folder / "joblib" / "sweeps").glob("sweep-*")]
     printed = [path.read_text() for folder in logs for path in folder.glob("*log*")]
     assert sum(text.count("encoding 200 pairs") for text in printed) == 1, "data is prepared once"
@@ -99,24 +97,21 @@ def test_submitit_requeues_after_a_save(sweeps: Sweeps, straight: list[dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ctrl_c_saves_all_jobs(
-    sweeps: Sweeps, launcher: str, straight: list[dict[str, Any]]
-) -> None:
-    """A terminal sends it to the whole process group."""
-    stop(sweeps, launcher, lambda started: os.killpg(started.process.pid, signal.SIGINT), 130)
-    resumed = sweeps.sweep(launcher, "seed=1,2").wait()
-    assert_resumed(sweeps, launcher, resumed, straight)
+def test_submitit_saves_at_sigterm(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
+    """Sent to the launching process alone."""
+    stop(sweeps, "submitit_local", lambda started: started.process.terminate(), 143)
+    resumed = sweeps.in_one_process("submitit_local", "seed=1,2")
+    assert_resumed(sweeps, "submitit_local", resumed, straight)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_lost_job_stops_no_other(sweeps: Sweeps, launcher: str) -> None:
+def test_lost_job_stops_no_other(sweeps: Sweeps) -> None:
+    """A worker that dies breaks the pool of joblib."""
     jobs = ("tokenizer=char,bpe", "tokenizer.vocab_size=5000", "+scheduler.kills=true,false")
-    result = sweeps.sweep(launcher, *jobs).wait()
+    result = sweeps.sweep("joblib", *jobs).wait()
     assert result.code == 1, result.output
     assert "Traceback" not in result.output
-    records = sweeps.records(launcher)
+    records = sweeps.records("joblib")
     errors = [job.get("error", "") for job in records]
     assert ["was killed" in error for error in errors] == [True, False, False, False]
     assert ["cannot be reached" in error for error in errors] == [False, False, True, True]

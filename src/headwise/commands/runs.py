@@ -94,9 +94,9 @@ def _matching(rows: list[Row], condition: str, columns: Sequence[str]) -> list[R
     pairs = [(row, row.get(column, "")) for row in rows]
     if sign not in ORDERS:
         equal = sign == "="
-        return [r for r, found in pairs if fnmatch.fnmatchcase(str(found), value) == equal]
+        return [r for r, item in pairs if fnmatch.fnmatchcase(str(item), value) == equal]
     require(isinstance(limit := _number(value), float), f"where: {column}", "a number", value)
-    numbers = [(row, n) for row, found in pairs if isinstance(n := _number(found), float)]
+    numbers = [(row, n) for row, item in pairs if isinstance(n := _number(item), float)]
     return [row for row, number in numbers if ORDERS[sign](number, limit)]
 
 

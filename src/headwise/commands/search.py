@@ -1,6 +1,6 @@
 """Searches (`hydra/sweeper=optuna`): trials in Optuna's storage, which several processes share.
 
-A searcher is a process that asks for trials and runs their jobs. It holds the lock of a file in
+A searcher is a process that takes trials and runs their jobs. It holds the lock of a file in
 `searchers/` of the sweep's folder. A trial whose searcher is gone, and whose run no process is
 training, is adopted by another searcher.
 """
@@ -118,7 +118,7 @@ def _chosen(settings: Settings, key: str, **options: Any) -> Any:
 
 @dataclass
 class Searcher:
-    """Asks for the trials of a study, those of searchers that are gone first.
+    """Takes the trials of a study, those of searchers that are gone first.
 
     Attributes:
         study: of the search.

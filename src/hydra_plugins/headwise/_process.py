@@ -32,7 +32,7 @@ _locks: list[IO[str]] = []  # open as long as this process
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs of this machine for CUDA_VISIBLE_DEVICES, found without CUDA."""
+    """Names of the GPUs of this machine for CUDA_VISIBLE_DEVICES, listed without CUDA."""
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     if variable is not None:
         return [name for name in variable.split(",") if name]

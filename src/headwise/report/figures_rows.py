@@ -40,13 +40,14 @@ def corpus_rows(folders: Sequence[Path]) -> list[CorpusRows]:
     texts: dict[tuple[Any, ...], list[SavedRun]] = {}
     for folder in folders:
         run = read_run(folder)
-        key = run.config.data.name, run.task.languages(run.config), run.text
+        languages = run.task.languages(run.config)
+        key = run.config.data.name, languages, run.text, run.vocabulary
         texts.setdefault(key, []).append(run)
     corpora: list[CorpusRows] = []
-    for (name, languages, _), runs in texts.items():
+    for (name, languages, *_), runs in texts.items():
         corpus = corpus_name(runs[0].config)
         same = sum(other.corpus.partition(" (")[0] == corpus for other in corpora)
-        if same:  # another text with the same name
+        if same:  # another text with the same name, or other tokens
             corpus = f"{corpus} (text {same + 1})"
         stem = "_".join([name, *languages, *([str(same + 1)] if same else [])])
         corpora.append(CorpusRows(corpus, file_stem(stem), named_rows(runs)))

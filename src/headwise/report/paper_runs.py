@@ -41,6 +41,7 @@ class SavedRun:
         decisive: flat keys that determine its result, without the seed.
         results: None if the run is not finished.
         text: hash of the training text, None if not recorded.
+        vocabulary: hash of its tokens, None if not recorded.
         train_pairs: number of training pairs, None if not recorded.
         machine: the keys of MACHINE.
     """
@@ -50,6 +51,7 @@ class SavedRun:
     decisive: Mapping[str, Any]
     results: Results | None
     text: str | None
+    vocabulary: str | None
     train_pairs: int | None
     machine: Mapping[str, Any]
 
@@ -131,6 +133,7 @@ def read_run(path: Path) -> SavedRun:
         decisive=decisive({str(key): value for key, value in container.items()}),
         results=folder.read_results(),
         text=data.get("text"),
+        vocabulary=data.get("vocabulary"),
         train_pairs=data.get("train", {}).get("pairs"),
         machine={key: environment.get(key) for key in MACHINE},
     )

@@ -23,6 +23,8 @@ def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
     device = torch.device(request.param, 0)
     monkeypatch.setattr(distributed, "choose_device", lambda name, rank: device)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(store, 1, 2)]))
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *names, **options: None)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     monkeypatch.setattr(
@@ -56,12 +58,27 @@ def test_backend_and_timeout(group: tuple[str, list[str]], monkeypatch: pytest.M
     calls: list[Any] = []
     monkeypatch.setattr("torch.cuda.set_device", calls.append)
     monkeypatch.setattr(
-        "torch.distributed.init_process_group", lambda kind, timeout: calls.append((kind, timeout))
+        "torch.distributed.init_process_group",
+        lambda kind, timeout, **_: calls.append((kind, timeout)),
     )
     with process_group("auto") as ranks:
         pass
     gpu = [ranks.device, ("nccl", TIMEOUT)]
     assert calls == (gpu if group[0] == "cuda" else [("gloo", TIMEOUT)])
+
+
+def test_restarted_processes_do_not_read_keys_of_the_former_ones(
+    group: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores: list[Any] = []
+    monkeypatch.setattr(
+        "torch.distributed.init_process_group", lambda _, store, **__: stores.append(store)
+    )
+    for restart in "01":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
+        with process_group("auto"):
+            stores[-1].set("address", restart)
+    assert [store.get("address") for store in stores] == [b"0", b"1"]
 
 
 def test_every_process_has_a_different_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

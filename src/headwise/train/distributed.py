@@ -17,6 +17,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from headwise.errors import ConfigError, Interrupted, RunError, refuse
@@ -171,7 +173,11 @@ def process_group(device_name: str) -> Iterator[Ranks]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    # torchrun's store outlives a restart: the new processes would read addresses of the old ones
+    store, rank, n = next(rendezvous("env://", timeout=TIMEOUT))
+    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=n, timeout=TIMEOUT)
     leave_together = True
     try:
         yield Ranks(dist.get_rank(), world_size, device)

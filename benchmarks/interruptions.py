@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
+from headwise.commands.sweep import Sweep
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -81,15 +82,15 @@ class Outputs:
 
     def runs(self) -> dict[str, Path]:
         """Run folders by their overrides of seed and learning rate."""
-        found = {}
+        folders = {}
         for path in self.folder.glob("default/*/environment.json"):  # written last
             overrides = (path.parent / "overrides.yaml").read_text(encoding="utf-8")
             keys = re.findall(r"((?:seed|optimizer\.lr)=\S+)", overrides)
             name = " ".join(keys)
-            if name in found:
+            if name in folders:
                 raise SystemExit(f"two folders of {name}")
-            found[name] = path.parent
-        return found
+            folders[name] = path.parent
+        return folders
 
     def n_finished(self) -> int:
         """Number of runs with results."""
@@ -102,8 +103,8 @@ class Outputs:
 
     def records(self) -> list[Row]:
         """The records of the jobs of the only sweep."""
-        paths = self.folder.glob("sweeps/*/*.json")
-        return [json.loads(p.read_text("utf-8")) for p in sorted(paths, key=lambda p: int(p.stem))]
+        (folder,) = self.folder.glob("sweeps/sweep-*/")
+        return Sweep(folder.name, folder).jobs()
 
 
 def digest(run: Path) -> str:
@@ -189,10 +190,7 @@ def stopped_sweep(
     trained = wait_until(both_train, process)
     at = time.monotonic()
     if way == "scancel":
-        queue = subprocess.check_output(
-            ["squeue", "--noheader", "--array", "--format=%i"], text=True
-        )
-        subprocess.run(["scancel", *queue.split()], check=True)
+        subprocess.run(["scancel", *queued("--array")], check=True)
     elif way == "SIGINT to the group":
         os.killpg(process.pid, signal.SIGINT)
     else:

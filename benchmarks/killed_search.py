@@ -50,7 +50,7 @@ def start(folder: Path, n_trials: int) -> subprocess.Popen[bytes]:
 
 def run(folder: Path, n_trials: int, n_kills: int) -> list[dict[str, Any]]:
     """Run the search to its end; return when a searcher was killed, and its running trials."""
-    drawn, begun = random.Random(), time.perf_counter()
+    drawn, started_at = random.Random(), time.perf_counter()
     searchers = [start(folder, n_trials) for _ in range(2)]
     kills: list[dict[str, Any]] = []
     while len(kills) < n_kills:
@@ -58,7 +58,7 @@ def run(folder: Path, n_trials: int, n_kills: int) -> list[dict[str, Any]]:
         chosen = drawn.randrange(2)
         if searchers[chosen].poll() is None:
             os.killpg(searchers[chosen].pid, signal.SIGKILL)
-            seconds = round(time.perf_counter() - begun, 1)
+            seconds = round(time.perf_counter() - started_at, 1)
             kills.append({"seconds": seconds, "searcher": chosen, "trials": len(trials(folder))})
         searchers[chosen].wait()
         searchers[chosen] = start(folder, n_trials)
@@ -78,19 +78,19 @@ def trials(folder: Path) -> list[Any]:
 
 def check(folder: Path, n_trials: int) -> dict[str, int]:
     """Count the trials, their distinct values and runs, and the runs with wrong records."""
-    told = trials(folder)
-    runs = {trial.user_attrs["run_1"] for trial in told}
+    known = trials(folder)
+    runs = {trial.user_attrs["run_1"] for trial in known}
     folders = {str(path.parent) for path in folder.glob("outputs/default/*/results.json")}
     wrong = 0
-    for trial in told:
+    for trial in known:
         lines = read_jsonl(Path(trial.user_attrs["run_1"]) / "metrics.jsonl")
         updates = [line["update"] for line in lines if "train/loss" in line]
         losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
         wrong += updates != list(range(1, 41)) or trial.value != min(losses)
     return {
-        "trials": len(told),
-        "complete": sum(trial.state.name == "COMPLETE" for trial in told),
-        "distinct values": len({tuple(trial.params.items()) for trial in told}),
+        "trials": len(known),
+        "complete": sum(trial.state.name == "COMPLETE" for trial in known),
+        "distinct values": len({tuple(trial.params.items()) for trial in known}),
         "runs": len(runs & folders),
         "other run folders": len(folders - runs),
         "wrong records": wrong,
@@ -102,10 +102,10 @@ def main() -> None:
     args = arguments(__doc__, kills={"type": int, "default": 3}, trials={"type": int})
     n_trials = args.trials or (8 if args.quick else 60)
     with tempfile.TemporaryDirectory() as name:
-        folder, begun = Path(name), time.perf_counter()
+        folder, started_at = Path(name), time.perf_counter()
         kills = run(folder, n_trials, args.kills)
         counts = check(folder, n_trials)
-        seconds = round(time.perf_counter() - begun, 1)
+        seconds = round(time.perf_counter() - started_at, 1)
         resumed = (folder / "log.txt").read_text(encoding="utf-8").count("resuming in ")
     print(json.dumps({**counts, "kills": kills, "resumed runs": resumed, "seconds": seconds}))
     ok = {"trials": n_trials, "complete": n_trials, "distinct values": n_trials, "runs": n_trials}

@@ -55,10 +55,10 @@ def main() -> None:
         write_runs(Path(folder) / "outputs", n)
         seconds = []
         for _ in range(N_REPEATS + 1):  # the first fills the page cache
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             call = [sys.executable, "-c", command, f"runs=[{folder}/outputs]", "sort=-test/bleu"]
             output = subprocess.run(call, check=True, capture_output=True, text=True).stdout
-            seconds.append(round(time.perf_counter() - begun, 3))
+            seconds.append(round(time.perf_counter() - started_at, 3))
     last = output.splitlines()[-1]
     print(f"{last}\n{statistics.median(seconds[1:]):.2f} s, median of {seconds[1:]}")
     keep(args.json, {"runs": n, "counts": last, "seconds": seconds[1:], "first": seconds[0]})

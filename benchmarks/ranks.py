@@ -54,10 +54,10 @@ def train(rank: int, port: int, sizes: tuple[str, int, int], threads: int, resul
         for _ in range(repeats + 1):  # the first one warms up
             for kind, update in updates.items():
                 dist.barrier()
-                begun = time.perf_counter()
+                started_at = time.perf_counter()
                 update()
                 dist.barrier()
-                seconds[kind].append(time.perf_counter() - begun)
+                seconds[kind].append(time.perf_counter() - started_at)
                 losses[kind].append(float(ranks.sum(update.step.window)[0]) / batch.global_targets)
                 update.step.window.zero_()
         if ranks.is_main:

@@ -63,10 +63,10 @@ def test_trials_of_two_searchers_differ(searchers: Any, sampler: str) -> None:
     while (trials := one.ask(1)) and (others := two.ask(1)):
         for trial in (*trials, *others):
             one.study.tell(trial.number, trial.params["optimizer.lr"])
-    told = two.study.get_trials()
-    assert numbers(told) == list(range(30))
-    assert {trial.state for trial in told} == {TrialState.COMPLETE}
-    assert len({trial.params["optimizer.lr"] for trial in told}) == 30
+    known = two.study.get_trials()
+    assert numbers(known) == list(range(30))
+    assert {trial.state for trial in known} == {TrialState.COMPLETE}
+    assert len({trial.params["optimizer.lr"] for trial in known}) == 30
 
 
 def test_values_depend_on_seed_and_number(searchers: Any, tmp_path: Path) -> None:

@@ -148,8 +148,7 @@ class Searcher:
         """The sampler of a trial: with one seed for all, searchers would sample equal points."""
         options: dict[str, Any] = {"seed": self.settings["sampler_seed"] + number}
         if self.settings["sampler"] == "grid":  # whose order depends on the seed
-            seed = self.settings["sampler_seed"]
-            options = {"search_space": self._choices(), "seed": seed}
+            options = {"seed": self.settings["sampler_seed"], "search_space": self._choices()}
         sampler: BaseSampler = _chosen(self.settings, "sampler", **options)
         return sampler
 

@@ -52,8 +52,9 @@ class Sweep:
 
         Those of a search remain, as other processes may share it.
         """
-        for path in () if (self.folder / SEARCHERS).is_dir() else self._records():
-            path.unlink()
+        if not (self.folder / SEARCHERS).is_dir():
+            for path in self._records():
+                path.unlink()
 
     def remove(self, number: int) -> None:
         """Remove the record of a job, which starts: a requeued job is recorded again."""

@@ -42,20 +42,19 @@ def percent(sums: Floats) -> float:
     return float(100 * sums[1] / sums[0])
 
 
-def _by_class(sums: Floats) -> Floats:
-    """Sums per class, (3, C): right, true and predicted."""
-    return sums[N_BEFORE:].reshape(3, -1)
+def _by_class(values: Floats) -> Floats:
+    """Statistics per class, (…, 3, C): right, true and predicted; of items, or their sums."""
+    return values[..., N_BEFORE:].reshape(*values.shape[:-1], 3, -1)
 
 
 def true_classes(items: Floats) -> Floats:
     """The classes of items as rows of one 1, (N, C)."""
-    return items[:, N_BEFORE:].reshape(len(items), 3, -1)[:, 1]
+    return _by_class(items)[:, 1]
 
 
 def predictions(items: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
     """The predicted class of each item, and its probability, (N,) each."""
-    predicted_NC = items[:, N_BEFORE:].reshape(len(items), 3, -1)[:, 2]
-    return predicted_NC.argmax(1), items[:, N_BEFORE - 1]
+    return _by_class(items)[:, 2].argmax(1), items[:, N_BEFORE - 1]
 
 
 def f1_macro(sums: Floats) -> float:

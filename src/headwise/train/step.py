@@ -89,11 +89,11 @@ class TrainingStep:
         # compile the method, not the module, so that names in checkpoints do not change
         states = self.model.states
         self.states = torch.compile(states) if self.config.compile else states
+        self.overlapped = None
         overlaps = self.config.gradient_sum == "overlapped" and not self.config.compile
-        forward = _Forward(self.model, self._sums, self.ranks.device)
-        self.overlapped = (
-            self.ranks.overlapped(forward) if overlaps and self.ranks.world_size > 1 else None
-        )
+        if overlaps and self.ranks.world_size > 1:
+            forward = _Forward(self.model, self._sums, self.ranks.device)
+            self.overlapped = self.ranks.overlapped(forward)
         self.window = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         self.memory = PeakMemory(self.ranks.device, self.optimizer)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import arguments, keep
-from headwise.kernels import triton_device
+from headwise.kernels import triton_device, verification
 
 REPEATS = 11
 SLEEP_CYCLES = 4_000_000  # milliseconds of the device, so that the host has launched everything
@@ -53,7 +53,7 @@ def main(
     needs_kernels: bool = True,
     **options: dict[str, Any],
 ) -> int:
-    """Run a GPU benchmark; the status is 1 if kernels do not run or are wrong.
+    """Run a GPU benchmark; the status is 1 if kernels do not run, are wrong, or torch replaced one.
 
     Args:
         about: as for `benchmarks.command.arguments`, as are the options.
@@ -73,11 +73,11 @@ def main(
         print(f"{'the kernels cannot run here' if needs_kernels else 'torch alone'}: {reason}")
         if needs_kernels:
             return 1
-    if not is_correct("cuda"):
+    if not is_correct("cuda") or verification.rejected():
         return 1
     rows: list[dict[str, Any]] = []
     for row in measure(args):
         rows.append(row)
         keep(path, {"rows": rows})
     print(f"written: {path}")
-    return 0
+    return int(bool(verification.rejected()))  # torch was timed instead of a wrong kernel

@@ -148,7 +148,8 @@ def inputs(n_keys: int, n_tokens: int, segments: bool) -> list[Tensor]:
         segment = torch.randn(-(-n_keys // SEGMENT), HEADS, HEAD_DIM, device="cuda")
         segment = nn.functional.normalize(segment, dim=-1).repeat_interleave(SEGMENT, 0)[:n_keys]
         query, key = query + 12 * segment, key + 12 * segment
-    tensors = [tensor.bfloat16().transpose(1, 2) for tensor in (query, key, value, grad)]
+    # contiguous, as adasplash takes no other
+    tensors = [one.bfloat16().transpose(1, 2).contiguous() for one in (query, key, value, grad)]
     return [*(tensor.requires_grad_() for tensor in tensors[:3]), tensors[3]]
 
 

@@ -49,6 +49,19 @@ CONFIG = TrainerConfig(
 # Without a kernel these solve most rows over a few classes, then read how many rows remain from the
 # device: one wait costs less than the passes over the whole vocabulary that it saves.
 LOSSES_WITH_HOST_WAIT = ["entmax", "entmax15", "sparsemax"]
+# Settings whose updates are the same on a CPU and a GPU, where the host does not wait.
+UPDATES = [
+    *VARIANTS,
+    *([f"attention={name}", "pattern=strided"] for name in ("softmax", "alpha_entmax")),
+    *([f"attention={name}", "pattern=fixed"] for name in ("softmax", "tanh")),
+    ["attention=alpha_entmax", "scaling=length"],
+    ["attention=alpha_entmax", "model.recompute=true"],
+    ["attention=alpha_entmax", "gates=hard_concrete"],
+    ["positions=learned", "model.cls_tokens=4"],
+    ["model=deep", "model.encoder_layers=2", "model.decoder_layers=2", "model.d_model=32"],
+    ["optimizer=adamw", "trainer.clip_norm=1"],
+    *([f"loss={name}"] for name in LOSSES_WITH_HOST_WAIT),
+]
 
 
 def step_of(config: Any, device: torch.device, vocab_size: int = VOCAB_SIZE) -> TrainingStep:

@@ -14,7 +14,7 @@ import torch
 import standin_gpu
 from command_line import read_json, small_overrides, write_corpus
 from standin_gpu_jobs import run_job
-from training_steps import LOSSES_WITH_HOST_WAIT, VARIANTS
+from training_steps import UPDATES
 from triton_marks import HAS_TRITON, IS_INTERPRETED
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -22,19 +22,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="no C++ compiler here"),
     pytest.mark.skipif(torch.version.cuda is not None, reason="this torch supports CUDA"),
-]
-
-UPDATES = [
-    *VARIANTS,
-    *([f"attention={name}", "pattern=strided"] for name in ("softmax", "alpha_entmax")),
-    *([f"attention={name}", "pattern=fixed"] for name in ("softmax", "tanh")),
-    ["attention=alpha_entmax", "scaling=length"],
-    ["attention=alpha_entmax", "model.recompute=true"],
-    ["attention=alpha_entmax", "gates=hard_concrete"],
-    ["positions=learned", "model.cls_tokens=4"],
-    ["model=deep", "model.encoder_layers=2", "model.decoder_layers=2", "model.d_model=32"],
-    ["optimizer=adamw", "trainer.clip_norm=1"],
-    *([f"loss={name}"] for name in LOSSES_WITH_HOST_WAIT),
 ]
 
 

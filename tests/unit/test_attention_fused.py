@@ -17,7 +17,7 @@ from headwise.attention.protocol import Attention
 from headwise.config.folders import group_node
 from headwise.kernels import choice, native
 from kernel_marks import needs_kernels
-from triton_marks import needs_triton
+from triton_marks import DEVICE, needs_triton
 from weights_recorded import with_weights
 
 VARIANTS = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
@@ -52,8 +52,9 @@ def context_and_gradients(
 def assert_fused_equals_formed(
     attention: Attention, n: int, caplog: pytest.LogCaptureFixture, line: str
 ) -> None:
-    states = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(2))
-    mask = Mask(key_lengths_B=torch.tensor([n, n // 2]))
+    device = next(attention.parameters()).device
+    states = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(2)).to(device)
+    mask = Mask(key_lengths_B=torch.tensor([n, n // 2], device=device))
     with caplog.at_level(logging.INFO, logger="headwise"):
         actual = context_and_gradients(attention, states, mask, recorded=False)
     assert line in caplog.text
@@ -127,13 +128,13 @@ class TestTriton:
         qk_dim: int | None,
     ) -> None:
         monkeypatch.setattr(native, "supports", lambda scores: False)
-        assert_fused_equals_formed(layer(variant, qk_dim), 20, caplog, "Triton kernels")
+        assert_fused_equals_formed(layer(variant, qk_dim).to(DEVICE), 20, caplog, "Triton kernels")
 
     def test_refusals_are_logged(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(native, "supports", lambda scores: False)
-        attention = layer("alpha_entmax", depends_on="query")
+        attention = layer("alpha_entmax", depends_on="query").to(DEVICE)
         assert_fused_equals_formed(attention, 20, caplog, "α depends on the query")
 
 

@@ -61,13 +61,14 @@ def write_rows(out, results, limit_M, rows_M, at, n_heads, n_queries, cut):
 def solve_resident(gap_MN, limit_M, rule, cut):
     """Return s and corrected p of whole rows, Σ s, and the last shift."""
     slope, beta, shift_max = rule
-    shift_M = (limit_M * 0).to(tl.float32)
+    zero_M = (limit_M * 0).to(tl.float32)
+    shift_M = zero_M
     for _ in range(n_moment_passes(beta, cut.PRECISE)):
         count_M, sum_M, square_M = moments(gap_MN, 1.0 - shift_M, slope)
         shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
     # s of the last evaluation stays in registers; recomputing x from the gaps is cheaper
     enough = tolerance(beta, cut.PRECISE)
-    s_MN, last_M, mass_M, total_M = gap_MN, shift_M, shift_M, shift_M
+    s_MN, last_M, mass_M, total_M = gap_MN, zero_M, zero_M, zero_M
     n_left = N_EVALUATIONS + 0
     while n_left > 0:
         x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)

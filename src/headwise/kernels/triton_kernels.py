@@ -36,6 +36,10 @@ LN_2 = tl.constexpr(0.6931471805599453)
 # of `headwise.kernels.triton_pattern`. A group or tensor that is None is absent: no code is
 # generated for it.
 #
+# Before a loop, no variable that the loop sets is a copy of another one: if the loop copies it
+# again (`last = shift`), Triton sees no change, and the copy keeps its first value (except in the
+# interpreter; `tests/unit/test_triton_loops.py`).
+#
 # Integers without specialisation: lengths change with every batch, and decoding starts with a
 # prefix of length 1. (In a tuple they would be specialised.)
 SIZES = ("n_heads", "n_queries", "n_keys", "query_offset")

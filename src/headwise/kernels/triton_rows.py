@@ -148,7 +148,7 @@ def find_shift(inputs, block_list, top_M, is_empty_M, beta_M, cut):
         shift_M = moment_shift(sums_M[0], sums_M[1], sums_M[2], shift_M, beta_M, shift_max_M)
     # the correction along s squares the error, except for keys at the border of the support
     enough_M = tl.minimum(tl.maximum(tl.exp2(beta_M * -22.25), 5e-7), 4e-4)
-    evaluated_M, excess_M, n_left = shift_M, zero_M, N_EVALUATIONS + 0
+    evaluated_M, excess_M, n_left = zero_M, zero_M, N_EVALUATIONS + 0
     while n_left > 0:
         mass_MN, total_MN = zero_MN, zero_MN
         for item in range(n_listed):

@@ -234,7 +234,7 @@ def forward_streaming(
     mass_M, total_M = top_M * 0.0, top_M * 0.0
     context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
-    last_M, n_left = shift_M, N_EVALUATIONS + 0
+    last_M, n_left = top_M * 0.0, N_EVALUATIONS + 0
     if cut.POWER == EXP:
         n_left = 1 + 0
     while n_left > 0:

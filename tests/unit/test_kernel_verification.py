@@ -23,6 +23,7 @@ from headwise.kernels import (
     native_attention,
     native_dropout,
     triton_device,
+    triton_maps,
     verification,
 )
 from headwise.kernels.block_sparse import Columns
@@ -100,16 +101,8 @@ class TestTriton:
     def test_broken_kernel_is_reported_and_replaced(
         self, scores: Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        import triton
-
-        from headwise.kernels import triton_rows
-
-        @triton.jit
-        def newton(shift_M, mass_M, slope_M, beta, shift_max):  # type: ignore[no-untyped-def]
-            return shift_M + 0.05
-
-        monkeypatch.setattr(triton_rows, "newton", newton)
-        monkeypatch.setattr(triton_rows, "N_MOMENT_PASSES", 0)
+        forward = triton_maps.forward
+        monkeypatch.setattr(triton_maps, "forward", lambda *arguments: forward(*arguments) + 0.01)
         monkeypatch.setattr(native, "supports", lambda values: False)
         monkeypatch.setattr(triton_device, "supports", lambda v: v.dtype in triton_device.DTYPES)
         alpha = torch.tensor([1.2], device=DEVICE)

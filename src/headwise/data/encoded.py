@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import make_once
+from headwise.data.cache import is_resumed, make_once
 from headwise.data.conversion import ParallelText
 from headwise.data.digest import combined_digest
 from headwise.data.encoding import POOL_PAIRS, EncodingJob, write_encoded
@@ -139,8 +139,11 @@ def _prepare(
     """Fill `folder` and return the report."""
     train_text = corpus.train_text(progress)
     valid_text = corpus.text(corpus.config.valid, progress)
-    tokenizers = loaded or _trained(train_text, config)
-    tokenizers.save(folder)
+    if is_resumed(folder):
+        tokenizers = TokenizerPair.load(folder)
+    else:
+        tokenizers = loaded or _trained(train_text, config)
+        tokenizers.save(folder)
     log.info("encoding %s pairs", f"{len(train_text):,}")
     job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_tokens)
     train = write_encoded(job, folder / "train", n_workers, progress)

@@ -177,8 +177,9 @@ def train_tokenizer_pair(
 def sample_sentences(stores: list[TextStore], limit: int, seed: int) -> Iterator[str]:
     """All sentences of all stores in order, or a uniform sample of `limit` of them."""
     n_sentences = sum(len(store) for store in stores)
-    chosen = np.arange(n_sentences)
-    if n_sentences > limit:
+    if n_sentences <= limit:
+        chosen = np.arange(n_sentences)
+    else:
         generator = np.random.default_rng(seed)
         chosen = np.sort(generator.choice(n_sentences, limit, replace=False, shuffle=False))
     first = 0

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.tables import FINDINGS
-from headwise.analysis.trajectories import came_back, sarle, spearman, trajectory_rows
+from headwise.analysis.trajectories import (
+    came_back,
+    p_value_of_two_groups,
+    sarle,
+    spearman,
+    trajectory_rows,
+)
 
 S = "encoder_self"
 COUNTS = {
@@ -154,6 +161,14 @@ def test_trajectories_detect_early_falls_and_later_rises() -> None:
         3,
         2,
     )
+
+
+def test_two_groups_are_found_if_they_are_apart() -> None:
+    draw = np.random.default_rng(2)
+    low, high = draw.normal(1.2, 0.1, 12), draw.normal(1.8, 0.1, 12)
+    assert p_value_of_two_groups([*low, *high]) < 0.01
+    assert p_value_of_two_groups([*low, *(high - 0.6)]) > 0.05
+    assert p_value_of_two_groups([*low[:7]]) is p_value_of_two_groups([1.5] * 9) is None
 
 
 def test_sarle_coefficient_follows_its_definition() -> None:

@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from headwise.analysis.tables import HEADS, LAYERS
-from headwise.report.heads import analysis_facts
+from headwise.analysis.tables import DENSITY, HEADS, LAYERS, TRAJECTORIES
+from headwise.report.head_facts import analysis_facts, facts_of_all_seeds
+
+Rows = list[dict[str, Any]]
 
 
 def values(
-    folder: Path, heads: list[dict[str, Any]], site: str = "encoder_self"
+    folder: Path,
+    heads: Rows,
+    site: str = "encoder_self",
+    queries: Rows | None = None,
+    alphas: Rows | None = None,
 ) -> dict[str, float]:
     """Write an analysis of these heads and return the value of every quantity."""
     rows = [
@@ -20,7 +26,9 @@ def values(
         for number, head in enumerate(heads, start=1)
     ]
     HEADS.path(folder).write_text(HEADS.text(rows), encoding="utf-8")
-    LAYERS.path(folder).write_text(LAYERS.text([]), encoding="utf-8")
+    for table, others in ((LAYERS, ()), (DENSITY, queries or ()), (TRAJECTORIES, alphas or ())):
+        placed = [{"site": site, "layer": 1, "head": 1, **row} for row in others]
+        table.path(folder).write_text(table.text(placed), encoding="utf-8")
     facts = analysis_facts(folder)
     levels = {(fact["site"], fact["layer"]) for fact in facts}
     assert levels <= {(None, None), (site, None)}
@@ -29,11 +37,46 @@ def values(
 
 @pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
 @pytest.mark.parametrize(
-    ("quantity", "expected"), [("alpha", 1.5), ("density", 1.5), ("confidence", 1.2)]
+    ("quantity", "expected"), [("alpha", 1.5), ("confidence", 1.2), ("entropy", None)]
 )
-def test_means_and_medians(tmp_path: Path, site: str, quantity: str, expected: float) -> None:
+def test_means_and_medians(
+    tmp_path: Path, site: str, quantity: str, expected: float | None
+) -> None:
     heads = [{quantity: value} for value in (1.0, 2.3, 1.2, None)]
-    assert values(tmp_path, heads, site) == pytest.approx({quantity: expected})
+    known = {} if expected is None else {quantity: expected}
+    assert values(tmp_path, heads, site) == pytest.approx(known)
+
+
+def test_densities_of_heads_and_of_queries(tmp_path: Path) -> None:
+    heads = [{"layer": n, "density": x} for n, x in ((1, 0.2), (1, 0.4), (2, 0.5), (2, 0.5))]
+    queries = [{"low": low, "high": 1.0, "n_queries": n} for low, n in ((0.95, 30), (1.0, 10))]
+    found = values(tmp_path, heads, queries=queries)
+    assert found["density"] == pytest.approx(0.4)
+    assert found["density_spread"] == pytest.approx(0.2 / 2**0.5 / 2)  # deviation, mean of layers
+    assert found["dense_queries"] == 0.25
+
+
+def test_alphas_over_the_training(tmp_path: Path) -> None:
+    points = ((1.5, 1.2, 1.3, 1), (1.8, 1.4, 1.41, 1), (1.1, 1.1, 1.6, 0), (1.3, 1.3, 1.3, None))
+    alphas = [
+        {
+            "first": first,
+            "lowest": lowest,
+            "lowest_update": 100 * i,
+            "last": last,
+            "fell_first": fell,
+        }
+        for i, (first, lowest, last, fell) in enumerate(points)
+    ]
+    found = values(tmp_path, [{}], alphas=alphas)
+    assert found["alpha_fell"] == pytest.approx(2 / 3)  # of those that changed
+    assert (found["alpha_turned"], found["alpha_turned_at"]) == (2, 100)
+    assert found["alpha_rise"] == pytest.approx(0.5)
+    assert found["alpha_order"] == pytest.approx(-0.316, abs=1e-3)
+    assert not facts_of_all_seeds([tmp_path])  # too few heads to test
+    (fact,) = facts_of_all_seeds([tmp_path, tmp_path])
+    assert fact["quantity"] == "alpha_groups_p"
+    assert 0 < fact["value"] <= 1
 
 
 @pytest.mark.parametrize("role", ["previous", "next"])

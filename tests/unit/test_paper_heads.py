@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.analysis.tables import HEADS, LAYERS
+from headwise.analysis.tables import DENSITY, HEADS, LAYERS, TRAJECTORIES
 from headwise.report.cells import ColumnRuns
 from headwise.report.heads import head_tables, paper_head_facts
 from headwise.report.paper import Column, HeadNumber, Paper
@@ -23,7 +23,9 @@ PAPER = Paper(
 )
 
 
-def analysed(folder: Path, density: float, alpha: float | None, n_previous: int = 0) -> Any:
+def analysed(
+    folder: Path, density: float, alpha: float | None, n_previous: int = 0, seed: int = 1
+) -> Any:
     """A run and its analysis, of two encoder heads."""
     folder.mkdir()
     place = {"site": "encoder_self", "layer": 1}
@@ -36,7 +38,9 @@ def analysed(folder: Path, density: float, alpha: float | None, n_previous: int 
     HEADS.path(folder).write_text(HEADS.text(heads), encoding="utf-8")
     layer = {**place, "diversity_heads": 0.25, "diversity_keys": 0.75}
     LAYERS.path(folder).write_text(LAYERS.text([layer]), encoding="utf-8")
-    return SimpleNamespace(folder=folder, seed=1)
+    for table in (DENSITY, TRAJECTORIES):
+        table.path(folder).write_text(table.text([]), encoding="utf-8")
+    return SimpleNamespace(folder=folder, seed=seed)
 
 
 def rows_of(table: Table) -> dict[str, list[str]]:
@@ -74,9 +78,9 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert table.title == "Heads, Corpus"
     assert table.headers == ["softmax", "sparse"]
     rows = rows_of(table)
-    assert rows["density, mean, encoder self-attention"] == ["1.00", "0.50 (0.20 to 0.90)"]
-    assert rows["α, mean, encoder self-attention"] == ["–", "1.50 (1.40 to 1.60)"]
-    assert rows["heads at -1"] == ["0", "1.7 (1 to 2)"]
+    assert rows["density, mean, encoder self-attention"] == ["1.00", "0.50 [0.00, 1.00]"]
+    assert rows["α, mean, encoder self-attention"] == ["–", "1.50 [1.25, 1.75]"]
+    assert rows["heads at -1"] == ["0", "1.7 [0.2, 3.1]"]
     assert rows["their weight at -1, median"] == ["–", "50 %"]
     assert rows["diversity, encoder self-attention layer 1"] == ["0.25", "0.25"]
     assert "softmax 2, sparse 3" in table.notes[0]
@@ -118,3 +122,19 @@ def test_numbers_of_the_paper_are_shown_with_and_without_runs(tmp_path: Path) ->
         ["softmax", None, "below 80 %"],
         ["sparse", 0.885, None],
     ]
+
+
+def test_differences_to_the_baseline_are_paired_by_seed(tmp_path: Path) -> None:
+    def runs(name: str, densities: list[float]) -> list[Any]:
+        return [
+            analysed(tmp_path / f"{name}{seed}", density, None, seed=seed)
+            for seed, density in enumerate(densities, start=1)
+        ]
+
+    paper = replace(PAPER, baseline="softmax")
+    facts = facts_of({"softmax": runs("a", [0.9, 0.8, 0.7]), "sparse": runs("b", [0.6, 0.4, 0.5])})
+    _, differences = head_tables(paper, facts)
+    assert differences.title == "Heads, Corpus: differences to softmax"
+    assert differences.headers == ["sparse"]
+    # mean -0.3 of -0.3, -0.4, -0.2; deviation 0.1, so 4.303 * 0.1 / sqrt(3)
+    assert rows_of(differences)["density, mean, encoder self-attention"] == ["-0.30 [-0.55, -0.05]"]

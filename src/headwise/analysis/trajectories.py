@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from headwise.analysis.pruning import Heads
 from headwise.track.base import numbered
@@ -81,3 +83,45 @@ def sarle(values: Sequence[float]) -> float | None:
         return None
     skewness, kurtosis = float(sample.skew()), float(sample.kurt())
     return (skewness**2 + 1) / (kurtosis + 3 * (n - 1) ** 2 / ((n - 2) * (n - 3)))
+
+
+def p_value_of_two_groups(values: Sequence[float], n_resamples: int = 1000) -> float | None:
+    """Test one normal distribution against a mixture of two with a common deviation.
+
+    The likelihood ratio of one group has no known distribution: it is taken from samples of one
+    normal distribution (parametric bootstrap; McLachlan 1987), always the same ones.
+
+    Returns:
+        The p-value; None for fewer than eight values, or if all are equal.
+    """
+    sample = np.asarray(values, float)
+    if len(sample) < 8 or sample.std() == 0:
+        return None
+    drawn = np.random.default_rng(1).standard_normal((n_resamples, len(sample)))
+    ratios = _gain_of_two_groups(np.concatenate([sample[None], drawn]))
+    return float((1 + (ratios[1:] >= ratios[0]).sum()) / (1 + n_resamples))
+
+
+def _gain_of_two_groups(samples_SN: NDArray[np.float64], steps: int = 60) -> NDArray[np.float64]:
+    """Log likelihood of two groups minus that of one, for each sample, by EM from a split."""
+    n = samples_SN.shape[1]
+    x = np.sort((samples_SN - samples_SN.mean(1, keepdims=True)) / samples_SN.std(1, keepdims=True))
+    best = np.full(len(x), -np.inf)
+    for cut in range(2, n - 1):  # starts: the lowest `cut` values, and the others
+        share = np.repeat((np.arange(n) < cut)[None], len(x), 0).astype(float)
+        for _ in range(steps):
+            weight = share.mean(1, keepdims=True)
+            low = (share * x).sum(1, keepdims=True) / share.sum(1, keepdims=True)
+            high = ((1 - share) * x).sum(1, keepdims=True) / (1 - share).sum(1, keepdims=True)
+            squares = share * (x - low) ** 2 + (1 - share) * (x - high) ** 2
+            variance = np.maximum(squares.mean(1, keepdims=True), 1e-3)
+            density = [
+                part * np.exp(-((x - mean) ** 2) / (2 * variance))
+                for part, mean in ((weight, low), (1 - weight, high))
+            ]
+            total = density[0] + density[1]
+            share = np.clip(density[0] / total, 1e-9, 1 - 1e-9)
+        likelihood = np.log(total).sum(1) - n / 2 * np.log(variance[:, 0])
+        best = np.maximum(best, likelihood)
+    gain: NDArray[np.float64] = best + n / 2  # of one group with deviation 1: -n/2
+    return gain

@@ -6,27 +6,29 @@ The quantities are those of Correia et al. 2019, section 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from headwise.analysis.roles import MIN_CONTRAST, MIN_SPLIT_SCORE, Thresholds
-from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, percent, read_settings
-from headwise.analysis.tables import Table as AnalysisTable
+from headwise.analysis.tables import COMPARISON, percent, read_settings
+from headwise.analysis.trajectories import MIN_CHANGE, MIN_RISE
 from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
 from headwise.report.cells import ColumnRuns
 from headwise.report.figures_rows import named_rows
+from headwise.report.head_facts import analysis_facts, facts_of_all_seeds
 from headwise.report.paper import Paper
 from headwise.report.paper_runs import read_run
 from headwise.report.paper_tables import mark_notes
-from headwise.report.quantities import QUANTITIES
+from headwise.report.quantities import OF_A_SITE, QUANTITIES
 from headwise.report.tables import Fact, Table, fact_table, pivot
 
 Key = tuple[str, str | None, int | None]  # quantity, site, layer
-Value = tuple[str, str | None, int | None, float]
+# 97.5 % quantiles of Student's t, by degrees of freedom from 1
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def write_comparison(runs: Mapping[Path, Path], thresholds: Thresholds, output: Path) -> str:
@@ -80,67 +82,16 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
     return labels
 
 
-def analysis_facts(analysis: Path) -> list[dict[str, Any]]:
-    """Return every measured quantity of a run, from the folder of its analysis."""
-    heads, layers = (_numbers(table, analysis) for table in (HEADS, LAYERS))
-    first = heads[heads.site.isin(heads.site[:1])]
-    values = [*_position_values(heads), *_word_values(first)]
-    for site, rows in heads.groupby("site", sort=False):
-        values += [(name, site, None, rows[name].mean()) for name in ("alpha", "density")]
-        values.append(("confidence", site, None, rows.confidence.median()))
-    values += [
-        ("diversity", row.site, row.layer, row.diversity_heads) for row in layers.itertuples()
-    ]
-    return [
-        {"quantity": quantity, "site": site, "layer": layer, "value": float(value)}
-        for quantity, site, layer, value in values
-        if pd.notna(value)
-    ]
-
-
-def _numbers(table: AnalysisTable, analysis: Path) -> pd.DataFrame:
-    """Read a table of an analysis; NaN for numbers that were not measured."""
-    floats = {name: float for name, kind in table.columns.items() if kind is float}
-    return pd.DataFrame(table.read(analysis), columns=list(table.columns)).astype(floats)
-
-
-def _position_values(heads: pd.DataFrame) -> Iterator[Value]:
-    for role in ("previous", "next"):
-        yield f"{role}_heads", None, None, _n_heads(heads, role, f"{role}_share")
-        yield f"{role}_share", None, None, heads[f"{role}_share"].max()
-        yield f"{role}_weight", None, None, heads[_has(heads, role)][f"{role}_weight"].median()
-
-
-def _word_values(heads: pd.DataFrame) -> Iterator[Value]:
-    """Yield quantities of merging, interrogation and rare-token heads of a site."""
-    values = {
-        "merging_heads": _n_heads(heads, "merging", "merge_score"),
-        "interrogation_heads": _n_heads(heads, "interrogation", "question_weight"),
-        "cluster_mass": heads.cluster_mass.max(),
-        "rare_share": heads.rare_share.max(),
-    }
-    for rank, score in enumerate(heads.merge_score.nlargest(2), start=1):
-        values[f"merge_score_{rank}"] = score
-    contrast = (heads.question_weight - heads.statement_weight.fillna(0)).dropna()
-    if len(contrast):  # of the head with the largest difference
-        values |= heads.loc[contrast.idxmax(), ["question_weight", "statement_weight"]]
-    yield from ((name, next(iter(heads.site), None), None, value) for name, value in values.items())
-
-
-def _has(heads: pd.DataFrame, role: str) -> pd.Series:
-    return heads.roles.fillna("").map(lambda roles: role in roles.split(";"))
-
-
-def _n_heads(heads: pd.DataFrame, role: str, column: str) -> float:
-    """Count the heads with a role; NaN if no head was measured for it."""
-    return _has(heads, role).sum() if heads[column].notna().any() else math.nan
-
-
-def head_frame(facts: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+def head_frame(
+    facts: pd.DataFrame,
+    columns: Sequence[str],
+    cell_text: Callable[[pd.DataFrame], str] | None = None,
+) -> pd.DataFrame:
     """Return a table of quantities by columns of the facts: means over runs, numbers of papers."""
     keys = [*facts[["quantity", "site", "layer"]].itertuples(index=False, name=None)]
     names = facts.assign(name=[quantity_name(key) for key in keys])
-    return pivot(names, "name", columns, _cell_text, map(quantity_name, sorted_keys(keys)))
+    rows = map(quantity_name, sorted_keys(keys))
+    return pivot(names, "name", columns, cell_text or _cell_text, rows)
 
 
 def sorted_keys(keys: Iterable[Key]) -> list[Key]:
@@ -154,18 +105,22 @@ def quantity_name(key: Key) -> str:
     """Return the displayed name of a quantity."""
     quantity, site, layer = key
     name = QUANTITIES[quantity][0]
-    if site is None or (layer is None and quantity not in ("alpha", "density", "confidence")):
+    if site is None or (layer is None and quantity not in OF_A_SITE):
         return name
     return f"{name}, {SITE_NAMES[site]}" + (f" layer {layer}" if layer is not None else "")
 
 
 def shown_value(kind: str, value: float) -> str:
-    """Format a value of the kind count, share or number."""
-    return {"count": f"{value:.0f}", "share": percent(value), "number": f"{value:.2f}"}[kind]
+    """Format a value of the kind count, share, fraction or number."""
+    if kind in ("share", "fraction"):
+        value = min(max(value, 0.0), 1.0)  # an end of an interval may be outside
+    if kind == "share":
+        return percent(value)
+    return f"{value:.0f}" if kind == "count" else f"{value:.2f}"
 
 
 def _cell_text(cell: pd.DataFrame) -> str:
-    """Format `0.52 (0.50 to 0.55)` over runs; for a paper its number or text, with the mark."""
+    """Format `0.52 [0.45, 0.59]` over runs; for a paper its number or text, with the mark."""
     first = cell.iloc[0]
     kind = QUANTITIES[first.quantity][1]
     if first.origin == "paper":
@@ -177,14 +132,36 @@ def _cell_text(cell: pd.DataFrame) -> str:
         else:
             text = shown_value(kind, value)
         return text if first.mark == "OK" else f"{text} ({first.mark})"
-    values = cell.value.astype(float)
-    low, high = shown_value(kind, values.min()), shown_value(kind, values.max())
-    if low == high:
-        return low
-    mean = f"{values.mean():.1f}" if kind == "count" else shown_value(kind, values.mean())
-    if low.endswith(" %") and not low.startswith("under"):
-        low = low.removesuffix(" %")
-    return f"{mean} ({low} to {high})"
+    values = cell.value.astype(float).tolist()
+    if kind == "count" and len(set(values)) > 1:
+        return interval_text(values, lambda x: f"{max(x, 0):.1f}")
+    return interval_text(values, lambda x: shown_value(kind, x))
+
+
+def _difference_text(cell: pd.DataFrame) -> str:
+    """Format the difference of a row to the baseline, paired by seed; shares in points."""
+    kind = QUANTITIES[cell.iloc[0].quantity][1]
+    factor, decimals = {"count": (1, 1), "share": (100, 0)}.get(kind, (1, 2))
+    values = cell.value.astype(float).tolist()
+    return interval_text(values, lambda x: f"{factor * x:+.{decimals}f}")
+
+
+def interval_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    """Format a mean with its 95 % t interval, `0.52 [0.45, 0.59]`; the mean if all are equal."""
+    mean, half = statistics.fmean(values), half_interval(values)
+    if half == 0:
+        return shown(mean)
+    low, high = (shown(x).removesuffix(" %") for x in (mean - half, mean + half))
+    return f"{shown(mean)} [{low}, {high}]"
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean by Student's t; 0 for a single value."""
+    n = len(values)
+    if n < 2:
+        return 0.0
+    quantile = T_QUANTILES[n - 2] if n - 2 < len(T_QUANTILES) else 1.96 + 2.4 / (n - 1)
+    return quantile * statistics.stdev(values) / math.sqrt(n)
 
 
 def definitions(quantities: Iterable[str], thresholds: Thresholds) -> list[str]:
@@ -204,6 +181,10 @@ def definitions(quantities: Iterable[str], thresholds: Thresholds) -> list[str]:
         f"{MIN_CONTRAST * 100:.0f} points to the last token from the same words in statements.",
         "rare_share": "Points at the rarest token (after Voita et al. 2019, who exclude sentences "
         "of frequent words): most tokens of the sentence have their largest weight there.",
+        "alpha_turned": f"An α turns if it ends {MIN_RISE} or more above its lowest value; it "
+        f"falls first if its first change of {MIN_CHANGE} or more is a decrease.",
+        "alpha_groups": "Sarle's coefficient suggests two groups above 5/9. p: how often samples "
+        "of one normal distribution favour two so much; the heads of all seeds together.",
         "density": "Density is the share of visible keys whose weight is not 0.",
         "confidence": "Confidence is the mean of the largest weights of a head's queries.",
         "diversity": "Diversity is the Jensen-Shannon divergence of the heads of a layer, "
@@ -241,10 +222,17 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
         seeds = both[both.origin != "paper"].groupby("row", sort=False).run.nunique()
         n_seeds = ", ".join(f"{paper.rows[row]} {n}" for row, n in seeds.items())
         note = (
-            "On the validation set; mean over seeds, with minimum and maximum where they differ. "
+            "On the validation set; mean over seeds with its 95 % interval (Student's t). "
             f"Seeds: {n_seeds}."
         )
         tables.append(Table(f"Heads, {column.label}", frame, [note]))
+        differences = differences_to_baseline(ours, paper.baseline)
+        if len(differences):
+            frame = head_frame(differences, ["row"], _difference_text)
+            frame = frame.rename(columns=paper.rows)
+            title = f"Heads, {column.label}: differences to {paper.rows[paper.baseline or '']}"
+            note = "Mean over pairs of runs of a seed, with its 95 % interval; shares in points."
+            tables.append(Table(title, frame, [note]))
     if not tables and len(paper_facts):
         order = [row for row in paper.rows if row in set(paper_facts.row)]
         frame = head_frame(paper_facts, ["row"])[[(row,) for row in order]]
@@ -254,6 +242,17 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
         tables[0].notes += ([paper.heads_note] if paper.heads_note else []) + marks
         tables[0].notes += definitions(facts.quantity, Thresholds())
     return tables
+
+
+def differences_to_baseline(ours: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
+    """Return facts whose values are those of other rows minus the baseline's of the same seed."""
+    facts = ours[ours.origin != "paper"].fillna({"site": "", "layer": 0})
+    keys = ["quantity", "site", "layer", "seed"]
+    base = facts[facts.row == baseline].groupby(keys).value.mean()
+    others = facts[facts.row != baseline].join(base.rename("base"), on=keys).dropna(subset="base")
+    others = others.assign(value=others.value.astype(float) - others.base)
+    sites = others.site.replace({"": None})
+    return others.assign(site=sites, layer=others.layer.replace({0: None}))
 
 
 def paper_head_facts(
@@ -272,8 +271,12 @@ def paper_head_facts(
             about = {"value": number.values.get(row), "mark": number.mark}
             yield {**place, "row": row, **about, "note": number.text.get(row)}
     for column in columns:
-        for run in column.runs.itertuples():
-            place = {"row": run.row, "column": column.name, "origin": "ours"}
-            about = {**place, "seed": run.seed, "run": run.folder}
-            for fact in analysis_facts(analyses[run.run.folder]):
-                yield {**about, **fact, "value": round(fact["value"], 4)}
+        for row, runs in column.runs.groupby("row", sort=False):
+            place = {"row": row, "column": column.name, "origin": "ours"}
+            folders = [analyses[run.run.folder] for run in runs.itertuples()]
+            for run, folder in zip(runs.itertuples(), folders, strict=True):
+                for fact in analysis_facts(folder):
+                    about = {"seed": run.seed, "run": run.folder}
+                    yield {**place, **about, **fact, "value": round(fact["value"], 4)}
+            for fact in facts_of_all_seeds(folders):
+                yield {**place, **fact, "value": round(fact["value"], 4)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# Quantity -> displayed name and format, in the order of the tables.
+# Quantity -> displayed name and format, in the order of the tables. A share is shown in per cent,
+# a fraction with decimals.
 QUANTITIES = {
     "previous_heads": ("heads at -1", "count"),
     "previous_weight": ("their weight at -1, median", "share"),
@@ -19,7 +20,21 @@ QUANTITIES = {
     "statement_weight": ("its weight on the last token, same words in statements", "share"),
     "rare_share": ("highest share of sentences where a head points at the rarest token", "share"),
     "alpha": ("α, mean", "number"),
-    "density": ("density, mean", "number"),
+    "alpha_fell": ("share of α that fall first", "share"),
+    "alpha_turned": ("number of α that turn and rise", "count"),
+    "alpha_turned_at": ("update of their lowest value, median", "count"),
+    "alpha_rise": ("rise of an α from its lowest value, largest", "number"),
+    "alpha_order": ("rank correlation of α at start and end", "number"),
+    "alpha_groups": ("Sarle's coefficient of α at the end", "number"),
+    "alpha_groups_p": ("two groups of α at the end, p", "fraction"),
+    "density": ("density, mean", "fraction"),
+    "dense_queries": ("share of queries with density 1", "share"),
+    "density_spread": ("spread of the heads' densities in a layer", "number"),
     "confidence": ("confidence, median", "share"),
-    "diversity": ("diversity", "number"),
+    "diversity": ("diversity", "fraction"),
 }
+# Of all heads of a site, without a layer.
+OF_A_SITE = (
+    "alpha", "alpha_fell", "alpha_turned", "alpha_turned_at", "alpha_rise", "alpha_order",
+    "alpha_groups", "alpha_groups_p", "density", "dense_queries", "density_spread", "confidence",
+)  # fmt: skip

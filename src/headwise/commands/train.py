@@ -262,7 +262,8 @@ class _Run:
                 trainer = self._trainer(model, loss, validator, batches)
                 if self.ranks.is_main:
                     update, now = trainer.state.update, time.time()
-                    replace(self.listed, update=update, started=now).write(self.folder.path)
+                    self.listed = replace(self.listed, update=update, started=now)
+                    self.listed.write(self.folder.path)
                 trainer.run()
         finally:
             self.records.close()

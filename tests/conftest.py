@@ -104,6 +104,14 @@ def _no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _prepared_interpreter() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if triton_marks.HAS_TRITON and triton_marks.IS_INTERPRETED:
+            triton_marks.prepare_interpreter(patch)
+        yield
+
+
 @pytest.fixture
 def headwise(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

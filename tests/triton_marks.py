@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,24 @@ needs_triton = [
     # from numpy, about the kernels' infinities
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
 ]
+
+
+def prepare_interpreter(patch: pytest.MonkeyPatch) -> None:
+    """Replace the functions of Triton's language at launches alone.
+
+    Triton's interpreter looks for them again at each call inside a kernel: half of its time.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    replace_in = interpreter._patch_lang
+    everywhere = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return function.rewrite()(*args, **kwargs)
+
+    patch.setattr(interpreter, "_patch_lang", lambda kernel: replace_in(everywhere))
+    patch.setattr(interpreter.InterpretedFunction, "__call__", call)
 
 
 def choose_implementation(implementation: str, patch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_ties_across_the_selected_groups() -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
 def test_rounded_losses_are_not_negative(alpha: float, every_implementation: str) -> None:
-    n_rows = 100 if every_implementation == "triton" else 4000
+    n_rows = 50 if every_implementation == "triton" else 4000
     scores = torch.randn(n_rows, 7, generator=torch.Generator().manual_seed(2)) * 20
     assert (entmax_loss(scores, scores.argmax(1), alpha) >= 0).all()
 
@@ -149,13 +149,16 @@ def test_rounded_losses_are_not_negative(alpha: float, every_implementation: str
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
 @pytest.mark.parametrize("n_classes", [5, 16, 203, 3000])
-def test_low_precision_is_close_to_float64(n_classes: int, alpha: float, smoothing: float) -> None:
+def test_low_precision_is_close_to_float64(
+    n_classes: int, alpha: float, smoothing: float, every_implementation: str
+) -> None:
     generator = torch.Generator().manual_seed(n_classes)
-    scores = torch.randn(12, n_classes, generator=generator) * 2
+    n_rows = 5 if every_implementation == "triton" else 12  # one program per row
+    scores = torch.randn(n_rows, n_classes, generator=generator) * 2
     scores[1] *= 0.01
-    target = torch.randint(0, n_classes, (12,), generator=generator)
+    target = torch.randint(0, n_classes, (n_rows,), generator=generator)
     target[::3] = 0
-    weight = torch.rand(12, generator=generator)
+    weight = torch.rand(n_rows, generator=generator)
     results = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         # the same scores, rounded to bfloat16

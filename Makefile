@@ -12,9 +12,10 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 INSTALL := -m pip --disable-pip-version-check install -q -c requirements.lock $(PIP_ARGS)
 PIP := $(BIN)/python $(INSTALL)
-# Two processes, each with whole files, whose runs are trained once. Bytecode is written, since tests
-# start hundreds of processes.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Two processes, each with whole files, whose runs are trained once; in the order of the files, so that
+# both end with the short ones of tests/unit. Bytecode is written, since tests start hundreds of processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+  --no-loadscope-reorder
 SOURCES := src tests benchmarks scripts train.py
 
 .DEFAULT_GOAL := help

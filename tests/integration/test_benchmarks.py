@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -102,6 +103,7 @@ def test_masked_lm_is_trained_without_its_peer(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setattr("sys.argv", ["peer", "--quick", "--json", str(tmp_path / "peer.json")])
+    monkeypatch.setattr(logging.root.manager, "disable", 0)  # it disables logging: restored
     masked_lm_peer.main()
     figures = read_json(tmp_path / "peer.json")
     assert list(figures["seconds"]) == list(figures["losses"]) == ["headwise"]

@@ -31,6 +31,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.interruptions import ROOT, SMALL, Outputs
+from headwise.files import read_json
 
 LAUNCHERS = ("basic", "joblib", "submitit_local")
 PARTS = ("launch", "setup", "updates", "validation", "saving", "scoring", "figures", "end")
@@ -40,14 +41,12 @@ Row = dict[str, Any]
 
 def parts(run: Path, start: float) -> dict[str, float]:
     """Seconds of each part of a finished run."""
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    first = summary["started"]
+    first = read_json(run / "summary.json")["started"]
     moments = [
         start,
         (run / "config.yaml").stat().st_mtime,
         first,
-        first + results["wall_seconds"],
+        first + read_json(run / "results.json")["wall_seconds"],
         (run / "checkpoints" / "best.pt").stat().st_mtime,
         (run / "checkpoints" / "last.json").stat().st_mtime,
         newest(run / "hypotheses"),

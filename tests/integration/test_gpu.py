@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,27 +24,22 @@ pytestmark = [
 LENGTHS = [[9, 7, 11, 3], [30, 26, 4], [17, 17]]
 
 
-@pytest.fixture
-def no_waits() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
-
-
 def last_loss(choices: Sequence[str], device: str, may_wait: bool = True) -> float:
     """The loss of the last update; from the second one on the host may not wait for the GPU."""
     with composer() as compose:
         config = typed(compose([*TINY, *SAME_NUMBERS, *choices]))
     seed_everything(1, "model")
     step = step_of(config, torch.device(device))
-    for update, lengths in enumerate(LENGTHS, start=1):
-        step(update, [batch(*lengths)])
-        if not may_wait:
-            torch.cuda.set_sync_debug_mode("error")
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        for update, lengths in enumerate(LENGTHS, start=1):
+            step(update, [batch(*lengths)])
+            if not may_wait:
+                torch.cuda.set_sync_debug_mode("error")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     return float(step.window[0])
 
 
-@pytest.mark.usefixtures("no_waits")
 @pytest.mark.parametrize("choices", UPDATES, ids=" ".join)
 def test_updates_match_the_cpu_without_host_waits(choices: list[str]) -> None:
     on_gpu = last_loss(choices, "cuda")  # compiles and verifies kernels

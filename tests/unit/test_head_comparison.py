@@ -37,23 +37,21 @@ def values(
 
 @pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
 @pytest.mark.parametrize(
-    ("quantity", "expected"), [("alpha", 1.5), ("confidence", 1.2), ("entropy", None)]
+    ("quantity", "expected"), [("alpha", 1.5), ("density", 1.5), ("confidence", 1.2)]
 )
-def test_means_and_medians(
-    tmp_path: Path, site: str, quantity: str, expected: float | None
-) -> None:
+def test_means_and_medians(tmp_path: Path, site: str, quantity: str, expected: float) -> None:
     heads = [{quantity: value} for value in (1.0, 2.3, 1.2, None)]
-    known = {} if expected is None else {quantity: expected}
-    assert values(tmp_path, heads, site) == pytest.approx(known)
+    spread = {"density_spread": 0.7} if quantity == "density" else {}
+    assert values(tmp_path, heads, site) == pytest.approx({quantity: expected, **spread})
 
 
 def test_densities_of_heads_and_of_queries(tmp_path: Path) -> None:
     heads = [{"layer": n, "density": x} for n, x in ((1, 0.2), (1, 0.4), (2, 0.5), (2, 0.5))]
     queries = [{"low": low, "high": 1.0, "n_queries": n} for low, n in ((0.95, 30), (1.0, 10))]
-    found = values(tmp_path, heads, queries=queries)
-    assert found["density"] == pytest.approx(0.4)
-    assert found["density_spread"] == pytest.approx(0.2 / 2**0.5 / 2)  # deviation, mean of layers
-    assert found["dense_queries"] == 0.25
+    of_run = values(tmp_path, heads, queries=queries)
+    assert of_run["density"] == pytest.approx(0.4)
+    assert of_run["density_spread"] == pytest.approx(0.2 / 2**0.5 / 2)  # deviation, mean of layers
+    assert of_run["dense_queries"] == 0.25
 
 
 def test_alphas_over_the_training(tmp_path: Path) -> None:
@@ -68,11 +66,11 @@ def test_alphas_over_the_training(tmp_path: Path) -> None:
         }
         for i, (first, lowest, last, fell) in enumerate(points)
     ]
-    found = values(tmp_path, [{}], alphas=alphas)
-    assert found["alpha_fell"] == pytest.approx(2 / 3)  # of those that changed
-    assert (found["alpha_turned"], found["alpha_turned_at"]) == (2, 100)
-    assert found["alpha_rise"] == pytest.approx(0.5)
-    assert found["alpha_order"] == pytest.approx(-0.316, abs=1e-3)
+    of_run = values(tmp_path, [{}], alphas=alphas)
+    assert of_run["alpha_fell"] == pytest.approx(2 / 3)  # of those that changed
+    assert (of_run["alpha_turned"], of_run["alpha_turned_at"]) == (2, 100)
+    assert of_run["alpha_rise"] == pytest.approx(0.5)
+    assert of_run["alpha_order"] == pytest.approx(-0.316, abs=1e-3)
     assert not facts_of_all_seeds([tmp_path])  # too few heads to test
     (fact,) = facts_of_all_seeds([tmp_path, tmp_path])
     assert fact["quantity"] == "alpha_groups_p"

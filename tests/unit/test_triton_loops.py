@@ -27,7 +27,7 @@ def copies(node: ast.AST) -> Iterator[tuple[str, str, int]]:
 
 def lost_copies(source: str) -> list[str]:
     """Copies in loops of what is also a copy before the loop: Triton does not carry them."""
-    found = []
+    messages = []
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -35,8 +35,8 @@ def lost_copies(source: str) -> list[str]:
             if isinstance(loop, ast.For | ast.While):
                 before = {copy[:2] for copy in copies(function) if copy[2] < loop.lineno}
                 lost = {copy[:2] for copy in copies(loop)} & before
-                found += [f"{function.name}: {name} = {value}" for name, value in sorted(lost)]
-    return found
+                messages += [f"{function.name}: {name} = {value}" for name, value in sorted(lost)]
+    return messages
 
 
 def test_no_variable_of_a_loop_starts_as_a_copy_of_another() -> None:

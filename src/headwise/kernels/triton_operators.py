@@ -73,9 +73,9 @@ def tiles(
     resident, block = blocks(n_keys, head_dim, itemsize, has_pattern)
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
-    n_row = power_of_two(n_keys, at_least=16 if n_keys <= 16 else block)
     # one short size, as each is compiled for seconds and sentences have all lengths
     short_queries, short_keys = (16 if n <= 16 else block for n in (n_queries, n_keys))
+    n_row = power_of_two(n_keys, at_least=short_keys)
     if resident:
         n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))

@@ -246,13 +246,11 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
 
 def differences_to_baseline(ours: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     """Return facts whose values are those of other rows minus the baseline's of the same seed."""
-    facts = ours[ours.origin != "paper"].fillna({"site": "", "layer": 0})
+    facts = ours.dropna(subset="seed")  # not those of all seeds together
     keys = ["quantity", "site", "layer", "seed"]
-    base = facts[facts.row == baseline].groupby(keys).value.mean()
-    others = facts[facts.row != baseline].join(base.rename("base"), on=keys).dropna(subset="base")
-    others = others.assign(value=others.value.astype(float) - others.base)
-    sites = others.site.replace({"": None})
-    return others.assign(site=sites, layer=others.layer.replace({0: None}))
+    base = facts[facts.row == baseline][[*keys, "value"]]
+    others = facts[facts.row != baseline].merge(base, on=keys, suffixes=("", "_of_baseline"))
+    return others.assign(value=others.value - others.value_of_baseline)
 
 
 def paper_head_facts(
@@ -273,10 +271,10 @@ def paper_head_facts(
     for column in columns:
         for row, runs in column.runs.groupby("row", sort=False):
             place = {"row": row, "column": column.name, "origin": "ours"}
-            folders = [analyses[run.run.folder] for run in runs.itertuples()]
-            for run, folder in zip(runs.itertuples(), folders, strict=True):
-                for fact in analysis_facts(folder):
-                    about = {"seed": run.seed, "run": run.folder}
-                    yield {**place, **about, **fact, "value": round(fact["value"], 4)}
-            for fact in facts_of_all_seeds(folders):
+            facts = []
+            for run in runs.itertuples():
+                about = {"seed": run.seed, "run": run.folder}
+                facts += [{**about, **fact} for fact in analysis_facts(analyses[run.run.folder])]
+            facts += facts_of_all_seeds([analyses[run.folder] for run in runs.run])
+            for fact in facts:
                 yield {**place, **fact, "value": round(fact["value"], 4)}

@@ -188,7 +188,7 @@ def run_outputs(run: Path) -> dict[str, Any]:
         "heads": (run / "heads.jsonl").read_bytes(),
         **{
             str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for pattern in ("checkpoints/*.pt", "hypotheses/*.txt", "sums/*.npy")
+            for pattern in ("checkpoints/*.pt", "hypotheses/*.txt", "sums/*.npz")
             for path in sorted(run.glob(pattern))
         },
     }

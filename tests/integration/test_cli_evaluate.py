@@ -35,7 +35,7 @@ def test_scores_equal_those_of_training(headwise: CommandLine, run: Path) -> Non
     for split, metrics in training_scores.items():
         assert set(metrics) == {*TEXT_METRICS, "loss", "nll", "perplexity"}
         for unit in ("loss", "translation"):
-            sums = [f"sums/{part}{split}.{unit}.npy" for part in ("", "results-auto/")]
+            sums = [f"sums/{part}{split}.{unit}.npz" for part in ("", "results-auto/")]
             assert (run / sums[0]).read_bytes() == (run / sums[1]).read_bytes()
         for metric, entry in metrics.items():
             (line,) = (row for row in result.out.splitlines() if row.split()[:2] == [split, metric])

@@ -105,7 +105,7 @@ def test_loss_items_are_in_row_order() -> None:
 def test_saved_sums_give_every_score(tmp_path: Path) -> None:
     run = RunFolder(train_small(tmp_path, "trainer.monitor=chrf", "decode.beam=2"))
     assert sorted(path.name for path in run.sums.iterdir()) == [
-        f"{split}.{unit}.npy"
+        f"{split}.{unit}.npz"
         for split in ("test_a", "test_b", "valid")
         for unit in ("loss", "translation")
     ]
@@ -115,7 +115,7 @@ def test_saved_sums_give_every_score(tmp_path: Path) -> None:
         metrics = task_of(config).metrics(config)
         assert {metric.name for metric in metrics} == set(scores)
         for metric in metrics:
-            items = run.read_sums(f"{split}.{metric.unit}.npy")
+            items = run.read_sums(f"{split}.{metric.unit}.npz")
             assert len(items) == {"valid": 6, "test_a": 5, "test_b": 4}[split]
             assert metric.score(items) == scores[metric.name]["score"]
             assert metric.signature == scores[metric.name]["signature"]

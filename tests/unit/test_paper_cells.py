@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ def make_run(
         path = folder / "hypotheses" / f"test{ending}"
         path.write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
     measured = score_translations(lines, references, "en")
-    RunFolder(folder).write_sums("test.translation.npy", measured.items)
+    RunFolder(folder).write_sums("test.translation.npz", measured.items)
     return SimpleNamespace(
         folder=folder,
         seed=seed,
@@ -177,16 +178,20 @@ def test_incomparable_runs_are_not_compared(
             ["sparse is not tested against softmax: the references of test differ in "],
         ),
         (
-            lambda run: RunFolder(run.folder).write_sums("test.translation.npy", np.ones((6, 44))),
+            lambda run: RunFolder(run.folder).write_sums("test.translation.npz", np.ones((6, 44))),
             [r"sparse is not tested against softmax: the sums in .*/b give 100.00, its results"],
         ),
         (
-            lambda run: (run.folder / "sums" / "test.translation.npy").write_bytes(b"?"),
-            [r"sparse is not tested against softmax: .*/test.translation.npy is broken"],
+            lambda run: (run.folder / "sums" / "test.translation.npz").write_bytes(b"?"),
+            [r"sparse is not tested against softmax: .*/test.translation.npz is broken"],
         ),
         (
-            lambda run: (run.folder / "sums" / "test.translation.npy").unlink(),
-            [r"sparse is not tested against softmax: .*/b has no sums/test.translation.npy"],
+            lambda run: os.truncate(run.folder / "sums" / "test.translation.npz", 200),
+            [r"sparse is not tested against softmax: .*/test.translation.npz is broken"],
+        ),
+        (
+            lambda run: (run.folder / "sums" / "test.translation.npz").unlink(),
+            [r"sparse is not tested against softmax: .*/b has no sums/test.translation.npz"],
         ),
         (lambda run: vars(run).update(machine={"gpu": "H200"}), ["tokens/s of .* not compared"]),
     ],
@@ -282,7 +287,7 @@ def make_density_run(folder: Path, seed: int, bits: float) -> Any:
     run = make_run(folder, seed)
     windows = np.random.default_rng(0).normal(bits, 0.001, 40)
     items = np.column_stack((windows * 10, np.full(40, 10.0)))
-    RunFolder(folder).write_sums("test.window.npy", items)
+    RunFolder(folder).write_sums("test.window.npz", items)
     run.results = Results({"test": dict(Measured(items, [BITS]).scores())})
     run.task = DENSITY
     return run

@@ -46,7 +46,7 @@ class Metric:
         from_sums: sums over the items, one per column -> score.
         columns: the statistics of an item that the metric uses; None: all.
         signature: how it is computed; scores with different signatures are not comparable.
-        unit: kind of the items, as in the file `sums/<split>.<unit>.npy` of a run folder.
+        unit: kind of the items, as in the file `sums/<split>.<unit>.npz` of a run folder.
         label: on axes and in tables.
         counts: key of `Score` -> column of the items whose sum it is.
     """

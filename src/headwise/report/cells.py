@@ -194,9 +194,9 @@ def _compare(column: ColumnRuns, row: str, baseline: str, n_resamples: int) -> N
 def saved_items(run: SavedRun, metric: Metric, test: str | None) -> Floats:
     """Read the saved statistics of the test items; check that they give the saved score."""
     saved = None if run.results is None else run.results.score(test, metric.name)
-    items = RunFolder(run.folder).read_sums(f"{test}.{metric.unit}.npy")
+    items = RunFolder(run.folder).read_sums(f"{test}.{metric.unit}.npz")
     if saved is None or items is None:
-        missing = metric.name if saved is None else f"sums/{test}.{metric.unit}.npy"
+        missing = metric.name if saved is None else f"sums/{test}.{metric.unit}.npz"
         raise DataError(f"{run.folder} has no {missing}")
     score = metric.score(items)
     if abs(score - saved) > ROUNDING:

@@ -6,10 +6,12 @@ import fcntl
 import glob
 import os
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +44,7 @@ class RunFolder:
         checkpoints: folder of the checkpoints.
         last: the last checkpoint, from which training resumes.
         figures: folder of the figures.
-        sums: folder of the statistics of test items, `<split>.<unit>.npy`.
+        sums: folder of the statistics of test items, `<split>.<unit>.npz`.
         results: the file of the final scores.
     """
 
@@ -170,11 +172,11 @@ class RunFolder:
         write_json(self.path / name, content)
 
     def write_sums(self, name: str | Path, items: Floats) -> None:
-        """Write the statistics (items, statistics) of a split atomically."""
+        """Write the statistics (items, statistics) of a split atomically, compressed."""
         path = self.sums / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, open(temporary, "wb") as handle:
-            np.save(handle, items)
+            np.savez_compressed(handle, items=items)
 
     def read_sums(self, name: str) -> Floats | None:
         """Statistics written by `write_sums`; None if the file does not exist.
@@ -184,10 +186,11 @@ class RunFolder:
         """
         path = self.sums / name
         try:
-            items: Floats = np.load(path)
+            with open(path, "rb") as handle, np.load(handle) as arrays:
+                items: Floats = arrays["items"]
         except FileNotFoundError:
             return None
-        except (ValueError, EOFError, OSError) as error:
+        except (ValueError, KeyError, OSError, BadZipFile, zlib.error) as error:
             raise RunError(f"{path} is broken: {error}") from error
         return items
 

@@ -180,7 +180,7 @@ def evaluate_texts(
 ) -> tuple[dict[str, Any], list[str]]:
     """Translate and score sentences, and write the results to the run folder.
 
-    Writes `<name>.txt`, `.ref.txt` and `.src.txt` to `hypotheses/`, and `<name>.<unit>.npy`, the
+    Writes `<name>.txt`, `.ref.txt` and `.src.txt` to `hypotheses/`, and `<name>.<unit>.npz`, the
     statistics of every sentence, to `sums/`. External metrics are those of the translator's
     settings. The loss is left out if a reference is longer than the model's learned positions.
 
@@ -213,7 +213,7 @@ def evaluate_texts(
         scores |= part.scores()
     if ranks.is_main:
         for part in measured:
-            folder.write_sums(Path(subfolder, f"{name}.{part.metrics[0].unit}.npy"), part.items)
+            folder.write_sums(Path(subfolder, f"{name}.{part.metrics[0].unit}.npz"), part.items)
         texts = folder.path / HYPOTHESES / subfolder
         texts.mkdir(parents=True, exist_ok=True)
         paths = {

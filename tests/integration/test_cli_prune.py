@@ -82,6 +82,11 @@ def test_tables_are_written_without_a_run(headwise: CommandLine, run: Path) -> N
     assert [float(row["removed"]) for row in rows] == pytest.approx([i / 10 for i in range(11)])
     n_heads = [sum(int(row[site]) for site in SITES) for row in rows]
     assert n_heads == [12 - round(12 * i / 10) for i in range(11)]
+    assert (float(rows[0]["difference"]), float(rows[0]["p_value"])) == (0.0, 1.0)
+    for row in rows:
+        assert float(row["difference"]) == pytest.approx(
+            float(row["bleu"]) - float(rows[0]["bleu"])
+        )
     # without removed heads the scores are those of the validation
     recorded = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validated = [line for line in recorded if "valid/nll" in line][-1]
@@ -110,6 +115,7 @@ def test_best_single_head_has_highest_bleu_then_lowest_loss(
     equal_bleu = [(0.0, 4.0), (0.0, 2.0), (0.0, 3.0), (0.0, 5.0)]
     different_bleu = [(1.0, 1.0), (3.0, 3.0), (3.0, 2.0), (2.0, 1.0)]
     validations = [
+        (0.0, 4.0),  # with all heads
         *equal_bleu * 3,
         *equal_bleu,
         *different_bleu,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwise.analysis.tables import DENSITY, HEADS, LAYERS, TRAJECTORIES
+from headwise.analysis.tables import DENSITY, HEADS, LAYERS, OTHERS, TRAJECTORIES
 from headwise.report.head_facts import analysis_facts, facts_of_all_seeds
 
 Rows = list[dict[str, Any]]
@@ -19,6 +19,7 @@ def values(
     site: str = "encoder_self",
     queries: Rows | None = None,
     alphas: Rows | None = None,
+    others: Rows | None = None,
 ) -> dict[str, float]:
     """Write an analysis of these heads and return the value of every quantity."""
     rows = [
@@ -26,12 +27,14 @@ def values(
         for number, head in enumerate(heads, start=1)
     ]
     HEADS.path(folder).write_text(HEADS.text(rows), encoding="utf-8")
-    for table, others in ((LAYERS, ()), (DENSITY, queries or ()), (TRAJECTORIES, alphas or ())):
-        placed = [{"site": site, "layer": 1, "head": 1, **row} for row in others]
+    for table, given in (
+        (LAYERS, None), (DENSITY, queries), (TRAJECTORIES, alphas), (OTHERS, others)
+    ):  # fmt: skip
+        placed = [{"site": site, "layer": 1, "head": 1, **row} for row in given or ()]
         table.path(folder).write_text(table.text(placed), encoding="utf-8")
-    facts = analysis_facts(folder)
+    facts = analysis_facts(folder, folder)
     levels = {(fact["site"], fact["layer"]) for fact in facts}
-    assert levels <= {(None, None), (site, None)}
+    assert levels <= {(None, None), (site, None), *([(site, 1)] if others else [])}
     return {fact["quantity"]: fact["value"] for fact in facts}
 
 
@@ -52,6 +55,16 @@ def test_densities_of_heads_and_of_queries(tmp_path: Path) -> None:
     assert of_run["density"] == pytest.approx(0.4)
     assert of_run["density_spread"] == pytest.approx(0.2 / 2**0.5 / 2)  # deviation, mean of layers
     assert of_run["dense_queries"] == 0.25
+
+
+def test_gradients_are_means_of_a_layer(tmp_path: Path) -> None:
+    others = [
+        {"head": head, "statistic": statistic, "value": value}
+        for head, statistic, value in (
+            (1, "query_gradient", 2e-5), (2, "query_gradient", 4e-5), (1, "key_gradient", 9.0)
+        )
+    ]  # fmt: skip
+    assert values(tmp_path, [{}], others=others) == pytest.approx({"query_gradient": 3e-5})
 
 
 def test_alphas_over_the_training(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from headwise.config.folders import composed
 from headwise.config.schema import SITES, typed
 from headwise.report.paper import Paper, PruningFact
-from headwise.report.paper_pruning import measure, pruning_report
+from headwise.report.paper_pruning import effective_heads, measure, pruning_report
 
 # BLEU by share of heads removed: a small gain, a loss of 0.5 at 40 %, then of everything
 CURVE = {0.0: 30.0, 0.1: 30.2, 0.2: 29.9, 0.3: 29.6, 0.4: 29.5, 0.5: 20.0, 0.6: 29.8, 1.0: 1.0}
@@ -55,6 +55,19 @@ def run(tmp_path: Path) -> Path:
     content = {"weights": "w", "split": "valid", "sentences": 9, "metric": "bleu", "rows": rows}
     (tmp_path / "pruning" / "one_left.json").write_text(json.dumps(content), encoding="utf-8")
     return tmp_path
+
+
+def test_effective_heads_are_left_before_the_first_significant_loss(tmp_path: Path) -> None:
+    assert effective_heads(tmp_path) is None
+    steps = ((0, 1.0), (0.3, 0.01), (-0.2, 0.3), (-0.4, 0.04), (-0.1, 0.5))  # difference, p-value
+    rows = [
+        {"cross": 4 - n, "encoder_self": 4, "difference": difference, "p_value": p_value}
+        for n, (difference, p_value) in enumerate(steps)
+    ]
+    (tmp_path / "pruning").mkdir()
+    content = {"sites": ["cross", "encoder_self"], "rows": rows}
+    (tmp_path / "pruning" / "curve.json").write_text(json.dumps(content), encoding="utf-8")
+    assert effective_heads(tmp_path) == 6
 
 
 @pytest.mark.parametrize(("tolerance", "share"), [(0.0, 10), (0.2, 20), (0.5, 40), (40.0, 100)])

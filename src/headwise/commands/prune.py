@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -17,6 +17,7 @@ from pandas import DataFrame
 
 from headwise.analysis.importance import Importance, head_importance
 from headwise.analysis.pruning import (
+    Head,
     Heads,
     check_pruned,
     common_heads,
@@ -40,6 +41,8 @@ from headwise.data.conversion import progress_bar
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_json, write_text
 from headwise.losses.loss import Loss
+from headwise.metrics.metric import Floats, Measured
+from headwise.metrics.significance import paired_bootstrap
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.runs.folder import RunFolder, read_yaml
@@ -52,6 +55,7 @@ from headwise.train.trainer import Validation
 
 METHODS = ("importance", "gates")
 FORMAT = "{:.4f}".format  # of printed numbers
+N_RESAMPLES = 2000  # of the test of a loss by bootstrap
 
 
 def prune(config: PruneConfig) -> Path | None:
@@ -146,26 +150,9 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
     }
     values = {"raw": importance.raw, "normalised": importance.normalised}
     write_json(folder / "importance.json", {**about, "heads": heads, **values})
-    tables = {}
-
-    def sort_key(values: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the task's metric, then the negative loss."""
-        return monitor.sign * values[monitor.name], -values["loss"]
-
     order = pruning_order(importance.normalised, heads, sites)
-    n_measured = 11 * config.table + 2 * len(order) * config.ablation
-    with progress_bar("tables", config.progress, n_measured, " measurements") as bar:
-
-        def measure() -> dict[str, float]:
-            bar.update()
-            values = Validation(items.measure(loss), {}).values()
-            return {name: values[name] for name in (monitor.name, "loss", loss.measure)}
-
-        if config.table:
-            tables["curve"] = pruning_curve(run.model, order, measure)
-        if config.ablation:
-            tables["one_removed"] = one_removed(run.model, sites, measure)
-            tables["one_left"] = one_left(run.model, sites, measure, sort_key)
+    wants_tables = config.table or config.ablation
+    tables = _tables(config, run, order, sites, items.measure, loss) if wants_tables else {}
     suffix = "" if len(set(sites)) == len(run.model.sites) else "-" + "-".join(sites)
     for name, rows in tables.items():
         frame = DataFrame(rows)
@@ -174,6 +161,45 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
         write_text(folder / f"{name}{suffix}.csv", frame.to_csv(index=False, lineterminator="\n"))
     print(f"\nwritten to {folder}", flush=True)
     return importance
+
+
+def _tables(
+    config: PruneConfig,
+    run: TrainedRun,
+    order: Sequence[Head],
+    sites: Sequence[str],
+    measured: Callable[[Loss], Sequence[Measured]],
+    loss: Loss,
+) -> dict[str, list[dict[str, Any]]]:
+    """The requested tables; each row is tested against all heads by a paired bootstrap."""
+    monitor = run.task.main_metric(run.config)
+    n_measured = 1 + 11 * config.table + 2 * len(order) * config.ablation
+    tables = {}
+    with progress_bar("tables", config.progress, n_measured, " measurements") as bar:
+
+        def scores_and_items() -> tuple[dict[str, float], Floats]:
+            parts = measured(loss)
+            bar.update()
+            of_monitor = (p.items for p in parts if p.metrics[0].unit == monitor.unit)
+            return Validation(parts, {}).values(), next(of_monitor)
+
+        _, with_all = scores_and_items()
+
+        def measure() -> dict[str, float]:
+            values, without_some = scores_and_items()
+            test = paired_bootstrap([without_some], [with_all], monitor, N_RESAMPLES)
+            scores = {name: values[name] for name in (monitor.name, "loss", loss.measure)}
+            return {**scores, "difference": test.difference, "p_value": test.p_value}
+
+        def sort_key(row: Mapping[str, float]) -> tuple[float, ...]:
+            return monitor.sign * row[monitor.name], -row["loss"]
+
+        if config.table:
+            tables["curve"] = pruning_curve(run.model, order, measure)
+        if config.ablation:
+            tables["one_removed"] = one_removed(run.model, sites, measure)
+            tables["one_left"] = one_left(run.model, sites, measure, sort_key)
+    return tables
 
 
 def _importance_table(importance: Importance, heads: Heads) -> DataFrame:

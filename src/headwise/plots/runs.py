@@ -252,6 +252,28 @@ def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
 
 
 @styled
+def head_numbers(table: pd.DataFrame, what: str = "") -> Figure:
+    """Draw what models of one width reach by the number of heads of a layer, one line per name.
+
+    Args:
+        table: columns name, run, n_heads, measure (one panel each) and value.
+        what: what was trained, for the title.
+    """
+    title = titled("How many heads are enough?", what)
+    note = f"{MEAN} Effective heads: those left before the score is significantly lower."
+    figure, drawn = panels(table, "measure", title, note, sharey=False)
+    style = series_style(table["name"])
+    for axes, part in drawn:
+        mean_curves(axes, part, "n_heads", "value", "name", **style)
+        axes.set_xscale("log", base=2)
+        numbers = sorted(table["n_heads"].unique())
+        axes.set_xticks(numbers, [str(n) for n in numbers])
+        axes.set(xlabel="heads per layer", ylabel="")
+    legend_right(drawn)
+    return figure
+
+
+@styled
 def score_curves(table: pd.DataFrame) -> Figure:
     """Draw validation scores over training, one panel per corpus and metric, one line per name.
 

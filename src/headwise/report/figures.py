@@ -19,7 +19,7 @@ from headwise.plots.style import display_name, save
 from headwise.plots.training import head_values
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
 from headwise.report.outcome import figures as drawn_from_records
-from headwise.report.paper_pruning import pruning_tables
+from headwise.report.paper_pruning import effective_heads, pruning_tables
 from headwise.report.paper_runs import SavedRun
 from headwise.runs.folder import RunFolder
 from headwise.track.jsonl import read_if_exists
@@ -108,6 +108,11 @@ def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
     pruning = _table(corpus, _pruning)
     if len(pruning):
         yield "pruning", plots.pruning_curves(pruning, corpus.corpus, text)
+    numbers = _table(corpus, _by_n_heads)
+    if numbers["n_heads"].nunique() > 2:
+        names = numbers["name"].str.replace(r", n_heads \d+", "", regex=True)
+        rows = numbers.assign(name=names, run=numbers["seed"])
+        yield "head_numbers", plots.head_numbers(rows, corpus.corpus)
 
 
 def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
@@ -168,6 +173,21 @@ def _pruning(run: SavedRun) -> pd.DataFrame:
         rows += [(sites, row["removed"], row[curve["metric"]]) for row in curve["rows"]]
     table = pd.DataFrame(rows, columns=["sites", "fraction", "score"])
     return table.assign(metric=run.metric.label)
+
+
+def _by_n_heads(run: SavedRun) -> pd.DataFrame:
+    """Return test score, diversity and effective heads of a run, by its number of heads."""
+    layers = _analysed(LAYERS)(run)["diversity_heads"].dropna().astype(float)
+    test = next(iter(run.config.data.test), None)
+    score = run.results and run.results.score(test, run.metric.name)
+    values = {
+        f"test {run.metric.label}": score,
+        "diversity of a layer": layers.mean() if len(layers) else None,
+        "effective heads": effective_heads(run.folder),
+    }
+    rows = [(name, value) for name, value in values.items() if value is not None]
+    table = pd.DataFrame(rows, columns=["measure", "value"])
+    return table.assign(n_heads=run.config.model.n_heads, seed=run.seed)
 
 
 def _scores(run: SavedRun) -> pd.DataFrame:

@@ -11,14 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headwise.analysis.tables import DENSITY, HEADS, LAYERS, TRAJECTORIES, Row, Table
+from headwise.analysis.tables import DENSITY, HEADS, LAYERS, OTHERS, TRAJECTORIES, Row, Table
 from headwise.analysis.trajectories import came_back, p_value_of_two_groups, sarle, spearman
+from headwise.report.paper_pruning import effective_heads
 
 Value = tuple[str, str | None, int | None, float | None]
 
 
-def analysis_facts(analysis: Path) -> list[dict[str, Any]]:
-    """Return every measured quantity of a run, from the folder of its analysis."""
+def analysis_facts(run: Path, analysis: Path) -> list[dict[str, Any]]:
+    """Return every measured quantity of a run, from its pruning table and its analysis.
+
+    Args:
+        run: its folder.
+        analysis: folder of its analysis.
+    """
     heads, layers = (_numbers(table, analysis) for table in (HEADS, LAYERS))
     first = heads[heads.site.isin(heads.site[:1])]
     values = [*_position_values(heads), *_word_values(first)]
@@ -40,6 +46,12 @@ def analysis_facts(analysis: Path) -> list[dict[str, Any]]:
             ("confidence", site, None, rows.confidence.median()),
         ]
     values += _trajectory_values(TRAJECTORIES.read(analysis))
+    if OTHERS.path(analysis).is_file():
+        others = _numbers(OTHERS, analysis)
+        gradients = others[others.statistic == "query_gradient"].groupby(["site", "layer"])
+        means = gradients.value.mean().items()
+        values += [("query_gradient", *place, mean) for place, mean in means]
+    values += [("effective_heads", None, None, effective_heads(run))]
     values += [
         ("diversity", row.site, row.layer, row.diversity_heads) for row in layers.itertuples()
     ]

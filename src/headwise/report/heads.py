@@ -43,7 +43,7 @@ def write_comparison(runs: Mapping[Path, Path], thresholds: Thresholds, output: 
     rows = [
         {"row": labels[run], "run": str(run), **value}
         for run, analysis in runs.items()
-        for value in analysis_facts(analysis)
+        for value in analysis_facts(run, analysis)
     ]
     facts = fact_table(rows)
     frame = head_frame(facts, ["row"])
@@ -111,12 +111,13 @@ def quantity_name(key: Key) -> str:
 
 
 def shown_value(kind: str, value: float) -> str:
-    """Format a value of the kind count, share, fraction or number."""
+    """Format a value of the kind count, share, fraction, small or number."""
     if kind in ("share", "fraction"):
         value = min(max(value, 0.0), 1.0)  # an end of an interval may be outside
     if kind == "share":
         return percent(value)
-    return f"{value:.0f}" if kind == "count" else f"{value:.2f}"
+    shown = {"count": ".0f", "small": ".1e"}.get(kind, ".2f")
+    return f"{value:{shown}}"
 
 
 def _cell_text(cell: pd.DataFrame) -> str:
@@ -141,9 +142,11 @@ def _cell_text(cell: pd.DataFrame) -> str:
 def _difference_text(cell: pd.DataFrame) -> str:
     """Format the difference of a row to the baseline, paired by seed; shares in points."""
     kind = QUANTITIES[cell.iloc[0].quantity][1]
-    factor, decimals = {"count": (1, 1), "share": (100, 0)}.get(kind, (1, 2))
+    factor, shown = {"count": (1, "+.1f"), "share": (100, "+.0f"), "small": (1, "+.1e")}.get(
+        kind, (1, "+.2f")
+    )
     values = cell.value.astype(float).tolist()
-    return interval_text(values, lambda x: f"{factor * x:+.{decimals}f}")
+    return interval_text(values, lambda x: f"{factor * x:{shown}}")
 
 
 def interval_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
@@ -187,6 +190,10 @@ def definitions(quantities: Iterable[str], thresholds: Thresholds) -> list[str]:
         "of one normal distribution favour two so much; the heads of all seeds together.",
         "density": "Density is the share of visible keys whose weight is not 0.",
         "confidence": "Confidence is the mean of the largest weights of a head's queries.",
+        "query_gradient": "Gradient of the loss on the whole set with respect to the query "
+        "projections, divided by the norm of these; mean over the heads of a layer.",
+        "effective_heads": "Effective heads: those left, of all sites, when heads are removed in "
+        "order of importance until the score is significantly lower (p < 0.05, paired bootstrap).",
         "diversity": "Diversity is the Jensen-Shannon divergence of the heads of a layer, "
         "logarithm to the base of the number of heads.",
     }
@@ -274,7 +281,8 @@ def paper_head_facts(
             facts = []
             for run in runs.itertuples():
                 about = {"seed": run.seed, "run": run.folder}
-                facts += [{**about, **fact} for fact in analysis_facts(analyses[run.run.folder])]
+                measured = analysis_facts(run.run.folder, analyses[run.run.folder])
+                facts += [{**about, **fact} for fact in measured]
             facts += facts_of_all_seeds([analyses[run.folder] for run in runs.run])
             for fact in facts:
-                yield {**place, **fact, "value": round(fact["value"], 4)}
+                yield {**place, **fact, "value": float(f"{fact['value']:.5g}")}

@@ -23,6 +23,7 @@ from headwise.report.tables import EMPTY, Fact, Table, fact_table, pivot
 
 SCORE = "score"  # quantity of a statement without a unit
 N_NAMED = 3  # runs named in a list of commands
+SIGNIFICANT = 0.05  # largest p-value of a loss that counts
 NEAR_SHARE = 0.025  # tolerance between shares of heads: 0.79 counts as 80 %
 CURVE_MEASURES = ("removable", "kept", "score_left")
 
@@ -113,6 +114,23 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
             break
         removable = share
     return 100 * (1 - removable if fact.measure == "kept" else removable)
+
+
+def effective_heads(folder: Path) -> int | None:
+    """Count the heads of all sites that are left before the first significant loss.
+
+    Heads are removed in order of importance, without training. Significant: p below 0.05 in the
+    paired bootstrap against all heads. None if the run has no curve (`prune run=… table=true`).
+    """
+    path = folder / "pruning" / "curve.json"
+    if not path.is_file():
+        return None
+    curve, left = read_json(path), None
+    for row in curve["rows"]:  # from all heads to none
+        if row["difference"] < 0 and row["p_value"] < SIGNIFICANT:
+            break
+        left = sum(row[site] for site in curve["sites"])
+    return left
 
 
 def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:

@@ -32,6 +32,8 @@ QUANTITIES = {
     "density_spread": ("spread of the heads' densities in a layer", "number"),
     "confidence": ("confidence, median", "share"),
     "diversity": ("diversity", "fraction"),
+    "query_gradient": ("relative gradient of queries", "small"),
+    "effective_heads": ("effective heads", "count"),
 }
 # Of all heads of a site, without a layer.
 OF_A_SITE = (

@@ -102,7 +102,7 @@ def test_runs_fill_cells_by_settings_not_names(runs: Write, report: Report, tmp_
     assert "| 30.50 (r+) |" in text
     assert "(r+): from memory, in detail" in text
     assert "+0.50 (r+)" in text
-    assert "Signature: nrefs:1|case:mixed|eff:no|tok:moses-en" in text
+    assert "Signature of tokenised BLEU: nrefs:1|case:mixed|eff:no|tok:moses-en" in text
     assert "## Missing" not in text
     assert "## Runs not used" not in text
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == [

@@ -320,8 +320,8 @@ def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path: Path) ->
     signs = {column.name: column.sign for column in columns}
     assert signs == {"bits": -1, "mine": 1}
     main, other, differences = paper_tables(paper, facts, RESAMPLES, signs)
-    bits = "Text (bits per byte, lower is better)"
-    assert main.headers == [f"{bits}: paper", f"{bits}: ours", "Mine (tokenised BLEU): ours"]
+    bits = "Text: bits per byte (lower is better)"
+    assert main.headers == [f"{bits}: paper", f"{bits}: ours", "Mine: tokenised BLEU: ours"]
     rows = dict(main.rows)
     assert rows["softmax"][:2] == ["1.00", "1.125 (1)"]
     alone = replace(paper, columns={"bits": paper.columns["bits"]})

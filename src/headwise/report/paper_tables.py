@@ -31,7 +31,9 @@ def paper_tables(
     for name in others if "updates" in set(facts.quantity) else ():
         frame = _scores(paper, ours, dict.fromkeys(paper.columns, name))
         title = f"The same runs in {paper.metrics[name]}"
-        tables.append(Table(title, frame.droplevel(1, axis="columns"), _signatures(facts, [name])))
+        tables.append(
+            Table(title, frame.droplevel(1, axis="columns"), _signatures(paper, facts, [name]))
+        )
     if paper.baseline is not None:
         tables += [_differences(paper, facts, paper.baseline, n_resamples, signs)]
         tables += [_speeds(paper, facts, paper.baseline)] if paper.speed else []
@@ -99,15 +101,20 @@ def _main(paper: Paper, facts: pd.DataFrame, signs: Mapping[str, int]) -> Table:
             "alone."
         )
     notes += mark_notes(cell.mark for cell in paper.cells if cell.paper is not None)
+    scored: dict[str, list[str]] = {}
     for name, column in paper.columns.items():
         if column.test is not None and any(c.overrides for c in paper.cells if c.column == name):
             note = f"; {column.note}" if column.note else ""
-            notes.append(f"{column.label}: scored on {column.test}{note}.")
+            scored.setdefault(f"scored on {column.test}{note}.", []).append(column.label)
+    for text, of_columns in scored.items():
+        whole = len(scored) == 1 and len(of_columns) > 1
+        notes.append(f"{'All columns' if whole else '; '.join(of_columns)}: {text}")
+    for name, column in paper.columns.items():
         for fact in select(facts, column=name, quantity=["not_averaged", "note"]).itertuples():
             is_excluded = fact.quantity == "not_averaged"
             kind = "NOT AVERAGED, NOT COMPARED: " if is_excluded else ""
             notes.append(f"{column.label}: {kind}{fact.note}.")
-    notes += _signatures(facts, list(dict.fromkeys(paper.compared.values())))
+    notes += _signatures(paper, facts, list(dict.fromkeys(paper.compared.values())))
     return Table(title, frame, notes)
 
 
@@ -118,8 +125,8 @@ def _common_metric(paper: Paper) -> str | None:
 
 
 def _with_metric(paper: Paper, name: str, sign: int) -> str:
-    direction = "" if sign > 0 else ", lower is better"
-    return f"{paper.columns[name].label} ({paper.metrics[paper.compared[name]]}{direction})"
+    direction = "" if sign > 0 else " (lower is better)"
+    return f"{paper.columns[name].label}: {paper.metrics[paper.compared[name]]}{direction}"
 
 
 def mark_notes(marks: Iterable[str | None]) -> list[str]:
@@ -133,9 +140,12 @@ def _marked(*marks: str | None) -> str:
     return f" ({', '.join(named)})" if named else ""
 
 
-def _signatures(facts: pd.DataFrame, metrics: list[str]) -> list[str]:
-    signatures = select(facts, quantity=metrics).signature.dropna().unique()
-    return [f"Signature: {signature}." for signature in signatures]
+def _signatures(paper: Paper, facts: pd.DataFrame, metrics: list[str]) -> list[str]:
+    signed = select(facts, quantity=metrics)[["quantity", "signature"]].dropna().drop_duplicates()
+    return [
+        f"Signature of {paper.metrics[metric]}: {signature}."
+        for metric, signature in signed.itertuples(index=False, name=None)
+    ]
 
 
 def _differences(

@@ -32,8 +32,9 @@ demo: .venv/.installed ## train, score and picture alpha-entmax on the built-in 
 test: lint .venv/.installed-test ## lint, then the tests of every promise: minutes
 	@$(PYTEST) -m "not slow and not triton" $(PYTEST_ARGS)
 
-test-all: .venv/.installed-docs test-triton ## the other tests: browser, guide, sweeps, reports, compiled training, GPU kernels
-	@$(PYTEST) -m "slow and not triton" $(PYTEST_ARGS)
+test-all: lint .venv/.installed-docs ## lint and all tests: also browser, guide, reports, launchers, compiled training, GPU kernels
+	@$(PYTEST) -m "not triton" $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory test-triton
 
 # Single tests to a worker: few files have all the work.
 test-triton: .venv/.installed-triton ## the GPU kernels in Triton's interpreter (installs Triton, 700 MB)

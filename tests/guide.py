@@ -163,8 +163,7 @@ class WorkingCopy:
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(source, folder / name, ignore=ignored)
+                shutil.copytree(source, folder / name)  # with bytecode: modification times are kept
             else:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copy2(source, folder / name)

@@ -94,7 +94,7 @@ def write_run(
         path = texts / f"{test}{ending}"
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     evaluation = score_translations(hypotheses, REFERENCES, config.data.target)
-    run.write_sums(f"{test}.translation.npz", evaluation.items)
+    run.write_sums(test, "translation", evaluation.items)
     results: dict[str, Any] = {
         "scores": {test: evaluation.scores()},
         "seed": config.seed,

@@ -87,7 +87,7 @@ def test_bits_per_byte_and_alphas_match_the_weights(run: Path, overrides: list[s
         assert bits_per_byte < 8
     assert [len(layer) for layer in results["alpha"]["decoder_self"]] == [4, 4]
     assert set(results["heads"]["density"]) == {"decoder_self"}
-    sums = RunFolder(run).read_sums("test.loss.npz")
+    sums = RunFolder(run).read_sums("test", "loss")
     assert sums[:, 3].sum() == len(text)
 
 
@@ -108,7 +108,7 @@ def test_a_limit_of_scored_windows_is_lifted_by_evaluate_and_not_for_heads(
     (folder,) = tmp_path.glob("*/*/")
     scores = read_json(folder / "results.json")["scores"]["test"]
     assert scores["bits_per_byte"]["n_scored"] == 2 * WINDOW
-    n_bytes = RunFolder(folder).read_sums("test.loss.npz")[:, 3].sum()
+    n_bytes = RunFolder(folder).read_sums("test", "loss")[:, 3].sum()
     headwise.ok("evaluate", f"run={folder}", "decode.max_windows=0", "name=all")
     whole = read_json(folder / "all.json")["scores"]["test"]["bits_per_byte"]
     assert whole["n_bytes"] > n_bytes
@@ -181,7 +181,7 @@ def test_evaluate_scores_other_splits_and_checkpoints(
     first = read_json(run / "results.json")["scores"]["valid"]["bits_per_byte"]
     assert bits["valid"]["n_bytes"] == first["n_bytes"]
     assert bits["valid"]["signature"] == "min_context:4" != first["signature"]
-    items = RunFolder(run).read_sums("others/more.loss.npz")
+    items = RunFolder(run).read_sums("others/more", "loss")
     assert items[:, 3].sum() == len(text)
 
 

@@ -91,7 +91,7 @@ def test_bits_and_accuracy_match_the_weights(run: Path, overrides: list[str]) ->
         scores = results["scores"][split]
         values = [scores[name]["score"] for name in ("masked_bits", "masked_accuracy")]
         assert values == pytest.approx(computed(model, text_ids(text, tokenizer).tolist()))
-        sums = RunFolder(run).read_sums(f"{split}.loss.npz")
+        sums = RunFolder(run).read_sums(split, "loss")
         assert sums is not None
         assert scores["masked_bits"]["n_scored"] == sums[:, 2].sum()
     assert [len(layer) for layer in results["alpha"]["encoder_self"]] == [4, 4]

@@ -93,7 +93,7 @@ def test_accuracy_and_alphas_match_the_weights(run: Path, site: str) -> None:
     for split in ("valid", "test"):
         expected_accuracy = computed_accuracy(model, split)
         assert scores[split]["accuracy"]["score"] == pytest.approx(expected_accuracy)
-        sums = RunFolder(run).read_sums(f"{split}.loss.npz")
+        sums = RunFolder(run).read_sums(split, "loss")
         assert sums is not None
         assert sums.shape == (21, 4)
         assert sums[:, 2:].sum(0).tolist() == [21 * LENGTH, round(expected_accuracy * 21 * LENGTH)]

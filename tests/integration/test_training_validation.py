@@ -115,7 +115,7 @@ def test_saved_sums_give_every_score(tmp_path: Path) -> None:
         metrics = task_of(config).metrics(config)
         assert {metric.name for metric in metrics} == set(scores)
         for metric in metrics:
-            items = run.read_sums(f"{split}.{metric.unit}.npz")
+            items = run.read_sums(split, metric.unit)
             assert len(items) == {"valid": 6, "test_a": 5, "test_b": 4}[split]
             assert metric.score(items) == scores[metric.name]["score"]
             assert metric.signature == scores[metric.name]["signature"]

@@ -61,7 +61,7 @@ def make_run(
         path = folder / "hypotheses" / f"test{ending}"
         path.write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
     measured = score_translations(lines, references, "en")
-    RunFolder(folder).write_sums("test.translation.npz", measured.items)
+    RunFolder(folder).write_sums("test", "translation", measured.items)
     return SimpleNamespace(
         folder=folder,
         seed=seed,
@@ -178,7 +178,7 @@ def test_incomparable_runs_are_not_compared(
             ["sparse is not tested against softmax: the references of test differ in "],
         ),
         (
-            lambda run: RunFolder(run.folder).write_sums("test.translation.npz", np.ones((6, 44))),
+            lambda run: RunFolder(run.folder).write_sums("test", "translation", np.ones((6, 44))),
             [r"sparse is not tested against softmax: the sums in .*/b give 100.00, its results"],
         ),
         (
@@ -287,7 +287,7 @@ def make_density_run(folder: Path, seed: int, bits: float) -> Any:
     run = make_run(folder, seed)
     windows = np.random.default_rng(0).normal(bits, 0.001, 40)
     items = np.column_stack((windows * 10, np.full(40, 10.0)))
-    RunFolder(folder).write_sums("test.window.npz", items)
+    RunFolder(folder).write_sums("test", "window", items)
     run.results = Results({"test": dict(Measured(items, [BITS]).scores())})
     run.task = DENSITY
     return run

@@ -48,11 +48,9 @@ def recipes_of(make: Any) -> Callable[[str], list[Recipe]]:
 def test_every_paper_composes_with_recipes_that_can_be_trained(make: Any, name: str) -> None:
     paper = paper_of(make, name)
     assert paper.name == name
-    seen: set[str] = set()
     for cell in paper.cells:
-        if seen.issuperset(cell.overrides):  # in cells before: composing takes long
+        if not cell.overrides:
             continue
-        seen |= {*cell.overrides}
         config = make(cell.overrides)
         config.init_from = None if cell.init is None else "RUN"
         config.trainer.device, config.trainer.precision = "cpu", "fp32"

@@ -162,12 +162,12 @@ def test_site_without_heads_has_no_map() -> None:
     assert attention_maps("cross", [], ["a"], ["a"], "") is None
 
 
-def test_lines_of_head_numbers_are_means_over_seeds() -> None:
+def test_lines_of_head_counts_are_means_over_seeds() -> None:
     rows = [
         {"name": "a", "run": seed, "n_heads": n, "measure": "accuracy", "value": n + seed}
         for n in (1, 2, 16)
         for seed in (1, 3)
     ]
-    (axes,) = titled(plots.head_numbers(pd.DataFrame(rows))).values()
+    (axes,) = titled(plots.head_counts(pd.DataFrame(rows))).values()
     assert lines(axes)[0] == [(1, 3), (2, 4), (16, 18)]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "16"]

@@ -119,7 +119,7 @@ def _measured(
         ranks = Ranks(0, 1, run.device)
         shared = run.model, loss, prepared, run.config, ranks, split
         measured = run.task.measured(*shared, progress=config.progress)
-        run.folder.write_sums(Path(name, f"{split}.{measured.metrics[0].unit}.npz"), measured.items)
+        run.folder.write_sums(Path(name, split), measured.unit, measured.items)
         yield split, {**run.task.scores(measured)}
 
 

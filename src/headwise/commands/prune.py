@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -41,13 +41,14 @@ from headwise.data.conversion import progress_bar
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_json, write_text
 from headwise.losses.loss import Loss
-from headwise.metrics.metric import Floats, Measured
+from headwise.metrics.metric import Floats
 from headwise.metrics.significance import paired_bootstrap
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.runs.folder import RunFolder, read_yaml
 from headwise.tasks.evaluation import HYPOTHESES
 from headwise.tasks.loading import load_selected
+from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
 from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint
@@ -152,7 +153,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
     write_json(folder / "importance.json", {**about, "heads": heads, **values})
     order = pruning_order(importance.normalised, heads, sites)
     wants_tables = config.table or config.ablation
-    tables = _tables(config, run, order, sites, items.measure, loss) if wants_tables else {}
+    tables = _tables(config, run, items, order, sites, loss) if wants_tables else {}
     suffix = "" if len(set(sites)) == len(run.model.sites) else "-" + "-".join(sites)
     for name, rows in tables.items():
         frame = DataFrame(rows)
@@ -166,9 +167,9 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
 def _tables(
     config: PruneConfig,
     run: TrainedRun,
+    items: Inspected,
     order: Sequence[Head],
     sites: Sequence[str],
-    measured: Callable[[Loss], Sequence[Measured]],
     loss: Loss,
 ) -> dict[str, list[dict[str, Any]]]:
     """The requested tables; each row is tested against all heads by a paired bootstrap."""
@@ -178,10 +179,10 @@ def _tables(
     with progress_bar("tables", config.progress, n_measured, " measurements") as bar:
 
         def scores_and_items() -> tuple[dict[str, float], Floats]:
-            parts = measured(loss)
+            parts = items.measure(loss)
             bar.update()
-            of_monitor = (p.items for p in parts if p.metrics[0].unit == monitor.unit)
-            return Validation(parts, {}).values(), next(of_monitor)
+            of_monitor = next(part.items for part in parts if part.unit == monitor.unit)
+            return Validation(parts, {}).values(), of_monitor
 
         _, with_all = scores_and_items()
 

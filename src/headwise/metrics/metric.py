@@ -86,6 +86,11 @@ class Measured:
     items: Floats
     metrics: Sequence[Metric]
 
+    @property
+    def unit(self) -> str:
+        """Unit of its metrics."""
+        return self.metrics[0].unit
+
     def values(self) -> dict[str, float]:
         """Metric -> score."""
         return {metric.name: metric.score(self.items) for metric in self.metrics}

@@ -252,7 +252,7 @@ def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
 
 
 @styled
-def head_numbers(table: pd.DataFrame, what: str = "") -> Figure:
+def head_counts(table: pd.DataFrame, what: str = "") -> Figure:
     """Draw what models of one width reach by the number of heads of a layer, one line per name.
 
     Args:

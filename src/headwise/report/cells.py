@@ -194,10 +194,11 @@ def _compare(column: ColumnRuns, row: str, baseline: str, n_resamples: int) -> N
 def saved_items(run: SavedRun, metric: Metric, test: str | None) -> Floats:
     """Read the saved statistics of the test items; check that they give the saved score."""
     saved = None if run.results is None else run.results.score(test, metric.name)
-    items = RunFolder(run.folder).read_sums(f"{test}.{metric.unit}.npz")
+    folder, name = RunFolder(run.folder), test or ""
+    items = folder.read_sums(name, metric.unit)
     if saved is None or items is None:
-        missing = metric.name if saved is None else f"sums/{test}.{metric.unit}.npz"
-        raise DataError(f"{run.folder} has no {missing}")
+        file = folder.sums_file(name, metric.unit).relative_to(run.folder)
+        raise DataError(f"{run.folder} has no {metric.name if saved is None else file}")
     score = metric.score(items)
     if abs(score - saved) > ROUNDING:
         raise DataError(

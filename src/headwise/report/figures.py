@@ -7,6 +7,7 @@ do not exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, Table, read
 from headwise.plots import runs as plots
 from headwise.plots.style import display_name, save
 from headwise.plots.training import head_values
-from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
+from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem, named_rows
 from headwise.report.outcome import figures as drawn_from_records
 from headwise.report.paper_pruning import effective_heads, pruning_tables
 from headwise.report.paper_runs import SavedRun
@@ -108,11 +109,11 @@ def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
     pruning = _table(corpus, _pruning)
     if len(pruning):
         yield "pruning", plots.pruning_curves(pruning, corpus.corpus, text)
-    numbers = _table(corpus, _by_n_heads)
-    if numbers["n_heads"].nunique() > 2:
-        names = numbers["name"].str.replace(r", n_heads \d+", "", regex=True)
-        rows = numbers.assign(name=names, run=numbers["seed"])
-        yield "head_numbers", plots.head_numbers(rows, corpus.corpus)
+    counts = _table(_by_other_settings(corpus, "model.n_heads"), _by_n_heads)
+    n_counts = counts.groupby("name")["n_heads"].transform("nunique")
+    if (n_counts > 2).any():
+        rows = counts[n_counts > 2].assign(run=counts["seed"])
+        yield "head_counts", plots.head_counts(rows, corpus.corpus)
 
 
 def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
@@ -123,6 +124,16 @@ def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
         for run in runs
     ]
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+
+
+def _by_other_settings(corpus: CorpusRows, key: str) -> CorpusRows:
+    """Return the runs of a corpus in rows that may differ in the setting `key` too."""
+    runs = [
+        replace(run, decisive={k: v for k, v in run.decisive.items() if k != key})
+        for runs in corpus.rows.values()
+        for run in runs
+    ]
+    return replace(corpus, rows=named_rows(runs))
 
 
 def _analysed(table: Table) -> Read:

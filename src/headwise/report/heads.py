@@ -285,4 +285,4 @@ def paper_head_facts(
                 facts += [{**about, **fact} for fact in measured]
             facts += facts_of_all_seeds([analyses[run.folder] for run in runs.run])
             for fact in facts:
-                yield {**place, **fact, "value": float(f"{fact['value']:.5g}")}
+                yield {**place, **fact, "value": float(f"{fact['value']:.6g}")}

@@ -107,7 +107,7 @@ def _main(paper: Paper, facts: pd.DataFrame, signs: Mapping[str, int]) -> Table:
             note = f"; {column.note}" if column.note else ""
             scored.setdefault(f"scored on {column.test}{note}.", []).append(column.label)
     for text, of_columns in scored.items():
-        whole = len(scored) == 1 and len(of_columns) > 1
+        whole = 1 < len(of_columns) == len(paper.columns)
         notes.append(f"{'All columns' if whole else '; '.join(of_columns)}: {text}")
     for name, column in paper.columns.items():
         for fact in select(facts, column=name, quantity=["not_averaged", "note"]).itertuples():

@@ -171,20 +171,24 @@ class RunFolder:
         """Write a small json file atomically."""
         write_json(self.path / name, content)
 
-    def write_sums(self, name: str | Path, items: Floats) -> None:
+    def sums_file(self, name: str | Path, unit: str) -> Path:
+        """The file of the statistics of a split, `name`, whose items are of a unit."""
+        return self.sums / f"{name}.{unit}.npz"
+
+    def write_sums(self, name: str | Path, unit: str, items: Floats) -> None:
         """Write the statistics (items, statistics) of a split atomically, compressed."""
-        path = self.sums / name
+        path = self.sums_file(name, unit)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, open(temporary, "wb") as handle:
             np.savez_compressed(handle, items=items)
 
-    def read_sums(self, name: str) -> Floats | None:
+    def read_sums(self, name: str, unit: str) -> Floats | None:
         """Statistics written by `write_sums`; None if the file does not exist.
 
         Raises:
             RunError: the file is broken.
         """
-        path = self.sums / name
+        path = self.sums_file(name, unit)
         try:
             with open(path, "rb") as handle, np.load(handle) as arrays:
                 items: Floats = arrays["items"]

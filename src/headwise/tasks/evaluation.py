@@ -213,7 +213,7 @@ def evaluate_texts(
         scores |= part.scores()
     if ranks.is_main:
         for part in measured:
-            folder.write_sums(Path(subfolder, f"{name}.{part.metrics[0].unit}.npz"), part.items)
+            folder.write_sums(Path(subfolder, name), part.unit, part.items)
         texts = folder.path / HYPOTHESES / subfolder
         texts.mkdir(parents=True, exist_ok=True)
         paths = {

@@ -288,7 +288,7 @@ class Task(Generic[C, D]):
         def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
             measured = self.measured(model, loss, data, config, ranks, split)
             if ranks.is_main:
-                folder.write_sums(f"{split}.{measured.metrics[0].unit}.npz", measured.items)
+                folder.write_sums(split, measured.unit, measured.items)
                 self.write_items(measured, data, split, folder)
             return {**self.scores(measured)}
 

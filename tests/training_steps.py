@@ -95,10 +95,15 @@ class Loader:
 
 
 def small_model(
-    layers: int = 1, heads: int = 2, dropout: float = 0.0, attention: str = "alpha_entmax"
+    layers: int = 1,
+    heads: int = 2,
+    dropout: float = 0.0,
+    attention: str = "alpha_entmax",
+    **settings: Any,
 ) -> Transformer:
-    """A model with nine vocabulary entries; always the same weights."""
-    factory = AttentionFactory({"attention": group_node("attention", attention)}, dropout=dropout)
+    """A model with nine vocabulary entries; always the same weights. Settings: of the attention."""
+    node = {**group_node("attention", attention), **settings}
+    factory = AttentionFactory({"attention": node}, dropout=dropout)
     sizes = (layers, layers, 8, heads, 16)
     config = ModelConfig("test", *sizes, dropout=dropout, activation_dropout=0.0)
     torch.manual_seed(1)

@@ -159,6 +159,7 @@ def test_fixed_initial_alpha_and_gradients_near_the_limits() -> None:
         ({"alpha_max": 2.5}, "alpha_max"),
         ({"alpha_min": 1.8, "alpha_max": 1.2}, "alpha_max"),
         ({"alpha_init": "uniform"}, "normal"),
+        ({"lr_factor": 0.0}, "lr_factor"),
     ],
 )
 def test_invalid_alpha_settings_are_refused(settings: dict[str, object], message: str) -> None:

@@ -79,6 +79,7 @@ def test_notes_name_the_updates(
 
 # Papers whose rows are no groups -> the settings that distinguish their rows.
 OF_ROWS = {
+    "alpha_settings": {"model.attention_dropout", "optimizer.lr"},
     "cls_tokens": {"model.cls_tokens", "model.pool"},
     "fine_tuning": {"init_from"},
     "how_many_heads": {"model.n_heads"},

@@ -5,7 +5,7 @@ import torch
 
 from headwise.config.folders import group_choices
 from headwise.errors import ConfigError
-from headwise.train.optim import build_optimizer
+from headwise.train.optim import build_optimizer, set_learning_rate
 from training_steps import small_model
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.01}
@@ -40,6 +40,16 @@ def test_every_parameter_is_in_one_group(variant: str) -> None:
     learned = [p for name, p in model.named_parameters() if name.endswith("alpha_logit")]
     assert {id(p) for p in learned} <= {id(p) for p in free}
     assert all(p.is_contiguous() for p in model.parameters())  # else the fused step is not used
+
+
+@pytest.mark.parametrize("share", ["none", "site"])
+def test_alpha_has_a_factor_of_its_learning_rate(share: str) -> None:
+    model = small_model(layers=2, share=share, depends_on="query", lr_factor=0.5)
+    optimizer = build_optimizer({**ADAMW, "weight_decay": 0.5}, model)
+    set_learning_rate(optimizer, 0.5)
+    own = {id(p) for name, p in model.named_parameters() if "alpha_" in name}
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates == {id(p): 0.25 if id(p) in own else 0.5 for p in model.parameters()}
 
 
 def test_frozen_parameters_are_omitted() -> None:

@@ -41,6 +41,7 @@ class AlphaEntmax(FusedNormaliser):
             at a site) or "site" (one for all layers and heads of a site). a and w are
             shared; an α that depends on the query still differs by query.
         depends_on: "head", or "query": a different α for each query of a head.
+        lr_factor: factor of the learning rate of α's parameters.
     """
 
     power = Power.ANY
@@ -54,6 +55,7 @@ class AlphaEntmax(FusedNormaliser):
         alpha_init: float | str = "normal",
         share: str = "none",
         depends_on: str = "head",
+        lr_factor: float = 1.0,
     ) -> None:
         super().__init__(place)
         require(1 <= alpha_min < 2, "alpha_min", "in [1, 2)", alpha_min)
@@ -62,6 +64,8 @@ class AlphaEntmax(FusedNormaliser):
             raise refuse("share", share, SHARING)
         if depends_on not in DEPENDENCIES:
             raise refuse("depends_on", depends_on, DEPENDENCIES)
+        require(0 < lr_factor < math.inf, "lr_factor", "above 0 and finite", lr_factor)
+        self.lr_factor = lr_factor
         self.alpha_min = float(alpha_min)
         self.alpha_max = float(alpha_max)
         n_free = place.n_heads if share == "none" else 1
@@ -82,6 +86,11 @@ class AlphaEntmax(FusedNormaliser):
             self.alpha_weight = nn.Parameter(torch.zeros(n_free, place.key_dim))
         per_head = [name for name, _ in self.named_parameters()] if share == "none" else []
         self.head_axes = dict.fromkeys(per_head, 0)
+
+    @property
+    def lr_factors(self) -> dict[nn.Parameter, float]:
+        """Return parameter -> factor of its learning rate, for `build_optimizer`."""
+        return dict.fromkeys(self.parameters(), self.lr_factor)
 
     @classmethod
     def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:

@@ -95,7 +95,7 @@ class Classifier(OneStack):
         output = Classes(width, n_classes, class_weights)
         super().__init__(config, table, output, site, make_attention, seed, parts)
         self.pool, self.dropout = pool, Dropout(config.dropout)
-        self.lr_factors: dict[nn.Parameter, float] = {}  # see `build_optimizer`
+        self.lr_factors: dict[nn.Parameter, float] = {}  # for `build_optimizer`
 
     def states(self, ids_BN: Tensor, lengths_B: Tensor) -> Tensor:
         """Return pooled states (B, 1, M·D) or (B, 1, D)."""

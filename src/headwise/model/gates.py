@@ -57,6 +57,11 @@ class HardConcreteGate(HeadGate):
         # one-dimensional, hence without weight decay
         self.log_a = nn.Parameter(torch.full((n_heads,), float(gates.log_a)))
 
+    @property
+    def lr_factors(self) -> dict[nn.Parameter, float]:
+        """Return parameter -> factor of its learning rate, for `build_optimizer`."""
+        return {self.log_a: self.lr_factor}
+
     def p_open(self) -> Tensor:
         """Return P(g != 0) = σ(log a - β·log(-γ/ζ)) of every head, (H,)."""
         return torch.sigmoid(self.log_a - self.temperature * math.log(-self.low / self.high))

@@ -1,4 +1,4 @@
-"""The optimizer and its parameter groups: with weight decay, without, and gates."""
+"""The optimizer and its parameter groups, by weight decay and factor of the learning rate."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from torch import nn
 
 from headwise.config.instantiate import instantiate, target_class
 from headwise.errors import ConfigError
-from headwise.model.gates import HardConcreteGate
 
 
 def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer of a config node, with torch's fused step unless the node chooses.
 
     Vectors and scalars (biases, norms, α, gates) have no weight decay, which would pull every α to
-    the middle of its range. Gates, if any, are a group with another learning rate, as are the
-    parameters of `model.lr_factors`.
+    the middle of its range. Gates, α and the encoder of a classifier may have a factor of the
+    learning rate: the attribute `lr_factors` of their modules, and of the model.
     """
-    gates = [module for module in model.modules() if isinstance(module, HardConcreteGate)]
-    gate_ids = {id(p) for gate in gates for p in gate.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     if not any(p.numel() for p in trained):
         raise ConfigError(
@@ -30,20 +27,23 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
             "model.heads leave"
         )
     decayed = [p for p in trained if p.ndim > 1]
-    undecayed = [p for p in trained if p.ndim <= 1 and id(p) not in gate_ids]
+    undecayed = [p for p in trained if p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
-    factors: Mapping[nn.Parameter, float] = getattr(model, "lr_factors", {})
-    if factors:
-        groups = [part for group in groups for part in _by_factor(group, factors)]
-    if gates:
-        logits = [gate.log_a for gate in gates]
-        groups.append({"params": logits, "weight_decay": 0.0, "lr_factor": gates[0].lr_factor})
+    groups = [part for group in groups for part in _by_factor(group, _lr_factors(model))]
     if _may_be_fused(node, trained):
         for group in groups:
             group["fused"] = True
     optimizer = instantiate(node, "optimizer", params=groups)
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer
+
+
+def _lr_factors(model: nn.Module) -> dict[nn.Parameter, float]:
+    """Return the factors of the model, multiplied by those of its modules, which may share some."""
+    factors = dict(getattr(model, "lr_factors", {}))
+    modules = [module for child in model.children() for module in child.modules()]
+    own = {p: f for module in modules for p, f in getattr(module, "lr_factors", {}).items()}
+    return factors | {p: factors.get(p, 1.0) * factor for p, factor in own.items()}
 
 
 def _by_factor(

@@ -258,7 +258,7 @@ REJECTED_COMMANDS = {
     "analyze run=RUN positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
     "analyze run=RUN runs=[elsewhere]": (2, "run and runs cannot be given together"),
     # report
-    "report": (2, "paper=NAME runs=[FOLDER,…] for the tables of a paper (an2020, "),
+    "report": (2, "paper=NAME runs=[FOLDER,…] for the tables of a paper (alpha_settings, an2020, "),
     "report run=x": (2, "run=FOLDER needs page=true, figures=true or both"),
     "report paper=correia2019 page=true": (2, "page=true needs run=FOLDER"),
     "report paper=correia2019 run=x page=true": (2, "not run="),

@@ -262,9 +262,10 @@ def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(folder: Path, single
     from headwise.tasks.task import task_of
     from headwise.train.optim import build_optimizer, set_learning_rate
 
-    overrides = command(folder, f"init_from={single}", "task.encoder_lr=0.1", "scheduler=constant")
+    gates = ("gates=hard_concrete", "gates.lr_factor=5")  # their own factor, not the encoder's
+    more = ("task.encoder_lr=0.1", "scheduler=constant", *gates)
     with composer() as make:
-        config = typed(make(overrides))
+        config = typed(make(command(folder, f"init_from={single}", *more)))
     task = task_of(config)
     data = task.prepare(task.open(config, folder / "cache"), config, False)
     model = task.training_model(config, data)
@@ -273,7 +274,9 @@ def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(folder: Path, single
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         is_new = name.startswith("output.") or "cls" in name.split(".")
-        assert rates[parameter] == pytest.approx(1.0 if is_new else 0.1), name
+        rate = 5.0 if name.endswith("log_a") else 1.0 if is_new else 0.1
+        assert rates[parameter] == pytest.approx(rate), name
+    assert 5.0 in rates.values()
 
 
 def test_class_weights_are_those_of_the_training_rows(folder: Path) -> None:

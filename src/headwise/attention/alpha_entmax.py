@@ -41,7 +41,8 @@ class AlphaEntmax(FusedNormaliser):
             at a site) or "site" (one for all layers and heads of a site). a and w are
             shared; an α that depends on the query still differs by query.
         depends_on: "head", or "query": a different α for each query of a head.
-        lr_factor: factor of the learning rate of α's parameters.
+        lr_factor: factor of the learning rate of α's parameters. If not 1, it is used instead of
+            `task.encoder_lr` in fine-tuning.
     """
 
     power = Power.ANY
@@ -89,8 +90,8 @@ class AlphaEntmax(FusedNormaliser):
 
     @property
     def lr_factors(self) -> dict[nn.Parameter, float]:
-        """Return parameter -> factor of its learning rate, for `build_optimizer`."""
-        return dict.fromkeys(self.parameters(), self.lr_factor)
+        """Return parameter -> factor of its learning rate, for `build_optimizer`; none if 1."""
+        return dict.fromkeys(self.parameters(), self.lr_factor) if self.lr_factor != 1 else {}
 
     @classmethod
     def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
 
     Vectors and scalars (biases, norms, α, gates) have no weight decay, which would pull every α to
     the middle of its range. Gates, α and the encoder of a classifier may have a factor of the
-    learning rate: the attribute `lr_factors` of their modules, and of the model.
+    learning rate: `lr_factors` of their modules, of which the innermost counts.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if not any(p.numel() for p in trained):
@@ -29,21 +29,18 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     decayed = [p for p in trained if p.ndim > 1]
     undecayed = [p for p in trained if p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
-    groups = [part for group in groups for part in _by_factor(group, _lr_factors(model))]
+    factors = {
+        parameter: factor
+        for module in model.modules()  # outer ones first
+        for parameter, factor in getattr(module, "lr_factors", {}).items()
+    }
+    groups = [part for group in groups for part in _by_factor(group, factors)]
     if _may_be_fused(node, trained):
         for group in groups:
             group["fused"] = True
     optimizer = instantiate(node, "optimizer", params=groups)
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer
-
-
-def _lr_factors(model: nn.Module) -> dict[nn.Parameter, float]:
-    """Return the factors of the model, multiplied by those of its modules, which may share some."""
-    factors = dict(getattr(model, "lr_factors", {}))
-    modules = [module for child in model.children() for module in child.modules()]
-    own = {p: f for module in modules for p, f in getattr(module, "lr_factors", {}).items()}
-    return factors | {p: factors.get(p, 1.0) * factor for p, factor in own.items()}
 
 
 def _by_factor(

@@ -8,6 +8,7 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -127,6 +128,13 @@ class Cut(NamedTuple):
     INTERPRET: Any  # whether Triton's interpreter runs it
 
 
+@functools.cache  # Triton compares the constants of a launch with all earlier ones, first by identity
+def _constants(*values: Any) -> Cut:
+    from triton.language import constexpr
+
+    return Cut(*map(constexpr, values))
+
+
 class Call(NamedTuple):
     """The settings of a call."""
 
@@ -144,8 +152,6 @@ class Call(NamedTuple):
         windows: Tensor | None, lists: Tensor | None, *more: Any,
     ) -> None:  # fmt: skip
         """Launch a kernel with one program per block of keys, or of queries."""
-        from triton.language import constexpr
-
         query, key = heads[:2]
         n_batch, n_heads, n_queries, head_dim = query.shape
         n_keys = key.shape[2]
@@ -158,7 +164,7 @@ class Call(NamedTuple):
         pattern = None
         if places is not None:
             pattern = (places, places.shape[0] * n_heads, windows, lists)
-        constants = Cut(
+        constants = _constants(
             block_queries, block_keys, head_dim, tiles.padded, self.causal, slopes is not None,
             pattern is not None, self.power, query.dtype is torch.float32, _precision(query),
             is_interpreted(),
@@ -166,7 +172,7 @@ class Call(NamedTuple):
         kernel[(n_batch * n_heads * n_blocks,)](
             heads, tuple(head.stride()[:3] for head in heads), alpha, key_lengths, draws, distances,
             pattern, *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
-            Cut(*map(constexpr, constants)),
+            constants,
             num_warps=n_warps, num_stages=tiles.stages, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
 

@@ -128,7 +128,7 @@ class Cut(NamedTuple):
     INTERPRET: Any  # whether Triton's interpreter runs it
 
 
-@functools.cache  # Triton compares the constants of a launch with all earlier ones, first by identity
+@functools.cache  # Triton compares the constants of each launch, first by identity
 def _constants(*values: Any) -> Cut:
     from triton.language import constexpr
 

@@ -160,7 +160,7 @@ def survey(
     unusual = densities.unusual_sentences()
     for row in unusual:
         text = texts[sites[row["site"]].keys]
-        row["text"] = text.surfaces[row["sentence"] - 1].text.strip()
+        row["text"] = text.surfaces[row["sentence"] - 1].readable.strip()
     others = [name for name in {**stats, **(extra or {})} if name not in HEADS.columns]
     tables = {
         "heads": rows,

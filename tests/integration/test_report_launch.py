@@ -110,3 +110,22 @@ def test_heads_of_runs_in_cells_are_analysed_and_drawn(
     assert "## Heads, Mine" in (tmp_path / "tables" / "tiny.md").read_text(encoding="utf-8")
     assert "density, mean, cross-attention" in result.out
     assert (tmp_path / "tables" / "figures" / "diversity_heads.png").is_file()
+
+
+def test_heads_of_records_without_weights(
+    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
+) -> None:
+    write_real_paper(tmp_path)
+    records = tmp_path / "records"
+    shutil.copytree(softmax_trained / "outputs", records)
+    analysed = report(headwise, tmp_path, records, "heads=true")
+    for checkpoints in records.rglob("checkpoints"):
+        shutil.rmtree(checkpoints)
+    heads = analysed.out[analysed.out.index("## Heads, Mine") :]
+    assert heads in report(headwise, tmp_path, records, "heads=true").out
+    for analysis in records.rglob("analysis"):
+        shutil.rmtree(analysis)
+    result = report(headwise, tmp_path, records, "heads=true")
+    assert result.code == 0
+    assert "runs without weights are not analysed: " in result.out
+    assert "## Heads" not in result.out

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from headwise.analysis.tables import FOLDER, read_settings
 from headwise.commands.analyze import analyze_folders
 from headwise.config.folders import group_choices
 from headwise.config.schema import AnalyzeConfig, ReportConfig
@@ -201,9 +202,7 @@ def _facts_and_tables(
     tables = paper_tables(paper, fact_table(per_cell), config.n_resamples, signs)
     per_head: list[Fact] = []
     if config.heads:
-        paths = _analyze(config, folders) if folders else []
-        analyses = dict(zip(folders, paths, strict=True))
-        per_head = list(paper_head_facts(paper, report.columns, analyses))
+        per_head = list(paper_head_facts(paper, report.columns, _analyses(config, folders)))
         tables += head_tables(paper, fact_table(per_head))
     unused = [
         {"origin": "ours", "quantity": "unused", "run": str(u.run.folder), "note": u.reason}
@@ -262,6 +261,17 @@ def _latex(report: _Report, tables: Sequence[Table]) -> str:
     parts.append("".join(f"\\par {latex(note)}\n" for note in paper.notes))
     parts.append(latex_comment("\n".join(f"missing: {m.command}" for m in report.missing)))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _analyses(config: ReportConfig, folders: Sequence[Path]) -> dict[Path, Path]:
+    """Folder of each run -> folder of its analysis; a run without weights has its own, or none."""
+    with_weights = [f for f in folders if any(RunFolder(f).checkpoints.glob("*.pt"))]
+    paths = _analyze(config, with_weights) if with_weights else []
+    found = dict(zip(with_weights, paths, strict=True))
+    found |= {f: f / FOLDER for f in folders if f not in found and read_settings(f / FOLDER)}
+    if without := [folder for folder in folders if folder not in found]:
+        print(f"{len(without)} runs without weights are not analysed: {without[0]} …", flush=True)
+    return found
 
 
 def _analyze(config: ReportConfig, folders: Sequence[Path]) -> list[Path]:

@@ -268,7 +268,7 @@ def paper_head_facts(
     """Yield the quantities of heads in the paper, and those of every run of a cell.
 
     Args:
-        analyses: folder of each run that fills a cell -> folder of its analysis.
+        analyses: folder of a run that fills a cell -> folder of its analysis.
     """
     for number in paper.heads:
         place = {"origin": "paper", "quantity": number.quantity, "site": number.site}
@@ -279,10 +279,11 @@ def paper_head_facts(
         for row, runs in column.runs.groupby("row", sort=False):
             place = {"row": row, "column": column.name, "origin": "ours"}
             facts = []
-            for run in runs.itertuples():
-                about = {"seed": run.seed, "run": run.folder}
-                measured = analysis_facts(run.run.folder, analyses[run.run.folder])
+            analysed = [run for run in runs.run if run.folder in analyses]
+            for run in analysed:
+                about = {"seed": run.seed, "run": str(run.folder)}
+                measured = analysis_facts(run.folder, analyses[run.folder])
                 facts += [{**about, **fact} for fact in measured]
-            facts += facts_of_all_seeds([analyses[run.folder] for run in runs.run])
+            facts += facts_of_all_seeds([analyses[run.folder] for run in analysed])
             for fact in facts:
                 yield {**place, **fact, "value": float(f"{fact['value']:.6g}")}

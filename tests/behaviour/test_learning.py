@@ -42,7 +42,7 @@ CONFIG = ModelConfig(
     attention_dropout=0.0,
     activation_dropout=0.0,
 )
-LEARNING_RATE, N_UPDATES, WARMUP_UPDATES, MAX_TOKENS = 1e-2, 250, 30, 300
+LEARNING_RATE, N_UPDATES, WARMUP_UPDATES, MAX_TOKENS = 1e-2, 350, 30, 300
 ADAM = {"_target_": "torch.optim.Adam", "lr": LEARNING_RATE, "betas": [0.9, 0.98]}
 
 

@@ -264,14 +264,14 @@ def _latex(report: _Report, tables: Sequence[Table]) -> str:
 
 
 def _analyses(config: ReportConfig, folders: Sequence[Path]) -> dict[Path, Path]:
-    """Folder of each run -> folder of its analysis; a run without weights has its own, or none."""
+    """Folder of each run -> folder of its analysis; runs without weights may have none."""
     with_weights = [f for f in folders if any(RunFolder(f).checkpoints.glob("*.pt"))]
     paths = _analyze(config, with_weights) if with_weights else []
-    found = dict(zip(with_weights, paths, strict=True))
-    found |= {f: f / FOLDER for f in folders if f not in found and read_settings(f / FOLDER)}
-    if without := [folder for folder in folders if folder not in found]:
+    analyses = dict(zip(with_weights, paths, strict=True))
+    analyses |= {f: f / FOLDER for f in folders if f not in analyses and read_settings(f / FOLDER)}
+    if without := [folder for folder in folders if folder not in analyses]:
         print(f"{len(without)} runs without weights are not analysed: {without[0]} …", flush=True)
-    return found
+    return analyses
 
 
 def _analyze(config: ReportConfig, folders: Sequence[Path]) -> list[Path]:

@@ -88,7 +88,9 @@ def entmax_loss_and_support(
     _check(scores, alpha)
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-    scores_NV, target_N = scores.reshape(-1, scores.shape[-1]), target.reshape(-1)
+    # contiguous, as torch sums another layout in another order on some processors
+    scores_NV = scores.reshape(-1, scores.shape[-1]).contiguous()
+    target_N = target.reshape(-1)
     kernel = choice.losses(scores, float(alpha), function.REFERENCE).kernel
     compute = _apply if kernel == choice.TORCH else loss_operators.loss_and_support
     loss_N, support_N = compute(scores_NV, target_N, float(alpha), float(label_smoothing))

@@ -1,7 +1,7 @@
 """Registration of torch operators: `torch.ops.headwise`.
 
 An operator is one node for torch.compile, checkpointing, tracers and profilers. A call through
-torch's dispatcher costs 10 µs without a gradient and 35 µs with one, forward and backward
+torch's dispatcher costs 10 µs without a gradient and up to 35 µs with one, forward and backward
 (docs/speed.md). Under torch.func (grad, vjp, jacrev, vmap) an autograd.Function with rules for them
 is called instead, as there a gradient registered with `torch.library` raises, and forward mode
 would silently return 0.
@@ -41,13 +41,12 @@ def register(
         dispatch: dispatch key of `compute`.
     """
     name = schema.partition("(")[0]
-    backward = differentiate or raise_second_order
+    save, backward = save or _save_nothing, differentiate or raise_second_order
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, compute, dispatch)
     _library.register_fake(f"headwise::{name}", shapes, lib=_LIBRARY)
     operator = getattr(torch.ops.headwise, name).default
-    derivative = _derivative(operator, save or _save_nothing, backward)
-    _LIBRARY.impl(name, derivative, "Autograd", with_keyset=True)
+    _LIBRARY.impl(name, _derivative(operator, save, backward), "Autograd", with_keyset=True)
 
     def call(*arguments: Any) -> Any:
         if is_transformed() and not torch.compiler.is_compiling():
@@ -60,7 +59,7 @@ def register(
 
     rules = {
         "forward": forward,
-        "setup_context": save or _save_nothing,
+        "setup_context": save,
         "backward": backward,
         "vmap": _each(forward),
         "jvp": _raise_forward_mode,

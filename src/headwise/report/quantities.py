@@ -1,10 +1,11 @@
-"""The quantities of heads in tables: names and formats."""
+"""The quantities of heads in tables: names and formats, in the order of the tables.
+
+A share is shown in per cent, a fraction with decimals.
+"""
 
 from __future__ import annotations
 
-# Quantity -> displayed name and format, in the order of the tables. A share is shown in per cent,
-# a fraction with decimals.
-QUANTITIES = {
+OF_A_RUN = {
     "previous_heads": ("heads at -1", "count"),
     "previous_weight": ("their weight at -1, median", "share"),
     "previous_share": ("highest share of a head's queries with peak at -1", "share"),
@@ -19,6 +20,8 @@ QUANTITIES = {
     "question_weight": ("weight of question words on ?, head with the largest difference", "share"),
     "statement_weight": ("its weight on the last token, same words in statements", "share"),
     "rare_share": ("highest share of sentences where a head points at the rarest token", "share"),
+}
+OF_A_SITE = {  # of all heads of a site
     "alpha": ("α, mean", "number"),
     "alpha_fell": ("share of α that fall first", "share"),
     "alpha_turned": ("number of α that turn and rise", "count"),
@@ -31,12 +34,11 @@ QUANTITIES = {
     "dense_queries": ("share of queries with density 1", "share"),
     "density_spread": ("spread of the heads' densities in a layer", "number"),
     "confidence": ("confidence, median", "share"),
+}
+QUANTITIES = {
+    **OF_A_RUN,
+    **OF_A_SITE,
     "diversity": ("diversity", "fraction"),
     "query_gradient": ("relative gradient of queries", "small"),
     "effective_heads": ("effective heads", "count"),
 }
-# Of all heads of a site, without a layer.
-OF_A_SITE = (
-    "alpha", "alpha_fell", "alpha_turned", "alpha_turned_at", "alpha_rise", "alpha_order",
-    "alpha_groups", "alpha_groups_p", "density", "dense_queries", "density_spread", "confidence",
-)  # fmt: skip

@@ -135,7 +135,7 @@ def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any)
     step_options |= {name: changes.pop(name) for name in set(step_options) & set(changes)}
     parts: dict[str, Any] = {
         "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
-        "validate": lambda: validation(loss=next(scores)),
+        "validate": lambda whole: validation(loss=next(scores)),
         "reported": dict,
         "stop": StopRequest(),
         **changes,

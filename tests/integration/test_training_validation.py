@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from command_line import train_small, write_corpus
 from headwise.data.batching import Batch, collate, evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, PAD
-from headwise.decode.translator import Translator
+from headwise.decode.translator import Translation, Translator
 from headwise.kernels import native, verification
 from headwise.kernels.checks import Case
 from headwise.losses.loss import CrossEntropy
@@ -82,6 +83,27 @@ def test_losses_are_means_over_all_tokens(tmp_path: Path) -> None:
     assert validation["valid/loss"] == pytest.approx(loss / n_tokens, rel=1e-5)
     assert validation["valid/loss"] != pytest.approx(validation["valid/nll"], rel=1e-4)
     assert validation["valid/perplexity"] == pytest.approx(math.exp(nll / n_tokens), rel=1e-5)
+
+
+def test_average_is_chosen_on_all_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the set chooses the best checkpoint, the whole set between it and the average."""
+    n_translated: list[int] = []
+
+    def translate(self: Translator, sources: Sequence[str], **more: Any) -> list[Translation]:
+        n_translated.append(len(sources))
+        return original(self, sources, **more)
+
+    original = Translator.translate
+    monkeypatch.setattr(Translator, "translate", translate)
+    averaged = ("trainer.average=1", "trainer.keep=1")
+    train_small(tmp_path, "trainer.valid_sentences=2", *averaged)
+    n_lines = len(lines(tmp_path, "de"))
+    assert n_lines > 2
+    n_validations = n_translated.index(n_lines)
+    assert n_translated[:n_validations] == [2] * n_validations
+    assert n_translated[n_validations : n_validations + 2] == [n_lines] * 2  # average and best
 
 
 def test_loss_items_are_in_row_order() -> None:

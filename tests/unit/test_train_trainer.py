@@ -87,7 +87,7 @@ def test_validation_uses_eval_mode_and_restores_training_mode(tmp_path: Path) ->
     modes: list[bool] = []
     model = small_model(dropout=0.3)
 
-    def validate() -> Validation:
+    def validate(whole: bool) -> Validation:
         modes.append(model.training)
         assert not torch.is_grad_enabled()
         return validation(loss=1.0)
@@ -184,7 +184,7 @@ def test_bleu_is_better_when_higher(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path,
         config=replace(CONFIG, max_updates=6, monitor="bleu"),
-        validate=lambda: validation(bleu=next(scores), loss=1.0),
+        validate=lambda whole: validation(bleu=next(scores), loss=1.0),
     )
     trainer.run()
     assert (trainer.state.best_update, trainer.state.best_score) == (4, 30.0)

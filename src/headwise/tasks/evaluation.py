@@ -60,9 +60,7 @@ class TranslationValidator:
         self.model, self.loss, self.ranks = model, loss, ranks
         self.config = config
         self.batches = list(evaluation_batches(prepared.valid, config.trainer.max_tokens))
-        sources, references = prepared.corpus.read(config.data.valid)
-        n_translated = config.trainer.valid_sentences
-        self.sources, self.references = sources[:n_translated], references[:n_translated]
+        self.sources, self.references = prepared.corpus.read(config.data.valid)
         beam = config.trainer.valid_beam
         method = "greedy" if beam == 1 else "beam"
         search = replace(config.decode, method=method, beam=beam, n_best=1)
@@ -80,14 +78,16 @@ class TranslationValidator:
         inspected = EncodedSplit.from_lists(*sides)
         self.head_batches = list(evaluation_batches(inspected, config.trainer.max_tokens))
 
-    def __call__(self) -> Validation:
-        """Measure the model with its current weights."""
+    def __call__(self, whole: bool = False) -> Validation:
+        """Measure the model with its current weights; `whole`: translate all sentences."""
         measured = [measure_losses(self.model, self.loss, self.batches, self.ranks)]
-        if self.sources:
-            share = self.translator.translate(self.ranks.share(self.sources))
+        n_translated = self.config.trainer.valid_sentences
+        if n_translated:
+            end = None if whole else n_translated
+            share = self.translator.translate(self.ranks.share(self.sources[:end]))
             hypotheses = [translation.text for translation in self.ranks.gather(share)]
             target = self.config.data.target
-            measured.append(score_translations(hypotheses, self.references, target))
+            measured.append(score_translations(hypotheses, self.references[:end], target))
         return Validation(measured, self.heads())
 
     def heads(self) -> dict[str, HeadValues]:

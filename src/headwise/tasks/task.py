@@ -84,8 +84,8 @@ class Data(Protocol):
 class Validator(Protocol):
     """Validation during training."""
 
-    def __call__(self) -> Validation:
-        """Measure the model with its current weights."""
+    def __call__(self, whole: bool = False) -> Validation:
+        """Measure the model with its current weights; `whole`: on the whole validation set."""
         ...
 
     def heads(self) -> dict[str, HeadValues]:
@@ -155,13 +155,13 @@ class NoFiles:
 
 @dataclass(frozen=True)
 class SplitValidator:
-    """A `Validator` made of functions; `write` is that of its `Validation`."""
+    """A `Validator` made of functions of the whole set; `write` is that of its `Validation`."""
 
     measure: Callable[[], Sequence[Measured]]
     heads: Callable[[], dict[str, HeadValues]]
     write: WriteOutputs = write_nothing
 
-    def __call__(self) -> Validation:
+    def __call__(self, whole: bool = False) -> Validation:
         """Measure the model with its current weights."""
         return Validation(self.measure(), self.heads(), self.write)
 

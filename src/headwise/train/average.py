@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 def choose_weights(trainer: Trainer) -> str:
     """Load the average of the last checkpoints if it validates better than the best checkpoint.
 
+    Both are measured on the whole validation set: a part of it chose the best checkpoint, whose
+    score there is partly luck.
+
     Returns:
         The weights in the model: average, best or last.
     """
@@ -31,9 +34,10 @@ def choose_weights(trainer: Trainer) -> str:
             save_checkpoint(average, {"model": average_weights(recent)})
         ranks.barrier()
         load_model(model, folder, "average")
-        _, score = trainer.evaluate()
-        best = trainer.state.best_score
-        is_better = best is None or score > best
+        _, score = trainer.evaluate(whole=True)
+        load_model(model, folder, "best")
+        _, best = trainer.evaluate(whole=True)
+        is_better = score > best
         if ranks.is_main:
             verdict = "better than the best one" if is_better else "no better than the best one"
             log.info("the average of the last %d checkpoints is %s", len(recent), verdict)

@@ -120,7 +120,7 @@ class Trainer:
         loader: batches of this rank.
         folder: where to write.
         records: scalars and head statistics (rank 0 writes).
-        validate: evaluates the model.
+        validate: evaluates the model; with True, always on the whole validation set.
         reported: parameters of heads, such as α: name -> site -> layers -> heads.
         stop: set by signals.
         trial: of a search, which may end the run at a validation.
@@ -132,7 +132,7 @@ class Trainer:
     loader: Loader
     folder: RunFolder
     records: Records
-    validate: Callable[[], Validation]
+    validate: Callable[[bool], Validation]
     reported: Callable[[], Mapping[str, HeadValues]]
     stop: StopRequest
     trial: Trial | None = None
@@ -272,11 +272,15 @@ class Trainer:
         largest = torch.stack([p.detach().abs().max() for p in self.model.parameters()]).max()
         self._require_finite(float(largest), "largest weight")
 
-    def evaluate(self) -> tuple[Validation, float]:
-        """Validate; returns the metrics and the monitored score, negated if lower is better."""
+    def evaluate(self, whole: bool = False) -> tuple[Validation, float]:
+        """Validate; returns the metrics and the monitored score, negated if lower is better.
+
+        Args:
+            whole: use the whole validation set, not a part of it.
+        """
         self.model.eval()
         with torch.no_grad():
-            validation = self.validate()
+            validation = self.validate(whole)
         return_free_pages()
         monitor = self.config.monitor
         assert monitor is not None  # null was replaced by the task's default

@@ -16,6 +16,7 @@ from headwise.analysis.trajectories import (
     p_value_of_two_groups,
     sarle,
     spearman,
+    spearman_interval,
     trajectory_rows,
 )
 
@@ -122,6 +123,21 @@ def test_spearman_averages_ranks_of_ties() -> None:
     # ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4
     assert spearman([0, 5, 5, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert spearman([1, 1, 1], [1, 2, 3]) is None
+
+
+def test_interval_of_rank_correlation_covers_it_in_95_of_100_samples() -> None:
+    rho = 0.6  # of normal values; of their ranks 6 / π asin(rho / 2)
+    random = np.random.default_rng(1)
+    x, noise = random.standard_normal((2, 400, 24))
+    y = rho * x + (1 - rho**2) ** 0.5 * noise
+    intervals = [spearman_interval(a.tolist(), b.tolist()) for a, b in zip(x, y, strict=True)]
+    of_ranks = 6 / np.pi * np.arcsin(rho / 2)
+    covered = sum(low < of_ranks < high for _, low, high in filter(None, intervals))
+    assert 0.92 < covered / 400 < 0.98
+    assert spearman_interval(range(7), range(7)) is None
+    assert spearman_interval([1.0] * 8, range(8)) is None
+    perfect = spearman_interval(range(24), range(24))
+    assert perfect == pytest.approx((1, 1, 1))
 
 
 def records(alphas: dict[int, list[float]]) -> list[dict[str, Any]]:

@@ -85,9 +85,10 @@ def test_alphas_over_the_training(tmp_path: Path) -> None:
     assert of_run["alpha_rise"] == pytest.approx(0.5)
     assert of_run["alpha_order"] == pytest.approx(-0.316, abs=1e-3)
     assert not facts_of_all_seeds([tmp_path])  # too few heads to test
-    (fact,) = facts_of_all_seeds([tmp_path, tmp_path])
-    assert fact["quantity"] == "alpha_groups_p"
-    assert 0 < fact["value"] <= 1
+    of_all = {f["quantity"]: f["value"] for f in facts_of_all_seeds([tmp_path, tmp_path])}
+    assert 0 < of_all["alpha_groups_p"] <= 1
+    assert of_all["alpha_order_all"] == pytest.approx(-0.316, abs=1e-3)
+    assert -1 < of_all["alpha_order_low"] < -0.316 < of_all["alpha_order_high"] < 1
 
 
 @pytest.mark.parametrize("role", ["previous", "next"])

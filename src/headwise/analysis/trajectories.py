@@ -72,6 +72,19 @@ def spearman(a: Iterable[float], b: Iterable[float]) -> float | None:
     return None if math.isnan(correlation) else correlation
 
 
+def spearman_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float] | None:
+    """Rank correlation with its 95 % interval; None if undefined or for fewer than eight pairs.
+
+    Fisher's transformation with a standard error of 1.03 / sqrt(n - 3) (Fieller et al. 1957).
+    """
+    correlation = spearman(a, b)
+    if correlation is None or len(a) < 8:
+        return None
+    inside = min(max(correlation, -1 + 1e-12), 1 - 1e-12)
+    center, half = math.atanh(inside), 1.96 * 1.03 / math.sqrt(len(a) - 3)
+    return correlation, math.tanh(center - half), math.tanh(center + half)
+
+
 def sarle(values: Sequence[float]) -> float | None:
     """Sarle's bimodality coefficient of a sample; above 5/9 (uniform), it suggests two modes.
 

@@ -12,7 +12,13 @@ import numpy as np
 import pandas as pd
 
 from headwise.analysis.tables import DENSITY, HEADS, LAYERS, OTHERS, TRAJECTORIES, Row, Table
-from headwise.analysis.trajectories import came_back, p_value_of_two_groups, sarle, spearman
+from headwise.analysis.trajectories import (
+    came_back,
+    p_value_of_two_groups,
+    sarle,
+    spearman,
+    spearman_interval,
+)
 from headwise.report.paper_pruning import effective_heads
 
 Value = tuple[str, str | None, int | None, float | None]
@@ -103,15 +109,18 @@ def _n_heads(heads: pd.DataFrame, role: str, column: str) -> float:
 def facts_of_all_seeds(analyses: Sequence[Path]) -> list[dict[str, Any]]:
     """Return what is measured over the heads of several runs together."""
     rows = [row for analysis in analyses for row in TRAJECTORIES.read(analysis)]
-    p_values = [
-        (site, p_value_of_two_groups([row["last"] for row in at_site]))
-        for site, at_site in _by_site(rows).items()
-    ]
-    return [
-        {"quantity": "alpha_groups_p", "site": site, "layer": None, "value": p}
-        for site, p in p_values
-        if p is not None
-    ]
+    facts = []
+    for site, at_site in _by_site(rows).items():
+        first, last = ([row[name] for row in at_site] for name in ("first", "last"))
+        names = ("alpha_order_all", "alpha_order_low", "alpha_order_high")
+        order = dict(zip(names, spearman_interval(first, last) or (None,) * 3, strict=True))
+        values = {**order, "alpha_groups_p": p_value_of_two_groups(last)}
+        facts += [
+            {"quantity": quantity, "site": site, "layer": None, "value": value}
+            for quantity, value in values.items()
+            if value is not None
+        ]
+    return facts
 
 
 def _by_site(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -111,9 +111,9 @@ def quantity_name(key: Key) -> str:
 
 
 def shown_value(kind: str, value: float) -> str:
-    """Format a value of the kind count, share, fraction, small or number."""
-    if kind in ("share", "fraction"):
-        value = min(max(value, 0.0), 1.0)  # an end of an interval may be outside
+    """Format a value of the kind count, share, fraction, correlation, small or number."""
+    if kind in ("share", "fraction", "correlation"):  # an end of an interval may be outside
+        value = min(max(value, -1.0 if kind == "correlation" else 0.0), 1.0)
     if kind == "share":
         return percent(value)
     shown = {"count": ".0f", "small": ".1e"}.get(kind, ".2f")
@@ -186,6 +186,8 @@ def definitions(quantities: Iterable[str], thresholds: Thresholds) -> list[str]:
         "of frequent words): most tokens of the sentence have their largest weight there.",
         "alpha_turned": f"An α turns if it ends {MIN_RISE} or more above its lowest value; it "
         f"falls first if its first change of {MIN_CHANGE} or more is a decrease.",
+        "alpha_order_low": "Interval of the rank correlation: Fisher's transformation with the "
+        "standard error of Fieller et al. (1957).",
         "alpha_groups": "Sarle's coefficient suggests two groups above 5/9. p: how often samples "
         "of one normal distribution favour two so much; the heads of all seeds together.",
         "density": "Density is the share of visible keys whose weight is not 0.",

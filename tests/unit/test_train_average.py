@@ -25,7 +25,9 @@ def write_checkpoints(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def choose(folder: RunFolder, n_averaged: int, scores: dict[int, float]) -> tuple[str, float]:
+def choose(
+    folder: RunFolder, n_averaged: int, scores: dict[int, float], validates_part: bool = True
+) -> tuple[str, float]:
     """Choose weights; weight -> its score on the whole validation set."""
     model = nn.Linear(1, 1, bias=False)
 
@@ -37,7 +39,7 @@ def choose(folder: RunFolder, n_averaged: int, scores: dict[int, float]) -> tupl
         evaluate=evaluate, state=SimpleNamespace(best_score=9.0), model=model, folder=folder,
         ranks=Ranks(0, 1, torch.device("cpu")), config=TrainerConfig(average=n_averaged),
     )  # fmt: skip
-    return choose_weights(trainer), model.weight.item()
+    return choose_weights(trainer, validates_part), model.weight.item()
 
 
 def test_better_average_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -54,6 +56,13 @@ def test_average_that_is_not_better_is_removed(tmp_path: Path, score: float) -> 
     folder = write_checkpoints(tmp_path)
     assert choose(folder, 2, {4: score, 100: 7.0}) == ("best", 100.0)
     assert not (folder.checkpoints / "average.pt").exists()
+
+
+@pytest.mark.parametrize(("score", "chosen"), [(9.1, "average"), (9.0, "best")])
+def test_best_checkpoint_is_not_measured_twice(tmp_path: Path, score: float, chosen: str) -> None:
+    """Validations of the whole set gave it 9.0."""
+    name, _ = choose(write_checkpoints(tmp_path), 2, {4: score}, validates_part=False)
+    assert name == chosen
 
 
 def test_best_checkpoint_is_used_without_averaging(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ class _Run:
     ) -> Results:
         """Choose the weights, evaluate the splits, write the results and the figures."""
         config, folder, model = self.config, self.folder, trainer.model
-        weights = choose_weights(trainer)
+        weights = choose_weights(trainer, validator.uses_part)
         # skip splits that were evaluated with these weights
         earlier = folder.results_at(trainer.state.update)
         scores = valid_scores(folder, self.task, earlier) if earlier is not None else {}

@@ -113,8 +113,9 @@ def facts_of_all_seeds(analyses: Sequence[Path]) -> list[dict[str, Any]]:
     for site, at_site in _by_site(rows).items():
         first, last = ([row[name] for row in at_site] for name in ("first", "last"))
         names = ("alpha_order_all", "alpha_order_low", "alpha_order_high")
-        order = dict(zip(names, spearman_interval(first, last) or (None,) * 3, strict=True))
-        values = {**order, "alpha_groups_p": p_value_of_two_groups(last)}
+        order = spearman_interval(first, last)
+        values: dict[str, float | None] = dict(zip(names, order, strict=True)) if order else {}
+        values["alpha_groups_p"] = p_value_of_two_groups(last)
         facts += [
             {"quantity": quantity, "site": site, "layer": None, "value": value}
             for quantity, value in values.items()

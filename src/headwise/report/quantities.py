@@ -28,7 +28,7 @@ OF_A_SITE = {  # of all heads of a site
     "alpha_turned_at": ("update of their lowest value, median", "count"),
     "alpha_rise": ("rise of an α from its lowest value, largest", "number"),
     "alpha_order": ("rank correlation of α at start and end", "correlation"),
-    "alpha_order_all": ("the same, heads of all seeds together", "correlation"),
+    "alpha_order_all": ("rank correlation of α at start and end, all seeds", "correlation"),
     "alpha_order_low": ("its 95 % interval, lower end", "correlation"),
     "alpha_order_high": ("its 95 % interval, upper end", "correlation"),
     "alpha_groups": ("Sarle's coefficient of α at the end", "number"),

@@ -61,6 +61,7 @@ class TranslationValidator:
         self.config = config
         self.batches = list(evaluation_batches(prepared.valid, config.trainer.max_tokens))
         self.sources, self.references = prepared.corpus.read(config.data.valid)
+        self.uses_part = 0 < config.trainer.valid_sentences < len(self.sources)
         beam = config.trainer.valid_beam
         method = "greedy" if beam == 1 else "beam"
         search = replace(config.decode, method=method, beam=beam, n_best=1)

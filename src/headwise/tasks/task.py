@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -83,6 +83,11 @@ class Data(Protocol):
 
 class Validator(Protocol):
     """Validation during training."""
+
+    @property
+    def uses_part(self) -> bool:
+        """Whether a call measures a part of the validation set, unless told otherwise."""
+        ...
 
     def __call__(self, whole: bool = False) -> Validation:
         """Measure the model with its current weights; `whole`: on the whole validation set."""
@@ -160,6 +165,7 @@ class SplitValidator:
     measure: Callable[[], Sequence[Measured]]
     heads: Callable[[], dict[str, HeadValues]]
     write: WriteOutputs = write_nothing
+    uses_part: ClassVar[bool] = False
 
     def __call__(self, whole: bool = False) -> Validation:
         """Measure the model with its current weights."""

@@ -15,11 +15,14 @@ from headwise.train.trainer import Trainer
 log = logging.getLogger(__name__)
 
 
-def choose_weights(trainer: Trainer) -> str:
+def choose_weights(trainer: Trainer, validates_part: bool) -> str:
     """Load the average of the last checkpoints if it validates better than the best checkpoint.
 
-    Both are measured on the whole validation set: a part of it chose the best checkpoint, whose
-    score there is partly luck.
+    Both are measured on the whole validation set.
+
+    Args:
+        validates_part: the best checkpoint was chosen on a part of the set, where its score is
+            partly luck: measure it again.
 
     Returns:
         The weights in the model: average, best or last.
@@ -35,9 +38,11 @@ def choose_weights(trainer: Trainer) -> str:
         ranks.barrier()
         load_model(model, folder, "average")
         _, score = trainer.evaluate(whole=True)
-        load_model(model, folder, "best")
-        _, best = trainer.evaluate(whole=True)
-        is_better = score > best
+        best = trainer.state.best_score
+        if validates_part:
+            load_model(model, folder, "best")
+            _, best = trainer.evaluate(whole=True)
+        is_better = best is None or score > best
         if ranks.is_main:
             verdict = "better than the best one" if is_better else "no better than the best one"
             log.info("the average of the last %d checkpoints is %s", len(recent), verdict)

@@ -202,6 +202,46 @@ def test_text_is_refused_for_images(headwise: CommandLine, run: Path, tmp_path: 
         next(loaded.task.readings(loaded, ["left"]))
 
 
+def test_new_pictures_are_labelled(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    pictures = {"first": bars(3, 0, 90), "second/below": bars(2, 2, 91)}
+    write_pictures(tmp_path, pictures)
+    expected = [
+        (label, str(path))
+        for folder, label in (("first", "left"), ("second", "right"))
+        for path in sorted((tmp_path / folder).rglob("*.png"))
+    ]
+    lines = headwise.ok("predict", f"run={run}", f"input={tmp_path}").out.splitlines()
+    assert lines[0] == "prediction\tprobability\tpicture"
+    table = [line.split("\t") for line in lines[1:]]
+    assert [(label, path) for label, _, path in table] == expected
+    one = headwise.ok("predict", f"run={run}", f"input={expected[-1][1]}").out.splitlines()
+    assert one == [lines[0], lines[-1]]
+
+    images = np.concatenate(list(pictures.values()))
+    predictions = load(run, device="cpu").predict(list(images))
+    assert [f"{p.label} {p.probability:.4f}" for p in predictions] == [
+        f"{label} {probability}" for label, probability, _ in table
+    ]
+
+
+def test_pictures_that_cannot_be_labelled(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "wide", {"": np.zeros((1, 8, 8, 3), np.uint8)})
+    (tmp_path / "no_picture").write_text("left", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    for argument, message in {
+        "input=null": "set input= to a picture or a folder of pictures",
+        f"input={tmp_path}/absent": f"input={tmp_path}/absent not found",
+        f"input={tmp_path}/empty": "is empty; it must have pictures",
+        f"input={tmp_path}/no_picture": "is not a picture that can be read",
+        f"input={tmp_path}/wide": "has the shape [8, 8, 3] of uint8",
+    }.items():
+        refusal = headwise("predict", f"run={run}", argument)
+        assert (refusal.code, refusal.err.count("\n")) == (1, 1)
+        assert message in refusal.err
+    with pytest.raises(DataError, match=r"picture 1 has the shape .* of float64"):
+        load(run, device="cpu").predict([np.zeros(SHAPE)])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

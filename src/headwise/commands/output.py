@@ -7,7 +7,7 @@ import select
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -20,13 +20,18 @@ STDOUT = 1
 Blocks = Iterable[Sequence[str]]  # of lines
 
 
-def check_paths(buffer_size: int, output: str | None, **inputs: str | None) -> None:
+def check_paths(
+    buffer_size: int,
+    output: str | None,
+    inputs: Mapping[str, str | None],
+    may_be_folder: bool = False,
+) -> None:
     """Raise `DataError` for unreadable or unwritable files, before anything is loaded."""
     require(buffer_size >= 1, "buffer_size", "at least 1", buffer_size)
     for key, path in inputs.items():
         if path is None:
             continue
-        if not Path(path).is_file():
+        if not (Path(path).is_file() or (may_be_folder and Path(path).is_dir())):
             raise DataError(f"{key}={path} not found")
         if output is not None and Path(output).resolve() == Path(path).resolve():
             raise DataError(f"output={output} would overwrite {key}={path}")

@@ -1,4 +1,4 @@
-"""`headwise predict run=FOLDER`: the labels of new texts, by a classifier."""
+"""`headwise predict run=FOLDER`: the labels of new texts or pictures, by a classifier."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headwise.commands.output import check_paths, write_blocks
 from headwise.config.labelled_data import PredictConfig
 from headwise.data.corpora.tables import check_columns, table_rows, table_stem
 from headwise.data.corpora.text import decoded_lines
+from headwise.data.density_corpus import files_below
 from headwise.data.labelled import Texts, texts_of
 from headwise.errors import DataError, RunError
 from headwise.tasks.loading import load_selected
@@ -19,23 +20,35 @@ from headwise.tasks.texts import read_lines
 
 
 def predict(config: PredictConfig) -> None:
-    """Write a line per text: prediction, its probability, and the text, separated by tabs."""
-    check_paths(config.buffer_size, config.output, input=config.input)
+    """Write a line per example: prediction, probability, and text or file, separated by tabs."""
+    check_paths(config.buffer_size, config.output, {"input": config.input}, may_be_folder=True)
     run = load_selected(config.run, config)
     if not isinstance(run, ClassifierRun):
         raise RunError(f"{run.folder.path} is a run of task={run.task.name}: it does not classify")
-    texts = _texts(run.columns, config.input)
-    write_blocks(config.output, _blocks(run, texts, config.buffer_size))
+    examples = (_pictures if run.tokenizer is None else _texts)(run.columns, config.input)
+    write_blocks(config.output, _blocks(run, examples, config.buffer_size))
 
 
-def _blocks(run: ClassifierRun, texts: Iterator[Texts], buffer_size: int) -> Iterator[list[str]]:
+def _blocks(
+    run: ClassifierRun, examples: Iterator[Sequence[str]], buffer_size: int
+) -> Iterator[list[str]]:
     yield ["\t".join((*COLUMNS, *run.columns))]
-    while block := list(islice(texts, buffer_size)):
-        yield [tsv_line(p, *t) for p, t in zip(run.predict(block), block, strict=True)]
+    while block := list(islice(examples, buffer_size)):
+        yield [tsv_line(p, *e) for p, e in zip(run.predict(block), block, strict=True)]
+
+
+def _pictures(columns: Sequence[str], path: str | None) -> Iterator[Sequence[str]]:
+    """The file of a picture, or the files in a folder and below."""
+    if path is None:
+        raise DataError("set input= to a picture or a folder of pictures: the run classifies them")
+    files = files_below(Path(path), "pictures") if Path(path).is_dir() else [Path(path)]
+    return ((str(file),) for file in files)
 
 
 def _texts(columns: Sequence[str], path: str | None) -> Iterator[Texts]:
     """The texts, or pairs, of a table, or of lines of a file or standard input."""
+    if path is not None and Path(path).is_dir():
+        raise DataError(f"input={path} is a folder, but the run classifies text: name a file")
     if path is not None and table_stem(Path(path)):
         return _of_table(Path(path), columns)
     if path is not None:

@@ -21,7 +21,7 @@ PROMPT = "> "
 def translate(config: TranslateConfig) -> None:
     """Translate a file or stdin in blocks of `buffer_size` lines; interactive at a terminal."""
     paths = {"input": config.input, "reference": config.reference}
-    check_paths(config.buffer_size, config.output, **paths)
+    check_paths(config.buffer_size, config.output, paths)
     run = translating(load_selected(config.run, config))
     sources: Iterable[str]
     if config.input is not None:

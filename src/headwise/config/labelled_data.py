@@ -45,9 +45,9 @@ class LabelledDataConfig:
 
 @dataclass
 class PredictConfig(RunSelection):
-    """`scripts/predict.py`: label the texts of a file or of stdin."""
+    """`scripts/predict.py`: label the texts of a file or of stdin, or pictures."""
 
     run: str = MISSING  # its folder
-    input: str | None = None  # a file of lines, or a table; null reads stdin
+    input: str | None = None  # file of lines, table, picture, folder of pictures; null: stdin
     output: str | None = None  # a file; null writes to stdout
-    buffer_size: int = 10_000  # texts that are read, sorted by length and labelled at a time
+    buffer_size: int = 10_000  # texts or pictures that are read and labelled at a time

@@ -81,8 +81,16 @@ class FileCorpus(Generic[C]):
             raise DataError(f"set data.dir=FOLDER, with {splits}: {content}")
         if not (self.folder / split).is_dir():
             raise DataError(f"{self.folder} has no {split}: {content}")
-        paths = sorted((self.folder / split).rglob("*"))
-        files = [path for path in paths if path.is_file() and path.name[0] != "."]
-        if not files:
-            raise DataError(f"{self.folder / split} is empty; it must have {content}")
-        return files
+        return files_below(self.folder / split, content)
+
+
+def files_below(folder: Path, content: str) -> list[Path]:
+    """The files in a folder and below, in the order of their names, without hidden ones.
+
+    Raises:
+        DataError: there are none; `content` describes them.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name[0] != "."]
+    if not files:
+        raise DataError(f"{folder} is empty; it must have {content}")
+    return files

@@ -1,4 +1,4 @@
-"""Predictions of classifiers: of new texts, and of the splits of a run.
+"""Predictions of classifiers: of new texts and pictures, and of the splits of a run.
 
 Axes: N examples, R rows of a batch, C classes.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,13 @@ import torch
 from headwise.config.instantiate import instantiate
 from headwise.data.batch import Batch
 from headwise.data.class_store import LABELS, PreparedClasses, example_ids
-from headwise.data.classes import LabelledSplit, TextInputs, evaluation_batches
+from headwise.data.classes import ImageInputs, LabelledSplit, TextInputs, evaluation_batches
+from headwise.data.corpora.pictures import Image, picture
 from headwise.data.labelled import text_columns
 from headwise.data.store import IdStore
 from headwise.data.token_stream import TOKENIZER
 from headwise.data.tokenizer import Tokenizer
-from headwise.errors import DataError, RunError
+from headwise.errors import DataError
 from headwise.files import read_json, write_text
 from headwise.losses.loss import Loss
 from headwise.model.family import Model, evaluating
@@ -31,8 +33,10 @@ from headwise.tasks.task import TrainedRun
 
 FOLDER = "predictions"  # of a run
 COLUMNS = ("prediction", "probability")
+PICTURE = "picture"  # column with the file of a picture
 CONFUSION = ".confusion.csv"  # end of the name of a file: counts by label (row) and prediction
 
+Example = str | Path | Image  # a text, or a picture: its file or its values
 Predicted = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]  # classes, probabilities, (N,)
 
 
@@ -71,7 +75,7 @@ class ClassifierRun(TrainedRun):
     """A finished classifier.
 
     Attributes:
-        tokenizer: of its texts.
+        tokenizer: of its texts; None for a classifier of pictures.
         labels: names of its classes.
     """
 
@@ -88,38 +92,56 @@ class ClassifierRun(TrainedRun):
 
     @property
     def columns(self) -> list[str]:
-        """Names of its texts: one, or two for pairs.
+        """Names of the parts of an example: a text, two for pairs, or a picture."""
+        return [PICTURE] if self.tokenizer is None else text_columns(self.config.data)
+
+    def predict(self, examples: Sequence[Example | Sequence[Example]]) -> list[Prediction]:
+        """The label of each text, pair of texts or picture.
+
+        Args:
+            examples: texts or pairs of texts; or pictures, each a file or an array (H, W, C) of
+                uint8.
 
         Raises:
-            RunError: a classifier of images.
+            DataError: one text where pairs are classified, or the reverse; a picture that cannot
+                be read or has another shape than those of the training.
         """
-        if self.tokenizer is None:
-            raise RunError(f"{self.folder.path} classifies data={self.config.data.name}, not text")
-        return text_columns(self.config.data)
-
-    def predict(self, texts: Sequence[str | Sequence[str]]) -> list[Prediction]:
-        """The label of each text, or of each pair of texts.
-
-        Raises:
-            DataError: one text where pairs are classified, or the reverse.
-            RunError: a classifier of images.
-        """
-        examples = [[text] if isinstance(text, str) else list(text) for text in texts]
-        columns, ids = self.columns, []
-        for number, example in enumerate(examples, 1):
+        columns = self.columns
+        parts = [[e] if isinstance(e, (str, Path, np.ndarray)) else list(e) for e in examples]
+        for number, example in enumerate(parts, 1):
             if len(example) != len(columns):
                 raise DataError(
-                    f"text {number} has {len(example)} parts; {self.folder.path} classifies "
+                    f"example {number} has {len(example)} parts; {self.folder.path} classifies "
                     f"{len(columns)}: {', '.join(columns)}"
                 )
-            assert self.tokenizer is not None
-            ids.append(example_ids(example, self.tokenizer, self.config.data.max_length))
-        split = LabelledSplit(TextInputs(IdStore.from_lists(ids)), np.zeros(len(ids), np.int64))
+        inputs = self._pictures(parts) if self.tokenizer is None else self._texts(parts)
+        split = LabelledSplit(inputs, np.zeros(len(parts), np.int64))
         batches = evaluation_batches(split, self.config.trainer.max_tokens)
         loss = instantiate(self.config.loss, "loss", Loss)
         classes_N, probabilities_N = predicted(self.model, loss, batches, self.device)
         pairs = zip(classes_N.tolist(), probabilities_N.tolist(), strict=True)
         return [Prediction(self.labels[label], probability) for label, probability in pairs]
+
+    def _texts(self, examples: Sequence[Sequence[Any]]) -> TextInputs:
+        assert self.tokenizer is not None
+        longest = self.config.data.max_length
+        ids = [example_ids(texts, self.tokenizer, longest) for texts in examples]
+        return TextInputs(IdStore.from_lists(ids))
+
+    def _pictures(self, examples: Sequence[Sequence[Any]]) -> ImageInputs:
+        shape = tuple(self.config.data.shape)
+        images_NHWC = np.empty((len(examples), *shape), np.uint8)
+        for number, (example,) in enumerate(examples):
+            is_array = isinstance(example, np.ndarray)
+            image_HWC = example if is_array else picture(Path(example))
+            if (image_HWC.shape, image_HWC.dtype) != (shape, images_NHWC.dtype):
+                raise DataError(
+                    f"{f'picture {number + 1}' if is_array else example} has the shape "
+                    f"{list(image_HWC.shape)} of {image_HWC.dtype}; {self.folder.path} classifies "
+                    f"{list(shape)} of uint8"
+                )
+            images_NHWC[number] = image_HWC
+        return ImageInputs(images_NHWC, self.config.data)
 
 
 def tsv_line(prediction: Prediction, *others: str) -> str:

@@ -93,6 +93,7 @@ def write_run(
     for ending, lines in ((".txt", hypotheses), (".ref.txt", REFERENCES)):
         path = texts / f"{test}{ending}"
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (texts / f"{test}.ref.sha256").write_text("of REFERENCES")
     evaluation = score_translations(hypotheses, REFERENCES, config.data.target)
     run.write_sums(test, "translation", evaluation.items)
     results: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
 from collections.abc import Callable
@@ -55,6 +56,8 @@ def test_texts_are_aligned_by_line(headwise: CommandLine, run: Path, trained: Pa
         assert len(hypotheses) == n_lines
         assert references == (text / f"{split}.en").read_text(encoding="utf-8").splitlines()
         assert sources == (text / f"{split}.de").read_text(encoding="utf-8").splitlines()
+        digest, name = (folder / f"{split}.ref.sha256").read_text(encoding="utf-8").split()
+        assert digest == hashlib.sha256((folder / name).read_bytes()).hexdigest()
         assert hypotheses == [t.text for t in package.load(run).translate(sources)]
 
 

@@ -19,6 +19,7 @@ from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.batching import evaluation_batches
 from headwise.data.conversion import progress_bar
+from headwise.data.digest import file_digest
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import SearchRecord
@@ -181,9 +182,10 @@ def evaluate_texts(
 ) -> tuple[dict[str, Any], list[str]]:
     """Translate and score sentences, and write the results to the run folder.
 
-    Writes `<name>.txt`, `.ref.txt` and `.src.txt` to `hypotheses/`, and `<name>.<unit>.npz`, the
-    statistics of every sentence, to `sums/`. External metrics are those of the translator's
-    settings. The loss is left out if a reference is longer than the model's learned positions.
+    Writes `<name>.txt`, `.ref.txt`, its hash `.ref.sha256` (as of `sha256sum`) and `.src.txt` to
+    `hypotheses/`, and `<name>.<unit>.npz`, the statistics of every sentence, to `sums/`. External
+    metrics are those of the translator's settings. The loss is left out if a reference is longer
+    than the model's learned positions.
 
     Args:
         config: of the run.
@@ -224,6 +226,8 @@ def evaluate_texts(
         }
         write_lines(paths["hypotheses"], hypotheses)
         write_lines(paths["references"], references)
+        digest = file_digest(paths["references"])
+        write_text(texts / f"{name}.ref.sha256", f"{digest}  {name}.ref.txt\n")
         write_lines(paths["source"], sources)
         scores.update(run_external(translator.config.external, paths))
     searches = search_summary(translation.search for translation in translations)

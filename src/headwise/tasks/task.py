@@ -183,7 +183,7 @@ class Task(Generic[C, D]):
         monitor: default metric for the `best` checkpoint and early stopping.
         data: the class of its `data`, or several.
         command: that applies a finished run to text; empty if there is none.
-        references: file in a run folder with the reference of each item; `{split}` is replaced.
+        references: file in a run folder with the hash of the references; `{split}` is replaced.
     """
 
     monitor: str

@@ -44,7 +44,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
     monitor = "bleu"
     data = DataConfig
     command = "translate"
-    references = f"{HYPOTHESES}/{{split}}.ref.txt"
+    references = f"{HYPOTHESES}/{{split}}.ref.sha256"
 
     def sites(self, config: Config) -> tuple[Site, ...]:
         """See `Task.sites`."""

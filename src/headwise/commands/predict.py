@@ -25,7 +25,11 @@ def predict(config: PredictConfig) -> None:
     run = load_selected(config.run, config)
     if not isinstance(run, ClassifierRun):
         raise RunError(f"{run.folder.path} is a run of task={run.task.name}: it does not classify")
-    examples = (_pictures if run.tokenizer is None else _texts)(run.columns, config.input)
+    examples: Iterator[Sequence[str]]
+    if run.tokenizer is None:
+        examples = _pictures(config.input)
+    else:
+        examples = _texts(run.columns, config.input)
     write_blocks(config.output, _blocks(run, examples, config.buffer_size))
 
 
@@ -37,7 +41,7 @@ def _blocks(
         yield [tsv_line(p, *e) for p, e in zip(run.predict(block), block, strict=True)]
 
 
-def _pictures(columns: Sequence[str], path: str | None) -> Iterator[Sequence[str]]:
+def _pictures(path: str | None) -> Iterator[Sequence[str]]:
     """The file of a picture, or the files in a folder and below."""
     if path is None:
         raise DataError("set input= to a picture or a folder of pictures: the run classifies them")

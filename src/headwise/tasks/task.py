@@ -86,7 +86,7 @@ class Validator(Protocol):
 
     @property
     def uses_part(self) -> bool:
-        """Whether a call measures a part of the validation set, unless told otherwise."""
+        """Whether a call measures a part of the validation set, unless asked for the whole."""
         ...
 
     def __call__(self, whole: bool = False) -> Validation:

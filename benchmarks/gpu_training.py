@@ -1,11 +1,13 @@
 """Updates of training on this machine's GPU: tokens per second, and α-entmax relative to softmax.
 
-    python -m benchmarks.gpu_training [--model base] [--compile] [--quick] [--json FILE]
+    python -m benchmarks.gpu_training [--model base] [--tokens N ...] [--compile] [--quick]
+        [--json FILE]
 
 It needs a CUDA device. An update is that of `python train.py model=base trainer=gpu`: bf16, 16,384
-padded tokens, vocabulary 32,000, sentences like newstest's, deterministic kernels where there are
-any, batches in memory that the GPU fetches from. Ten of them make a round; the rounds of all
-contenders take turns in one process, medians of 7, after two that compile and warm up. Printed are
+padded tokens (or N), vocabulary 32,000, sentences like newstest's, deterministic kernels where
+there are any, batches in memory that the GPU fetches from. Ten of them make a round; the rounds of
+all contenders take turns in one process, medians of 7, after two that compile and warm up. Printed
+are
 
     target tokens a second, and the time of a token as a multiple of softmax's
     the time of an update, and how long the host takes to launch one of two short sentences: a
@@ -69,9 +71,10 @@ def own_bytes(updates: Updates) -> int:
     return 3 * weights + torch.cuda.max_memory_allocated() - before
 
 
-def compare(model: str, compiled: bool, repeats: int, device: torch.device) -> gpu.Rows:
+def compare(
+    model: str, max_tokens: int, compiled: bool, repeats: int, device: torch.device
+) -> gpu.Rows:
     """A row an attention; the first is what the others are compared with."""
-    max_tokens = run_config(*SETTINGS).trainer.max_tokens
     batches = random_batches(max_tokens, COMPILED_LENGTH_MULTIPLE if compiled else 1)
     contenders = {}
     for name in ATTENTIONS:
@@ -86,7 +89,8 @@ def compare(model: str, compiled: bool, repeats: int, device: torch.device) -> g
     launches = {name: functools.partial(one.step, 2, short) for name, one in contenders.items()}
     launched = medians(launches, repeats, functools.partial(seconds, until_done=False))
     for name, one in contenders.items():
-        row: dict[str, Any] = {"model": model, "attention": name, "compiled": compiled}
+        row: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
+        row |= {"attention": name, "compiled": compiled}
         row |= {"tokens_per_second": n_tokens / taken[name]}
         row |= {"to_softmax": taken[name] / taken[ATTENTIONS[0]]}
         row |= {"update_ms": 1e3 * taken[name] / N_BATCHES, "host_ms": 1e3 * launched[name]}
@@ -109,7 +113,9 @@ def measure(args: Namespace) -> gpu.Rows:
     repeats = QUICK_REPEATS if args.quick else REPEATS
     print(f"model={args.model}, medians of {repeats}")
     for compiled in (False, True) if args.compile else (False,):
-        yield from compare(args.model, compiled, repeats, device)
+        for max_tokens in args.tokens:
+            print(f"{max_tokens} padded tokens an update")
+            yield from compare(args.model, max_tokens, compiled, repeats, device)
 
 
 def main() -> int:
@@ -119,6 +125,12 @@ def main() -> int:
         measure,
         needs_kernels=False,
         model={"default": "base", "help": "base or another of conf/model"},
+        tokens={
+            "type": int,
+            "nargs": "+",
+            "default": [run_config(*SETTINGS).trainer.max_tokens],
+            "help": "padded tokens of an update; default: those of trainer=gpu",
+        },
         compile={"action": "store_true", "help": "with trainer.compile=true as well"},
     )
 

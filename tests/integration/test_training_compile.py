@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 
 from command_line import composer
 from headwise.config.folders import group_choices
@@ -19,6 +20,7 @@ from training_steps import VOCAB_SIZE, step_of
 
 SHORT = ["encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=64"]
 NO_DROPOUT = ["dropout=0", "attention_dropout=0", "activation_dropout=0"]
+SIZES = ((8, 7, 9), (5, 15, 11), (12, 11, 23), (3, 31, 17))  # rows, source, target
 
 pytestmark = pytest.mark.slow
 
@@ -82,3 +84,21 @@ def test_training_with_graphs_equals_plain_training(
 def test_compiled_training_equals_plain_training() -> None:
     """One variant, since compiling takes a minute and treats all operators alike."""
     assert_compiled_equals_plain("alpha_entmax")
+
+
+@pytest.mark.parametrize("attention", group_choices("attention"))
+def test_two_graphs_serve_all_sizes(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph takes a minute to compile: one of the first sizes, then one of all others."""
+    graphs = torch._dynamo.testing.CompileCounter()
+    compile_graphs = functools.partial(torch.compile, backend=graphs)
+    monkeypatch.setattr("headwise.train.step.torch.compile", compile_graphs)
+    config = config_of(attention)
+    config.trainer.compile, config.trainer.precision = True, "fp32"
+    step = step_of(config, torch.device("cpu"))
+    generator = np.random.default_rng(1)
+    for update, (n_rows, n_source, n_target) in enumerate(SIZES, start=1):
+        sides = generator.integers(4, VOCAB_SIZE, (2, n_rows, 40)).tolist()
+        sides = [[row[:n] for row in side] for side, n in zip(sides, (n_source, n_target))]
+        split = EncodedSplit.from_lists(*sides)
+        step(update, [collate(split, np.arange(n_rows, dtype=np.int32), (n_source, n_target + 1))])
+    assert graphs.frame_count <= 2

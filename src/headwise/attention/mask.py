@@ -82,8 +82,11 @@ class Mask:
     def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed.
 
-        Cached after the first call, for all layers of a stack.
+        Cached after the first call, for all layers of a stack; not while torch compiles, as a
+        dictionary would fix the sizes, and compilers merge equal operations.
         """
+        if torch.compiler.is_compiling():
+            return self._make_dense(n_queries, n_keys, device)
         size = (n_queries, n_keys)
         if size not in self._dense:
             self._dense[size] = self._make_dense(n_queries, n_keys, device)

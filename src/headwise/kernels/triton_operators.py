@@ -21,6 +21,7 @@ from headwise.kernels.triton_device import is_interpreted, on_device, power_of_t
 BLOCK = 64  # rows and columns of the blocks that are skipped if empty
 WIDE_BYTES = 256  # larger keys (float32, width 128) use half of BLOCK
 MAX_REGISTERS = 255  # explicit, as a compiler that spills registers may choose 32
+SEARCH_REGISTERS = 128  # of the search in long rows, in half precision: 16 warps on a processor
 # Limits of rows whose scores stay in registers, by the bytes of the keys of a head and by their
 # number, and scores per program in half precision. On sm_90 more scores spill registers; and longer
 # rows would leave fewer than 32 queries per program, each of which reads all keys.
@@ -81,10 +82,7 @@ def tiles(
         n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
     else:
-        # two warp groups share the keys if there are enough queries to fill the device
-        is_wide = n_queries >= 16 * BLOCK and itemsize == 2 and not has_pattern
-        n_block = 2 * block if is_wide else block
-        forward = (n_block, block, 8 if itemsize == 4 else n_block // 16)
+        forward = (block, block, 8 if itemsize == 4 or n_bytes >= WIDE_BYTES else 4)
         short_queries = short_keys = block
     n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(short_queries * short_keys, itemsize)
     backward = (short_queries, short_keys, n_warps)
@@ -149,7 +147,7 @@ class Call(NamedTuple):
         self, kernel: Any, tiles: Tiles, program: tuple[int, int, int], by_keys: bool,
         heads: tuple[Tensor, ...], alpha: Tensor, key_lengths: Tensor | None,
         row_keys: Tensor | None, slopes: Tensor | None, places: Tensor | None,
-        windows: Tensor | None, lists: Tensor | None, *more: Any,
+        windows: Tensor | None, lists: Tensor | None, *more: Any, registers: int = MAX_REGISTERS,
     ) -> None:  # fmt: skip
         """Launch a kernel with one program per block of keys, or of queries."""
         query, key = heads[:2]
@@ -173,7 +171,7 @@ class Call(NamedTuple):
             heads, tuple(head.stride()[:3] for head in heads), alpha, key_lengths, draws, distances,
             pattern, *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
             constants,
-            num_warps=n_warps, num_stages=tiles.stages, maxnreg=MAX_REGISTERS,
+            num_warps=n_warps, num_stages=tiles.stages, maxnreg=registers,
         )  # fmt: skip
 
 
@@ -189,16 +187,19 @@ def launch_forward(
     others = (key_lengths, row_keys, slopes, places, windows, lists)
     cut = tiles(n_queries, key.shape[2], head_dim, query.element_size(), places is not None)
     *out, live = _fake_forward(query, key, value, alpha, *others)
-    kernel: Any = triton_forward.forward_resident
-    more: tuple[Any, ...] = (tuple(out),)
-    if not cut.resident:
-        n_blocks, n_lists = -(-n_queries // cut.forward[0]), -(-key.shape[2] // cut.block)
-        buffer = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
-        kernel = triton_streaming.forward_streaming
-        more = (tuple(out), live.zero_(), buffer)
+    call, tensors = Call(*settings), ((query, key, value), alpha, *others)
     with on_device(query):
-        tensors = ((query, key, value), alpha, *others)
-        Call(*settings).launch(kernel, cut, cut.forward, False, *tensors, *more)
+        if cut.resident:
+            kernel = triton_forward.forward_resident
+            call.launch(kernel, cut, cut.forward, False, *tensors, tuple(out))
+        else:
+            n_blocks, n_lists = -(-n_queries // cut.forward[0]), -(-key.shape[2] // cut.block)
+            lists = query.new_empty(n_batch, n_heads, n_blocks, 1 + n_lists, dtype=torch.int16)
+            kernel = triton_streaming.forward_streaming
+            registers = SEARCH_REGISTERS if query.element_size() == 2 else MAX_REGISTERS
+            for marks, limit in ((None, registers), (live.zero_(), MAX_REGISTERS)):
+                more = (tuple(out), marks, lists)
+                call.launch(kernel, cut, cut.forward, False, *tensors, *more, registers=limit)
     return *out, live
 
 

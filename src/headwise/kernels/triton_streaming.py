@@ -3,7 +3,7 @@
 The scores are recomputed in each pass: for the maximum, for moments, for Newton's method, and for
 the context. The first pass of moments lists the blocks with any key above the lowest possible
 threshold, and later passes read only these. The number of passes depends on the queries of the
-program, at most 64 or 128. `live` marks the blocks of BLOCK_N x BLOCK_N scores with any weight.
+program, at most 64. `live` marks the blocks of BLOCK_N x BLOCK_N scores with any weight.
 
 Axes: M queries and N keys of a tile, E head width.
 """
@@ -150,7 +150,6 @@ def improve_by_newton(shift_M, blocks, inputs, top_M, rule, cut):
 @triton.jit
 def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, rule, words, draws, cut):
     """Return F, Σ s, Σ p v and Σ s v at a shift; mark blocks with a weight, and skip the others."""
-    marks_M, is_row_M = marks
     slope, beta, _shift_max = rule
     first_M, second_M = words
     mass_M, total_M = top_M * 0.0, top_M * 0.0
@@ -165,11 +164,9 @@ def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, rule, words, dr
         mass_M += tl.sum(p_MN, 1)
         more_M = tl.sum(s_MN, 1)
         total_M += more_M
-        live_M = tl.sum(tl.reshape(more_M, [cut.BLOCK_M // cut.BLOCK_N, cut.BLOCK_N]), 1)
-        is_live = (live_M <= 0.0) == 0  # True for NaN
-        mark_M = is_live.to(tl.uint8) + (entry < 0).to(tl.uint8)
-        tl.store(marks_M + tl.maximum(entry, ~entry), mark_M, mask=is_live & is_row_M)
-        if tl.max(is_live.to(tl.int32), 0) > 0:
+        is_live = (tl.sum(more_M, 0) <= 0.0) == 0  # True for NaN
+        if is_live:
+            tl.store(marks + tl.maximum(entry, ~entry), tl.where(entry < 0, 2, 1))
             if draws is not None:
                 keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
                 p_MN, s_MN = (
@@ -181,12 +178,25 @@ def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, rule, words, dr
     return mass_M, total_M, context_ME, centre_ME
 
 
+@triton.jit
+def listed(lists, line, n_keys, cut):
+    """Return the list of blocks of a line, and its length, which stands before it."""
+    block_list = lists + line * (1 + tl.cdiv(n_keys, cut.BLOCK_N))
+    return block_list + 1, tl.load(block_list).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def forward_streaming(
     heads, strides, alpha, lengths, draws, distances, pattern, out, live, lists,
     n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Forward in several passes; BLOCK_M is a multiple of BLOCK_N, `lists` a buffer of indices."""
+    """Forward in several passes; BLOCK_M is BLOCK_N.
+
+    Launched twice. Without `live` it searches: it writes top and shift of each query, and to
+    `lists` the blocks that may have weights. Then, with `live`, it reads these and writes all
+    results. The search without contexts needs half of the registers, so that twice as many
+    programs share a processor.
+    """
     query, key, value = heads
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
     # causal: long rows first, for an even load
@@ -210,47 +220,54 @@ def forward_streaming(
     sight = limit_M, labels_M, window_of(pattern, head)
     inputs = query_ME, keys, sight, full, bias, pattern, row, n_keys
 
-    n_lists = tl.cdiv(n_keys, cut.BLOCK_N)
+    line, row_M, inside_M = row * n_blocks + block, row * n_queries + rows_M, rows_M < n_queries
     blocks = None, tl.cdiv(reach, cut.BLOCK_N)
     if cut.PATTERN:
-        pattern_list = pattern[3] + ((row % pattern[1]) * n_blocks + block) * (n_lists + 1)
-        blocks = pattern_list + 1, tl.load(pattern_list).to(tl.int32)
-    top_M = find_top(inputs, blocks, cut)
-    shift_M = top_M * 0.0
-    if cut.POWER != EXP:
-        block_list = lists + (row * n_blocks + block) * n_lists
-        shift_M, n_listed = start_shift(block_list, inputs, blocks, top_M, rule, cut)
-        blocks = block_list, n_listed
-        shift_M = improve_by_moments(shift_M, blocks, inputs, top_M, rule, cut)
-    if cut.POWER == ANY:
-        shift_M = improve_by_newton(shift_M, blocks, inputs, top_M, rule, cut)
-
-    words = random_words(draws, row, rows_M, n_queries, n_blocks)
-    lines_M = first // cut.BLOCK_N + tl.arange(0, cut.BLOCK_M // cut.BLOCK_N)
-    marks_M = live + (row * tl.cdiv(n_queries, cut.BLOCK_N) + lines_M) * n_lists
-    marks = marks_M, lines_M * cut.BLOCK_N < n_queries
-    # if F is too far from 1, repeat with the next shift
-    enough = tolerance(beta, cut.PRECISE)
-    mass_M, total_M = top_M * 0.0, top_M * 0.0
-    context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
-    centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
-    last_M, n_left = top_M * 0.0, N_EVALUATIONS + 0
-    if cut.POWER == EXP:
-        n_left = 1 + 0
-    while n_left > 0:
-        mass_M, total_M, context_ME, centre_ME = weighted_sums(
-            shift_M, marks, blocks, inputs, values, top_M, rule, words, draws, cut
-        )
-        last_M = shift_M
-        shift_M = newton(shift_M, mass_M, total_M, beta, rule[2])
-        is_open = (tl.abs(mass_M - 1.0) > enough) & (shift_M != last_M) & (limit_M > 0)
-        n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
-    total_M = tl.maximum(total_M, TINY)
-    if cut.POWER == EXP:
-        context_ME = context_ME / total_M[:, None]
-        last_M = tl.log(total_M)
+        blocks = listed(pattern[3], (row % pattern[1]) * n_blocks + block, n_keys, cut)
+    if live is None:
+        top_M = find_top(inputs, blocks, cut)
+        tl.store(out[2] + row_M, top_M, mask=inside_M)
+        if cut.POWER != EXP:
+            block_list = lists + line * (1 + tl.cdiv(n_keys, cut.BLOCK_N))
+            shift_M, n_listed = start_shift(block_list + 1, inputs, blocks, top_M, rule, cut)
+            tl.store(block_list, n_listed)
+            blocks = block_list + 1, n_listed
+            shift_M = improve_by_moments(shift_M, blocks, inputs, top_M, rule, cut)
+            if cut.POWER == ANY:
+                shift_M = improve_by_newton(shift_M, blocks, inputs, top_M, rule, cut)
+            tl.store(out[3] + row_M, shift_M, mask=inside_M)
     else:
-        excess_M = tl.where(limit_M > 0, (mass_M - 1.0) / total_M, 0.0)
-        context_ME = context_ME - excess_M[:, None] * centre_ME
-    results = context_ME, centre_ME / total_M[:, None], top_M, last_M
-    write_rows(out, results, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut)
+        top_M = tl.load(out[2] + row_M, mask=inside_M, other=0.0)
+        shift_M = top_M * 0.0
+        if cut.POWER != EXP:
+            shift_M = tl.load(out[3] + row_M, mask=inside_M, other=0.0)
+            blocks = listed(lists, line, n_keys, cut)
+        words = random_words(draws, row, rows_M, n_queries, n_blocks)
+        marks = live + line * tl.cdiv(n_keys, cut.BLOCK_N)
+        # if F is too far from 1, repeat with the next shift
+        enough = tolerance(beta, cut.PRECISE)
+        mass_M, total_M = top_M * 0.0, top_M * 0.0
+        context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
+        centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
+        last_M, n_left = top_M * 0.0, N_EVALUATIONS + 0
+        if cut.POWER == EXP:
+            n_left = 1 + 0
+        while n_left > 0:
+            mass_M, total_M, context_ME, centre_ME = weighted_sums(
+                shift_M, marks, blocks, inputs, values, top_M, rule, words, draws, cut
+            )
+            last_M = shift_M
+            shift_M = newton(shift_M, mass_M, total_M, beta, rule[2])
+            is_open = (tl.abs(mass_M - 1.0) > enough) & (shift_M != last_M) & (limit_M > 0)
+            n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
+        total_M = tl.maximum(total_M, TINY)
+        if cut.POWER == EXP:
+            context_ME = context_ME / total_M[:, None]
+            last_M = tl.log(total_M)
+        else:
+            excess_M = tl.where(limit_M > 0, (mass_M - 1.0) / total_M, 0.0)
+            context_ME = context_ME - excess_M[:, None] * centre_ME
+        results = context_ME, centre_ME / total_M[:, None], top_M, last_M
+        write_rows(
+            out, results, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut
+        )

@@ -274,10 +274,12 @@ class _CausalProduct(torch.autograd.Function):
         ctx.save_for_backward(a_BHNE, b_BHNE, v_BHNF)
         ctx.settings = chunk_size, reverse, segments_BN
         product_BHNF = torch.empty_like(v_BHNF, memory_format=torch.contiguous_format)
-        starts = range(0, v_BHNF.shape[2], chunk_size)
+        # counted: a range over positions would fix their number in a compiled graph
+        chunks = range(-(-v_BHNF.shape[2] // chunk_size))
         sums_BHEF: Tensor | None = None
         edge_B1 = previous_B1 = torch.empty(0)
-        for start in reversed(starts) if reverse else starts:
+        for chunk in reversed(chunks) if reverse else chunks:
+            start = chunk * chunk_size
             a_BHCE, b_BHCE, v_BHCF, product_BHCF = (
                 states[:, :, start : start + chunk_size]
                 for states in (a_BHNE, b_BHNE, v_BHNF, product_BHNF)

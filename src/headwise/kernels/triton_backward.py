@@ -40,6 +40,7 @@ from headwise.kernels.triton_visible import (
     ALL_FULL,
     is_visible,
     listed_block,
+    listed_blocks,
     n_allowed_keys,
     places_of,
     visible,
@@ -105,9 +106,8 @@ def backward_queries(
 
     block_list, n_items = None, tl.cdiv(reach, cut.BLOCK_N)
     if block_lists is not None:
-        block_list = block_lists + (row * n_blocks + block) * (tl.cdiv(n_keys, cut.BLOCK_N) + 1)
-        n_items = tl.load(block_list).to(tl.int32)
-        block_list += 1
+        line = row * n_blocks + block
+        block_list, n_items = listed_blocks(block_lists, line, tl.cdiv(n_keys, cut.BLOCK_N))
     grad_query_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     alpha_M = top_M * 0.0
     for item in range(n_items):
@@ -163,9 +163,8 @@ def backward_keys(
     if first >= allowed:
         n_items = 0
     if block_lists is not None:
-        block_list = block_lists + (row * n_blocks + block) * (tl.cdiv(n_queries, cut.BLOCK_M) + 1)
-        start, n_items = 0, tl.load(block_list).to(tl.int32)
-        block_list += 1
+        line, start = row * n_blocks + block, 0
+        block_list, n_items = listed_blocks(block_lists, line, tl.cdiv(n_queries, cut.BLOCK_M))
     grad_key_NE = tl.zeros([cut.BLOCK_N, cut.PADDED], tl.float32)
     grad_value_NE = tl.zeros([cut.BLOCK_N, cut.PADDED], tl.float32)
     for item in range(start, n_items):

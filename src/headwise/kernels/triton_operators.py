@@ -68,24 +68,18 @@ def blocks(n_keys: int, head_dim: int, itemsize: int, has_pattern: bool) -> tupl
 def tiles(
     n_queries: int, n_keys: int, head_dim: int, itemsize: int, has_pattern: bool = False
 ) -> Tiles:
-    """Return the tiling of a call, from its sizes only: there is no autotuning.
-
-    With a pattern, blocks are square, as a larger one has more pairs that are not visible.
-    """
+    """Return the tiling of a call, from its sizes only: there is no autotuning."""
     resident, block = blocks(n_keys, head_dim, itemsize, has_pattern)
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
     # one short size, as each is compiled for seconds and sentences have all lengths
-    short_queries, short_keys = (16 if n <= 16 else block for n in (n_queries, n_keys))
-    n_row = power_of_two(n_keys, at_least=short_keys)
+    block_queries, block_keys = (16 if resident and n <= 16 else block for n in (n_queries, n_keys))
+    n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(block_queries * block_keys, itemsize)
+    forward = backward = (block_queries, block_keys, n_warps)
     if resident:
-        n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
+        n_row = power_of_two(n_keys, at_least=block_keys)
+        n_block = min(block_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
-    else:
-        forward = (block, block, 8 if itemsize == 4 or n_bytes >= WIDE_BYTES else 4)
-        short_queries = short_keys = block
-    n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(short_queries * short_keys, itemsize)
-    backward = (short_queries, short_keys, n_warps)
     stages = 3 if n_bytes <= 128 else 2 if n_bytes <= WIDE_BYTES else 1
     return Tiles(resident, block, forward, backward, backward, padded, stages)
 
@@ -193,8 +187,8 @@ def launch_forward(
             kernel = triton_forward.forward_resident
             call.launch(kernel, cut, cut.forward, False, *tensors, tuple(out))
         else:
-            n_blocks, n_lists = -(-n_queries // cut.forward[0]), -(-key.shape[2] // cut.block)
-            lists = query.new_empty(n_batch, n_heads, n_blocks, 1 + n_lists, dtype=torch.int16)
+            n_lines, n_items = live.shape[2:]
+            lists = query.new_empty(n_batch, n_heads, n_lines, 1 + n_items, dtype=torch.int16)
             kernel = triton_streaming.forward_streaming
             registers = SEARCH_REGISTERS if query.element_size() == 2 else MAX_REGISTERS
             for marks, limit in ((None, registers), (live.zero_(), MAX_REGISTERS)):

@@ -41,6 +41,7 @@ from headwise.kernels.triton_kernels import (
 )
 from headwise.kernels.triton_visible import (
     listed_block,
+    listed_blocks,
     n_allowed_keys,
     places_of,
     visible,
@@ -178,13 +179,6 @@ def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, rule, words, dr
     return mass_M, total_M, context_ME, centre_ME
 
 
-@triton.jit
-def listed(lists, line, n_keys, cut):
-    """Return the list of blocks of a line, and its length, which stands before it."""
-    block_list = lists + line * (1 + tl.cdiv(n_keys, cut.BLOCK_N))
-    return block_list + 1, tl.load(block_list).to(tl.int32)
-
-
 @triton.jit(do_not_specialize=SIZES)
 def forward_streaming(
     heads, strides, alpha, lengths, draws, distances, pattern, out, live, lists,
@@ -221,14 +215,15 @@ def forward_streaming(
     inputs = query_ME, keys, sight, full, bias, pattern, row, n_keys
 
     line, row_M, inside_M = row * n_blocks + block, row * n_queries + rows_M, rows_M < n_queries
+    n_key_blocks = tl.cdiv(n_keys, cut.BLOCK_N)
     blocks = None, tl.cdiv(reach, cut.BLOCK_N)
     if cut.PATTERN:
-        blocks = listed(pattern[3], (row % pattern[1]) * n_blocks + block, n_keys, cut)
+        blocks = listed_blocks(pattern[3], (row % pattern[1]) * n_blocks + block, n_key_blocks)
     if live is None:
         top_M = find_top(inputs, blocks, cut)
         tl.store(out[2] + row_M, top_M, mask=inside_M)
         if cut.POWER != EXP:
-            block_list = lists + line * (1 + tl.cdiv(n_keys, cut.BLOCK_N))
+            block_list = lists + line * (1 + n_key_blocks)
             shift_M, n_listed = start_shift(block_list + 1, inputs, blocks, top_M, rule, cut)
             tl.store(block_list, n_listed)
             blocks = block_list + 1, n_listed
@@ -241,9 +236,9 @@ def forward_streaming(
         shift_M = top_M * 0.0
         if cut.POWER != EXP:
             shift_M = tl.load(out[3] + row_M, mask=inside_M, other=0.0)
-            blocks = listed(lists, line, n_keys, cut)
+            blocks = listed_blocks(lists, line, n_key_blocks)
         words = random_words(draws, row, rows_M, n_queries, n_blocks)
-        marks = live + line * tl.cdiv(n_keys, cut.BLOCK_N)
+        marks = live + line * n_key_blocks
         # if F is too far from 1, repeat with the next shift
         enough = tolerance(beta, cut.PRECISE)
         mass_M, total_M = top_M * 0.0, top_M * 0.0

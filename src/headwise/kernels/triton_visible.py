@@ -46,6 +46,13 @@ def window_of(pattern, head):
 
 
 @triton.jit
+def listed_blocks(lists, line, n_items):
+    """Return the list of a line of at most `n_items` blocks, and its length, stored before it."""
+    block_list = lists + line * (1 + n_items)
+    return block_list + 1, tl.load(block_list).to(tl.int32)
+
+
+@triton.jit
 def listed_block(block_list, item, full, BLOCK: tl.constexpr):
     """Return an entry of a list, its block, and whether the block has pairs that are not visible.
 

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-WITHOUT_SPACES = frozenset({"ja", "zh", "yue", "th", "lo", "km", "my", "bo"})  # between words
+# two letters + three letters (ISO 639-2 and 639-3, FLORES), where tokenisers have rules of a
+# language; other languages keep their code
+_THREE_LETTERS = """
+    asasm bnben bobod botib cacat csces cscze dedeu deger dzdzo elell elgre eneng esspa etest etekk
+    fifin frfra frfre gagle guguj hihin huhun isisl isice itita jajpn kmkhm knkan kokor lolao ltlit
+    lvlav lvlvs mlmal mrmar mymya mybur nlnld nldut orori orory papan plpol ptpor roron rorum rurus
+    skslk skslo slslv svswe tatam tetel ththa zhzho zhchi zhcmn
+"""
+_LANGUAGES = {"jp": "ja", "cn": "zh", "tet": "tdt"} | {
+    codes[2:]: codes[:2] for codes in _THREE_LETTERS.split()
+}
+# between words: languages that are usually written so, and scripts
+_WITHOUT_SPACES = """
+    bo cdo dz gan hak hsn ja km lo lzh mnw my nan nod shn th tts wuu yue zh
+    hanb hani hans hant hira hrkt jpan kana khmr laoo mymr thai tibt
+"""
+WITHOUT_SPACES = frozenset(_WITHOUT_SPACES.split())
 
 
 def language_of(code: str) -> str:
-    """Return the language of a code with region or script: "zh-CN" and "zh_Hans" are "zh"."""
-    return code.replace("_", "-").split("-")[0].lower()
+    """Return the language of a code with region or script: "zh-CN" and "zho_Hans" are "zh"."""
+    language = code.replace("_", "-").split("-")[0].lower()
+    return _LANGUAGES.get(language, language)
 
 
 def has_spaces(code: str) -> bool:
-    """Whether words are separated by spaces."""
-    return language_of(code) not in WITHOUT_SPACES
+    """Whether words are separated by spaces, by the script of a code or else by its language."""
+    scripts = [part for part in code.lower().replace("_", "-").split("-")[1:] if len(part) == 4]
+    is_script = bool(scripts) and scripts[0].isalpha()
+    return (scripts[0] if is_script else language_of(code)) not in WITHOUT_SPACES

@@ -118,6 +118,11 @@ def test_question_words_and_final_mark(language: str) -> None:
     assert has_word_list(f"{language}_XX")
 
 
+@pytest.mark.parametrize("code", ["deu_Latn", "ENG", "rum", "jpn_Jpan"])
+def test_codes_of_three_letters_have_word_lists(code: str) -> None:
+    assert has_word_list(code)
+
+
 def test_question_weights_are_means_over_tokens() -> None:
     sentences = ["▁Was ▁ist ?", "▁da , ▁was .", "▁ja !"]
     questions: list[Any] = [question_words(surface(text.split()), "de") for text in sentences]

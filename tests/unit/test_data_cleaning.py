@@ -65,7 +65,7 @@ def test_control_characters_are_no_moses_tokens(control: str) -> None:
 
 def test_romanian_letters_change_on_the_romanian_side_only() -> None:
     cedilla, comma = "Şi ţara ŢĂRII aşa", "Și țara ȚĂRII așa"
-    forward = Normaliser(["romanian_comma_below"], "ro", "en")
+    forward = Normaliser(["romanian_comma_below"], "ron_Latn", "eng_Latn")
     backward = Normaliser(["romanian_comma_below"], "en", "ro")
     assert (forward.source(cedilla), forward.target(cedilla)) == (comma, cedilla)
     assert (backward.source(cedilla), backward.target(cedilla)) == (cedilla, comma)

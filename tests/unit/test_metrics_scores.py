@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -86,6 +87,47 @@ def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
         scores = score_translations(["这是一本书。"], ["这是我的书。"], code).scores()
         assert "tok:zh" in scores["bleu"]["signature"]
         assert "bleu_tokenised" not in scores
+
+
+CHINESE = ["zho_Hans", "zho-Hant", "zho", "cmn", "chi", "cmn_Hans_CN", "ZHO_HANS", "zh-419"]
+CHARACTERS = ["th", "tha_Thai", "khm_Khmr", "lao", "mya_Mymr", "bur", "bod", "dzo_Tibt"]
+CHARACTERS += ["yue_Hant", "lzh", "wuu", "shn_Mymr", "nan-Hant-TW"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "tokens", "moses"),
+    [
+        (CHINESE, "tok:zh", None),
+        (["jpn_Jpan", "jpn", "ja-JP", "JA"], "tok:(ja-mecab|char)", None),
+        (CHARACTERS, "tok:char", None),
+        (["deu_Latn", "ger", "DEU", "de_AT"], "tok:13a", "de"),
+        (["ces", "cze", "ces_Latn"], "tok:13a", "cs"),
+        (["lvs_Latn"], "tok:13a", "lv"),
+        (["zho_Latn"], "tok:13a", "zh"),  # pinyin
+    ],
+)
+def test_every_code_of_a_language_has_its_tokenisers(
+    codes: list[str], tokens: str, moses: str | None
+) -> None:
+    for code in codes:
+        scores = score_translations(["我 bin-5, z.B."], ["我们 bin"], code).scores()
+        assert re.search(tokens, scores["bleu"]["signature"]), code
+        assert ("bleu_tokenised" in scores) == (moses is not None), code
+        if moses:
+            assert f"tok:moses-{moses}-" in scores["bleu_tokenised"]["signature"]
+
+
+def test_moses_has_the_rules_of_a_three_letter_code() -> None:
+    assert moses_tokenised(["l'homme dort"], "fra_Latn") == ["l' homme dort"]
+
+
+def test_characters_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "headwise")
+    for _ in range(2):
+        score_translations(["ສະບາຍດີ"], ["ສະບາຍ"], "lao_Laoo")
+    lines = [record.message for record in caplog.records if "lao_Laoo" in record.message]
+    assert len(lines) == 1
+    assert "computed on characters (tok:char" in lines[0]
 
 
 @pytest.mark.parametrize("n", [0, 2, 4])

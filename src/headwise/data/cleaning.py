@@ -54,7 +54,8 @@ class Normaliser:
     """The normalisations of a config: `source(text)` and `target(text)`."""
 
     def __init__(self, names: Iterable[str], source: str, target: str) -> None:
-        letters: dict[str, dict[int, int]] = {source: {}, target: {}}
+        languages = language_of(source), language_of(target)
+        letters: dict[str, dict[int, int]] = {language: {} for language in languages}
         for name in names:
             if name not in NORMALISATIONS:
                 raise refuse("data.cleaning.normalise", name, NORMALISATIONS)
@@ -65,7 +66,7 @@ class Normaliser:
                     f"languages are {source!r} and {target!r}; remove it"
                 )
             letters[language].update(changes)
-        self._source, self._target = letters[source], letters[target]
+        self._source, self._target = map(letters.__getitem__, languages)
 
     def source(self, text: str) -> str:
         """Text of the source side, normalised."""

@@ -12,6 +12,7 @@ written with spaces.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from collections.abc import Sequence
@@ -34,15 +35,15 @@ def text_metrics(target_language: str) -> list[Metric]:
     """Return BLEU, tokenised BLEU (only for languages written with spaces), chrF and chrF++.
 
     Args:
-        target_language: code such as "en", "ja" or "zh-CN"; selects the tokenisers.
+        target_language: code such as "en", "zh-CN" or "jpn_Jpan"; selects the tokenisers.
     """
     from sacrebleu.metrics.chrf import CHRF
 
-    language = language_of(target_language)
-    metrics = [_metric("bleu", "BLEU", _bleu(language), BLEU_COLUMNS)]
-    if has_spaces(language):  # Moses needs spaces
+    metrics = [_metric("bleu", "BLEU", _bleu(target_language), BLEU_COLUMNS)]
+    if has_spaces(target_language):  # Moses needs spaces
         import sacremoses
 
+        language = language_of(target_language)
         tokens = f"tok:moses-{language}-sacremoses-{sacremoses.__version__}"
         label, scorer = "tokenised BLEU", _token_bleu()
         metrics.append(_metric("bleu_tokenised", label, scorer, TOKENISED_COLUMNS, tokens))
@@ -72,48 +73,57 @@ def score_translations(
         )
     from sacrebleu.metrics.chrf import CHRF
 
-    language = language_of(target_language)
     parts = [
         _statistics(scorer, hypotheses, references)
-        for scorer in (_bleu(language), CHRF(word_order=2))
+        for scorer in (_bleu(target_language), CHRF(word_order=2))
     ]
-    if has_spaces(language):
-        tokens = [moses_tokenised(lines, language) for lines in (hypotheses, references)]
+    if has_spaces(target_language):
+        tokens = [moses_tokenised(lines, target_language) for lines in (hypotheses, references)]
         parts.append(_statistics(_token_bleu(), *tokens))
     return Measured(np.concatenate(parts, axis=1), text_metrics(target_language))
 
 
-def bleu_tokeniser(language: str) -> str:
-    """Return the tokeniser of sacreBLEU for a target language: 13a, zh, or for Japanese ja-mecab.
+def bleu_tokeniser(code: str) -> str:
+    """Return the tokeniser of sacreBLEU for a target language, by its code.
 
-    Without MeCab (`pip install 'sacrebleu[ja]'`) Japanese is scored on characters. The signature
-    differs (tok:ja-mecab-..., tok:char), and the scores are not comparable.
+    13a for languages written with spaces, zh for Chinese, ja-mecab for Japanese. Other languages
+    without spaces, and Japanese without MeCab (`pip install 'sacrebleu[ja]'`), are scored on
+    characters. The signatures differ (tok:ja-mecab-..., tok:char), and the scores are not
+    comparable.
     """
+    language = language_of(code)
+    if has_spaces(code):
+        return "13a"
     if language == "zh":
         return "zh"
-    if language != "ja":
-        return "13a"
-    if importlib.util.find_spec("MeCab") and importlib.util.find_spec("ipadic"):
+    is_japanese = language == "ja"
+    if is_japanese and importlib.util.find_spec("MeCab") and importlib.util.find_spec("ipadic"):
         return "ja-mecab"
-    logger.warning(
-        "MeCab is not installed: Japanese BLEU is computed on characters (tok:char in its "
-        "signature). For words: pip install 'sacrebleu[ja]'"
-    )
+    _log_characters(code, is_japanese)
     return "char"
+
+
+@functools.cache  # once
+def _log_characters(code: str, is_japanese: bool) -> None:
+    message = f"BLEU of language {code} is computed on characters (tok:char in its signature)"
+    if is_japanese:
+        logger.warning("%s: MeCab is not installed; pip install 'sacrebleu[ja]'", message)
+    else:
+        logger.info("%s: it has no spaces between words", message)
 
 
 def moses_tokenised(sentences: Sequence[str], language: str) -> list[str]:
     """Tokenise detokenised text with Moses; tokens are joined by spaces."""
     import sacremoses
 
-    moses = sacremoses.MosesTokenizer(lang=language)
+    moses = sacremoses.MosesTokenizer(lang=language_of(language))
     return [moses.tokenize(line, return_str=True, escape=False) for line in sentences]
 
 
-def _bleu(language: str) -> Any:
+def _bleu(code: str) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
-    return BLEU(tokenize=bleu_tokeniser(language))
+    return BLEU(tokenize=bleu_tokeniser(code))
 
 
 def _token_bleu() -> Any:

@@ -12,6 +12,10 @@ import pytest
 import torch
 
 from command_line import read_json, write_corpus
+from headwise import load
+from headwise.commands.finished import check_checkpoints
+from headwise.errors import CheckpointError
+from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import Runs, read_log, run_outputs
 
@@ -204,6 +208,29 @@ def test_missing_checkpoint_is_reported(runs: Runs, finished_copy: tuple[str, Pa
     output = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
     assert "last.pt is missing, though it was saved at update 4" in output
     assert [(folder / name).read_bytes() for name in unchanged] == before
+
+
+def test_removed_best_checkpoint_is_reported_or_restored(
+    runs: Runs, finished_copy: tuple[str, Path]
+) -> None:
+    """Not replaced by `last`: neither by commands that load a run, nor by a longer training."""
+    outputs, folder = finished_copy
+    best, update = folder / "checkpoints/best.pt", read_json(folder / "results.json")["best_update"]
+    numbered = best.with_name(f"update_{update:08d}.pt")
+    content = best.read_bytes()
+    best.unlink()
+    assert load(folder).checkpoint == numbered
+    numbered.rename(folder / "copy.pt")
+    with pytest.raises(CheckpointError, match=r"best\.pt is missing.*checkpoint=last"):
+        load(folder)
+    missing, longer = "best.pt is missing, though it was saved", {**SHORT, "trainer.max_updates": 5}
+    assert missing in runs.train("missed", {**SHORT, "init_from": folder}, code=1)
+    before = (folder / "metrics.jsonl").read_bytes()
+    assert f"{missing} at update {update}" in runs.train(outputs, longer, code=1)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    (folder / "copy.pt").rename(numbered)
+    check_checkpoints(RunFolder(folder))
+    assert best.read_bytes() == content
 
 
 def test_init_from_loads_weights_of_another_run(runs: Runs, origin: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 
 from headwise.errors import CheckpointError, HeadwiseError
+from headwise.runs.folder import RunFolder
 from headwise.train import checkpoint as module
 from headwise.train.checkpoint import (
     average_weights,
     averaged_checkpoint,
+    checkpoint_path,
     load_checkpoint,
     load_weights,
     numbered_checkpoints,
@@ -127,6 +130,47 @@ def test_average_of_the_last_checkpoints_is_cached(tmp_path: Path) -> None:
     for n_averaged, message in ((0, "at least 1"), (5, "average_5 .* has 4")):
         with pytest.raises(CheckpointError, match=message):
             averaged_checkpoint(tmp_path, n_averaged)
+
+
+def trained(path: Path, weights: str | None, files: Sequence[str]) -> RunFolder:
+    """A run of 6 updates, the best at 4, finished with the scores of `weights`."""
+    folder = RunFolder(path)
+    folder.make()
+    folder.write_json("checkpoints/last.json", {"update": 6, "train_seconds": 1, "best_update": 4})
+    for name in files:
+        (folder.checkpoints / f"{name}.pt").touch()
+    if weights is not None:
+        results = {"status": "finished", "updates": 6, "best_update": 4, "weights": weights}
+        folder.write_json("results.json", results)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("weights", "files", "name", "loaded"),
+    [
+        ("best", ["last", "update_00000004", "update_00000006"], "auto", "update_00000004"),
+        ("best", ["average", "best", "last"], "auto", "best"),
+        ("last", ["best", "last"], "auto", "last"),
+        ("last", ["best", "update_00000006"], "auto", "update_00000006"),
+        ("best", ["last", "update_00000004"], "best", "update_00000004"),
+        (None, ["last", "update_00000004"], "auto", "update_00000004"),
+        (None, ["average", "best", "last"], "auto", "best"),
+        ("best", ["last", "update_00000006"], "auto", None),
+        ("last", ["best", "update_00000004"], "auto", None),
+        ("average", ["best", "last", "update_00000006"], "auto", None),
+        (None, ["last", "update_00000006"], "auto", None),
+    ],
+)
+def test_scored_weights_are_loaded_or_missed(
+    tmp_path: Path, weights: str | None, files: list[str], name: str, loaded: str | None
+) -> None:
+    folder = trained(tmp_path, weights, files)
+    if loaded is not None:
+        assert checkpoint_path(folder, name) == folder.checkpoints / f"{loaded}.pt"
+        return
+    missing = rf"{weights or 'best'}\.pt is missing.*copy it back.*checkpoint={files[0]}"
+    with pytest.raises(CheckpointError, match=missing):
+        checkpoint_path(folder, name)
 
 
 def test_corrupted_checkpoint_error_names_the_others(tmp_path: Path) -> None:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 from headwise.config.schema import Config
 from headwise.errors import RunError
+from headwise.files import replacing
 from headwise.runs.failure import UntouchedRun
 from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
 from headwise.tasks.task import Corpus, Task
 
 
-def check_checkpoint_exists(folder: RunFolder) -> None:
-    """Raise RunError if last.pt was removed: training would overwrite the records."""
+def check_checkpoints(folder: RunFolder) -> None:
+    """Restore a removed best.pt from the numbered checkpoint of its update.
+
+    Raises:
+        RunError: last.pt was removed, or best.pt and that checkpoint: training would overwrite
+            the records, or choose other weights.
+    """
     saved = folder.read_last()
-    if saved:
-        raise RunError(
-            f"{folder.last} is missing, though it was saved at update "
-            f"{saved.get('update')}: copy it back, or remove {folder.path} to start again"
-        )
+    best, best_update = folder.checkpoints / "best.pt", saved.get("best_update", 0)
+    numbered = folder.checkpoints / f"update_{best_update:08d}.pt"
+    if not best.is_file() and numbered.is_file():
+        with replacing(best) as temporary:
+            shutil.copyfile(numbered, temporary)
+    for path, update in ((folder.last, saved.get("update")), (best, best_update)):
+        if update and not path.is_file():
+            raise RunError(
+                f"{path} is missing, though it was saved at update {update}: copy it back, or "
+                f"remove {folder.path} to start again"
+            )
 
 
 def valid_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:

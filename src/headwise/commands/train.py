@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from headwise.analysis.collect import alphas, filled, reported
-from headwise.commands.finished import check_checkpoint_exists, final_results, valid_scores
+from headwise.commands.finished import check_checkpoints, final_results, valid_scores
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.digest import combined_digest
@@ -151,16 +151,14 @@ def _train(
             resumes = can_resume(folder)
             metric, update = task.main_metric(config).name, folder.read_last().get("update", 0)
             listed = Summary(task.name, metric, overrides, config.trainer.max_updates, update)
-            if not resumes:
-                check_checkpoint_exists(folder)
+            if ranks.is_main:
+                check_checkpoints(folder)
             ranks.barrier()
             ranks = ranks_of_run(folder, ranks)
             if ranks.is_main:
                 folder.remove_error()
                 _run_folder(config, container, overrides, []).remove_error()
                 remove_partial(folder.path)
-                # recomputed at the end, e.g. after max_updates was raised
-                (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
                 listed.write(folder.path)
                 if launched.trial is not None:

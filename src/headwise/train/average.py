@@ -31,6 +31,8 @@ def choose_weights(trainer: Trainer, validates_part: bool) -> str:
     n_averaged = trainer.config.average
     ranks.barrier()  # wait until the first rank has written the last checkpoint
     average = folder.checkpoints / "average.pt"
+    best = trainer.state.best_score
+    weights = "last" if best is None else "best"
     recent = numbered_checkpoints(folder.checkpoints)[-n_averaged:] if n_averaged else []
     if recent:
         if ranks.is_main:
@@ -38,15 +40,16 @@ def choose_weights(trainer: Trainer, validates_part: bool) -> str:
         ranks.barrier()
         load_model(model, folder, "average")
         _, score = trainer.evaluate(whole=True)
-        best = trainer.state.best_score
         if validates_part:
             load_model(model, folder, "best")
             _, best = trainer.evaluate(whole=True)
         is_better = best is None or score > best
+        weights = "average" if is_better else weights
         if ranks.is_main:
             verdict = "better than the best one" if is_better else "no better than the best one"
             log.info("the average of the last %d checkpoints is %s", len(recent), verdict)
             if not is_better:
                 average.unlink()
     ranks.barrier()
-    return load_model(model, folder, "auto")
+    load_model(model, folder, weights)
+    return weights

@@ -103,40 +103,53 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -
 
 
 def checkpoint_path(folder: RunFolder, name: str) -> Path:
-    """Path of a checkpoint; `auto` is average.pt, else best.pt, else last.pt.
+    """Path of a checkpoint; `auto` is the one scored in results.json, or `best` while training.
 
+    If `best` or `last` was removed, a numbered checkpoint of the same update has its weights.
     `average_<n>` is the average of the last n numbered checkpoints, computed if missing.
 
     Raises:
         CheckpointError: no checkpoint has that name; the message lists those that exist.
     """
-    name = str(name)
-    if name == "auto":
-        for candidate in ("average", "best", "last"):
-            path = folder.checkpoints / f"{candidate}.pt"
-            if path.is_file():
-                return path
-        raise CheckpointError(f"{folder.path} has no checkpoint yet")
-    average = re.fullmatch(r"average_(\d+)", name)
+    requested, saved = str(name), folder.read_last()
+    average = re.fullmatch(r"average_(\d+)", requested)
     if average:
         return averaged_checkpoint(folder.checkpoints, int(average[1]))
     names = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
+    if not names:
+        raise CheckpointError(f"{folder.path} has no checkpoint yet")
+    name = _scored(folder, saved, names) if requested == "auto" else requested
     number = re.fullmatch(r"(?:update_)?(\d+)", name)
     stem = f"update_{int(number[1]):08d}" if number else name  # leading zeros are optional
-    if stem not in names:
-        close = nearest(stem, names)
-        hint = f" Did you mean checkpoint={close}?" if close else ""
+    update = saved.get({"best": "best_update", "last": "update"}.get(stem, ""), 0)
+    for existing in (stem, f"update_{update:08d}"):
+        if existing in names:
+            return folder.checkpoints / f"{existing}.pt"
+    if requested == "auto" or update:
+        others = ", ".join(f"checkpoint={other}" for other in names)
         raise CheckpointError(
-            f"checkpoint={name} not found in {folder.path}: it has auto, {', '.join(names)}.{hint}"
+            f"{folder.checkpoints / name}.pt is missing, though it was saved: copy it back, "
+            f"or set another one: {others}"
         )
-    return folder.checkpoints / f"{stem}.pt"
+    close = nearest(name, names)
+    hint = f" Did you mean checkpoint={close}?" if close else ""
+    raise CheckpointError(
+        f"checkpoint={name} not found in {folder.path}: it has auto, {', '.join(names)}.{hint}"
+    )
 
 
-def load_model(model: nn.Module, folder: RunFolder, name: str) -> str:
-    """Load the weights of a checkpoint; returns its name, with `auto` resolved."""
+def _scored(folder: RunFolder, saved: Mapping[str, Any], names: list[str]) -> str:
+    """Name of the weights of results.json; of an unfinished run `best`, before it `last`."""
+    results = folder.read_results()
+    if results is not None and results.weights and results.updates >= saved.get("update", 0):
+        return results.weights
+    return "best" if "best" in names or saved.get("best_update") else "last"
+
+
+def load_model(model: nn.Module, folder: RunFolder, name: str) -> None:
+    """Load the weights of a checkpoint."""
     path = checkpoint_path(folder, name)
     load_weights(model, load_checkpoint(path)["model"], str(path))
-    return path.stem
 
 
 def numbered_checkpoints(folder: Path) -> list[Path]:

@@ -193,7 +193,7 @@ class Trainer:
         if state.update == 0:
             self._log_heads()  # the first point of the trajectories
         elif state.update < config.max_updates and not state.stopped_early:
-            self._remove_former_last()
+            self._remove_former_end()
         with self.stop.deferred(), progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
@@ -337,6 +337,7 @@ class Trainer:
                 "train_seconds": round(self.seconds, 3),
                 "peak_memory_bytes": self.step.memory.bytes,
                 "world_size": self.ranks.n_shares,
+                "best_update": self.state.best_update,
             }
             last = {"update": self.state.update, **costs}
             self.folder.write_json("checkpoints/last.json", last)
@@ -349,10 +350,12 @@ class Trainer:
     def _numbered(self) -> Path:
         return self.folder.checkpoints / f"update_{self.state.update:08d}.pt"
 
-    def _remove_former_last(self) -> None:
-        """After `max_updates` was raised: remove the last checkpoint if it is off `save_every`."""
-        is_extra = self.state.update % self.config.save_every != 0
-        if self.ranks.is_main and self.config.average and is_extra:
+    def _remove_former_end(self) -> None:
+        """After `max_updates` was raised: remove the average, and a checkpoint off `save_every`."""
+        if not self.ranks.is_main:
+            return
+        (self.folder.checkpoints / "average.pt").unlink(missing_ok=True)
+        if self.config.average and self.state.update % self.config.save_every != 0:
             self._numbered().unlink(missing_ok=True)
 
     def _stop_if_requested(self) -> None:

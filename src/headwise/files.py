@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,9 @@ PARTIAL = ".tmp"
 # Errors of the operating system on writes.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+# Errors of locks: held by another process, not supported by the file system.
+HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 # The pipe or terminal was closed.
 CLOSED = (errno.EPIPE, errno.EIO)
 BROKEN_PIPE = 128 + 13  # exit code, as a shell reports SIGPIPE
@@ -142,14 +146,45 @@ def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:
     return content
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock `path`; a file that does not exist is not locked."""
+def lock(file: IO[Any], wait: bool = False, shared: bool = False) -> bool | None:
+    """Lock an open file between processes, until it is closed.
+
+    Returns:
+        Whether it is locked now: False if another process holds it. None, with a warning, on a file
+        system without locks: nobody can hold it.
+
+    Raises:
+        OSError: another error.
+    """
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno in HELD:
+            return False
+        if error.errno not in NO_LOCKS:
+            raise
+        _warn_no_locks(Path(file.name).parent)
+        return None
+    return True
+
+
+@cache
+def _warn_no_locks(folder: Path) -> None:
+    log.warning("the file system of %s has no locks: use it from one process at a time", folder)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock `path`; a file that does not exist is not locked.
+
+    None on a file system without locks.
+    """
     try:
         with open(path, "rb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+            is_free = lock(handle, shared=True)
+    except OSError:
+        return False
+    return None if is_free is None else not is_free
 
 
 @contextmanager
@@ -169,11 +204,9 @@ def locked(path: Path) -> Iterator[None]:
 def _acquired(path: Path) -> IO[str]:
     while True:
         file = open(path, "w")  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if lock(file) is False:
             log.info("waiting for another process: %s", path)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, wait=True)
         # The previous holder removed this file; others may have created and locked a new one.
         try:
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):

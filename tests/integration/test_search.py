@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -120,6 +122,16 @@ def test_trial_of_another_file_system_is_not_adopted(searchers: Any, tmp_path: P
     for path in (tmp_path / "searchers").iterdir():
         path.unlink()
     assert numbers(searchers().ask(1)) == [1]
+
+
+def test_trial_is_not_adopted_on_a_file_system_without_locks(
+    searchers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert [numbers(searcher.ask(1)) for searcher in (searchers(), searchers())] == [[0], [1]]
 
 
 def test_job_of_an_adopted_trial_waits_for_its_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 import time
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from headwise import files
 from headwise.errors import HeadwiseError, RunError
-from headwise.files import locked, read_json, remove_partial, write_text
+from headwise.files import is_locked, locked, read_json, remove_partial, write_text
 from headwise.runs.folder import RunFolder
 
 
@@ -80,3 +82,47 @@ def test_lock_admits_one_thread_at_a_time(tmp_path: Path) -> None:
         thread.join()
     assert n_inside == [1] * 20
     assert not list(tmp_path.iterdir())
+
+
+def fail_flock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    files._warn_no_locks.cache_clear()
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL])
+def test_file_system_without_locks_is_one_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    fail_flock(monkeypatch, number)
+    run = RunFolder(tmp_path)
+    run.make()
+    with run.claimed(), run.claimed(wait=True), locked(tmp_path / "cache.lock"):
+        assert is_locked(tmp_path / ".lock") is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the file system of {tmp_path} has no locks: use it from one process at a time"
+    ]
+
+
+@pytest.mark.parametrize("number", [errno.EWOULDBLOCK, errno.EACCES])
+def test_held_lock_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fail_flock(monkeypatch, number)
+    run = RunFolder(tmp_path)
+    run.make()
+    assert is_locked(tmp_path / ".lock")
+    with pytest.raises(RunError, match="another process is training"), run.claimed():
+        pass
+
+
+def test_other_lock_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_flock(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output"), locked(tmp_path / "cache.lock"):
+        pass

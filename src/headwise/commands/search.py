@@ -7,7 +7,6 @@ training, is adopted by another searcher.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import secrets
 import warnings
@@ -31,7 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from headwise.commands.sweep import SEARCHERS
 from headwise.config.schema import Config
 from headwise.errors import ConfigError, refuse
-from headwise.files import is_locked, locked
+from headwise.files import is_locked, lock, locked
 from headwise.tasks.settings import monitored
 from headwise.track.jsonl import read_if_exists
 
@@ -59,7 +58,7 @@ class JournalLock(JournalFileOpenLock):
     def acquire(self) -> bool:
         """Wait for the lock, then repair the journal."""
         self._file: IO[bytes] = open(self._path, "rb+")  # noqa: SIM115
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        lock(self._file, wait=True)
         n_bytes = self._file.seek(0, 2)
         self._file.seek(max(n_bytes - 1, 0))
         if n_bytes and self._file.read() != b"\n":
@@ -158,7 +157,7 @@ class Searcher:
         path = self.folder / SEARCHERS / secrets.token_hex(8)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock(handle, wait=True)
             self._name = path.name
             yield
 
@@ -194,16 +193,16 @@ class Searcher:
         """Whether no process runs a trial.
 
         A trial without a searcher was cut off in `ask`. A searcher without a file here is on a
-        machine with another file system.
+        machine with another file system. Without locks no process counts as gone.
         """
         if trial.state is not TrialState.RUNNING:
             return False
         if "searcher" in trial.user_attrs:
             searcher = self.folder / SEARCHERS / trial.user_attrs["searcher"]
-            if not searcher.is_file() or is_locked(searcher):
+            if not searcher.is_file() or is_locked(searcher) is not False:
                 return False
         runs = (value for name, value in trial.user_attrs.items() if name.startswith("run_"))
-        return not any(is_locked(Path(run) / ".lock") for run in runs)
+        return all(is_locked(Path(run) / ".lock") is False for run in runs)
 
 
 class RunningTrial:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import time
@@ -22,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from headwise.config.schema import Config, DecodeConfig, read_back
 from headwise.errors import RunError, nearest
 from headwise.file_names import check_file_name
-from headwise.files import read_json, replacing, write_json, write_text
+from headwise.files import lock, read_json, replacing, write_json, write_text
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
@@ -119,15 +118,13 @@ class RunFolder:
         """
         with open(self.path / ".lock", "a+") as handle:
             for attempt in range(N_LOCK_ATTEMPTS):
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                if lock(handle, wait) is not False:
                     break
-                except OSError as error:
-                    if attempt + 1 == N_LOCK_ATTEMPTS:
-                        raise RunError(
-                            f"another process is training in {self.path}; wait for it or stop it"
-                        ) from error
-                    time.sleep(0.05)
+                if attempt + 1 == N_LOCK_ATTEMPTS:
+                    raise RunError(
+                        f"another process is training in {self.path}; wait for it or stop it"
+                    )
+                time.sleep(0.05)
             yield
 
     def remove_error(self) -> None:

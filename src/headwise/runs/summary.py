@@ -105,7 +105,7 @@ def status(folder: Path, names: Collection[str]) -> dict[str, Any]:
             return {"status": "finished"} | values | flat
         if "pruned.json" in names:  # written by `headwise prune`, not trained
             return {"status": "pruned"} | values
-        running = is_locked(folder / ".lock")
+        running = bool(is_locked(folder / ".lock"))
         state = {"status": "running" if running else "interrupted"}
         return state | values | _progress(folder / "metrics.jsonl", summary, running)
     except (RunError, OSError) as problem:

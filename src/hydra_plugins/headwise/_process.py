@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from headwise.commands.sweep import Sweep
 from headwise.data.workers import n_cores
 from headwise.errors import ConfigError, Interrupted, RunError
+from headwise.files import lock
 from headwise.train.interrupt import Handlers, StopRequest, stop_request
 
 WAITING = (
@@ -78,13 +78,11 @@ class JobProcess:
 
     def _free_gpu(self) -> str:
         for index, name in enumerate(self.gpus):
-            lock = open(self.folder / f"gpu-{index}.lock", "w")  # noqa: SIM115
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
+            file = open(self.folder / f"gpu-{index}.lock", "w")  # noqa: SIM115
+            if lock(file) is False:
+                file.close()
                 continue
-            _locks.append(lock)
+            _locks.append(file)
             return name
         return ",".join(self.gpus)  # more jobs than GPUs
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +73,7 @@ def test_second_address_is_used_when_the_first_fails(tmp_path: Path, site: str) 
 def test_hashes_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, hashed = tmp_path / "text", []
     path.write_bytes(BODY)
+    monkeypatch.setattr(digest, "TICK_NS", 0)
 
     def count(p: Path, algorithm: str) -> str:
         hashed.append(algorithm)
@@ -83,6 +86,37 @@ def test_hashes_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path.write_bytes(BODY * 2)
     assert FileHashes(tmp_path / "cache")(path) != first
     assert FileHashes(tmp_path / "cache")(path, "md5").startswith("md5")
+
+
+def test_edit_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:
+    path, hashes = tmp_path / "text", FileHashes(tmp_path / "cache")
+    path.write_bytes(b"one")
+    time.sleep(2 * digest.TICK_NS / 1e9)
+    status, before = path.stat(), hashes(path)
+    assert hashes.path.is_file()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert hashes(path) == hashlib.sha256(b"two").hexdigest() != before
+    path.write_bytes(b"six")  # at once: in the tick of the edit before
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert hashes(path) == hashlib.sha256(b"six").hexdigest()
+    with pytest.raises(DataError, match=r"absent cannot be read: No such file"):
+        hashes(tmp_path / "absent")
+
+
+def test_cache_of_many_files_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, written, write = [tmp_path / f"{i}.txt" for i in range(5)], [], digest.write_text
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    monkeypatch.setattr(digest, "TICK_NS", 0)
+    monkeypatch.setattr(digest, "write_text", lambda *call: written.append(write(*call)))
+    expected = [hashlib.sha256(path.name.encode()).hexdigest() for path in paths]
+    assert FileHashes(tmp_path / "cache").of(paths) == expected
+    monkeypatch.setattr(digest, "file_digest", None)
+    assert FileHashes(tmp_path / "cache").of(paths) == expected
+    assert len(written) == 1
 
 
 def test_unwritable_cache_is_no_error(tmp_path: Path) -> None:

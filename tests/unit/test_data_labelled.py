@@ -8,6 +8,7 @@ import functools
 import gzip
 import io
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -21,12 +22,16 @@ from omegaconf import OmegaConf
 from corpus_writers import encode_lines, write_parquet
 from headwise.config.folders import composed
 from headwise.config.labelled_data import LabelledDataConfig
+from headwise.config.schema import TokenizerConfig
+from headwise.data.class_store import prepare_classes
 from headwise.data.labelled import LabelledText
 from headwise.errors import ConfigError, DataError
 from labelled_texts import PUBLISHED
 
 HEADER = ("label", "text", "second")
 CELLS = [("no", 'He said "no".', "a, b"), ("yes", "Ja, schön", "c"), ("no", "x", "y")]
+EDITED = ['no\tHe said "no".\ta, b', "yes\tJa, schön\tc", "yes\tx\t"]  # of as many bytes
+BYTES = TokenizerConfig(kind="byte")
 ROWS = [((text,), label) for label, text, _ in CELLS]
 
 
@@ -152,6 +157,32 @@ def test_files_without_header_have_configured_columns(folder: Path) -> None:
         (folder / f"{split}.tsv").write_bytes(lines)
     joined = corpus(folder, columns=["label", "text", "text"])
     assert list(joined.rows("train"))[1] == (("Ja, schön c",), "yes")
+
+
+def test_edit_of_the_same_size_and_time_is_read(folder: Path) -> None:
+    before, status = prepare_classes(corpus(folder), BYTES), (folder / "train.tsv").stat()
+    (folder / "train.tsv").write_bytes(encode_lines(["label\ttext\tsecond", *EDITED]))
+    assert (folder / "train.tsv").stat().st_size == status.st_size
+    os.utime(folder / "train.tsv", ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = prepare_classes(corpus(folder), BYTES)
+    assert before.report["splits"]["train"] == {"no": 2, "yes": 1}
+    assert after.report["splits"]["train"] == {"no": 1, "yes": 2}
+
+
+def test_identity_covers_what_selects_and_changes_values(folder: Path) -> None:
+    named = corpus(folder, files={"train": "train", "valid": "dev"})
+    before = named.identity("train")
+    (folder / "train.tsv").rename(folder / "train.csv")
+    assert corpus(folder, files={"train": "train", "valid": "dev"}).identity("train") != before
+    PUBLISHED["sst2"][1](folder / "sst2", "archive")
+    changed = copy.deepcopy(data_config("sst2"))
+    values = {"label": {"0": "positive", "1": "negative"}}
+    changed.origins[-1]["values"] = values
+    hashes = {
+        corpus(folder / "sst2", "sst2", origins=o).identity("test")
+        for o in (changed.origins, data_config("sst2").origins)
+    }
+    assert len(hashes) == 2
 
 
 def test_validation_share_is_stratified_and_disjoint(folder: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from headwise.commands.predict import _pictures
 from headwise.config.density_data import ImageDataConfig
 from headwise.config.folders import composed
+from headwise.data.class_store import prepare_classes
 from headwise.data.labelled_images import LabelledImages
 from headwise.data.patches import augmented, patches
 from headwise.errors import ConfigError, DataError
@@ -83,6 +85,57 @@ def test_a_folder_has_a_folder_per_class(tmp_path: Path) -> None:
     rows = list(folder(tmp_path).rows("train"))
     assert [name for _, name in rows] == ["cat", "cat", "dog", "dog", "dog"]
     assert np.array_equal([image for image, _ in rows], images)
+
+
+def moved(path: Path) -> None:
+    (path / "cat" / "0001.png").rename(path / "dog" / "0001.png")
+
+
+def renamed(path: Path) -> None:
+    (path / "cat").rename(path / "tabby")
+
+
+def exchanged(path: Path) -> None:
+    for old, new in (("cat", "x"), ("dog", "cat"), ("x", "dog")):
+        (path / old).rename(path / new)
+
+
+@pytest.mark.parametrize(
+    ("change", "labels"),
+    [
+        (moved, {"cat": 1, "dog": 2}),
+        (renamed, {"dog": 1, "tabby": 2}),
+        (exchanged, {"cat": 1, "dog": 2}),
+    ],
+)
+def test_corrected_labels_are_read(tmp_path: Path, change: Any, labels: dict[str, int]) -> None:
+    images = random_images(1, 4, 6, 3)
+    for split in ("train", "valid", "test"):
+        write_pictures(tmp_path / split, {"cat": images[[0, 0]], "dog": images})
+    before = folder(tmp_path).hashes()
+    prepare_classes(folder(tmp_path), None)
+    for split in ("train", "valid", "test"):
+        change(tmp_path / split)
+    assert not {*before} & {*folder(tmp_path).hashes()}  # another run
+    assert prepare_classes(folder(tmp_path), None).report["splits"]["train"] == labels
+
+
+def test_links_are_followed_and_hidden_names_are_left_out(tmp_path: Path) -> None:
+    images = random_images(3, 4, 6, 3)
+    write_pictures(tmp_path / "pool", {"a": images[:2], "b": images[2:]})
+    write_pictures(tmp_path / "train", {"dog": images[:1], ".ipynb_checkpoints": images})
+    write_pictures(tmp_path / "train" / "dog", {".cache": images, "below": images[2:]})
+    (tmp_path / "train" / "cat").symlink_to(tmp_path / "pool" / "a")
+    (tmp_path / "train" / "dog" / "link.png").symlink_to(tmp_path / "pool" / "b" / "0000.png")
+    (tmp_path / "train" / "dog" / "loop").symlink_to(tmp_path / "train")
+    rows = list(folder(tmp_path).rows("train"))
+    assert [name for _, name in rows] == ["cat", "cat", "dog", "dog", "dog"]
+    assert np.array_equal([image for image, _ in rows], images[[0, 1, 0, 2, 2]])
+    files = folder(tmp_path).files("train")
+    assert [file for (file,) in _pictures(str(tmp_path / "train"))] == list(map(str, files))
+    (tmp_path / "train" / "dog" / "lost.png").symlink_to(tmp_path / "lost")
+    with pytest.raises(DataError, match=r"lost\.png cannot be read: No such file"):
+        folder(tmp_path).files("train")
 
 
 def fewer_labels(path: Path) -> None:

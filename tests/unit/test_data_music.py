@@ -90,6 +90,13 @@ def test_pieces_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert [len(code) for code in codes(tmp_path)] == [2400, 3600, 1200]
 
 
+def test_links_to_pieces_are_followed(tmp_path: Path) -> None:
+    write_audio(tmp_path / "pool" / "a.wav", tone(0.1, RATE)[:, None], RATE)
+    write_audio(tmp_path / "train" / ".trash" / "b.wav", tone(0.2, RATE)[:, None], RATE)
+    (tmp_path / "train" / "album").symlink_to(tmp_path / "pool")
+    assert [len(code) for code in codes(tmp_path)] == [1200]
+
+
 def test_bad_audio_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(DataError, match="train is empty; it must have folders of audio files"):

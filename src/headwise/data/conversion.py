@@ -59,8 +59,9 @@ def write_text(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = Fa
 
 
 def progress_bar(
-    what: str, shown: bool, total: int | None = None, unit: str = " pairs"
+    what: str, shown: bool, total: int | None = None, unit: str = " pairs", delay: float = 0
 ) -> tqdm[NoReturn]:
-    """A progress bar, shown if `shown` and on a terminal."""
+    """A progress bar, shown if `shown` and on a terminal, after `delay` seconds."""
     hidden = None if shown else True
-    return tqdm(desc=what, total=total, unit=unit, unit_scale=True, disable=hidden, leave=False)
+    options = {"unit": unit, "unit_scale": True, "leave": False, "delay": delay}
+    return tqdm(desc=what, total=total, disable=hidden, **options)

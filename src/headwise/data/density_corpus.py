@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,12 @@ class FileCorpus(Generic[C]):
         return [self.identity(split) for split in (self.config.train, self.config.valid)]
 
     def identity(self, split: str) -> str:
-        """Hash of the files of a split and of the settings of reading."""
-        hashes = FileHashes(self.cache_dir)
-        settings = json.dumps(self.settings(split), sort_keys=True)
-        return combined_digest([*(hashes(path) for path in self.files(split)), settings])
+        """Hash of the files of a split, their paths in its folder, and the settings of reading."""
+        files, folder = self.files(split), f"{(self.folder or Path()) / split}{os.sep}"
+        # paths name classes; elsewhere, a file is the same under another name
+        names = [name.removeprefix(folder) for name in map(str, files) if name.startswith(folder)]
+        settings = json.dumps([names, self.settings(split)], sort_keys=True)
+        return combined_digest([*FileHashes(self.cache_dir).of(files), settings])
 
     def settings(self, split: str) -> Any:
         """Settings that determine the values which are read from the files of a split."""
@@ -87,10 +90,30 @@ class FileCorpus(Generic[C]):
 def files_below(folder: Path, content: str) -> list[Path]:
     """The files in a folder and below, in the order of their names, without hidden ones.
 
+    Links are followed, but not into a folder that they are in.
+
     Raises:
-        DataError: there are none; `content` describes them.
+        DataError: there are none, or a link or folder cannot be read; `content` describes them.
     """
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name[0] != "."]
+    try:
+        files = list(_walk(folder, ()))
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
     if not files:
         raise DataError(f"{folder} is empty; it must have {content}")
     return files
+
+
+def _walk(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    status = folder.stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if not entry.name.startswith("."):
+            if entry.is_dir():
+                yield from _walk(Path(entry.path), (*above, here))
+            elif entry.is_file():
+                yield Path(entry.path)
+            else:
+                entry.stat()  # raises for a link to nothing

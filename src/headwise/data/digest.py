@@ -1,16 +1,21 @@
 """Hashes of files, which identify corpora.
 
-Hashing gigabytes at each start is slow, so hashes are cached by the path, size and modification
-time of the file.
+Hashing gigabytes at each start is slow, so hashes are cached by the path and the status of a file:
+its size, inode, and times of modification and of the last change, which no tool sets back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from headwise.data.conversion import progress_bar
 from headwise.errors import DataError, HeadwiseError
 from headwise.files import write_text
 
@@ -29,6 +34,9 @@ def content_digest(path: Path) -> str:
     return file_digest(path)[:16]
 
 
+TICK_NS = 20_000_000  # of the clock of a file system, at most
+
+
 class FileHashes:
     """Hashes of files, cached in `cache_dir/hashes.json` until a file changes.
 
@@ -42,25 +50,49 @@ class FileHashes:
 
     def __call__(self, path: Path, algorithm: str = "sha256") -> str:
         """Hash of the file's bytes with md5, sha1 or sha256."""
-        status = path.stat()
-        key = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}|{algorithm}"
-        known = self._load().get(key)
-        if known is not None:
-            return known
-        value = file_digest(path, algorithm)
-        hashes = self._load() | {key: value}
-        # if the cache is read-only or full, the hash is computed again next time
+        return self.of([path], algorithm)[0]
+
+    def of(self, paths: Sequence[Path], algorithm: str = "sha256") -> list[str]:
+        """The hash of each file; the cache is read and written once, and a bar is shown."""
+        hashes, cached = [], self._load()
+        new: dict[str, Any] = {}
+        try:
+            with progress_bar("hashing", True, len(paths), " files", delay=1) as bar:
+                for path in paths:
+                    key, status = f"{os.path.abspath(path)}|{algorithm}", _status(path)
+                    *known, value = cached.get(key) or [None]
+                    if known != status:
+                        value = file_digest(path, algorithm)
+                        # of a change in the same tick of the clock, the status would be the same
+                        if status[-1] < time.time_ns() - TICK_NS:
+                            new[key] = [*status, value]
+                    hashes.append(value)
+                    bar.update()
+        finally:
+            if new:
+                self._save(new)
+        return hashes
+
+    def _save(self, new: dict[str, Any]) -> None:
+        # if the cache is read-only or full, the hashes are computed again next time
         with suppress(OSError, HeadwiseError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, json.dumps(hashes, indent=1, sort_keys=True))
-        return value
+            write_text(self.path, json.dumps(self._load() | new))
 
-    def _load(self) -> dict[str, str]:
+    def _load(self) -> dict[str, Any]:
         try:
             hashes = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return hashes if isinstance(hashes, dict) else {}
+
+
+def _status(path: Path) -> list[int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def combined_digest(parts: list[str]) -> str:

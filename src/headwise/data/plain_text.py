@@ -196,9 +196,10 @@ class ColumnCorpus(TextCorpus):
     """A text that is a column of tables, one text a line."""
 
     def settings(self, split: str) -> Any:
-        """See `FileCorpus.settings`: the column."""
-        config = self.config
-        return {"column": config.column, "split": split, "documents": config.documents}
+        """See `FileCorpus.settings`: the column, and the ending that selects the reader."""
+        config, ending = self.config, self.files(split)[0].name.partition(".")[2]
+        settings = {"column": config.column, "split": split, "documents": config.documents}
+        return settings | {"ending": ending}
 
     def files(self, split: str) -> list[Path]:
         """The table with a split, or its shards; a `DataError` if there is none."""

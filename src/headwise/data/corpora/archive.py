@@ -193,6 +193,11 @@ class ArchiveTables(ArchiveSplits):
         """The first archive of a split."""
         return self.archives.path(self._needed(split)[0])
 
+    def identity(self, split: str) -> str:
+        """See `ArchiveSplits.identity`; with the columns and the values that are replaced."""
+        settings = json.dumps([self._columns, self._values], sort_keys=True)
+        return combined_digest([super().identity(split), settings])
+
     def rows(self, split: str, select: Select) -> Iterator[Row]:
         """The split's rows, streamed from the archives; see `stored_rows`."""
         for part in self._parts(split):

@@ -65,9 +65,11 @@ class TableFolder:
         return table_rows(self._splits[split], select, self.columns)
 
     def identity(self, split: str) -> str:
-        """Hash of the split's files."""
+        """Hash of the split's files, and of their endings, which select the reader."""
         self.require(split)
-        return combined_digest([self._hashes(path) for path in self._splits[split]])
+        paths = self._splits[split]
+        endings = [Path(path.name.removesuffix(".gz")).suffix for path in paths]
+        return combined_digest([*self._hashes.of(paths), *endings])
 
     def require(self, split: str) -> None:
         """Raise a `DataError` that names the expected files unless `split` is in the folder."""

@@ -73,7 +73,7 @@ class HubSource:
             DataError: split not in the local copy, or Hub unreachable.
         """
         if self.folder is not None:
-            parts = [self._hashes(path) for path in self._files(self.folder, split)]
+            parts = self._hashes.of(self._files(self.folder, split))
         else:
             parts = [self.repo, self.config_name, str(self._table(split)._fingerprint)]
         return combined_digest([str(self._rows(split)), *parts])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import struct
 import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,29 @@ def test_palettes_and_bitmaps_are_read_without_loss(tmp_path: Path) -> None:
     assert np.array_equal(read[0], expected)
 
 
+def turned(path: Path, **options: Any) -> None:
+    exif = Image.Exif()
+    exif[0x112] = 6  # to be turned by 90 degrees clockwise
+    Image.fromarray(np.rot90(random_images(1, 4, 6, 3)[0])).save(path, exif=exif, **options)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.webp"])
+def test_pictures_are_upright(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train").mkdir()
+    turned(tmp_path / "train" / name, **({"lossless": True} if "webp" in name else {}))
+    read = values(corpus(tmp_path, shape=[4, 6, 3], window=72), "train")
+    assert np.array_equal(read[0], random_images(1, 4, 6, 3)[0])
+
+
+def test_what_hides_nothing_is_read(tmp_path: Path) -> None:
+    image, folder = Image.fromarray(random_images(1, 4, 4, 3)[0]), tmp_path / "train"
+    folder.mkdir()
+    image.quantize(8).save(folder / "a.gif", transparency=200)  # a colour that does not occur
+    image.save(folder / "b.png", exif=b"Exif\0\0no exif")
+    image.save(folder / "c.mpo", save_all=True, append_images=[image])
+    assert len(values(corpus(tmp_path, shape=[4, 4, 3], window=48), "train")) == 3
+
+
 def other_size(path: Path) -> None:
     save(random_images(1, 4, 5, 3)[0], path / "train" / "z.png")
 
@@ -149,6 +174,40 @@ def transparent(path: Path) -> None:
 
 def sixteen_bits(path: Path) -> None:
     Image.fromarray(np.ones((4, 4), np.uint16)).save(path / "train" / "z.png")
+
+
+def deep_png(path: Path) -> None:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        end = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + end
+
+    header = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
+    rows = zlib.compress((b"\0" + bytes(range(24))) * 4)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    (path / "train" / "z.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+
+
+def deep_ppm(path: Path) -> None:
+    (path / "train" / "z.png").write_bytes(b"P6 4 4 1000\n" + bytes(range(96)))
+
+
+def see_through(path: Path, **options: Any) -> None:
+    image = Image.fromarray(random_images(1, 4, 4, 3)[0])
+    image.quantize(8).save(path / "train" / "z.png", transparency=0)
+
+
+def colour_key(path: Path) -> None:
+    image = random_images(1, 4, 4, 3)[0]
+    colour = tuple(map(int, image[0, 0]))
+    Image.fromarray(image).save(path / "train" / "z.png", transparency=colour)
+
+
+def animated(kind: str) -> Any:
+    def animate(path: Path) -> None:
+        frames = [Image.fromarray(image) for image in random_images(3, 4, 4, 3)]
+        frames[0].save(path / "train" / "z.png", kind, save_all=True, append_images=frames[1:])
+
+    return animate
 
 
 def no_pictures(path: Path) -> None:
@@ -183,6 +242,14 @@ def half_an_array(path: Path) -> None:
         (grey, r"z.png has the shape \[4,4,1\]"),
         (transparent, "z.png must be grey or RGB .* got Pillow's mode RGBA with 4 channels"),
         (sixteen_bits, "z.png must be grey or RGB with 8 bits"),
+        (deep_png, "z.png must be .*, got more bits. Convert it, for example with magick"),
+        (deep_ppm, "z.png must be .*, got more bits"),
+        (see_through, "z.png must be .*, got transparent pixels"),
+        (colour_key, "z.png must be .*, got transparent pixels"),
+        *(
+            (animated(kind), "z.png must be .*, got several frames")
+            for kind in ("GIF", "PNG", "TIFF")
+        ),
         (no_pictures, "train is empty; it must have folders of pictures"),
         (no_folder, "has no train: folders of pictures, or arrays"),
         (floats, r"train.npy must be uint8 of shape \(N, H, W, C\) .* got float64"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,62 @@ def test_links_to_pieces_are_followed(tmp_path: Path) -> None:
     write_audio(tmp_path / "train" / ".trash" / "b.wav", tone(0.2, RATE)[:, None], RATE)
     (tmp_path / "train" / "album").symlink_to(tmp_path / "pool")
     assert [len(code) for code in codes(tmp_path)] == [1200]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+
+
+def cut_in_the_last_page(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def with_a_gap(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] + bytes(400) + whole[len(whole) // 2 + 400 :])
+
+
+@pytest.mark.parametrize(
+    ("ending", "damage"),
+    [
+        *itertools.product(("wav", "aiff", "au", "flac", "ogg", "mp3"), [cut]),
+        ("ogg", cut_in_the_last_page),
+        ("ogg", with_a_gap),
+        ("mp3", with_a_gap),
+    ],
+)
+def test_audio_that_is_not_delivered_whole_is_refused(
+    tmp_path: Path, ending: str, damage: Any
+) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    path = tmp_path / "train" / f"a.{ending}"
+    path.parent.mkdir()
+    soundfile.write(path, tone(5, 24_000), 24_000)
+    assert len(codes(tmp_path)[0]) == 5 * RATE
+    damage(path)
+    with pytest.raises(DataError, match=rf"a\.{ending} is (cut short or damaged: only|not audio)"):
+        codes(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_samples_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    (tmp_path / "train").mkdir()
+    signal = tone(0.1, RATE)
+    signal[100] = value
+    soundfile.write(tmp_path / "train" / "a.wav", signal, RATE, subtype="DOUBLE")
+    with pytest.raises(DataError, match=r"a\.wav has samples that are NaN or infinite"):
+        codes(tmp_path)
+
+
+def test_sizes_of_streams_and_of_careless_writers_are_no_cut(tmp_path: Path) -> None:
+    write_audio(tmp_path / "train" / "a.wav", tone(0.1, RATE)[:, None], RATE)
+    whole = (tmp_path / "train" / "a.wav").read_bytes()
+    stream = whole[:4] + b"\xff" * 4 + whole[8:40] + b"\xff" * 4 + whole[44:]
+    (tmp_path / "train" / "b.wav").write_bytes(stream)  # as ffmpeg writes to a pipe
+    size = len(whole).to_bytes(4, "little")  # 8 too many
+    (tmp_path / "train" / "c.wav").write_bytes(whole[:4] + size + whole[8:])
+    assert [len(code) for code in codes(tmp_path)] == [1200] * 3
 
 
 def test_bad_audio_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from headwise.files import replacing
 
 MU = 255
 BLOCK = 2**20  # frames read at once
+HEADER = 64  # bytes, of the containers that libsndfile reads, at most
 
 Samples = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
@@ -42,7 +44,7 @@ def read_codes(path: Path, sample_rate: int) -> bytes:
     """An audio file as mu-law codes of one channel.
 
     Raises:
-        DataError: a file that is not audio, or a package is missing.
+        DataError: a file that is not audio, is cut short or damaged, or a package is missing.
     """
     return b"".join(mu_law(samples).tobytes() for samples in _resampled(path, sample_rate))
 
@@ -83,8 +85,7 @@ def _resampled(path: Path, sample_rate: int) -> Iterator[Samples]:
     soundfile = _package("soundfile")
     try:
         with soundfile.SoundFile(path) as sound:
-            blocks = sound.blocks(BLOCK, dtype="float32", always_2d=True)
-            mono = (block.mean(axis=1) for block in blocks)
+            mono = _mono(sound, path)
             if sound.samplerate == sample_rate:
                 yield from mono
                 return
@@ -95,6 +96,36 @@ def _resampled(path: Path, sample_rate: int) -> Iterator[Samples]:
             yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
     except soundfile.SoundFileError as error:
         raise DataError(f"{path} is not audio that can be read: {error}") from error
+
+
+def _mono(sound: Any, path: Path) -> Iterator[Samples]:
+    """Blocks of the mean of the channels; a `DataError` if the decoder does not deliver all."""
+    n_frames = 0
+    # not `blocks`, whose last block has uninitialised values after what the decoder delivers
+    while len(block := sound.read(BLOCK, dtype="float32", always_2d=True)):
+        if not np.isfinite(block).all():
+            raise DataError(f"{path} has samples that are NaN or infinite")
+        n_frames += len(block)
+        yield block.mean(axis=1)
+    if n_frames < max(sound.frames, 1) or _is_cut(sound, path):
+        raise DataError(
+            f"{path} is cut short or damaged: only {n_frames / sound.samplerate:.2f} s can be "
+            "read. Copy it again, or remove it"
+        )
+
+
+def _is_cut(sound: Any, path: Path) -> bool:
+    """Whether a file ends before its header, or the stream in it, says; libsndfile reads the rest.
+
+    Sizes in headers may count the header itself; those near 2^31 and 2^32 stand for unknown ones.
+    """
+    if sound.format == "OGG":
+        page = path.read_bytes().rpartition(b"OggS")[2]  # the last, with its head of 23 bytes
+        is_whole = len(page) > 23 and len(page) >= 23 + page[22] + sum(page[23 : 23 + page[22]])
+        return not (is_whole and page[1] & 4) or "reports a hole" in sound.extra_info
+    sizes = re.findall(r"(\d+) \(should be (\d+)\)", sound.extra_info)
+    known = [sizes for sizes in sizes if all(abs(int(sizes[0]) - 2**n) > 2**16 for n in (31, 32))]
+    return any(int(size) > int(actual) + HEADER for size, actual in known)
 
 
 def _package(name: str) -> Any:

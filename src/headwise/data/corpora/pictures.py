@@ -12,13 +12,15 @@ Axes: N images, H rows, W columns, C channels.
 
 from __future__ import annotations
 
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -73,25 +75,45 @@ def _read(
 
 
 def picture(path: Path) -> Image:
-    """The values (H, W, C) of a picture file.
+    """The values (H, W, C) of a picture file, upright as viewers show it (EXIF).
 
     Raises:
-        DataError: not a picture, or values other than 8 bits of grey or RGB.
+        DataError: not a picture, or values other than 8 bits of grey or RGB of one image.
     """
     from PIL import Image as Pillow
+    from PIL import ImageOps
 
     try:
         with Pillow.open(path) as opened:
-            image = opened.convert(MODES.get(opened.mode, opened.mode))
+            lost = _lost_values(opened)
+            image: Any = opened
+            with suppress(SyntaxError, struct.error):  # of EXIF that cannot be read
+                image = ImageOps.exif_transpose(opened)
+            image = image.convert(MODES.get(image.mode, image.mode))
     except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
         raise DataError(f"{path} is not a picture that can be read: {error}") from error
-    if image.mode not in ("L", "RGB"):
-        n_channels = len(image.getbands())
+    if lost or image.mode not in ("L", "RGB"):
+        lost = lost or f"Pillow's mode {image.mode} with {len(image.getbands())} channels"
         raise DataError(
-            f"{path} must be grey or RGB with 8 bits per channel, got Pillow's mode {image.mode} "
-            f"with {n_channels} channels"
+            f"{path} must be grey or RGB with 8 bits per channel, got {lost}. Convert it, for "
+            "example with magick OLD[0] -colorspace sRGB -alpha remove -depth 8 NEW.png"
         )
     return np.atleast_3d(np.asarray(image, np.uint8))
+
+
+def _lost_values(opened: Any) -> str:
+    """What Pillow leaves out of an open picture in one of the modes 1, L, P and RGB."""
+    # the second image of an MPO, a JPEG of a phone or camera, is one that no viewer shows
+    if getattr(opened, "is_animated", False) and opened.format != "MPO":
+        return "several frames"
+    # of BMP, ";16" alone are 5 or 6 bits per channel
+    is_deep = re.search(r";16[BLN]|SGI16", repr(opened.tile))
+    if is_deep or any(tile[0].startswith("ppm") and tile[3][1] > 255 for tile in opened.tile):
+        return "more bits"
+    may_hide = opened.mode == "P" or "transparency" in opened.info
+    if may_hide and opened.convert("RGBA").getchannel("A").getextrema()[0] < 255:
+        return "transparent pixels"
+    return ""
 
 
 def write_png(path: Path, image: Image) -> None:

@@ -95,7 +95,9 @@ def pairs(train_run: Run) -> Path:
 
 
 def predictions(run: Path, split: str = "test") -> pd.DataFrame:
-    return pd.read_csv(run / "predictions" / f"{split}.tsv", sep="\t", quoting=3)
+    return pd.read_csv(
+        run / "predictions" / f"{split}.tsv", sep="\t", quoting=3, keep_default_na=False
+    )
 
 
 def test_predictions_and_confusion_agree_with_the_scores(single: Path) -> None:
@@ -106,7 +108,9 @@ def test_predictions_and_confusion_agree_with_the_scores(single: Path) -> None:
     assert scores["accuracy"]["score"] == pytest.approx(100 * is_right.mean())
     assert scores["accuracy"]["low"] <= scores["accuracy"]["score"] <= scores["accuracy"]["high"]
     assert table.probability.between(1 / 3 - 1e-3, 1).all()
-    counts = pd.read_csv(single / "predictions" / "test.confusion.csv", index_col=0)
+    counts = pd.read_csv(
+        single / "predictions" / "test.confusion.csv", index_col=0, keep_default_na=False
+    )
     expected = Counter(zip(table.label, table.prediction, strict=True))
     assert {(i, j): counts.loc[i, j] for i in counts.index for j in counts if counts.loc[i, j]} == (
         expected

@@ -77,6 +77,20 @@ def test_user_text_in_tables_is_read(tmp_path: Path) -> None:
     assert corpus.read("test_b")[0][2].endswith("test_b.")
 
 
+def test_a_file_is_a_split_of_its_own_name(tmp_path: Path) -> None:
+    for stem in ("train", "dev", "test", "test2"):
+        write_text(tmp_path, stem, ("a", "b"), sentences("a", "b", 3, stem), gz=False)
+    options = {"dir": str(tmp_path), "source": "a", "target": "b"}
+    corpus = open_named_corpus(tmp_path, "files", valid="dev", **options)
+    assert list(corpus.text("dev")) == list(corpus.text("valid")) == sentences("a", "b", 3, "dev")
+    assert corpus.splits() == ["dev", "test", "test2", "train", "valid"]
+    files = {"train": ["train"], "valid": ["dev"], "test": ["test2"], "dev": ["train"]}
+    corpus = open_named_corpus(tmp_path, "files", files=files, **options)
+    assert corpus.config.test == ["test"]  # not twice
+    assert list(corpus.text("test")) == sentences("a", "b", 3, "test2")
+    assert list(corpus.text("dev")) == sentences("a", "b", 3, "train")
+
+
 def test_sharded_test_sets_are_named_after_their_tables(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
@@ -185,6 +199,7 @@ def test_missing_split_is_rejected_by_name(tmp_path: Path, test: str) -> None:
     ("folder", "missing", "message"),
     [
         ("text", "train.de.gz train.en.gz", r"expected train.de, train.en .*closest.*train\.d"),
+        ("text", "train.de.gz train.en.gz", r"there: .*; name one with data\.train=SPLIT$"),
         ("text", "train.en.gz", r"its other side train\.en .*closest.*train\.en\.gz_"),
         ("text", "test_2016_flickr.de.gz", r"its other side test_2016_flickr\.de "),
         ("texts", "", r"does not exist\. Did you mean .*text\?"),

@@ -43,6 +43,36 @@ def test_tab_separated_cells_are_literal(tmp_path: Path, ending: str) -> None:
     assert list(table_pairs([path], "de", "en")) == PAIRS
 
 
+@pytest.mark.parametrize("size", [300_000, 1_200_000])
+@pytest.mark.parametrize("ending", ["jsonl", "tsv", "csv"])
+def test_row_may_be_a_book(tmp_path: Path, ending: str, size: int) -> None:
+    pair = ("ä" * (size // 2), "book")
+    rows = {
+        "jsonl": [json.dumps(dict(zip(("de", "en"), pair, strict=True)), ensure_ascii=False)],
+        "tsv": ["de\ten", "\t".join(pair), ""],
+        "csv": ["de,en", ",".join(pair), ""],
+    }
+    write_parquet(tmp_path / "b.parquet", [dict(zip(("de", "en"), pair, strict=True))])
+    (tmp_path / f"a.{ending}").write_bytes(encode_lines(rows[ending]))
+    for path in (tmp_path / f"a.{ending}", tmp_path / "b.parquet"):
+        assert list(table_pairs([path], "de", "en")) == [pair]
+
+
+def test_maps_of_parquet_are_read(tmp_path: Path) -> None:
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    column = pyarrow.array([[("de", de), ("en", en)] for de, en in PAIRS], kind)
+    pyarrow.parquet.write_table(pyarrow.table({"translation": column}), tmp_path / "a.parquet")
+    assert list(table_pairs([tmp_path / "a.parquet"], "de", "en")) == PAIRS
+    with pytest.raises(DataError, match=r"row 1: no text for language 'fr'; got de, en"):
+        list(table_pairs([tmp_path / "a.parquet"], "de", "fr"))
+
+
+def test_hidden_shards_are_left_out(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train" / "0000.parquet", _rows(flat=True))
+    (tmp_path / "train" / "._0000.parquet").write_bytes(b"of another system")
+    assert list(table_pairs(find_table(tmp_path, "train"), "de", "en")) == PAIRS
+
+
 @pytest.mark.parametrize("layout", ["train-{:05d}-of-00003.parquet", "train/{:04d}.parquet"])
 def test_shards_are_read_in_order(tmp_path: Path, layout: str) -> None:
     for number, row in enumerate(_rows(flat=False)):

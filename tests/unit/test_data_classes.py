@@ -51,6 +51,9 @@ class Corpus:
     def path(self, split: str) -> Path:
         return Path(f"{split}.tsv")
 
+    def names(self, split: str) -> Iterator[str]:
+        yield from (f"{split}.tsv, line {i}" for i, _ in enumerate(self.splits[split], 1))
+
     def rows(self, split: str) -> Iterator[tuple[Any, str]]:
         yield from self.splits[split]
 
@@ -93,7 +96,7 @@ def test_pairs_are_separated_and_the_longer_text_is_truncated() -> None:
 @pytest.mark.parametrize(
     ("splits", "labels", "message"),
     [
-        ({"valid": [(("x",), "maybe")]}, None, "valid.tsv, example 1: unknown label 'maybe'"),
+        ({"valid": [(("x",), "maybe")]}, None, "valid.tsv, line 1: unknown label 'maybe'"),
         ({"train": [(("x",), "yes")]}, None, "one class, yes"),
         ({}, ["yes", "no", "maybe"], "no example of maybe"),
         ({"test": []}, None, "test.tsv is empty"),

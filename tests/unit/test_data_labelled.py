@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -47,7 +48,7 @@ def corpus(path: Path, name: str = "labelled", **changes: Any) -> LabelledText:
     return LabelledText(replace(data, **{"dir": str(path), **changes}), path.parent / "cache")
 
 
-def write_table(path: Path, cells: Sequence[Sequence[str]], header: Sequence[str]) -> None:
+def write_table(path: Path, cells: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
     kind = path.name.split(".")[1]
     records = [dict(zip(header, row, strict=True)) for row in cells]
     if kind == "parquet":
@@ -55,7 +56,7 @@ def write_table(path: Path, cells: Sequence[Sequence[str]], header: Sequence[str
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([header, *cells])
     data = {
-        "tsv": encode_lines(["\t".join(row) for row in (header, *cells)]),
+        "tsv": encode_lines(["\t".join(map(str, row)) for row in (header, *cells)]),
         "csv": table.getvalue().encode(),
         "jsonl": encode_lines(list(map(json.dumps, records))),
     }[kind]
@@ -203,6 +204,37 @@ def test_numbers_are_indices_of_classes(folder: Path) -> None:
     assert [label for _, label in corpus(folder).rows("train")] == ["1", "no"]
 
 
+NAMED = [("a", "a"), ("NA", "NA"), (" null ", "null"), (2, "2"), (1.0, "1"), (True, "True")]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("label", "name"), [*NAMED, *((label, None) for label in (np.nan, 0.5, [0], {"x": 1}))]
+)
+def test_labels_are_text_or_whole_numbers(
+    tmp_path: Path, ending: str, label: Any, name: str | None
+) -> None:
+    path = tmp_path / "text" / f"train.{ending}"
+    for split in ("train", "valid", "test"):
+        write_table(path.with_stem(split), [(label, "x")], ("label", "text"))
+    rows = corpus(tmp_path / "text").rows("train")
+    if name is not None:
+        assert list(rows) == [(("x",), name)]
+        return
+    message = rf"train\.{ending}, (row|line) 1: the label in .* must be text or a whole number, got"
+    with pytest.raises(DataError, match=message):
+        list(rows)
+
+
+def test_unknown_label_is_named_with_its_file(folder: Path) -> None:
+    write_table(folder / "test.tsv", [("no", "x", ""), ("maybe", "x", "")], HEADER)
+    joined = corpus(folder, valid="dev+test", test=[])
+    with pytest.raises(DataError, match=r"/test\.tsv, line 3: unknown label 'maybe'; known are no"):
+        prepare_classes(joined, BYTES)
+    cut = corpus(folder, train="dev+test", valid_fraction=0.4, test=[])
+    assert [*cut.names("valid")] == [f"{folder}/test.tsv, line 2"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "changes", "message"),
     [
@@ -246,7 +278,8 @@ def test_wrong_lines_of_trec_are_refused(tmp_path: Path) -> None:
 
 def test_missing_split_is_named(folder: Path) -> None:
     (folder / "dev.tsv").unlink()
-    with pytest.raises(DataError, match=r"no split 'valid': expected valid\.tsv, validation\.tsv"):
+    message = r"no split 'valid': expected valid\.tsv, validation\.tsv.* Splits there: test, train;"
+    with pytest.raises(DataError, match=message + r" name one with data\.valid=SPLIT$"):
         corpus(folder).hashes()
     with pytest.raises(DataError, match=r"a split of data=labelled must be .*; got 'tset'"):
         list(corpus(folder, valid="test").rows("tset"))

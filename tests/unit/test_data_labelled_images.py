@@ -182,8 +182,21 @@ def test_pictures_outside_of_a_class_are_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path, {"train": random_images(1, 4, 6, 3)})
     with pytest.raises(DataError, match=r"0000\.png must be in a folder named after its class"):
         list(folder(tmp_path).rows("train"))
-    with pytest.raises(DataError, match="has no valid: a folder of pictures per class"):
+    message = r"has no valid: a folder of pictures per class\. Splits there: .*train; name one with"
+    with pytest.raises(DataError, match=message + r" data\.valid=SPLIT$"):
         list(folder(tmp_path).rows("valid"))
+
+
+def test_unknown_class_is_named_with_its_picture(tmp_path: Path) -> None:
+    images = random_images(3, 4, 6, 3)
+    write_pictures(tmp_path / "train", {"cat": images, "dog": images})
+    write_pictures(tmp_path / "valid", {"cat": images, "wolf": images})
+    with pytest.raises(DataError, match=r"valid/wolf/0000\.png: unknown label 'wolf'; known are c"):
+        prepare_classes(folder(tmp_path, test=[]), None)
+    labelled = mnist(tmp_path, [3, 1, 4, 1, 5, 1, 3, 6, 4])
+    labelled.config.test.clear()
+    with pytest.raises(DataError, match=r"images-idx3-ubyte\.gz, image 5: unknown label '5'"):
+        prepare_classes(labelled, None)
 
 
 @pytest.mark.parametrize(

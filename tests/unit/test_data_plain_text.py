@@ -85,6 +85,20 @@ def test_documents_start_at_lines(
     assert [spell(part.tolist()) for part in parts] == expected
 
 
+@pytest.mark.parametrize("documents", DOCUMENTS)
+def test_documents_with_windows_line_ends_start_at_the_same_lines(
+    tmp_path: Path, documents: str
+) -> None:
+    text = ["\n", " = A = \n", "x\n", "\n", "= B =\n", "\n", " = C = \n", "\n", "y = z\n"]
+    config = TextDataConfig(name="mine", licence="own", documents=documents)
+    corpus, starts = TextCorpus(config, tmp_path), []
+    for end in (b"\n", b"\r\n"):
+        lines = [line.encode().replace(b"\n", end) for line in text]
+        starts.append(list(map(corpus.starts_document, [b"", *lines], lines)))
+    assert starts[0] == starts[1]
+    assert sum(starts[0]) > 1
+
+
 def test_several_processes_encode_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_stream, "BATCH_BYTES", 100)
     lines = b"".join(b"Der Hund sieht das %d. Haus.\n" % i for i in range(60))
@@ -307,7 +321,9 @@ def test_missing_and_empty_text_is_refused(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DataError, match=r"set data\.dir=FOLDER"):
         TextCorpus(config, tmp_path).path("train")
     missing = replace(config, dir=str(tmp_path))
-    with pytest.raises(DataError, match=r"train\.txt \(plain, \.gz or \.zip\) not found in"):
+    (tmp_path / "part.txt.gz").touch()
+    message = r"train\.txt \(plain, \.gz or \.zip\) not found in .*\. Splits there: part; name one "
+    with pytest.raises(DataError, match=message + r"with data\.train=SPLIT$"):
         TextCorpus(missing, tmp_path).path("train")
     with pytest.raises(DataError, match=r"is missing: put enwik8\.zip into .* or enwik8"):
         named(tmp_path, "enwik8", f"data.dir={tmp_path}").path("train")

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
 from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
 from headwise.config.folders import composed
-from headwise.report.outcome import draw, figures, shown_score
+from headwise.report.outcome import _confusion, draw, figures, shown_score
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.track.base import NullTracker
@@ -113,3 +115,14 @@ def test_table_has_a_row_per_layer_and_a_column_per_head() -> None:
         ["cross", "1", "-", "1.250", "1.750", "1.500"],
         ["3", "1.000", "-", "2.000", "1.500"],
     ]
+
+
+def test_names_of_classes_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ["NA", "None", "null", "nan", "1.0", "true"]
+    counts = pd.DataFrame(np.eye(6, dtype=int), labels, labels).to_csv(index_label="label")
+    (tmp_path / "predictions").mkdir()
+    (tmp_path / "predictions" / "test.confusion.csv").write_text(counts)
+    monkeypatch.setattr("headwise.plots.confusion.confusion_matrix", lambda counts, title: counts)
+    drawn: Any = _confusion(RunFolder(tmp_path), "")["confusion-test"]
+    assert drawn.index.tolist() == drawn.columns.tolist() == labels
+    assert (drawn.to_numpy() == np.eye(6)).all()

@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def _prepare(
         path = corpus.path(train)
         raise DataError(f"{path} has one class, {labels[0]}: there is nothing to learn")
     counts = {
-        split: _write_classes(names, labels, folder / f"{split}.classes.npy", corpus.path(split))
+        split: _write_classes(corpus, split, names, labels, folder / f"{split}.classes.npy")
         for split, names in names_of.items()
     }
     missing = [label for label, n in counts.get(train, {}).items() if not n]
@@ -167,15 +168,14 @@ def _encode(
 
 
 def _write_classes(
-    names: Sequence[str], labels: Sequence[str], path: Path, source: Path
+    corpus: ClassCorpus, split: str, names: Sequence[str], labels: Sequence[str], path: Path
 ) -> dict[str, int]:
     """Write the numbers of the labels of examples; return the number of examples by label."""
     numbers = {label: number for number, label in enumerate(labels)}
-    for number, name in enumerate(names, 1):
+    for number, name in enumerate(names):
         if name not in numbers:
-            raise DataError(
-                f"{source}, example {number}: unknown label {name!r}; known are {', '.join(labels)}"
-            )
+            where = next(islice(corpus.names(split), number, None))
+            raise DataError(f"{where}: unknown label {name!r}; known are {', '.join(labels)}")
     classes = np.array([numbers[name] for name in names], np.int64)
     np.save(path, classes)
     return dict(zip(labels, np.bincount(classes, minlength=len(labels)).tolist(), strict=True))

@@ -33,6 +33,10 @@ class ClassCorpus(LocatedCorpus, Protocol):
         """The examples of a split: one or two texts, or an image (H, W, C); and the label."""
         ...
 
+    def names(self, split: str) -> Iterator[str]:
+        """The file of each example of a split, and its place in it, for messages."""
+        ...
+
 
 class Inputs(Protocol):
     """The inputs of a split.

@@ -175,7 +175,8 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
     source = _opened(config, cache_dir)
     tests = list(config.test)
     if not tests and not config.origins:
-        tests = [split for split in source.splits() if split.startswith("test")]
+        stems = {stem for stems in config.files.values() for stem in stems} - config.files.keys()
+        tests = [s for s in source.splits() if s.startswith("test") and s not in stems]
         if isinstance(source, FolderSource):
             source.require_both_sides("test")
     return Corpus(replace(config, test=tests), source, cache_dir)

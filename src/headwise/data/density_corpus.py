@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from headwise.config.density_data import DensityDataConfig
+from headwise.data.corpora.folder import splits_there
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.data.origins import local_folder
 from headwise.errors import DataError
@@ -83,7 +84,10 @@ class FileCorpus(Generic[C]):
             splits = ", ".join(dict.fromkeys((self.config.train, self.config.valid, "test")))
             raise DataError(f"set data.dir=FOLDER, with {splits}: {content}")
         if not (self.folder / split).is_dir():
-            raise DataError(f"{self.folder} has no {split}: {content}")
+            folders = [path.name for path in self.folder.glob("[!.]*/")]
+            raise DataError(
+                f"{self.folder} has no {split}: {content}. {splits_there(split, folders)}"
+            )
         return files_below(self.folder / split, content)
 
 

@@ -143,6 +143,13 @@ class LabelledText:
         Raises:
             DataError: a column or text is missing, or a label is not one of `data.labels`.
         """
+        return ((texts, label) for _, texts, label in self._located(split))
+
+    def names(self, split: str) -> Iterator[str]:
+        """See `ClassCorpus.names`."""
+        return (where for where, *_ in self._located(split))
+
+    def _located(self, split: str) -> Iterator[tuple[str, Texts, str]]:
         share, n_seen = self._share(split), Counter[str]()
         for part in self._parts(split):
             for where, record in self.tables.rows(part, self._select):
@@ -151,7 +158,7 @@ class LabelledText:
                 n_seen[label] += 1
                 is_valid = math.floor((before + 1) * share) > math.floor(before * share)
                 if not share or is_valid == (split == self.config.valid):
-                    yield texts_of(record, text_columns(self.config), where), label
+                    yield where, texts_of(record, text_columns(self.config), where), label
 
     def _share(self, split: str) -> float:
         """Share of the rows of the files of a split that are for validation."""
@@ -180,7 +187,13 @@ class LabelledText:
         """The name of the label; a number that is no name is an index into `data.labels`."""
         self._select(where, list(record))
         value, names = record[self.config.label], self.config.labels
-        label = "" if value is None else str(value).strip()
+        is_whole = isinstance(value, float) and value.is_integer()
+        if not (is_whole or value is None or isinstance(value, (str, int))):
+            raise DataError(
+                f"{where}: the label in the column {self.config.label!r} must be text or a whole "
+                f"number, got {value!r}"
+            )
+        label = "" if value is None else str(int(value) if is_whole else value).strip()
         if not label:
             raise DataError(f"{where}: no label in the column {self.config.label!r}")
         if names is None or label in names:

@@ -50,6 +50,10 @@ class LabelledImages(ImageCorpus):
                 raise DataError(f"{source} has another number of labels than there are images")
             yield image, label
 
+    def names(self, split: str) -> Iterator[str]:
+        """See `ClassCorpus.names`."""
+        return (name for name, _ in self._images(split))
+
     def _labels(self, split: str) -> Iterator[str]:
         if not self.config.splits:
             return (self._folder_of(path, split) for path in self.files(split))

@@ -18,12 +18,14 @@ from typing import IO, Any
 
 from headwise.config.density_data import TextDataConfig
 from headwise.data.corpora.archive import Archives, open_member
+from headwise.data.corpora.folder import splits_there
 from headwise.data.corpora.tables import (
     SUFFIXES,
     check_columns,
     find_table,
     one_line,
     table_rows,
+    table_stem,
 )
 from headwise.data.corpora.text import READ_ERRORS, open_bytes
 from headwise.data.density_corpus import FileCorpus
@@ -33,7 +35,7 @@ from headwise.file_names import check_file_name
 
 ENDINGS = ("", ".gz", ".zip")  # of a file; a zip holds a file of the name before its ending
 SPLITS = ("train", "valid", "test")  # the order of `data.split`
-HEADING = re.compile(rb" ?= [^=]+ = *$")  # " = Title = ", after a blank line, as in WikiText
+HEADING = re.compile(rb" ?= [^=]+ = *\r?$")  # " = Title = ", after a blank line, as in WikiText
 # `data.documents` -> whether a line starts a document, given the line before
 STARTS: dict[str, Callable[[bytes, bytes], bool]] = {
     "line": lambda before, line: True,
@@ -167,7 +169,11 @@ class TextCorpus(FileCorpus[TextDataConfig]):
                         return path, [Path(name).name] if path.suffix == ".zip" else []
         if not self.config.downloads:
             places = f" in {folder}" if folder else ""
-            raise DataError(f"{' or '.join(names)} (plain, .gz or .zip) not found{places}")
+            message = f"{' or '.join(names)} (plain, .gz or .zip) not found{places}"
+            if folder and names == [f"{split}.txt"]:
+                stems = {path.name.partition(".txt")[0] for path in folder.glob("[!.]*.txt*")}
+                message = f"{message}. {splits_there(split, stems)}"
+            raise DataError(message)
         entries = self.config.downloads
         archive = {"files": [entry["file"] for entry in entries], "downloads": entries}
         advice = f" or {' or '.join(names)}" if folder else ""
@@ -209,7 +215,9 @@ class ColumnCorpus(TextCorpus):
             raise DataError(f"set data.dir=FOLDER, with one of {names}, and with the other splits")
         paths = find_table(self.folder, split)
         if not paths:
-            raise DataError(f"{names} not found in {self.folder}")
+            stems = {stem for path in self.folder.glob("[!.]*") if (stem := table_stem(path))}
+            there = splits_there(split, stems)
+            raise DataError(f"{names} not found in {self.folder}. {there}")
         return paths
 
     def chunks(self, split: str) -> Iterator[bytes]:

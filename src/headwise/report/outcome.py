@@ -44,8 +44,9 @@ def _confusion(folder: RunFolder, name: str) -> dict[str, Figure]:
     from headwise.plots.confusion import confusion_matrix
     from headwise.tasks.predictions import CONFUSION, FOLDER
 
+    names_are_text = {"dtype": {"label": str}, "keep_default_na": False}
     splits = {
-        path.name.removesuffix(CONFUSION): pd.read_csv(path, index_col=0, dtype={"label": str})
+        path.name.removesuffix(CONFUSION): pd.read_csv(path, index_col=0, **names_are_text)
         for path in sorted((folder.path / FOLDER).glob(f"*{CONFUSION}"))
     }
     of_run = f" ({name})" if name else ""

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -27,7 +28,7 @@ from headwise.data.class_store import LABELS, N_VALUES, PreparedClasses, prepare
 from headwise.data.classes import ClassCorpus, TrainingClasses, evaluation_batches, stratified
 from headwise.data.labelled import LabelledText
 from headwise.data.labelled_images import LabelledImages
-from headwise.data.loader import Examples
+from headwise.data.loader import Examples, Rows
 from headwise.data.patches import grid_of
 from headwise.data.token_stream import COLUMN
 from headwise.data.tokenizer import EOS
@@ -87,6 +88,12 @@ def class_factors(weights: Any, counts: Mapping[str, int]) -> list[float] | None
     fits = weights is None or len(weights) == len(counts)
     require(fits, "data.class_weights", f"{len(counts)} numbers: {', '.join(counts)}", weights)
     return weights and list(map(float, weights))
+
+
+def training_rows(config: Config, data: PreparedClasses) -> Rows:
+    """Numbers of the training examples in use, `data.label_fraction` of each class."""
+    classes = data.split(config.data.train).classes
+    return stratified(classes, config.data.label_fraction, config.seed)
 
 
 def max_positions(data: Any) -> int:
@@ -198,7 +205,8 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
 
     def training_model(self, config: Config, data: PreparedClasses) -> Model:
         """See `Task.training_model`; with the weights of classes, and frozen layers."""
-        counts = data.report["splits"][config.data.train]
+        classes = data.split(config.data.train).classes[training_rows(config, data)]
+        counts = dict(zip(data.labels, np.bincount(classes).tolist(), strict=True))
         weights = class_factors(config.data.class_weights, counts)
         model = self._classifier(config, data.sizes, weights)
         n = self.frozen_layers
@@ -227,8 +235,7 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         self, config: Config, data: PreparedClasses, ranks: Ranks, scratch: Path
     ) -> Examples:
         """See `Task.examples`."""
-        split = data.split(config.data.train)
-        kept = stratified(split.classes, config.data.label_fraction, config.seed)
+        split, kept = data.split(config.data.train), training_rows(config, data)
         budget = config.trainer.max_tokens, config.seed, ranks.n_shares
         return TrainingClasses(split, kept, *budget)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from headwise.data.corpora.tables import (
@@ -27,8 +27,8 @@ class TableFolder:
 
     Args:
         folder: with the files.
-        files: split name -> stems tried in order; other stems in the folder are splits named by
-            their stems.
+        files: split name -> stems tried in order; each stem in the folder is also a split of its
+            own name, unless it is one of these.
         cache_dir: caches hashes of files.
         columns: of text files without a header.
 
@@ -86,14 +86,13 @@ class TableFolder:
         raise DataError(
             f"{self.folder} has no split {split!r}: expected {', '.join(expected)} "
             f"(plain or .gz), or {stems[0]} with {', '.join(SUFFIXES)}; {hint}. "
-            f"Splits there: {', '.join(self.splits()) or 'none'}."
+            f"{splits_there(split, self.splits())}"
         )
 
     def _find_splits(self) -> dict[str, list[Path]]:
-        named = {stem for stems in self.files.values() for stem in stems}
-        others = {stem: [stem] for stem in self._stems() - named}
+        named = {stem: [stem] for stem in self._stems()} | self.files
         splits: dict[str, list[Path]] = {}
-        for split, stems in (*others.items(), *self.files.items()):
+        for split, stems in named.items():
             paths = next(filter(None, map(self._find, stems)), None)
             if paths is not None:
                 splits[split] = paths
@@ -106,7 +105,7 @@ class TableFolder:
 
     def _stems(self) -> set[str]:
         """Stems of all files and folders here that could be a split."""
-        return {stem for path in self.folder.iterdir() if (stem := table_stem(path))}
+        return {stem for path in self.folder.glob("[!.]*") if (stem := table_stem(path))}
 
     def _expected(self, stems: Sequence[str]) -> list[str]:
         return [f"{stem}.tsv" for stem in stems]
@@ -170,7 +169,7 @@ class FolderSource(TableFolder):
         endings = [
             f".{code}{suffix}" for code in (self.source, self.target) for suffix in ("", ".gz")
         ]
-        names = [path.name for path in self.folder.iterdir()]
+        names = [path.name for path in self.folder.glob("[!.]*")]
         sides = {name.removesuffix(end) for end in endings for name in names if name.endswith(end)}
         return super()._stems() | sides - {""}
 
@@ -192,6 +191,13 @@ class FolderSource(TableFolder):
                     f"(plain or .gz) is missing{hint}"
                 )
         return None
+
+
+def splits_there(split: str, known: Collection[str]) -> str:
+    """The end of the message for a missing split: other splits, and the key that names one."""
+    value = {"train": "SPLIT", "valid": "SPLIT", "test": "[SPLIT]"}.get(split)
+    advice = f"; name one with data.{split}={value}" if known and value else ""
+    return f"Splits there: {', '.join(sorted(known)) or 'none'}{advice}"
 
 
 def _missing_folder(folder: Path) -> str:

@@ -20,6 +20,7 @@ from headwise.data.corpora.text import check_text, decoded_lines, open_bytes
 from headwise.errors import DataError
 
 _BATCH_ROWS = 2048
+MAX_ROW = 2**31 - 2  # bytes, about what a cell of Parquet has at most: a row may be a book
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.parquet")
 
 Row = tuple[str, Mapping[str, Any]]  # file and line, for messages; column -> value
@@ -45,13 +46,13 @@ def find_table(folder: Path, stem: str) -> list[Path]:
         _check_complete(shards)
         return shards
     subfolder = folder / stem
-    return sorted(subfolder.glob("*.parquet")) if subfolder.is_dir() else []
+    return sorted(subfolder.glob("[!.]*.parquet")) if subfolder.is_dir() else []
 
 
 def table_stem(path: Path) -> str | None:
     """The stem of a table, a shard or a folder of shards at `path`; None if it is none of these."""
     if path.is_dir():
-        return path.name if any(path.glob("*.parquet")) else None
+        return path.name if any(path.glob("[!.]*.parquet")) else None
     shard = _SHARD.fullmatch(path.name)
     if shard:
         return shard["stem"]
@@ -146,6 +147,8 @@ def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tu
         DataError: a language is missing or not text; `where` starts the message.
     """
     record = row.get("translation", row)
+    if isinstance(record, list):  # a map of Parquet
+        record = dict(item for item in record if isinstance(item, tuple))
     by_code = record if isinstance(record, Mapping) else row
     texts = []
     for code in (source, target):
@@ -184,7 +187,7 @@ def _parquet_rows(path: Path, select: Select) -> Iterator[Row]:
 def _json_rows(
     stream: IO[bytes], name: str, select: Select, columns: Sequence[str]
 ) -> Iterator[Row]:
-    for number, line in enumerate(decoded_lines(stream, name), 1):
+    for number, line in enumerate(decoded_lines(stream, name, max_line=MAX_ROW), 1):
         if not line.strip():
             continue
         where = f"{name}, line {number}"
@@ -201,7 +204,7 @@ def _tab_rows(
     stream: IO[bytes], name: str, select: Select, columns: Sequence[str]
 ) -> Iterator[Row]:
     """Cells are taken literally: a quotation mark in a sentence is text, not syntax."""
-    lines = enumerate(decoded_lines(stream, name), 1)
+    lines = enumerate(decoded_lines(stream, name, max_line=MAX_ROW), 1)
     return _records(((number, line.split("\t")) for number, line in lines), name, select, columns)
 
 
@@ -209,7 +212,9 @@ def _comma_rows(
     stream: IO[bytes], name: str, select: Select, columns: Sequence[str]
 ) -> Iterator[Row]:
     """Cells may be in quotation marks, which are doubled inside (RFC 4180)."""
-    reader = csv.reader((f"{line}\n" for line in decoded_lines(stream, name)), strict=True)
+    csv.field_size_limit(MAX_ROW)
+    lines = decoded_lines(stream, name, max_line=MAX_ROW)
+    reader = csv.reader((f"{line}\n" for line in lines), strict=True)
     cells = ((reader.line_num, row) for row in reader if row)
     try:
         yield from _records(cells, name, select, columns)
@@ -229,6 +234,8 @@ def _records(
         for chosen in select(name, names)
     }
     for number, cells in rows:
+        if cells == [""] and len(header) > 1:  # an empty line, as in the other formats
+            continue
         where = f"{name}, line {number}"
         if len(cells) != len(header):
             what = "columns are" if columns else "the header has"

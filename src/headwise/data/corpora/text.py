@@ -74,7 +74,11 @@ def decode_line(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> 
 
 
 def decoded_lines(
-    stream: IO[bytes], name: str, may_be_empty: bool = False, encoding: str = "utf-8"
+    stream: IO[bytes],
+    name: str,
+    may_be_empty: bool = False,
+    encoding: str = "utf-8",
+    max_line: int = MAX_LINE,
 ) -> Iterator[str]:
     """The lines of `stream`; `name` is its name in messages.
 
@@ -84,9 +88,9 @@ def decoded_lines(
     """
     number, raw = 0, b""
     try:
-        for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE + 1), b""), 1):
-            if len(raw) > MAX_LINE:
-                raise DataError(f"{name}, line {number}: above {MAX_LINE} bytes. {ONE_A_LINE}")
+        for number, raw in enumerate(iter(lambda: stream.readline(max_line + 1), b""), 1):
+            if len(raw) > max_line:
+                raise DataError(f"{name}, line {number}: above {max_line} bytes. {ONE_A_LINE}")
             if number == 1 and not raw.endswith(b"\n") and b"\r" in raw.rstrip(b"\r"):
                 raise DataError(f"{name} ends its lines with carriage returns only. {ONE_A_LINE}")
             yield decode_line(raw, name, number, encoding)

@@ -22,6 +22,7 @@ from headwise.config.keys import check_keys, check_values
 from headwise.config.schema import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, nearest
 from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, output_to
+from headwise.runs.environment import complete_environment
 
 if TYPE_CHECKING:
     from headwise.commands.sweep import Sweep
@@ -71,6 +72,10 @@ class JobFailedError(HeadwiseError):
 
 def main(command: str | None = None) -> None:
     """Entry point of `headwise COMMAND key=value …` and of the scripts of single commands."""
+    try:
+        complete_environment()
+    except ConfigError as error:
+        sys.exit(report_error(error))
     command = command or _named_command()
     if command == "train":
         _train()
@@ -115,7 +120,7 @@ def _train() -> None:
     from headwise.commands.sweep import Sweep
 
     sweep = Sweep.from_arguments(sys.argv[1:])
-    if sweep is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if sweep is not None and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         sys.exit("headwise: torchrun and -m cannot be combined; give each job its own torchrun")
 
     def job(config: Config) -> float | None:

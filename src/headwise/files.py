@@ -102,7 +102,7 @@ def remove_partial(folder: Path) -> None:
 
 def machine_cache_dir() -> Path:
     """The cache folder: `HEADWISE_CACHE`, else the default of `conf/paths/default.yaml`."""
-    return Path(os.environ.get("HEADWISE_CACHE", "~/.cache/headwise")).expanduser()
+    return Path(os.environ.get("HEADWISE_CACHE") or "~/.cache/headwise").expanduser()
 
 
 def check_output(output: str) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from training_runs import NO_DROPOUT, Runs, assert_same_metrics, run_outputs, run_python
+from training_runs import (
+    NO_DROPOUT,
+    Runs,
+    assert_same_metrics,
+    free_port,
+    run_outputs,
+    run_python,
+)
+from warm_python import PROCESSES
 
 ONE = {**NO_DROPOUT, "model.lr": 0.01}
 PAIR = {**ONE, "trainer.max_tokens": 80}
@@ -111,3 +121,46 @@ def test_signal_to_one_rank_stops_all_ranks(runs: Runs, pair: Path) -> None:
     assert "same command again" in stopped[0].output
     assert [rank.code for rank in runs.train_ranks("stopped", PAIR)] == [0, 0]
     assert run_outputs(runs.run_folder("stopped")) == run_outputs(pair)
+
+
+def wait_for_others(variables: dict[str, str], ready: Any) -> None:
+    """Wait in a rendezvous, and then in a barrier, as the rank of the variables."""
+    from headwise.train.distributed import process_group
+    from headwise.train.interrupt import stop_request
+
+    os.environ.update(variables)
+    with stop_request(""):
+        ready.release()
+        with process_group("cpu") as ranks:
+            ready.release()
+            if ranks.is_main:
+                time.sleep(60)
+            ranks.barrier()
+
+
+@pytest.mark.parametrize(
+    ("n_started", "rank", "number"),
+    [(1, 0, signal.SIGTERM), (1, 1, signal.SIGINT), (2, 1, signal.SIGTERM)],
+)
+def test_signal_ends_a_process_that_waits_for_others(
+    n_started: int, rank: int, number: signal.Signals
+) -> None:
+    """In a rendezvous without the other, or in a barrier, for a rank that is busy."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ready = PROCESSES.Semaphore(0)
+    started = [
+        PROCESSES.Process(target=wait_for_others, args=({**address, "RANK": str(n)}, ready))
+        for n in ((rank,) if n_started == 1 else (rank, 0))
+    ]
+    for process in started:
+        process.start()
+    for _ in range(n_started**2):
+        assert ready.acquire(timeout=120)
+    time.sleep(0.5)
+    try:
+        os.kill(started[0].pid or 0, number)
+        started[0].join(10)
+        assert started[0].exitcode == -number
+    finally:
+        for process in started:
+            process.kill()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import pwd
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,8 +15,9 @@ import pytest
 
 from headwise.config.instantiate import as_container
 from headwise.errors import ConfigError, RunError
+from headwise.files import machine_cache_dir
 from headwise.runs import environment
-from headwise.runs.environment import git_commit
+from headwise.runs.environment import complete_environment, git_commit
 from headwise.runs.fingerprint import fingerprint, slug
 from headwise.runs.folder import RunFolder
 
@@ -146,6 +150,44 @@ def test_fingerprint_depends_on_save_every_only_with_averaging() -> None:
 
     assert of(0, 100) == of(0, 200)
     assert of(5, 100) != of(5, 200)
+
+
+@pytest.fixture
+def nameless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A user without an entry in the database of users, as in many containers."""
+
+    def getpwuid(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    return monkeypatch
+
+
+def test_user_without_a_name_gets_one(nameless: pytest.MonkeyPatch) -> None:
+    nameless.setenv("HOME", "/home/x")
+    complete_environment()
+    assert getpass.getuser() == f"uid{os.getuid()}"
+
+
+@pytest.mark.parametrize("home", [None, ""])
+def test_user_without_a_home_is_rejected(nameless: pytest.MonkeyPatch, home: str | None) -> None:
+    nameless.setenv("HOME", home or "")
+    if home is None:
+        nameless.delenv("HOME")
+    with pytest.raises(ConfigError, match="set HOME=FOLDER"):
+        complete_environment()
+
+
+@pytest.mark.parametrize("name", ["HEADWISE_CACHE", "HEADWISE_DATA", "HEADWISE_NATIVE"])
+def test_empty_variables_are_unset(monkeypatch: pytest.MonkeyPatch, make: Any, name: str) -> None:
+    monkeypatch.setenv(name, "")
+    assert machine_cache_dir() != Path()
+    complete_environment()
+    assert name not in os.environ
+    assert make([f"experiment_name={name}"]).paths.cache != ""  # a new composition
 
 
 @pytest.fixture

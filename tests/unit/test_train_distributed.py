@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,22 +13,24 @@ import torch.distributed as dist
 from headwise.errors import ConfigError, Interrupted, RunError
 from headwise.train import distributed
 from headwise.train.distributed import TIMEOUT, Ranks, choose_device, process_group
+from headwise.train.interrupt import ended_by_signals, stop_request
 
 CPU = torch.device("cpu")
+TWO = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture(params=["cpu", "cuda"])
 def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
     """Kind of device, and a list that grows when the fake group of two is destroyed."""
     destroyed: list[str] = []
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
     device = torch.device(request.param, 0)
     monkeypatch.setattr(distributed, "choose_device", lambda name, rank: device)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     store = torch.distributed.HashStore()
     monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(store, 1, 2)]))
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *names, **options: None)
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     monkeypatch.setattr(
         "torch.distributed.destroy_process_group", lambda: destroyed.append("destroyed")
     )
@@ -114,3 +118,71 @@ def test_gather_inverts_share(monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_i
     monkeypatch.setattr(dist, "all_gather_object", all_gather)
     for rank, share in zip(ranks, shares, strict=True):
         assert rank.gather(share) == items
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "MASTER_ADDR .* is not set"),
+        ({**TWO, "RANK": ""}, "RANK .* from 0 to 1, got ''"),
+        ({**TWO, "RANK": "5"}, "RANK .* from 0 to 1, got '5'"),
+        ({**TWO, "WORLD_SIZE": "abc"}, "WORLD_SIZE .* got 'abc'"),
+        ({**TWO, "WORLD_SIZE": "0"}, "WORLD_SIZE .* from 1 "),
+        ({**TWO, "LOCAL_RANK": "-1"}, "LOCAL_RANK .* got '-1'"),
+        ({**TWO, "MASTER_PORT": "70000"}, "MASTER_PORT .* got '70000'"),
+        ({"WORLD_SIZE": "", "RANK": "5", "LOCAL_RANK": "x"}, None),
+        ({"RANK": "5", "LOCAL_RANK": "5"}, None),
+    ],
+)
+def test_variables_of_ranks(
+    variables: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*TWO, "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    expected = nullcontext() if message is None else pytest.raises(ConfigError, match=message)
+    with expected, process_group("cpu") as ranks:
+        assert (ranks.rank, ranks.world_size) == (0, 1)
+
+
+def test_failed_connection_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+
+    def rendezvous(*_: Any, **__: Any) -> Any:
+        raise dist.DistNetworkError("the port is in use\n0: C++ stack")
+
+    monkeypatch.setattr(distributed, "rendezvous", rendezvous)
+    with pytest.raises(RunError, match=r"127.0.0.1:29500: the port is in use$"):  # noqa: SIM117
+        with process_group("cpu"):
+            pass
+
+
+@pytest.mark.parametrize("call", ["barrier", "any", "gather", "sum_gradients"])
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_signal_ends_a_wait_unless_the_loop_defers_it(
+    monkeypatch: pytest.MonkeyPatch, call: str, is_deferred: bool
+) -> None:
+    """In C++ Python would not call its handler."""
+    handlers: list[Any] = []
+
+    def wait(*_: Any) -> None:
+        handlers.append(signal.getsignal(signal.SIGTERM))
+
+    for name in ("barrier", "all_reduce", "all_gather_object"):
+        monkeypatch.setattr(dist, name, wait)
+    arguments: dict[str, Any] = {"any": [True], "gather": [[]], "sum_gradients": [[]]}
+    with stop_request("", is_deferred) as stop:
+        getattr(Ranks(0, 2, CPU), call)(*arguments.get(call, []))
+        assert signal.getsignal(signal.SIGTERM) == stop.handle
+        assert handlers == [stop.handle if is_deferred else signal.SIG_DFL]
+
+
+def test_second_interrupt_ends_a_deferred_wait() -> None:
+    with pytest.raises(KeyboardInterrupt), stop_request("", is_deferred=True):  # noqa: PT012
+        signal.raise_signal(signal.SIGTERM)
+        with ended_by_signals():
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+            assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        signal.raise_signal(signal.SIGINT)

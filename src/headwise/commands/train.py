@@ -6,7 +6,6 @@ Repeating the command prints the results of a finished run, or resumes from the 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from headwise.model.family import Model
 from headwise.model.kernels import kernels_of
 from headwise.precision import matmul_dtype, use_deterministic_kernels
 from headwise.report.outcome import draw, summary
-from headwise.runs.environment import git_commit, versions
+from headwise.runs.environment import git_commit, rank_variables, versions
 from headwise.runs.failure import Failure, UntouchedRun
 from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
@@ -114,7 +113,7 @@ def train(
         overrides,
         in_sweep=group is not None,
     )
-    is_first_rank = os.environ.get("RANK", "0") == "0"
+    is_first_rank = rank_variables().rank == 0
     with stop_request(SAVING if is_first_rank else "") as stop, failure.recorded():
         check(config)
         container = resolve(config)

@@ -2,15 +2,72 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import platform
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from headwise.errors import ConfigError
 
 PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "numpy")
+STARTED = "torchrun sets it, and one process needs no WORLD_SIZE"
+
+
+class RankVariables(NamedTuple):
+    """Number of this process in a run, number of processes, number on this machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def rank_variables() -> RankVariables:
+    """This process among those of `torchrun`; alone unless `WORLD_SIZE` is set.
+
+    Raises:
+        ConfigError: the variables of several processes are missing or wrong.
+    """
+    world_size = _number("WORLD_SIZE", 1, 2**31, "1")
+    if world_size == 1:
+        return RankVariables(0, 1, 0)
+    if not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(f"MASTER_ADDR (environment) is not set; {STARTED}")
+    _number("MASTER_PORT", 0, 2**16 - 1)
+    rank = _number("RANK", 0, world_size - 1)
+    return RankVariables(rank, world_size, _number("LOCAL_RANK", 0, world_size - 1, "0"))
+
+
+def _number(name: str, first: int, last: int, default: str = "") -> int:
+    text = os.environ.get(name) or default
+    if not (text.isascii() and text.isdecimal() and first <= int(text) <= last):
+        allowed = f"must be a number from {first} to {last}"
+        raise ConfigError(f"{name} (environment) {allowed}, got {text!r}; {STARTED}")
+    return int(text)
+
+
+def complete_environment() -> None:
+    """Unset empty variables, and name a user without a name: torch names a folder after it.
+
+    Raises:
+        ConfigError: the user has no home folder.
+    """
+    for name in ("HOME", *(name for name in os.environ if name.startswith("HEADWISE_"))):
+        if not os.environ.get(name):
+            os.environ.pop(name, None)
+    try:
+        Path.home()
+    except RuntimeError as error:
+        raise ConfigError(
+            "the user of this process has no home folder; set HOME=FOLDER (environment)"
+        ) from error
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = f"uid{os.getuid()}"
 
 
 def versions() -> dict[str, str]:
@@ -62,5 +119,5 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "world_size": rank_variables().world_size,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.errors import ConfigError, HeadwiseError, RunError
+from headwise.runs.environment import rank_variables
 from headwise.runs.folder import RunFolder
 
 
@@ -49,7 +49,7 @@ class Failure:
             raise
 
     def _write(self, error: Exception) -> None:
-        if os.environ.get("RANK", "0") != "0":  # only the first rank writes
+        if rank_variables().rank:  # only the first rank writes
             return
         try:
             folder = self.folder or self.locate()

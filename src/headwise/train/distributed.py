@@ -23,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headwise.errors import ConfigError, Interrupted, RunError, refuse
 from headwise.precision import disable_cudnn_attention
+from headwise.runs.environment import rank_variables
+from headwise.train.interrupt import ended_by_signals
 
 # The other ranks wait while the first prepares a corpus, which may take longer than torch's
 # ten minutes; torchrun notices a rank that dies at once.
@@ -88,7 +90,8 @@ class Ranks:
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in trained]
         used = torch.tensor([float(p.grad is not None) for p in trained], device=self.device)
         flat = torch.cat([*(gradient.flatten() for gradient in gradients), used])
-        dist.all_reduce(flat)
+        with ended_by_signals():
+            dist.all_reduce(flat)
         *parts, used = torch.split(flat, [*(p.numel() for p in trained), len(trained)])
         for parameter, summed, n_used in zip(trained, parts, used, strict=True):
             if parameter.grad is not None or n_used:  # `n_used` would wait for a GPU
@@ -99,7 +102,8 @@ class Ranks:
         if self.world_size == 1:
             return values
         total = values.to(self.device).clone()
-        dist.all_reduce(total)
+        with ended_by_signals():
+            dist.all_reduce(total)
         return total
 
     def any(self, flag: bool) -> bool:
@@ -115,7 +119,8 @@ class Ranks:
         if self.world_size == 1:
             return shares
         collected: list[list[T]] = [[]] * self.world_size
-        dist.all_gather_object(collected, shares)
+        with ended_by_signals():
+            dist.all_gather_object(collected, shares)
         indices = range(sum(map(len, collected)))
         return [collected[i % self.world_size][i // self.world_size] for i in indices]
 
@@ -131,7 +136,8 @@ class Ranks:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world_size > 1:
-            dist.barrier()
+            with ended_by_signals():
+                dist.barrier()
 
 
 def _start_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
@@ -166,21 +172,29 @@ def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -
 @contextmanager
 def process_group(device_name: str) -> Iterator[Ranks]:
     """Join the process group that `torchrun` describes in environment variables; leave it after."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    device = choose_device(device_name, int(os.environ.get("LOCAL_RANK", "0")))
+    rank, world_size, local_rank = rank_variables()
+    device = choose_device(device_name, local_rank)
     if world_size == 1:
         yield Ranks(0, 1, device)
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # torchrun's store outlives a restart: the new processes would read addresses of the old ones
-    store, rank, n = next(rendezvous("env://", timeout=TIMEOUT))
-    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=n, timeout=TIMEOUT)
+    try:
+        with ended_by_signals():
+            store, *_ = next(rendezvous("env://", timeout=TIMEOUT))
+            # torchrun's store outlives a restart: the new processes would read old addresses
+            store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT
+            )
+    except RuntimeError as error:
+        address = ":".join(os.environ[f"MASTER_{part}"] for part in ("ADDR", "PORT"))
+        reason = str(error).splitlines()[0]
+        raise RunError(f"no connection between processes at {address}: {reason}") from error
     leave_together = True
     try:
-        yield Ranks(dist.get_rank(), world_size, device)
+        yield Ranks(rank, world_size, device)
     except BaseException as error:
         leave_together = isinstance(error, Interrupted)
         # gloo raises RuntimeError, with its source file

@@ -82,6 +82,11 @@ class StopRequest:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # nohup
         }
 
+    def raised(self) -> list[signal.Signals]:
+        """The signals that would raise an exception now."""
+        numbers = SIGNALS if not self._is_deferred else (signal.SIGINT,) if self else ()
+        return [number for number in numbers if signal.getsignal(number) == self.handle]
+
     def take(self, handlers: Handlers) -> None:
         """Handle a signal that a former StopRequest among `handlers` has recorded."""
         for handler in handlers.values():
@@ -100,6 +105,30 @@ def _print(message: str) -> None:
 
 
 @contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """End the process at a signal that would raise, within a block that waits for other ranks.
+
+    It waits in C++, where Python calls no handler.
+    """
+    request = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if not isinstance(request, StopRequest) or not _is_main_thread():
+        yield
+        return
+    numbers = request.raised()
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, request.handle)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
 def stop_request(message: str = SAVING, is_deferred: bool = False) -> Iterator[StopRequest]:
     """Handle the signals within the block, if it runs in the main thread.
 
@@ -108,7 +137,7 @@ def stop_request(message: str = SAVING, is_deferred: bool = False) -> Iterator[S
         is_deferred: record signals instead of raising `Interrupted`.
     """
     request = StopRequest(message, is_deferred)
-    if threading.current_thread() is not threading.main_thread():
+    if not _is_main_thread():
         yield request
         return
     previous = request.install()

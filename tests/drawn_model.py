@@ -33,7 +33,7 @@ class RandomModel:
     `logits` may be replaced by a function of (source, prefix).
     """
 
-    def __init__(self, sharpness: float = 2.0, vocab_size: int = 6) -> None:
+    def __init__(self, sharpness: float = 2.0, vocab_size: int = 7) -> None:
         self.sharpness, self.vocab_size = sharpness, vocab_size
         self.batch_sizes: list[int] = []
 

@@ -22,7 +22,13 @@ from headwise.data import plain_text, token_stream
 from headwise.data.digest import file_digest
 from headwise.data.lossless import lossless
 from headwise.data.plain_text import TextCorpus, text_corpus
-from headwise.data.token_stream import PreparedTokens, ids_text, prepare_tokens, text_ids
+from headwise.data.token_stream import (
+    PreparedTokens,
+    ids_text,
+    prepare_tokens,
+    text_ids,
+    training_lines,
+)
 from headwise.data.tokenizer import EOS, N_SPECIALS
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.errors import ConfigError, DataError
@@ -137,6 +143,30 @@ def test_parts_of_long_lines_are_no_documents(
     documents = replace(corpus, config=replace(corpus.config, documents="line"))
     assert prepare_tokens(documents, BYTES).stream("valid").document_starts.tolist() == [0, 12]
     assert prepare_tokens(corpus, BYTES).stream("valid").document_starts.tolist() == [0]
+
+
+def test_parts_of_long_lines_split_no_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_text, "MAX_CHUNK", 8)
+    texts = ("aä猫😀" * 20, "猫" * 50 + "\nä" * 9, "ä" * 4 + "\n", "猫" * 8 + "ä")
+    for number, text in enumerate(texts):
+        chunks = list(corpus_of(tmp_path / str(number), text.encode()).chunks("train"))
+        assert "".join(chunk.decode() for chunk in chunks) == text
+        assert max(map(len, chunks)) <= 8 + 3
+    broken = b"\xe7\x8c" * 7 + b"\xff" * 20
+    assert b"".join(corpus_of(tmp_path, broken).chunks("train")) == broken
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_books_without_line_ends_train_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A sample of their parts; a sample of whole books may be none."""
+    monkeypatch.setattr(token_stream, "TRAINING_BYTES", 2**17)
+    books = [("猫 Hund " * 30_000).encode()] * size
+    lines = list(training_lines(lambda: iter(books), TokenizerConfig()))
+    assert 2**16 < sum(len(line.encode()) for line in lines) < 2**19
 
 
 @pytest.mark.parametrize("options", SUB_WORDS)

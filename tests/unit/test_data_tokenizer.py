@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,50 @@ def test_unreachable_vocabulary_names_both_numbers(kind: str) -> None:
 def test_vocabulary_smaller_than_the_alphabet_is_explained() -> None:
     with pytest.raises(ConfigError, match=r"vocab_size=20 is too small.*character_coverage"):
         train_tokenizer(iter(TEXT), config("bpe", vocab_size=20))
+
+
+SUBWORD = ["bpe", "unigram", "char"]
+LEFT_OUT = {
+    "long": "qxz " * 1500,
+    "longer": "qxz" * 6000,  # without a space
+    "block": "q\u2585xz",
+    "marks": "q</s>xz<s> <unk> <pad> <0x41>",
+}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kind", SUBWORD)
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_no_line_is_left_out(
+    name: str, kind: str, exact: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its characters have tokens, and text that looks like a special token is text."""
+    line, settings = LEFT_OUT[name], config(kind, vocab_size=400 if exact else SIZES[kind])
+    tokenizer = train_tokenizer(iter([*TEXT, *[line] * 9]), settings, exact=exact)
+    text = line.replace("\u2585", "").strip()
+    spelt = [tokenizer.id_to_piece(i) for i in tokenizer.encode_unchanged([text])[0]]
+    assert not [piece for piece in spelt if re.fullmatch("<(unk|0x..)>", piece)]
+    assert tokenizer.decode(tokenizer.encode([text])) == [text]
+    cut = [record.message for record in caplog.records if "are cut" in record.message]
+    expected = ["9 lines of more than 16384 characters are cut to train the tokenizer"]
+    assert cut == (expected if name == "longer" else [])
+
+
+@pytest.mark.parametrize("line", [LEFT_OUT["longer"], "q\u2585xz"])
+@pytest.mark.parametrize("kind", SUBWORD)
+def test_text_of_such_lines_alone_trains_a_tokenizer(kind: str, line: str) -> None:
+    tokenizer = train_tokenizer(iter([line]), config(kind, vocab_size=8))
+    assert UNK not in tokenizer.encode(["qxz"])[0]
+
+
+@pytest.mark.parametrize(("size", "exact"), [(40, True), (290, True), (20, False)])
+def test_characters_above_the_vocabulary_are_refused(size: int, exact: bool) -> None:
+    message = r"tokenizer\.vocab_size=(\d+) or more, or lower tokenizer\.character_coverage=1"
+    with pytest.raises(ConfigError, match=message) as caught:
+        train_tokenizer(iter(TEXT), config("char", vocab_size=size), exact)
+    needed = int(re.search(message, str(caught.value))[1])
+    reached = train_tokenizer(iter(TEXT), config("char", vocab_size=needed), exact)
+    assert reached.vocab_size == needed
 
 
 def test_empty_text_is_refused() -> None:

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from command_line import composer
 from headwise.attention.build import unsupported_sites
 from headwise.config.density_data import TextDataConfig
 from headwise.config.folders import group_choices, group_node
-from headwise.config.schema import typed
+from headwise.config.schema import TokenizerConfig, typed
 from headwise.data.plain_text import TextCorpus
-from headwise.data.token_stream import COLUMN, TokenStream
-from headwise.data.tokenizer import BOS, BYTE_MODEL, N_SPECIALS, PAD, Tokenizer
+from headwise.data.token_stream import COLUMN, TokenStream, prepare_tokens
+from headwise.data.tokenizer import BOS, BYTE_MODEL, N_SPECIALS, PAD, UNK, Tokenizer
+from headwise.data.tokenizer_training import train_tokenizer
 from headwise.data.windows import TrainingWindows
 from headwise.decode import sampling as decode_sampling
 from headwise.decode.sampling import Context, Sampling, draw_samples, drawn
@@ -32,10 +34,13 @@ from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.build import build_single
 from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
+from headwise.runs.folder import RunFolder
+from headwise.tasks import density_items
+from headwise.tasks.density import Density
 from headwise.tasks.samples import TextSamples
 
 V, WINDOW, SITE = 7, 6, "decoder_self"
-BARRED = (PAD, BOS)
+BARRED = (PAD, UNK, BOS)
 SPARSEMAX = SparsemaxLoss().output_map
 SMALL = (
     "model.layers=2", "model.d_model=16", "model.n_heads=2", "model.d_ff=32",
@@ -88,9 +93,9 @@ def test_draws_have_the_probabilities_of_the_model(make: Any, output: OutputMap)
     samples = draw(model, range(1, n_samples + 1), 2, output=output)
     counts = Counter(map(tuple, samples))
     assert all(expected[pair] > 0 for pair in counts)
-    assert not {PAD, BOS} & {token for pair in counts for token in pair}
+    assert not set(BARRED) & {token for pair in counts for token in pair}
     if output.is_sparse:
-        assert min(expected[pair] for pair in product((1, 3, 4, 5, 6), repeat=2)) == 0
+        assert min(expected[pair] for pair in product(range(3, V), repeat=2)) == 0
     statistic = degrees = 0.0
     for pair, p in expected.items():
         if p * n_samples >= 5:
@@ -184,8 +189,11 @@ PROBS = [0.4, 0.3, 0.0, 0.2, 0.1]
     [
         ({}, PROBS),
         ({"temperature": 0.5}, [0.16, 0.09, 0, 0.04, 0.01]),
+        ({"temperature": 1e-309}, [0.4, 0, 0, 0, 0]),
+        ({"temperature": 5e-324, "top_k": 2, "top_p": 1e-309}, [0.4, 0, 0, 0, 0]),
+        ({"temperature": 1e308}, [0.1, 0.1, 0, 0.1, 0.1]),
         ({"top_k": 2}, [0.4, 0.3, 0, 0, 0]),
-        ({"top_k": 9}, PROBS),
+        ({"top_k": 2**70}, PROBS),
         ({"top_p": 0.69}, [0.4, 0.3, 0, 0, 0]),
         ({"top_p": 0.71}, [0.4, 0.3, 0, 0.2, 0]),
         ({"top_p": 1e-9}, [0.4, 0, 0, 0, 0]),
@@ -218,8 +226,9 @@ def test_quantiles_by_hand() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"temperature": 0.0}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": 0},
-     {"top_p": 0.0}, {"top_p": 1.1}, {"seed": -1}],
+    [{"temperature": 0.0}, {"temperature": math.nan}, {"temperature": math.inf},
+     {"temperature": -1.0}, {"top_k": 0}, {"top_k": -3}, {"top_p": 0.0}, {"top_p": 1.1},
+     {"top_p": math.nan}, {"top_p": -0.5}, {"seed": -1}],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     (key,) = settings
@@ -255,3 +264,107 @@ def test_an_image_larger_than_the_window_is_drawn_as_it_is_trained(make: Any) ->
         window, last = divmod(end - 1, 4)
         expected = model(read[[window]], torch.tensor([4]))[:, last]
         torch.testing.assert_close(context.logits(drawn[:, :end]), expected)
+
+
+TEXT = "a b\n\n = T = \n\n\nc\na\n\nb\n"
+TOKENIZERS = {
+    "byte": Tokenizer(BYTE_MODEL),
+    "char": train_tokenizer(iter(TEXT), TokenizerConfig(kind="char", vocab_size=300), exact=True),
+}
+
+
+def text_samples(tmp_path: Path, kind: str, **changes: Any) -> TextSamples:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(TEXT, encoding="utf-8")
+    data = TextDataConfig(name="text", dir=str(tmp_path), licence="", window=64, **changes)
+    return TextSamples(TextCorpus(data, tmp_path), TOKENIZERS[kind])
+
+
+@pytest.mark.parametrize("documents", ["line", "blank_line", "heading", None])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_prompt_is_read_as_the_training_text(
+    make: Any, tmp_path: Path, kind: str, documents: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = text_samples(tmp_path, kind, documents=documents)
+    tokens = TokenizerConfig(kind=kind, vocab_size=300)
+    stream = prepare_tokens(samples.corpus, tokens).stream("train")
+    trained = stream.before(np.arange(len(stream.ids)), BOS).tolist()
+    read: list[Any] = []
+    monkeypatch.setattr(Context, "logits", lambda _, ids: read.append(ids) or torch.zeros(1, 300))
+    row = stream.ids.tolist()
+    draw(make("attention=softmax"), [1], 1, prompts=[row], **samples.settings)
+    assert read[0][0, :-1].tolist() == trained
+    assert (BOS in trained[1:]) == (documents is not None)
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    # the starts of documents in a drawn "a\n\nb\n": positions of the start token
+    [("line", [0, 2, 3, 5]), ("blank_line", [0, 3]), ("heading", [0]), (None, [0])],
+)
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_documents_of_a_drawn_text_follow_a_start_token(
+    make: Any,
+    tmp_path: Path,
+    kind: str,
+    documents: str | None,
+    expected: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    samples = text_samples(tmp_path, kind, documents=documents)
+    ids, read = samples.ids(b"a\n\nb\n"), [torch.zeros(0)]
+
+    def logits(_: Context, ids_SN: torch.Tensor) -> torch.Tensor:
+        """All probability is on the next token of the text."""
+        read[0] = ids_SN
+        token = torch.tensor([[*ids, ids[0]][ids_SN.shape[1] - 1]])
+        return 1e9 * torch.nn.functional.one_hot(token, 300).double()
+
+    monkeypatch.setattr(Context, "logits", logits)
+    (drawn,) = draw(make("attention=softmax"), [1], len(ids) + 1, **samples.settings)
+    assert drawn[:-1] == ids  # the start token is no part of the text
+    assert torch.where(read[0][0] == BOS)[0].tolist() == expected
+
+
+def test_masked_documents_are_drawn_alone(make: Any) -> None:
+    """After its start token a document does not depend on the documents before it."""
+    model = make("attention=alpha_entmax", "positions=none")
+    first = Context(model, 64, masked=True).logits(torch.tensor([[BOS, 4, 5, BOS, 6, 3]]))
+    alone = Context(model, 64).logits(torch.tensor([[BOS, 6, 3]]))
+    torch.testing.assert_close(first, alone)
+    seen = Context(model, 64).logits(torch.tensor([[BOS, 4, 5, BOS, 6, 3]]))
+    assert (seen - alone).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("coverage", "barred"), [(1.0, True), (0.99, False)])
+def test_tokens_that_are_no_text_are_barred(tmp_path: Path, coverage: float, barred: bool) -> None:
+    """With full coverage every character has a token, so single bytes are no characters."""
+    for kind, tokenizer in TOKENIZERS.items():
+        with composer() as compose:
+            overrides = [f"tokenizer={kind}", f"tokenizer.character_coverage={coverage}"]
+            config = typed(compose(["data=text", f"data.dir={tmp_path}", *overrides]))
+        (tmp_path / kind).mkdir()
+        tokenizer.save(tmp_path / kind / "tokenizer.model")
+        samples = Density().samples(config, RunFolder(tmp_path / kind))
+        excluded = set(samples.settings["barred"])
+        assert {PAD, UNK, BOS} <= excluded
+        byte_ids = set(range(N_SPECIALS, N_SPECIALS + 256))
+        assert excluded & byte_ids == (byte_ids if barred and kind == "char" else set())
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_lines_of_a_page_follow_a_start_token(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = text_samples(tmp_path, kind, documents="line")
+    TOKENIZERS[kind].save(tmp_path / "tokenizer.model")
+    config = SimpleNamespace(data=samples.corpus.config)
+    run = SimpleNamespace(config=config, folder=RunFolder(tmp_path), model=None, device=None)
+    read: list[Any] = []
+    monkeypatch.setattr(
+        density_items, "observations", lambda _, batches, device: read.extend(batches) or [(0, 0)]
+    )
+    with pytest.raises(AttributeError):  # nothing is observed
+        next(density_items.text_readings(run, ["ab\nc\n"]))
+    ids = read[0].columns[COLUMN].ids_BN[0]
+    assert torch.where(ids == BOS)[0].tolist() == [0, 3]

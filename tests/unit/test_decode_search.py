@@ -28,7 +28,7 @@ def exhaustive(
     model: RandomModel, source: tuple[int, ...], limit: int, penalty: float
 ) -> list[tuple[float, tuple[int, ...], bool]]:
     """List every sentence within the limit with its score, best first."""
-    tokens = [UNK, *range(4, model.vocab_size)]
+    tokens = range(4, model.vocab_size)
     results = []
     for length in range(limit + 1):
         for ids in itertools.product(tokens, repeat=length):
@@ -63,7 +63,7 @@ def plain_beam_search(
         longer = []
         for total, ids in live:
             log_probs = model.log_probs(source, ids)
-            for token in (UNK, *range(EOS, model.vocab_size)):
+            for token in range(EOS, model.vocab_size):
                 longer.append((total + log_probs[token], (*ids, token)))
         longer.sort(reverse=True)
         for total, ids in longer[:beam]:
@@ -105,7 +105,7 @@ def assert_follows_the_model(
     model: RandomModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
 ) -> None:
     ids = hypothesis.ids
-    assert not {PAD, BOS, EOS} & set(ids)
+    assert not {PAD, UNK, BOS, EOS} & set(ids)
     total = sum(model.log_probs(source, ids[:i])[ids[i]] for i in range(len(ids)))
     n_tokens = len(ids)
     if hypothesis.finished:
@@ -136,7 +136,7 @@ def test_beam_of_one_equals_greedy_search(seed: int) -> None:
         assert_follows_the_model(model, source, hypothesis, limit, 0.8)
         for i, token in enumerate(hypothesis.ids):
             log_probs = model.log_probs(source, hypothesis.ids[:i])
-            allowed = [UNK, EOS, 4, 5]
+            allowed = [EOS, 4, 5, 6]
             assert token == max(allowed, key=lambda candidate: log_probs[candidate])
 
 
@@ -191,10 +191,10 @@ class ConstantModel(RandomModel):
 
 def test_ties_select_the_lower_index() -> None:
     results = beam_search(ConstantModel(vocab_size=30), [(4, 3)], [2], CPU, beam=3, n_best=3)
-    # of equal ids 1, 3, 4, 5, ... eos is finished at once; every later sentence is less likely
+    # of equal ids 3, 4, 5, ... eos is finished at once; every later sentence is less likely
     assert results[0][0].ids == ()
     greedy = greedy_search(ConstantModel(vocab_size=30), [(4, 3)], [4], CPU)
-    assert greedy[0].ids == (UNK,) * 4
+    assert greedy[0].ids == ()
 
 
 def test_top_k_equals_a_stable_sort() -> None:

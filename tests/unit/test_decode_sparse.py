@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawn_model import EOS, UNK, Prefix, RandomModel
+from drawn_model import EOS, Prefix, RandomModel
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import Hypothesis, SearchRecord
@@ -24,8 +24,8 @@ from headwise.model.transformer import Memory
 from headwise.tasks.evaluation import search_summary
 
 CPU = torch.device("cpu")
-VOCAB_SIZE = 7
-TOKENS = (UNK, *range(4, VOCAB_SIZE))
+VOCAB_SIZE = 9
+TOKENS = tuple(range(4, VOCAB_SIZE))
 SPARSEMAX = SparsemaxLoss().output_map
 
 

@@ -22,7 +22,7 @@ from headwise.data.token_stream import COLUMN, TOKENIZER, exact_tokenizer, token
 from headwise.data.tokenizer import EOS, Tokenizer
 from headwise.errors import DataError
 
-FORMAT = 1  # increase when the files change
+FORMAT = 2  # increase when the files change
 LABELS = "labels"  # key of the report, and of the sizes
 N_VALUES = 256  # of a pixel
 

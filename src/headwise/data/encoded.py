@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EncodedSplit", "IdStore", "PreparedCorpus", "prepare_corpus"]
 
-FORMAT = 2  # increase when the files or the samples for them change
+FORMAT = 3  # increase when the files or the samples for them change
 SAMPLE_SEED = 1  # of the sample that trains a tokenizer; the same for all runs
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ def prepare_corpus(
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
     make = functools.partial(_prepare, corpus, config, loaded, n_workers, progress)
     report = make_once(folder, make)
+    _warn_of_unknown(report["train"], config)
     for split in corpus.config.test:  # errors of test sets are raised before the training
         corpus.text(split, progress)
     tokenizers = TokenizerPair.load(folder)
@@ -108,6 +109,18 @@ def prepare_corpus(
         folder=folder,
         max_sentence_tokens=config.max_sentence_tokens,
     )
+
+
+def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
+    """Warn of unknown tokens in training text, all of whose characters should have tokens."""
+    for side in ("source", "target"):
+        share = counts[f"{side}_unknown_share"]
+        if share and config.character_coverage == 1:
+            log.warning(
+                "%.2g %% of the tokens of the %s training text are unknown (<unk>): its characters "
+                "have no tokens; set tokenizer.byte_fallback=true",
+                *(100 * share, side),
+            )
 
 
 def _fingerprint(corpus: Corpus, config: TokenizerConfig, loaded: TokenizerPair | None) -> str:

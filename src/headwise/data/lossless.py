@@ -28,6 +28,7 @@ class LosslessTokenizer:
     Attributes:
         spellings: bytes of each id; empty for specials except eos.
         n_bytes: (V,), their lengths.
+        byte_ids: byte -> id of its token, where there is one.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -36,7 +37,7 @@ class LosslessTokenizer:
         self.n_bytes = np.array(list(map(len, self.spellings)), np.int32)
         names = map(tokenizer.id_to_piece, range(tokenizer.vocab_size))
         matches = enumerate(map(BYTE_TOKEN.fullmatch, names))
-        self._byte_ids = {int(match[1], 16): i for i, match in matches if match}
+        self.byte_ids = {int(match[1], 16): i for i, match in matches if match}
 
     def encode(
         self, lines: Sequence[bytes], source: str = "the text", first_line: int = 1
@@ -76,7 +77,7 @@ class LosslessTokenizer:
         for line, parts in zip(lines, split, strict=True):
             row = next(encoded)
             for part in parts[1::2]:
-                row += [self._byte_ids.get(b, UNK) for b in part.encode(errors="surrogateescape")]
+                row += [self.byte_ids.get(b, UNK) for b in part.encode(errors="surrogateescape")]
                 row += next(encoded)
             rows.append([*row, EOS] if line.endswith("\n") else row)
         return rows

@@ -34,7 +34,7 @@ from headwise.data.tokenizer_training import (
 from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
 
-FORMAT = 2  # increase when the files change
+FORMAT = 3  # increase when the files change
 MAX_CHUNK = 2**16  # bytes; longer lines of text are encoded in parts
 BATCH_BYTES = 2**20  # encoded at once
 POOL_BATCHES = 8  # below this, starting processes takes longer than they save
@@ -259,13 +259,20 @@ def exact_tokenizer(config: TokenizerConfig, read: Callable[[], Iterator[bytes]]
 def training_lines(read: Callable[[], Iterator[bytes]], config: TokenizerConfig) -> Iterator[str]:
     """Training text of a tokenizer: all that `read` yields, or a sample that fits in memory."""
     sizes = np.zeros(2)
-    for line in read():
-        sizes += 1, len(line)
+    for part in _parts(read()):
+        sizes += 1, len(part)
     share = np.min((config.max_training_sentences, TRAINING_BYTES) / np.maximum(sizes, 1))
     draw = np.random.default_rng(0)
-    for line in read():
+    for part in _parts(read()):
         if draw.random() < share:
-            yield line.removesuffix(b"\n").decode(errors="ignore")
+            yield part.removesuffix(b"\n").decode(errors="ignore")
+
+
+def _parts(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines, such as whole books of a table, in parts that can be sampled."""
+    for line in lines:
+        for start in range(0, len(line), MAX_CHUNK):
+            yield line[start : start + MAX_CHUNK]
 
 
 def encode(
@@ -345,3 +352,19 @@ def ids_text(ids: npt.NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
     """The text of tokens (N,), without incomplete characters at its ends."""
     text = lossless(tokenizer).decode(ids.tolist()).decode(errors="replace")
     return text.strip("\ufffd")
+
+
+def starts_document(
+    ids: Sequence[int], position: int, corpus: DensityCorpus, tokenizer: Tokenizer
+) -> bool:
+    """Whether the token at a position of a text starts a document, as in `encode`.
+
+    After the last token the next line is unknown: it does if a line of any other text would.
+    """
+    spells = lossless(tokenizer)
+    if position and not spells.spellings[ids[position - 1]].endswith(b"\n"):
+        return False
+    before = spells.decode(ids[:position])
+    line = before[before.rfind(b"\n", 0, -1) + 1 :]
+    following = spells.decode(ids[position:]) or b"text"
+    return corpus.starts_document(line, following.split(b"\n")[0] + b"\n")

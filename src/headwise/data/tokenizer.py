@@ -24,6 +24,7 @@ from headwise.errors import ConfigError, DataError
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 MASK = UNK  # of masked language models: an id that lossless text never contains
 N_SPECIALS = 4
+NO_TEXT = (PAD, UNK, BOS)  # ids that a search never chooses
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 
 # Cannot be a SentencePiece file: those are protocol buffers, which begin with a newline.
@@ -114,8 +115,8 @@ class Tokenizer:
 
     @property
     def barred_ids(self) -> tuple[int, ...]:
-        """Ids that no text has: pad and bos; of bytes all specials."""
-        return tuple(range(N_SPECIALS)) if self.is_byte else (PAD, BOS)
+        """Ids that are no text: pad, unk and bos; of bytes all specials."""
+        return tuple(range(N_SPECIALS)) if self.is_byte else NO_TEXT
 
     def fingerprint(self) -> str:
         """Hash of the list of tokens; the file also contains paths and thread counts."""

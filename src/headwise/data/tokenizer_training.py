@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,14 @@ EXACT: dict[str, Any] = {  # options of a model that spells every byte of a line
     "add_dummy_prefix": False,
     "remove_extra_whitespaces": False,
     "allow_whitespace_only_pieces": True,
-    "max_sentence_length": 2**16,  # bytes; SentencePiece skips longer ones
 }
+MAX_CHARACTERS = 2**14  # of a line; longer ones are cut to train a tokenizer
+# SentencePiece skips lines with U+2585, and removes its marks; a cut leaves their characters
+SKIPPED = re.compile("\u2585|(?<=<)(?=(?:/?s|unk|pad|0x[0-9A-F]{2})>)")
+NO_LIMIT = 2**21  # more than there are characters
 MIN_COVERAGE = 0.98  # allowed by SentencePiece
+
+log = logging.getLogger(__name__)
 
 
 def check_tokenizer_config(config: TokenizerConfig) -> None:
@@ -107,7 +113,7 @@ def train_tokenizer(
     """Train one tokenizer on streamed sentences, on one thread so that the result is reproducible.
 
     `bpe` and `unigram` have exactly `config.vocab_size` tokens, specials included. For `char`
-    and `byte` it is an upper limit.
+    and `byte` it is an upper limit. No line is left out; see `learnable`.
 
     Args:
         sentences: of the training text.
@@ -116,7 +122,7 @@ def train_tokenizer(
             whose bytes are counted.
 
     Raises:
-        ConfigError: the text has too sizes tokens for `vocab_size`, or too many characters.
+        ConfigError: the text has too few tokens for `vocab_size`, or too many characters.
         DataError: there are no sentences.
     """
     check_tokenizer_config(config)
@@ -125,10 +131,11 @@ def train_tokenizer(
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences if exact else map(one_space, sentences),
+            sentence_iterator=learnable(sentences if exact else map(one_space, sentences)),
             model_writer=written,
             model_type=config.kind,
-            vocab_size=config.vocab_size,
+            vocab_size=NO_LIMIT if config.kind == "char" else config.vocab_size,
+            max_sentence_length=4 * MAX_CHARACTERS,  # bytes; longer lines would be left out
             character_coverage=config.character_coverage,
             **(EXACT if exact else {"byte_fallback": config.byte_fallback}),
             normalization_rule_name="identity",
@@ -143,6 +150,8 @@ def train_tokenizer(
     except RuntimeError as error:
         raise _explain(error, config) from error
     tokenizer = Tokenizer(written.getvalue())
+    if config.kind == "char" and tokenizer.vocab_size > config.vocab_size:
+        raise _too_small(tokenizer.vocab_size, config)
     if config.kind in ("bpe", "unigram") and tokenizer.vocab_size < config.vocab_size:
         raise ConfigError(
             f"tokenizer.vocab_size={config.vocab_size} cannot be reached: this text supports "
@@ -150,6 +159,24 @@ def train_tokenizer(
             f"set tokenizer.vocab_size={tokenizer.vocab_size} or less, or train on more text"
         )
     return tokenizer
+
+
+def learnable(lines: Iterable[str]) -> Iterator[str]:
+    """The lines in parts that SentencePiece does not leave out when it learns.
+
+    Those of more than `MAX_CHARACTERS` are cut, counted and logged.
+    """
+    n_cut = 0
+    for line in lines:
+        n_cut += len(line) > MAX_CHARACTERS
+        for part in SKIPPED.split(line):
+            for start in range(0, len(part), MAX_CHARACTERS):
+                yield part[start : start + MAX_CHARACTERS]
+    if n_cut:
+        log.warning(
+            "%d lines of more than %d characters are cut to train the tokenizer",
+            *(n_cut, MAX_CHARACTERS),
+        )
 
 
 def train_tokenizer_pair(
@@ -195,11 +222,15 @@ def _explain(error: RuntimeError, config: TokenizerConfig) -> ConfigError | Data
     message = str(error)
     sizes = re.search(r"(\d+) vs (\d+)", message)
     if "smaller than required_chars" in message and sizes:
-        return ConfigError(
-            f"tokenizer.vocab_size={config.vocab_size} is too small: the text needs {sizes[2]} "
-            f"tokens for its characters alone; set tokenizer.vocab_size above {sizes[2]}, or lower "
-            f"tokenizer.character_coverage={config.character_coverage}"
-        )
+        return _too_small(int(sizes[2]), config)
     if "sentences_.empty()" in message:
         return DataError("there is no training text for the tokenizer")
     return ConfigError(f"SentencePiece could not train with these tokenizer options: {message}")
+
+
+def _too_small(n_tokens: int, config: TokenizerConfig) -> ConfigError:
+    return ConfigError(
+        f"tokenizer.vocab_size={config.vocab_size} is too small: the text needs {n_tokens} tokens "
+        f"for its characters and the special tokens; set tokenizer.vocab_size={n_tokens} or more, "
+        f"or lower tokenizer.character_coverage={config.character_coverage}"
+    )

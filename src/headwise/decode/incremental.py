@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headwise.data.tokenizer import BOS, PAD
+from headwise.data.tokenizer import BOS, NO_TEXT, PAD
 from headwise.errors import RunError
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.stack import Memory, StackCache
@@ -81,9 +81,9 @@ class IncrementalDecoder:
         self._shared = cached and getattr(model, "shares_memory", False)
 
     def log_probs(self) -> Tensor:
-        """Return log probabilities (R, V) of the next token, at least float32; pad and bos: -inf.
+        """Return log probabilities (R, V) of the next token, at least float32; -inf: pad, unk, bos.
 
-        pad and bos are masked after normalising: the other values equal those of forced decoding.
+        They are masked after normalising: the other values equal those of forced decoding.
 
         Raises:
             RunError: non-finite logits.
@@ -96,8 +96,8 @@ class IncrementalDecoder:
             raise RunError(
                 "non-finite logits (NaN): the checkpoint has diverged; use an earlier checkpoint"
             )
-        log_probs_RV[:, PAD] = -torch.inf
-        log_probs_RV[:, BOS] = -torch.inf
+        for token in NO_TEXT:
+            log_probs_RV[:, token] = -torch.inf
         return log_probs_RV
 
     def select(self, rows_R: Tensor, tokens_R: Tensor, places_N: Tensor) -> None:

@@ -53,7 +53,8 @@ class Sampling:
         Args:
             log_probs_SV: float64, -inf for a token that is never drawn; others need not sum to 1.
         """
-        scores_SV = log_probs_SV / self.temperature
+        # from 0 down: a low temperature would make all of them -inf
+        scores_SV = (log_probs_SV - log_probs_SV.amax(-1, keepdim=True)) / self.temperature
         if self.top_k is not None:
             best_SK = scores_SV.topk(min(self.top_k, scores_SV.shape[1])).values
             scores_SV = scores_SV.masked_fill(scores_SV < best_SK[:, -1:], -torch.inf)
@@ -100,13 +101,19 @@ class Context:
         window: most tokens that it reads.
         cached: False reads all of them again for each token, for comparison.
         aligned: start again after each whole window instead, as `TrainingWindows.aligned`.
+        masked: a start token hides the tokens before it, as `data.document_mask` does; not cached.
     """
 
     def __init__(
-        self, model: SingleStack, window: int, cached: bool = True, aligned: bool = False
+        self,
+        model: SingleStack,
+        window: int,
+        cached: bool = True,
+        aligned: bool = False,
+        masked: bool = False,
     ) -> None:
-        self._model, self._window, self._is_cached = model, window, cached
-        self._is_aligned = aligned
+        self._model, self._window, self._is_cached = model, window, cached and not masked
+        self._is_aligned, self._is_masked = aligned, masked
         self._start(0)
 
     def _start(self, first: int) -> None:
@@ -124,7 +131,8 @@ class Context:
         at_once = READ_AT_ONCE if self._is_cached else n_tokens
         for new_SN in torch.split(ids_SN[:, self._n_read :], at_once, dim=1):
             lengths_S = torch.full((len(new_SN),), new_SN.shape[1], device=ids_SN.device)
-            states_SND = self._model.states(new_SN, lengths_S, self._cache)
+            segments_SN = (new_SN == BOS).cumsum(1) if self._is_masked else None
+            states_SND = self._model.states(new_SN, lengths_S, self._cache, segments_SN)
         if self._is_cached:
             self._n_read = n_tokens
         logits_SV: Tensor = self._model.output(states_SND[:, -1])
@@ -144,6 +152,8 @@ def draw_samples(
     advance: Callable[[int], object] = lambda n: None,
     cached: bool = True,
     aligned: bool = False,
+    starts: Callable[[Sequence[int], int], bool] = lambda row, position: False,
+    masked: bool = False,
 ) -> list[list[int]]:
     """Return the ids of each sample of a batch: its prompt and `n_tokens` drawn ones.
 
@@ -160,14 +170,22 @@ def draw_samples(
         advance: called after each step with the number of drawn tokens.
         cached: see `Context`.
         aligned: see `Context`.
+        starts: whether the token at a position of a sample, or after its last, starts a document.
+            The model then reads the start token in place of the token before, as in training.
+        masked: see `Context`.
 
     Raises:
         RunError: non-finite logits, or no token that may be drawn has a probability.
     """
-    device = model.output.weight.device
-    ids_SN = torch.tensor([[BOS, *prompt] for prompt in prompts], device=device)
+    device, rows = model.output.weight.device, list(map(list, prompts))
+
+    def read_before(row: list[int], position: int) -> int:
+        return BOS if position == 0 or starts(row, position) else row[position - 1]
+
+    read = [[read_before(row, n) for n in range(len(row) + 1)] for row in rows]
+    ids_SN = torch.tensor(read, device=device)
     uniforms_SN = sampling.uniforms(numbers, n_tokens)
-    context = Context(model, window, cached, aligned)
+    context = Context(model, window, cached, aligned, masked)
     with evaluating(model):
         for uniforms_S in uniforms_SN.unbind(1):
             log_probs_SV = output.log_probs(context.logits(ids_SN)).double().cpu()
@@ -177,7 +195,9 @@ def draw_samples(
                     "no token can be drawn: the logits are not finite, or all of the probability "
                     "is on special tokens; use another checkpoint"
                 )
-            tokens_S = drawn(sampling.probabilities(log_probs_SV), uniforms_S)
-            ids_SN = torch.cat((ids_SN, tokens_S[:, None].to(device)), 1)
-            advance(len(tokens_S))
-    return [row[1:] for row in ids_SN.tolist()]
+            tokens = drawn(sampling.probabilities(log_probs_SV), uniforms_S).tolist()
+            rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+            read = [[read_before(row, len(row))] for row in rows]
+            ids_SN = torch.cat((ids_SN, torch.tensor(read, device=device)), 1)
+            advance(len(rows))
+    return rows

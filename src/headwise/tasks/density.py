@@ -21,6 +21,7 @@ from headwise.config.density_data import (
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, PruneDataConfig
 from headwise.data.loader import Examples
+from headwise.data.lossless import lossless
 from headwise.data.token_stream import (
     COLUMN,
     TOKENIZER,
@@ -63,6 +64,10 @@ SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {
     ImageDataConfig: ImageSamples,
     MusicDataConfig: MusicSamples,
 }
+
+
+# Tokenizers with a token for every character of the training text: single bytes are not drawn.
+SPELT_WHOLE = ("bpe", "unigram", "char")
 
 
 def bits_per_value(sums: Floats) -> float:
@@ -135,7 +140,11 @@ class Density(StreamTask):
     def samples(self, config: Config, folder: RunFolder) -> Samples[Any]:
         """See `Task.samples`."""
         corpus = open_corpus(config.data, machine_cache_dir())
-        return SAMPLES[type(config.data)](corpus, Tokenizer.load(folder.path / TOKENIZER))
+        tokenizer, options = Tokenizer.load(folder.path / TOKENIZER), config.tokenizer
+        samples = SAMPLES[type(config.data)](corpus, tokenizer)
+        if options.kind in SPELT_WHOLE and options.character_coverage == 1:
+            samples.barred += tuple(lossless(tokenizer).byte_ids.values())
+        return samples
 
     def inspected(
         self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float

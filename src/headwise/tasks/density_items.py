@@ -19,13 +19,16 @@ from headwise.data.token_stream import (
     TokenStream,
     content_ids,
     ids_text,
+    starts_document,
     text_ids,
 )
 from headwise.data.tokenizer import BOS, Tokenizer
 from headwise.data.windows import EvaluationWindows, Ints
 from headwise.errors import DataError
+from headwise.files import machine_cache_dir
 from headwise.model.build import parts_of
 from headwise.tasks.reading import Axes, Item, Items, Reading, View, spaced
+from headwise.tasks.stream_task import open_corpus
 from headwise.tasks.task import TrainedRun
 from headwise.tasks.texts import read_lines
 
@@ -79,8 +82,12 @@ def text_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
 
 def text_readings(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
     """Readings of texts, each truncated to one window, and to `MAX_TOKENS`."""
+    data = run.config.data
+    corpus = open_corpus(data, machine_cache_dir())
     for index, (tokenizer, ids) in enumerate(encoded_texts(run, texts)):
-        batches = EvaluationWindows(TokenStream(ids), BOS, len(ids), len(ids))
+        starts = [n for n in range(len(ids)) if starts_document(ids.tolist(), n, corpus, tokenizer)]
+        stream = TokenStream(ids, None, np.array(starts), data.document_mask)
+        batches = EvaluationWindows(stream, BOS, len(ids), len(ids))
         ((batch, observed),) = observations(run.model, batches, run.device)
         names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
         yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from headwise.data.corpora.pictures import Image, picture, write_png
 from headwise.data.images import ImageCorpus
 from headwise.data.lossless import lossless
 from headwise.data.music import MusicCorpus, from_mu_law, read_codes, write_wav
-from headwise.data.token_stream import DensityCorpus, content_ids, ids_text
+from headwise.data.token_stream import DensityCorpus, content_ids, ids_text, starts_document
 from headwise.data.tokenizer import Tokenizer
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import ConfigError, DataError, RunError, require
@@ -52,6 +53,7 @@ class Samples(Generic[C]):
         size: tokens of a sample with its prompt, which is shorter, unless a user sets its length.
         limit: what determines `size`, for messages.
         prompt_length: first tokens of a prompt that are used, unless a user sets it; None: all.
+        barred: ids that are not drawn.
     """
 
     suffix: ClassVar[str]
@@ -60,14 +62,15 @@ class Samples(Generic[C]):
 
     def __init__(self, corpus: C, tokenizer: Tokenizer) -> None:
         self.corpus, self.tokenizer = corpus, tokenizer
+        self.barred = tokenizer.barred_ids
         self.size = corpus.config.window
         self.limit = f"data.window={self.size}"
 
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of `draw_samples`."""
-        data, barred = self.corpus.config, self.tokenizer.barred_ids
-        return {"window": data.window, "barred": barred, "aligned": data.aligned}
+        data = self.corpus.config
+        return {"window": data.window, "barred": self.barred, "aligned": data.aligned}
 
     def ids(self, content: bytes) -> list[int]:
         """Return the ids of a prompt."""
@@ -119,12 +122,23 @@ class Samples(Generic[C]):
 class TextSamples(Samples[DensityCorpus]):
     """Samples of a text, in one file of UTF-8 with a line before each.
 
+    Documents start as in the training text, see `starts_document`: with `data.documents=line` after
+    each line, with `blank_line` after each blank line. With `heading`, and without `documents`, a
+    drawn text is one document, since the data and not the model say where another one starts.
+
     Bytes that are no character become U+FFFD, except incomplete characters at the end, which are
     left out.
     """
 
     suffix = ".txt"
     at_validations = 256
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See `Samples.settings`; with the starts of documents."""
+        starts = functools.partial(starts_document, corpus=self.corpus, tokenizer=self.tokenizer)
+        masked = self.corpus.config.document_mask
+        return {**super().settings, "starts": starts, "masked": masked}
 
     def prompt(self, text: str) -> bytes:
         """See `Samples.prompt`."""

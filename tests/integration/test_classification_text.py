@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from command_line import CommandLine, assert_rejected, composer, read_json, writ
 from headwise.commands.train import train
 from headwise.config.schema import typed
 from headwise.metrics.classes import class_metrics
+from headwise.report.outcome import draw
 from headwise.runs.folder import RunFolder
 from headwise.tasks.predictions import ClassifierRun
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint
@@ -124,6 +126,34 @@ def test_figures_of_a_run_have_its_confusion_matrices(
     headwise.ok("report", f"run={single}", "figures=true", f"output={tmp_path}")
     assert (tmp_path / "confusion-test.png").is_file()
     assert (tmp_path / "confusion-valid.svg").is_file()
+
+
+def test_class_names_with_dollars_are_drawn(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headwise.commands.train.draw", draw)
+    for path in Path(shutil.copytree(folder / "text", tmp_path / "text")).iterdir():
+        path.write_text(path.read_text("utf-8").replace("animal", "a $\\frac$ b"), "utf-8")
+    overrides = command(tmp_path)
+    with composer() as make:
+        run = train(typed(make(overrides)), overrides).folder
+    assert (run / "results.json").is_file()
+    assert (run / "figures" / "confusion-test.png").is_file()
+    assert "is left out" not in caplog.text
+
+
+def test_figure_that_ends_the_process_leaves_a_finished_run(
+    headwise: CommandLine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(run: RunFolder, tracker: Any) -> None:
+        raise KeyboardInterrupt
+
+    overrides = [*command(folder), f"paths.outputs={tmp_path}"]
+    monkeypatch.setattr("headwise.commands.train.draw", killed)
+    headwise("train", *overrides)
+    (results,) = tmp_path.glob("*/*/results.json")
+    assert read_json(results)["scores"]["test"]
+    assert "this run is finished" in headwise.ok("train", *overrides).out
 
 
 def test_new_texts_are_labelled_from_files_tables_and_pipes(

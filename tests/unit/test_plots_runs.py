@@ -121,7 +121,7 @@ def test_diversity_label_names_the_base() -> None:
 
 def cells(axes: Any) -> tuple[Any, Any]:
     """Which cells are grey, and the weights of the drawn cells."""
-    masked, weights = (mesh.get_array() for mesh in axes.collections)
+    masked, weights = (image.get_array() for image in axes.images)
     return ~np.ma.getmaskarray(masked), weights.filled(np.nan)
 
 

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import itertools
 import logging
+import textwrap
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from figures_drawn import FIGURES
-from headwise.plots.style import RULES, TWO_COLUMNS, display_name, save, series_style
+from figures_drawn import FIGURES, attention, score_rows, table
+from headwise.plots import runs as plots
+from headwise.plots.confusion import confusion_matrix
+from headwise.plots.style import (
+    RULES,
+    TWO_COLUMNS,
+    display_name,
+    drawable,
+    figure_bytes,
+    panels,
+    save,
+    series_style,
+)
 
 
 def test_styles_are_the_same_in_every_figure_and_distinct() -> None:
@@ -46,14 +61,99 @@ def test_figures_are_reproducible(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert not caplog.records, "only commands log this"
 
 
-def test_failed_figure_keeps_the_old_file(tmp_path: Path) -> None:
+def test_failed_figure_is_a_warning_and_keeps_the_old_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "f.png").write_text("before")
     figure = Figure(figsize=(1, 1))
-    figure.text(0, 0, "$\\nonsense$")
-    with pytest.raises(ValueError, match="nonsense"):
-        save(figure, tmp_path / "f.png")
+    figure.text(0, 0, "$\\nonsense$", parse_math=True)
+    assert save(figure, tmp_path / "f.png", ["png"]) == []
     assert [path.name for path in tmp_path.iterdir()] == ["f.png"]
     assert (tmp_path / "f.png").read_text() == "before"
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the figure f.png is left out (ValueError: ")
+
+
+NAMES = {
+    "mathematics": "a $\\frac$ b", "prices": "$5 and $6", "marks": "a_b^c \\alpha 50 %",
+    "right to left": "שלום 😀", "empty": "",
+}  # fmt: skip
+SHORTENED = {"lines\nand\ttabs": "lines and tabs", "x" * 400: f"{'x' * 39}…{'x' * 20}"}
+
+
+def drawn_texts(figure: Figure) -> set[str]:
+    figure_bytes(figure, "svg")
+    return {text.get_text() for text in figure.findobj(Text)}
+
+
+@pytest.mark.parametrize("name", [*NAMES.values(), *SHORTENED], ids=[*NAMES, "lines", "long"])
+def test_names_are_drawn_as_text(name: str) -> None:
+    """Whatever they contain; a warning of a layout without space would be an error here."""
+    shown = SHORTENED.get(name, name)
+    counts = pd.DataFrame([[1, 2], [3, 4]], [name, "b"], [name, "b"])
+    assert drawable(name, 24) in drawn_texts(confusion_matrix(counts, name))
+    scores = table(score_rows, [f"softmax {name}", "b"], 1).assign(corpus=name)
+    legend = drawn_texts(plots.score_curves(scores))
+    assert textwrap.fill(display_name(f"softmax {name}"), 40) in legend
+    title = attention("cross", 1, 2, 3, name).get_suptitle()
+    assert "".join(title.split()).startswith(
+        "".join(f"cross-attention: {name[:20]}".strip(" :").split())
+    )
+    assert display_name(name) == shown
+
+
+def test_name_without_a_character_code_is_drawn() -> None:
+    assert display_name("a\ud800b") == "a?b"
+
+
+@pytest.mark.parametrize("n_classes", [3, 50, 51, 1500])
+def test_the_most_confused_classes_are_drawn(n_classes: int) -> None:
+    """Above 50, in their order, with their share of all examples of the label."""
+    cells = np.eye(n_classes, dtype=int) * 6
+    cells[n_classes - 1, 0] = cells[1, n_classes - 1] = 2
+    names = [f"class {number}" for number in range(n_classes)]
+    figure = confusion_matrix(pd.DataFrame(cells, names, names), "Predictions")
+    drawn = figure.axes[0].collections[0].get_array()
+    n_drawn = min(n_classes, 50)
+    assert drawn.shape == (n_drawn, n_drawn)
+    assert drawn[-1, 0] == drawn[1, -1] == pytest.approx(0.25)
+    assert drawn[0, 0] == 1
+    title = figure.axes[0].get_title()
+    assert title == "Predictions" + (
+        f": the 50 most confused of {n_classes:,} classes" if n_classes > 50 else ""
+    )
+    assert len(figure_bytes(figure, "svg")) < 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "n_heads", "n_tokens"), [(2, 2, 300), (200, 2, 3), (1, 1, 61)]
+)
+def test_maps_of_long_texts_and_deep_models_are_bounded(
+    n_layers: int, n_heads: int, n_tokens: int
+) -> None:
+    figure = attention("encoder_self", n_layers, n_heads, n_tokens, "text")
+    maps = [axes for axes in figure.axes if axes.images]
+    assert len(maps) == min(n_layers * n_heads, 100)
+    assert maps[0].images[1].get_array().shape == (min(n_tokens, 60),) * 2
+    assert maps[-1].get_title().startswith(f"layer {n_layers} head {n_heads}")
+    note = " ".join(figure.get_supxlabel().split())
+    assert ("the first 60 are drawn" in note) == (n_tokens > 60)
+    assert (f"Of {n_layers} layers" in note) == (n_layers > 100)
+
+
+def test_large_figures_have_fewer_dots() -> None:
+    data = figure_bytes(Figure(figsize=(1, 250)), "png")
+    width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))
+    assert height == pytest.approx(60_000, abs=1)
+    assert width == pytest.approx(240, abs=1)
+
+
+def test_rows_of_panels_are_bounded() -> None:
+    many = pd.DataFrame({"name": [f"run {n}" for n in range(150)], "site": "cross"})
+    figure, drawn = panels(many, "site", "title", "A note.", row="name")
+    assert len(drawn) == 40
+    assert figure.get_supxlabel() == "A note. The first 40 of 150 panels."
+    assert len(panels(many, "name", "title")[1]) == 120
 
 
 @pytest.mark.slow

@@ -74,6 +74,21 @@ def test_every_recorded_measure_has_a_figure() -> None:
     assert training_figures([{"update": 2, "alpha": {}}], [{"update": 1}], CURVES) == {}
 
 
+@pytest.mark.parametrize(("n_updates", "n_heads"), [(5000, 1), (5000, 1000), (3, 1000)])
+def test_lines_of_long_trainings_and_of_many_heads_have_fewer_points(
+    n_updates: int, n_heads: int
+) -> None:
+    """Up to 100,000 points, with the first and the last update; rare values stay."""
+    alpha = {"cross": [[1.5] * n_heads]}
+    records = [{"update": update, "alpha": alpha} for update in range(n_updates)]
+    records[7 % n_updates] |= {"density": {"cross": [[0.5]]}}
+    table = head_values(records)
+    updates = table[table["statistic"] == "alpha"]["update"].unique()
+    assert len(updates) == min(n_updates, 1000, 100_000 // n_heads)
+    assert (updates[0], updates[-1]) == (0, n_updates - 1)
+    assert list(table[table["statistic"] == "density"]["update"]) == [7 % n_updates]
+
+
 def test_curves_show_the_requested_metrics() -> None:
     records = [
         {"update": 50, "train/loss": 5.0, "train/lr": 0.1},

@@ -86,6 +86,25 @@ def test_figures_of_recorded_statistics(tmp_path: Path) -> None:
     assert file_names == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
 
 
+def test_failed_figure_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: Any) -> None:
+        raise ZeroDivisionError("a reason\nin lines")
+
+    tracker, folder = RecordingTracker(), RunFolder(tmp_path)
+    OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
+    records = Records(folder, NullTracker())
+    records.log(1, {"train/loss": 2.0})
+    records.log_heads(1, STATISTICS)
+    records.close()
+    monkeypatch.setattr("headwise.plots.training.trajectories", failing)
+    draw(folder, tracker)
+    assert tracker.images == ["figures/curves"]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message == "the figure diversity is left out (ZeroDivisionError: a reason in lines)"
+
+
 def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     OmegaConf.save(

@@ -249,6 +249,8 @@ def write_outputs(study: Study, folder: Path) -> None:
     from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.visualization import matplotlib as plots
 
+    from headwise.plots.style import failure_as_warning  # imports seaborn
+
     study.trials_dataframe().to_csv(folder / "trials.csv", index=False)
     finished = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     if len({trial.value for trial in finished}) < 2:
@@ -259,10 +261,11 @@ def write_outputs(study: Study, folder: Path) -> None:
         "importances": partial(plots.plot_param_importances, evaluator=evaluator),
         "parallel_coordinates": plots.plot_parallel_coordinate,
     }
-    with pyplot.rc_context(), warnings.catch_warnings():
+    with pyplot.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         for name, draw in drawings.items():
-            figure = draw(study).figure
-            for kind in ("png", "svg"):
-                figure.savefig(folder / f"{name}.{kind}", bbox_inches="tight")
-            pyplot.close(figure)
+            with failure_as_warning(name):
+                figure = draw(study).figure
+                for kind in ("png", "svg"):
+                    figure.savefig(folder / f"{name}.{kind}", bbox_inches="tight")
+            pyplot.close("all")

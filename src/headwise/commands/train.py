@@ -367,13 +367,13 @@ class _Run:
             finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
         if self.ranks.is_main:
-            folder.figures.mkdir(exist_ok=True)
-            draw(folder, self.tracker)
             self.listed.with_results(results).write(folder.path)
-            results.write(folder.results)  # last: it marks the run as finished
+            results.write(folder.results)  # before the figures, which may fail or take long
             metric = self.task.monitored(config)
             split_scores = {f"{name}/{metric}": results.score(name, metric) for name in scores}
             self.tracker.summary(split_scores)
+            folder.figures.mkdir(exist_ok=True)
+            draw(folder, self.tracker)
             shutil.rmtree(self._scratch, ignore_errors=True)
             log.info("%s", summary(folder, results, self.task.command))
         self.ranks.barrier()

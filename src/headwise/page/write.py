@@ -12,7 +12,7 @@ from headwise.files import write_text
 from headwise.page.document import page_text
 from headwise.page.readings import reading_contents
 from headwise.page.run import run_content
-from headwise.plots.style import figure_bytes
+from headwise.plots.style import failure_as_warning, figure_bytes
 from headwise.report.figures import figures_of, training_figures
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import load
@@ -101,4 +101,8 @@ def _pictures(folders: Sequence[RunFolder]) -> list[tuple[str, bytes]]:
         figures = [
             f for folder in folders for f in training_figures(folder.path).values()
         ] + figures
-    return [(figure.get_suptitle(), figure_bytes(figure, "svg")) for figure in figures]
+    pictures = []
+    for figure in figures:
+        with failure_as_warning(figure.get_suptitle()):
+            pictures.append((figure.get_suptitle(), figure_bytes(figure, "svg")))
+    return pictures

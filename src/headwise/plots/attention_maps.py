@@ -11,20 +11,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import seaborn as sns
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
-from headwise.plots.style import GREY, styled
+from headwise.plots.style import GREY, drawable, evenly, styled
 
 KEY_SPACING = 0.11  # inches from one key to the next
 MAX_CHARACTERS = 12  # characters shown of a token
+MAX_TOKENS = 60  # drawn of a longer text: its first
+MAX_MAPS = 100  # drawn of a deeper model: those of evenly spaced layers
 # With a jump at 0: the smallest weight is clearly darker than white. Negative weights are brown.
 COLOURS = LinearSegmentedColormap.from_list(
     "weights", [(0, "#5c2300"), (0.5, "#f3c9a5"), (0.5, "#c3d9ee"), (1, "#0a2a52")], N=1024
 )
-MASKED_COLOUR = "#e4e4e4"
+MASKED_COLOUR = ListedColormap(["#e4e4e4"])
 ROWS = {  # by kind of site
     "self": "Rows: queries. Columns: keys that they attend to.",
     "causal": "Rows: input tokens of each step. Columns: tokens that they attend to.",
@@ -75,6 +77,12 @@ def attention_maps(
     layers = [layer for layer in layers if len(layer.heads)]
     if not layers or not queries or not keys:
         return None
+    if max(len(queries), len(keys)) > MAX_TOKENS:
+        about += f" Of {len(queries):,} × {len(keys):,} tokens the first {MAX_TOKENS} are drawn."
+        queries, keys = queries[:MAX_TOKENS], keys[:MAX_TOKENS]
+    if sum(len(layer.heads) for layer in layers) > MAX_MAPS:
+        about += f" Of {len(layers)} layers some are drawn."
+        layers = evenly(layers, max(1, MAX_MAPS // max(len(layer.heads) for layer in layers)))
     largest = max(1.0, *(float(np.abs(layer.weights_HQK).max()) for layer in layers))
     n_columns = max(len(layer.heads) for layer in layers)
     longest = max(map(len, _short(keys)))
@@ -82,7 +90,8 @@ def attention_maps(
     width = max(5.0, n_columns * (KEY_SPACING * len(keys) + 0.2) + 1.5)
     figure = Figure(figsize=(width, height))
     name = SITE_NAMES.get(site, site)
-    figure.suptitle(textwrap.fill(": ".join(filter(None, (name, title))), int(width * 15)))
+    shown = ": ".join(filter(None, (name, drawable(title, int(width * 60)))))
+    figure.suptitle(textwrap.fill(shown, int(width * 15)))
     note = f"{ROWS[SITE_KINDS[site]]} White: weight exactly 0. Grey: masked. {about}"
     figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
     grid = figure.subplots(len(layers), n_columns, squeeze=False)
@@ -91,25 +100,35 @@ def attention_maps(
             if index >= len(layer.heads):
                 axes.remove()
                 continue
-            weights_QK, allowed_QK = layer.weights_HQK[index], layer.allowed_HQK[index]
-            names = {"xticklabels": _short(keys), "yticklabels": index == 0 and _short(queries)}
-            frame = {"cbar": False, "square": True, "ax": axes, **names}
-            frame |= {"vmin": -largest, "vmax": largest}
-            # weights of exactly 0 are not drawn
-            sns.heatmap(~allowed_QK, mask=allowed_QK, cmap=[MASKED_COLOUR], **frame)
-            sns.heatmap(weights_QK, mask=weights_QK == 0, cmap=COLOURS, **frame)
+            place = np.s_[index, : len(queries), : len(keys)]
+            _draw_map(axes, layer.weights_HQK[place], layer.allowed_HQK[place], largest)
+            axes.set_xticks(range(len(keys)), _short(keys))
+            axes.set_yticks(range(len(queries)), _short(queries) if index == 0 else None)
+            axes.tick_params(labelleft=index == 0)
             axes.tick_params(length=0, labelsize=6, pad=1)
             axes.tick_params(axis="x", labelrotation=90)
             axes.spines[:].set(visible=True, color=GREY, linewidth=0.5)
             alpha = layer.alphas[index]
             label = "" if alpha is None else f", α {alpha:.2f}"
             axes.set_title(f"layer {layer.layer} head {layer.heads[index]}{label}")
-    bar = figure.colorbar(grid[0, 0].collections[-1], ax=grid, shrink=0.6, aspect=30, pad=0.01)
+    bar = figure.colorbar(grid[0, 0].images[-1], ax=grid, shrink=0.6, aspect=30, pad=0.01)
     bar.set_label("weight")
     if not any((layer.weights_HQK < 0).any() for layer in layers):
         bar.ax.set_ylim(0, largest)
     return figure
 
 
+def _draw_map(
+    axes: Axes, weights_QK: npt.NDArray[np.float64], allowed_QK: npt.NDArray[np.bool_], top: float
+) -> None:
+    # weights of exactly 0 are not drawn; images, since meshes are a path per cell in an svg
+    for mask, values, colours in (
+        (allowed_QK, ~allowed_QK, MASKED_COLOUR),
+        (weights_QK == 0, weights_QK, COLOURS),
+    ):
+        cells = np.ma.masked_array(values, mask)
+        axes.imshow(cells, cmap=colours, vmin=-top, vmax=top, interpolation="nearest")
+
+
 def _short(names: Sequence[str]) -> list[str]:
-    return [n if len(n) <= MAX_CHARACTERS else n[: MAX_CHARACTERS - 1] + "…" for n in names]
+    return [drawable(name, MAX_CHARACTERS) for name in names]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -32,6 +34,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TWO_COLUMNS = 7.0  # width of two columns, in inches
+DPI = 300
+MAX_NAME = 60  # characters of a name
+MAX_ROWS = 40  # rows of panels
+MAX_SIDE, MAX_PIXELS = 60_000, 25_000_000  # of a figure; matplotlib refuses sides above 2**16
 FORMATS = ("png", "svg", "pdf")
 INK, GREY = "#222222", "#595959"
 REFERENCES = (1.0, 1.5, 2.0)  # α of softmax, 1.5-entmax and sparsemax
@@ -52,13 +58,24 @@ STYLE: dict[str, Any] = {
     "figure.titleweight": "bold",
     "figure.constrained_layout.use": True,
     "legend.frameon": False,
-    "savefig.dpi": 300,
     "svg.hashsalt": "headwise",  # makes files reproducible
     "svg.fonttype": "path",
+    "text.parse_math": False,  # names may have dollar signs
     "pdf.fonttype": 42,
 }
 
+log = logging.getLogger(__name__)
 logging.getLogger("fontTools.subset").setLevel(logging.WARNING)  # it logs every font of a PDF
+
+
+@contextmanager
+def failure_as_warning(name: str) -> Iterator[None]:
+    """Log an exception in the drawing of a figure as one warning: results do not depend on it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - a figure never blocks a result
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        log.warning("the figure %s is left out (%s)", name, drawable(reason, 200))
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
@@ -77,9 +94,23 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
 
 def display_name(name: str) -> str:
-    """Return a name with normalisers spelt as in papers."""
+    """Return a name as it is drawn, with normalisers spelt as in papers."""
     rules = "|".join(RULE_NAMES)
-    return re.sub(rf"\b({rules})\b", lambda match: RULE_NAMES[match[1]], name)
+    return drawable(re.sub(rf"\b({rules})\b", lambda match: RULE_NAMES[match[1]], name))
+
+
+def drawable(text: str, longest: int = MAX_NAME) -> str:
+    """Return a text in one line of at most `longest` characters; its middle may be left out."""
+    text = re.sub(r"[\s\x00-\x1f]+", " ", text.encode("utf-8", "replace").decode("utf-8"))
+    end = longest // 3
+    return text if len(text) <= longest else f"{text[: longest - 1 - end]}…{text[-end:]}"
+
+
+def evenly(values: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` of the values, evenly spaced, with the first and the last."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(n * (len(values) - 1) / max(1, most - 1))] for n in range(most)]
 
 
 def series_style(names: Iterable[str]) -> dict[str, Any]:
@@ -119,10 +150,14 @@ def panels(
     across = list(table[column].unique())
     down = [None] if row is None else list(table[row].unique())
     n_columns = {4: 2}.get(len(across), min(3, len(across)))
+    n_panels = len(across) * len(down)
+    across, down = across[: MAX_ROWS * n_columns], down[: MAX_ROWS * n_columns // len(across) or 1]
+    if len(across) * len(down) < n_panels:
+        note += f" The first {len(across) * len(down)} of {n_panels} panels."
     n_lines = len(down) * -(-len(across) // n_columns)
     width = min(TWO_COLUMNS, 1.4 + 2.1 * n_columns)
     figure = Figure(figsize=(width, 0.6 + n_lines * height))
-    figure.suptitle(textwrap.fill(title, int(width * 15)))
+    figure.suptitle(textwrap.fill(drawable(title, int(width * 60)), int(width * 15)))
     figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
     grid = figure.subplots(n_lines, n_columns, squeeze=False, **{"sharey": True, **options})
     filled = []
@@ -171,7 +206,7 @@ def legend_right(drawn: Sequence[tuple[Axes, Any]], title: str | None = None) ->
     if handles:
         drawn[-1][0].legend(
             list(handles.values()),
-            [SITE_NAMES.get(label, display_name(label)) for label in handles],
+            [SITE_NAMES.get(label, textwrap.fill(display_name(label), 40)) for label in handles],
             loc="center left",
             bbox_to_anchor=(1.0, 0.5),
             title=title,
@@ -199,22 +234,24 @@ def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> list[Pa
         formats: png, svg or pdf.
 
     Returns:
-        The paths of the files.
+        The paths of the files; without those that failed.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     files = []
     for kind in formats:
         path = out.with_name(f"{out.stem}.{kind}")
-        with replacing(path) as temporary:
+        with failure_as_warning(path.name), replacing(path) as temporary:
             temporary.write_bytes(figure_bytes(figure, kind))
-        files.append(path)
+            files.append(path)
     return files
 
 
 @styled
 def figure_bytes(figure: Figure, kind: str) -> bytes:
-    """Return a figure as png, svg or pdf, without a date."""
+    """Return a figure as png, svg or pdf, without a date; the larger, the fewer dots per inch."""
     dated: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, metadata=dated.get(kind, {}))
+    sides = figure.get_size_inches()
+    dpi = min(DPI, MAX_SIDE / sides.max(), math.sqrt(MAX_PIXELS / sides.prod()))
+    figure.savefig(buffer, format=kind, metadata=dated.get(kind, {}), dpi=dpi)
     return buffer.getvalue()

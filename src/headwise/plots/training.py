@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from headwise.plots.style import (
     GREY,
     REFERENCES,
+    evenly,
+    failure_as_warning,
     legend_right,
     panels,
     series_style,
@@ -30,6 +32,8 @@ MEASURED = (
 )
 SPLITS = {"train": "training", "valid": "validation"}
 MAX_MARKERS = 12  # with more updates, lines have no markers
+MAX_POINTS = 100_000  # of a figure, at most `MAX_UPDATES` of a line: updates evenly spaced
+MAX_UPDATES = 1000
 
 
 def training_figures(
@@ -54,19 +58,26 @@ def training_figures(
     for statistic, table in values.groupby("statistic", sort=False):
         if statistic not in MEASURED or statistic in ("alpha", "diversity"):
             file = re.sub(r"[^\w.-]+", "-", statistic)
-            figures[file if statistic in MEASURED else f"heads-{file}"] = trajectories(table, name)
+            file = file if statistic in MEASURED else f"heads-{file}"
+            with failure_as_warning(file):
+                figures[file] = trajectories(table, name)
     if len(scores):
-        figures["curves"] = curves(scores, name)
+        with failure_as_warning("curves"):
+            figures["curves"] = curves(scores, name)
     return figures
 
 
 def head_values(records: Records, present: HeadNumbers | None = None) -> pd.DataFrame:
     """Return records of heads.jsonl as a table: update, statistic, site, layer, head, value."""
+    by_statistic: dict[str, list[tuple[int, Any]]] = {}
+    for record in records:
+        for statistic, values in record.items():
+            if isinstance(values, Mapping):
+                by_statistic.setdefault(statistic, []).append((record["update"], values))
     rows = [
-        (record["update"], statistic, *place, value)
-        for record in records
-        for statistic, values in record.items()
-        if isinstance(values, Mapping)
+        (update, statistic, *place, value)
+        for statistic, measured in by_statistic.items()
+        for update, values in _thinned(measured)
         for place, value in numbered(values, present if statistic != "diversity" else None)
     ]
     return pd.DataFrame(rows, columns=["update", "statistic", "site", "layer", "head", "value"])
@@ -74,13 +85,21 @@ def head_values(records: Records, present: HeadNumbers | None = None) -> pd.Data
 
 def _curve_values(records: Records, labels: Labels) -> pd.DataFrame:
     rows = [
-        (record["update"], shown_metric, shown_split, record[f"{split}/{metric}"])
+        (update, shown_metric, shown_split, value)
         for metric, shown_metric in labels.items()
         for split, shown_split in SPLITS.items()
-        for record in records
-        if record.get(f"{split}/{metric}") is not None
+        for update, value in evenly(_values(records, f"{split}/{metric}"), MAX_UPDATES)
     ]
     return pd.DataFrame(rows, columns=["update", "metric", "split", "value"])
+
+
+def _values(records: Records, name: str) -> list[tuple[int, float]]:
+    return [(r["update"], r[name]) for r in records if r.get(name) is not None]
+
+
+def _thinned(measured: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    n_lines = len(list(numbered(measured[-1][1])))
+    return evenly(measured, max(2, min(MAX_UPDATES, MAX_POINTS // max(1, n_lines))))
 
 
 @styled

@@ -11,7 +11,7 @@ import pandas as pd
 from headwise.config.folders import group_choices, group_node
 from headwise.files import write_text
 from headwise.plots.runs import context_curves
-from headwise.plots.style import save
+from headwise.plots.style import failure_as_warning, save
 from headwise.report.tables import Table, pivot
 from headwise.tasks.task import TrainedRun
 
@@ -48,9 +48,11 @@ def write_contexts(run: TrainedRun, name: str, by_context: Mapping[int, Scores])
     table = Table(title, frame, [f"Windows of {run.config.data.window:,} tokens."], "context")
     write_text(path.with_suffix(".md"), table.markdown())
     write_text(path.with_suffix(".csv"), facts.to_csv(index=False))
-    figure = context_curves(facts.assign(run=facts.name), data)
-    drawn = save(figure, run.folder.path / "figures" / path.name)
-    return [path.with_suffix(".md"), path.with_suffix(".csv"), *drawn]
+    files = [path.with_suffix(".md"), path.with_suffix(".csv")]
+    with failure_as_warning(path.name):
+        figure = context_curves(facts.assign(run=facts.name), data)
+        files += save(figure, run.folder.path / "figures" / path.name)
+    return files
 
 
 def _published(data: str) -> Iterator[tuple[str, int, float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, Table, read_settings
 from headwise.plots import runs as plots
-from headwise.plots.style import display_name, save
+from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem, named_rows
 from headwise.report.outcome import figures as drawn_from_records
@@ -56,15 +57,19 @@ def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
     Args, raises: as for `draw_figures`.
     """
     corpora = corpus_rows(runs)
-    figures = {
-        f"{name}-{corpus.stem}" if len(corpora) > 1 else name: figure
-        for corpus in corpora
-        for name, figure in _corpus_figures(corpus)
-    }
+    figures: dict[str, Figure] = {}
+    for corpus in corpora:
+        for stem, draw in _corpus_figures(corpus):
+            name = f"{stem}-{corpus.stem}" if len(corpora) > 1 else stem
+            with failure_as_warning(name):
+                figures[name] = draw()
     if len(runs) == 1:
         return training_figures(runs[0]) | figures
     scores = pd.concat(_table(corpus, _scores).assign(corpus=corpus.corpus) for corpus in corpora)
-    return figures | ({"score_curves": plots.score_curves(scores)} if len(scores) else {})
+    if len(scores):
+        with failure_as_warning("score_curves"):
+            figures["score_curves"] = plots.score_curves(scores)
+    return figures
 
 
 def training_figures(run: Path) -> dict[str, Figure]:
@@ -82,38 +87,38 @@ def unanalysed(runs: Sequence[Path]) -> list[Path]:
     return [run for run in runs if not HEADS.path(run / FOLDER).is_file()]
 
 
-def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
-    """Yield file name and figure for every measurement."""
+def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """Yield file name and drawing of every measurement."""
     alphas = _table(corpus, _alpha_ends)
     for name, rows in alphas.groupby("name", sort=False):
         ending = f"-{file_stem(name)}" if alphas["name"].nunique() > 1 else ""
         title = f"{display_name(name)}, {corpus.corpus}"
-        yield f"alpha_histograms{ending}", plots.alpha_histograms(rows, title)
+        yield f"alpha_histograms{ending}", partial(plots.alpha_histograms, rows, title)
         paired = rows.dropna(subset="start")
         if len(paired):
-            yield f"alpha_start_end{ending}", plots.alpha_start_end(paired, title)
+            yield f"alpha_start_end{ending}", partial(plots.alpha_start_end, paired, title)
     # without a legend, the title names the choice
     names = [display_name(name) for name in corpus.rows] if len(corpus.rows) == 1 else []
     title, text = ", ".join([*names, corpus.corpus]), _measured_on(corpus)
     densities = _table(corpus, _analysed(DENSITY))
     if len(densities):
-        yield "density_violins", plots.density_violins(densities, title, text)
+        yield "density_violins", partial(plots.density_violins, densities, title, text)
     heads = _table(corpus, _analysed(HEADS)).dropna(subset="density")
     if len(heads):
-        yield "density_layers", plots.density_layers(heads, title, text)
+        yield "density_layers", partial(plots.density_layers, heads, title, text)
     layers = _table(corpus, _analysed(LAYERS))
     for column in plots.BASES:
         measured = layers.dropna(subset=column)
         if len(measured):
-            yield column, plots.diversity_layers(measured, column, title, text)
+            yield column, partial(plots.diversity_layers, measured, column, title, text)
     pruning = _table(corpus, _pruning)
     if len(pruning):
-        yield "pruning", plots.pruning_curves(pruning, corpus.corpus, text)
+        yield "pruning", partial(plots.pruning_curves, pruning, corpus.corpus, text)
     counts = _table(_by_other_settings(corpus, "model.n_heads"), _by_n_heads)
     n_counts = counts.groupby("name")["n_heads"].transform("nunique")
     if (n_counts > 2).any():
         rows = counts[n_counts > 2].assign(run=counts["seed"])
-        yield "head_counts", plots.head_counts(rows, corpus.corpus)
+        yield "head_counts", partial(plots.head_counts, rows, corpus.corpus)
 
 
 def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from headwise.analysis.collect import alphas
 from headwise.analysis.observe import Observation
 from headwise.errors import DataError
 from headwise.plots.attention_maps import LayerMaps, attention_maps
-from headwise.plots.style import display_name, save
+from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.tasks.loading import load
 from headwise.track.base import HeadValues
@@ -50,9 +50,9 @@ def draw_attention(
         observed = (obs for obs in reading.observations if obs.site == site)
         layers = [_layer(obs, alphas(loaded.model)) for obs in observed]
         note = f"{about} {axes.note}".strip()
-        figure = attention_maps(site, layers, axes.queries, axes.keys, axes.text, note)
-        if figure is not None:
-            files += save(figure, output / f"attention_{site}")
+        with failure_as_warning(f"attention_{site}"):
+            figure = attention_maps(site, layers, axes.queries, axes.keys, axes.text, note)
+            files += save(figure, output / f"attention_{site}") if figure is not None else []
     return files
 
 

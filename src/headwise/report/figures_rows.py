@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwise.plots.style import drawable
 from headwise.report.paper_runs import SavedRun, differing_keys, read_run
 from headwise.report.run_names import OTHER_GROUPS, choice_name, class_word, corpus_name
 
@@ -79,7 +80,7 @@ def named_rows(runs: Sequence[SavedRun]) -> dict[str, list[SavedRun]]:
 
 def file_stem(name: str) -> str:
     """Return a name that is safe in file names."""
-    return re.sub(r"[^\w.-]+", "_", name).strip("_.-")
+    return re.sub(r"[^\w.-]+", "_", drawable(name)).strip("_.-")
 
 
 def _name(run: SavedRun, decisive: Mapping[str, Any], keys: Sequence[str]) -> str:

@@ -42,6 +42,7 @@ def _confusion(folder: RunFolder, name: str) -> dict[str, Figure]:
     import pandas as pd
 
     from headwise.plots.confusion import confusion_matrix
+    from headwise.plots.style import failure_as_warning
     from headwise.tasks.predictions import CONFUSION, FOLDER
 
     names_are_text = {"dtype": {"label": str}, "keep_default_na": False}
@@ -50,10 +51,12 @@ def _confusion(folder: RunFolder, name: str) -> dict[str, Figure]:
         for path in sorted((folder.path / FOLDER).glob(f"*{CONFUSION}"))
     }
     of_run = f" ({name})" if name else ""
-    return {
-        f"confusion-{split}": confusion_matrix(counts, f"Predictions of {split}{of_run}")
-        for split, counts in splits.items()
-    }
+    figures: dict[str, Figure] = {}
+    for split, counts in splits.items():
+        with failure_as_warning(f"confusion-{split}"):
+            matrix = confusion_matrix(counts, f"Predictions of {split}{of_run}")
+            figures[f"confusion-{split}"] = matrix
+    return figures
 
 
 def draw(folder: RunFolder, tracker: Tracker) -> None:
@@ -62,8 +65,8 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
 
     for name, figure in figures(folder).items():
         path = folder.figures / f"{name}.png"
-        save(figure, path, FORMATS)
-        tracker.log_image(f"figures/{name}", path)
+        if path in save(figure, path, FORMATS):
+            tracker.log_image(f"figures/{name}", path)
 
 
 def summary(folder: RunFolder, results: Results, command: str = "") -> str:

@@ -1,4 +1,4 @@
-# Needs Python 3.11, 3.12 or 3.13 and make; everything else goes into .venv.
+# Needs Python 3.11 to 3.14 and make; everything else goes into .venv.
 #
 #   PIP_ARGS     options for every pip call. The small CPU build of torch on Linux:
 #                make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -89,15 +89,15 @@ clean: ## remove .venv, caches and builds; runs in outputs/ stay
 
 # Stamps, so that a second call installs nothing. A stamp is written only after what it stands
 # for; an interrupted installation is taken up again.
-PYTHONS := $(strip $(PYTHON) python3.11 python3.12 python3.13 python3)
+PYTHONS := $(strip $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3)
 .venv/.created:
 	@for candidate in $(PYTHONS); do \
-	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then \
 	    echo "making .venv with $$("$$candidate" --version) ($$candidate)"; \
 	    "$$candidate" -m venv .venv && touch $@; exit; \
 	  fi; \
 	done; \
-	echo "Python 3.11, 3.12 or 3.13 is needed and none of $(PYTHONS) is one;" \
+	echo "Python 3.11, 3.12, 3.13 or 3.14 is needed and none of $(PYTHONS) is one;" \
 	  "install it, or: make TARGET PYTHON=/path/to/python3.11" >&2; \
 	exit 1
 

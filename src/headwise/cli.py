@@ -6,12 +6,14 @@ traceback.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -211,7 +213,8 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     )(checked)
     code = 0
     try:
-        application()
+        with _lazy_help():
+            application()
         sys.stdout.flush()
     except Interrupted as stop:
         print(f"headwise: {stop}", file=sys.stderr)
@@ -228,6 +231,28 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         code = code or int(sweep.has_failed())
     if code:
         sys.exit(code)
+
+
+@contextmanager
+def _lazy_help() -> Iterator[None]:
+    """Let Hydra add a help text that is made when it is shown, which Python 3.14 refuses.
+
+    Hydra 1.4 makes this needless.
+    """
+    check: Any = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None:  # before Python 3.14
+        yield
+        return
+
+    def check_text(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if action.help is None or isinstance(action.help, str):
+            check(parser, action)
+
+    argparse.ArgumentParser._check_help = check_text  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser._check_help = check  # type: ignore[attr-defined]
 
 
 def _quoted(argument: str) -> str:

@@ -23,7 +23,7 @@ from headwise.config.folders import config_dir, group_choices
 from headwise.config.keys import check_keys, check_values
 from headwise.config.schema import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, nearest
-from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, output_to
+from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, guard_streams, output_to
 from headwise.runs.environment import complete_environment
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class JobFailedError(HeadwiseError):
 
 def main(command: str | None = None) -> None:
     """Entry point of `headwise COMMAND key=value …` and of the scripts of single commands."""
+    guard_streams()
     try:
         complete_environment()
     except ConfigError as error:
@@ -283,7 +284,9 @@ def _check_arguments(arguments: Sequence[str], config_name: str) -> None:
     for before, argument in pairwise(["", *arguments]):
         if not argument.isprintable() and argument != argument.encode(errors="ignore").decode():
             printable = argument.encode(errors="replace").decode()
-            print(f"headwise: {printable} is not UTF-8; rename the file", file=sys.stderr)
+            encoding = sys.getfilesystemencoding()
+            advice = "rename the file" if encoding == "utf-8" else "set PYTHONUTF8=1"
+            print(f"headwise: {printable} is not {encoding.upper()}; {advice}", file=sys.stderr)
             sys.exit(2)
         has_value = before.startswith("-") and before not in MULTIRUN
         if "=" not in argument and not argument.startswith(("-", "~")) and not has_value:

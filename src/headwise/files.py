@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO, cast
 
 from headwise.errors import DataError, HeadwiseError, RunError
 
@@ -70,6 +70,60 @@ def discard(descriptor: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
+
+
+class _Messages:
+    """A stream of text that ends no work: after its reader has closed it, text is discarded.
+
+    Data goes to its `buffer`, where a closed pipe is an error.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text, or discard it."""
+        with self._discarding():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        with self._discarding():
+            self._stream.flush()
+
+    @contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in CLOSED:
+                raise
+            discard(self._stream.fileno())
+
+
+def guard_streams() -> None:
+    """Keep the standard streams of this process from ending its work.
+
+    A stream that is closed is opened on `os.devnull`: else the next file would get its descriptor,
+    and the messages of libraries. Characters that a terminal lacks are replaced.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if isinstance(stream, _Messages):
+            continue
+        if stream is None:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number: that of the stream
+            os.set_inheritable(null, True)
+            mode = "w" if descriptor else "r"
+            stream = open(null, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+        if descriptor:
+            stream.reconfigure(errors="replace" if descriptor == 1 else "backslashreplace")
+            stream = cast(TextIO, _Messages(stream))
+        setattr(sys, name, stream)
 
 
 @contextmanager

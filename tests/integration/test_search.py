@@ -79,6 +79,19 @@ def test_values_depend_on_seed_and_number(searchers: Any, tmp_path: Path) -> Non
     assert first[0].params != other[0].params
 
 
+@pytest.mark.parametrize(("seed", "other"), [(1, 2), (1, 3), (0, 1)])
+def test_searches_of_neighbouring_seeds_share_no_values(
+    searchers: Any, seed: int, other: int
+) -> None:
+    values = [
+        {trial.params["optimizer.lr"] for trial in searcher.ask(5)}
+        for searcher in (
+            searchers(study_name=str(n), sampler_seed=n, sampler="random") for n in (seed, other)
+        )
+    ]
+    assert len(values[0] | values[1]) == 10
+
+
 def test_grid_runs_every_combination_once(searchers: Any) -> None:
     space = {name: CategoricalDistribution(list("abc")) for name in ("x", "y")}
     one, two = (searchers(space, sampler="grid") for _ in range(2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -126,3 +128,47 @@ def test_other_lock_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     fail_flock(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match="Input/output"), locked(tmp_path / "cache.lock"):
         pass
+
+
+STREAMS = r"""
+import logging, subprocess, sys
+from headwise.files import guard_streams
+guard_streams()
+guard_streams()
+logging.basicConfig(stream=sys.stdout, level=logging.INFO)
+with open(sys.argv[1], "w", encoding="utf-8") as result:
+    assert result.fileno() > 2
+    assert sys.stdin.read() == ""
+    for _ in range(2):
+        print("α of größe \udcff" * 9000, flush=True)
+        logging.info("日本")
+        print("α", file=sys.stderr)
+    subprocess.run([sys.executable, "-c", "import os; os.write(1, b'.'); os.write(2, b'.')"])
+    result.write("done")
+"""
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("streams", "environment"),
+    [
+        ("</dev/null 2>&-", {}),
+        ("</dev/null >&-", {}),
+        ("<&- >&- 2>&-", {}),
+        ("</dev/null | head -c 1", {}),
+        ("</dev/null 2>&1 | :", {}),
+        ("</dev/null", ASCII),
+        ("</dev/null", {"PYTHONIOENCODING": "latin-1"}),
+    ],
+)
+def test_streams_end_no_work(streams: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """Closed streams (cron), closed pipes, terminals without the characters."""
+    program, result = tmp_path / "program.py", tmp_path / "result"
+    program.write_text(STREAMS, encoding="utf-8")
+    process = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} {program} {result} {streams}"],
+        env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert result.read_text() == "done"
+    assert b"Error" not in process.stderr

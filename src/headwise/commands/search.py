@@ -31,6 +31,7 @@ from headwise.commands.sweep import SEARCHERS
 from headwise.config.schema import Config
 from headwise.errors import ConfigError, refuse
 from headwise.files import is_locked, lock, locked
+from headwise.seed import derived_seed
 from headwise.tasks.settings import monitored
 from headwise.track.jsonl import read_if_exists
 
@@ -145,7 +146,10 @@ class Searcher:
 
     def _sampler(self, number: int) -> BaseSampler:
         """The sampler of a trial: with one seed for all, searchers would sample equal points."""
-        options: dict[str, Any] = {"seed": self.settings["sampler_seed"] + number}
+        options: dict[str, Any] = {
+            # a sum would repeat the values of a search with a neighbouring seed
+            "seed": derived_seed(self.settings["sampler_seed"], number) % 2**32
+        }
         if self.settings["sampler"] == "grid":  # whose order depends on the seed
             options = {"seed": self.settings["sampler_seed"], "search_space": self._choices()}
         sampler: BaseSampler = _chosen(self.settings, "sampler", **options)

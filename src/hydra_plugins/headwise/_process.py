@@ -16,7 +16,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from headwise.commands.sweep import Sweep
 from headwise.data.workers import n_cores
 from headwise.errors import ConfigError, Interrupted, RunError
-from headwise.files import lock
+from headwise.files import guard_streams, lock
 from headwise.train.interrupt import Handlers, StopRequest, stop_request
 
 WAITING = (
@@ -67,6 +67,7 @@ class JobProcess:
 
         From now on signals are recorded, and stop the job that runs or the next one.
         """
+        guard_streams()
         handlers = StopRequest(is_deferred=True).install()
         os.umask(self.umask)
         sys.argv[:] = self.arguments

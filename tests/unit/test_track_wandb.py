@@ -149,6 +149,85 @@ def test_invalid_settings_are_rejected(tmp_path: Path, monkeypatch: pytest.Monke
     check_tracker(TrackerConfig(mode="offline"))  # then the environment is not read
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of wandb.init."""
+    import wandb
+
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(wandb, "init", lambda **arguments: calls.append(arguments) or FakeRun())
+    return calls
+
+
+VARIABLES = [  # of W&B, the argument that replaces it, our default, the key that replaces both
+    ("WANDB_PROJECT", "project", "headwise", {"project": "mine"}),
+    ("WANDB_ENTITY", "entity", None, {"entity": "mine"}),
+    ("WANDB_RUN_GROUP", "group", "sweep", {"group": "mine"}),
+    ("WANDB_TAGS", "tags", None, {"tags": ["mine"]}),
+    ("WANDB_NAME", "name", RUN, {}),
+    ("WANDB_DIR", "dir", "folder", {}),
+    ("WANDB_RUN_ID", "id", "id", {}),
+    ("WANDB_RESUME", "resume", "allow", {}),
+]
+
+
+@pytest.mark.parametrize(("variable", "argument", "default", "key"), VARIABLES)
+def test_keys_precede_variables_and_these_our_defaults(
+    variable: str,
+    argument: str,
+    default: str | None,
+    key: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: list[dict[str, Any]],
+) -> None:
+    make(tmp_path, TrackerConfig(mode="online"))
+    assert (calls[-1].get(argument) is None) == (default is None)
+    assert default in (calls[-1].get(argument), "folder", "id")
+    monkeypatch.setenv(variable, "must" if argument == "resume" else "theirs")
+    make(tmp_path, TrackerConfig(mode="online"))
+    assert argument not in calls[-1], "W&B reads the variable"
+    make(tmp_path, TrackerConfig(mode="online", **key))
+    assert [calls[-1].get(name) for name in key] == list(key.values())
+
+
+def test_variables_reach_the_settings_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]
+) -> None:
+    make(tmp_path, TrackerConfig(mode="online"))
+    assert (calls[-1]["settings"].silent, calls[-1]["settings"].console) == (True, "off")
+    monkeypatch.setenv("WANDB_SILENT", "false")
+    make(tmp_path, TrackerConfig(mode="online"))
+    assert "silent" not in calls[-1]["settings"].model_fields_set
+    assert calls[-1]["settings"].console == "off"
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("config", "variables", "expected"),
+    [
+        ({"project": "a/b"}, {}, r"tracker\.project .*'a/b': cannot contain characters .* found"),
+        ({}, {"WANDB_PROJECT": "p" * 129}, "WANDB_PROJECT .*: exceeded 128 characters"),
+        ({"tags": ["ok", "t" * 65]}, {}, r"tracker\.tags .* 65 characters\. Tags must be"),
+        ({}, {"WANDB_TAGS": "a,"}, "WANDB_TAGS .*Tag at index 1 is empty"),
+        ({}, {"WANDB_BASE_URL": "https://wandb.ai"}, "WANDB_BASE_URL .* did you mean https"),
+        ({}, {"WANDB_RUN_ID": "a:b"}, "WANDB_RUN_ID .* cannot contain"),
+    ],
+)
+def test_what_wandb_refuses_is_refused_with_its_reason(
+    config: dict[str, Any],
+    variables: dict[str, str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=expected) as refused:
+        check_tracker(TrackerConfig(**config))
+    assert "\n" not in str(refused.value)
+    check_tracker(TrackerConfig(mode="disabled", **config))
+
+
 def test_none_and_disabled_write_nothing(tmp_path: Path) -> None:
     for config in (TrackerConfig(kind="none"), TrackerConfig(mode="disabled")):
         tracker = make(tmp_path, config)
@@ -213,7 +292,7 @@ def test_online_run_without_network_falls_back_to_offline_with_one_warning(
     assert modes == ["online", "offline"]
     assert tracker.is_active
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "W&B is not reachable (CommError: no route); this run is logged offline"
+        "W&B is not reachable (CommError: no route to host); this run is logged offline"
     ]
     tracker.log(1, {"train/loss": 1.0})
     tracker.finish("failed")

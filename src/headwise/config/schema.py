@@ -165,11 +165,11 @@ class TrackerConfig:
     """Weights & Biases; the jsonl files of the run folder are always written."""
 
     kind: str = "wandb"  # wandb or none
-    project: str = "headwise"  # of W&B
-    entity: str | None = None  # of W&B: user or team; null: its default
+    project: str | None = None  # of W&B; null: WANDB_PROJECT, else headwise
+    entity: str | None = None  # of W&B: user or team; null: WANDB_ENTITY, else its default
     mode: str | None = None  # online, offline, disabled; null: WANDB_MODE, else by the API key
-    tags: list[str] = field(default_factory=list)  # of the run, for W&B
-    group: str | None = None  # null: the sweep's name in a multirun
+    tags: list[str] = field(default_factory=list)  # of the run, for W&B; none: WANDB_TAGS
+    group: str | None = None  # null: WANDB_RUN_GROUP, else the sweep's name
     init_timeout: int = 20  # seconds before an online run falls back to offline
 
 

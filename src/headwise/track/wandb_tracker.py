@@ -14,12 +14,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from headwise.config.schema import TrackerConfig
-from headwise.errors import refuse, require
+from headwise.errors import ConfigError, refuse, require
 from headwise.files import write_text
 from headwise.track.base import (
     HeadNumbers,
@@ -34,6 +34,10 @@ KINDS = ("wandb", "none")
 MODES = ("online", "offline", "disabled")
 FINISH_TIMEOUT_SECONDS = 60.0  # `wandb sync` uploads the rest
 HISTOGRAM_BINS = 64
+SETTINGS = {  # argument of wandb.init -> W&B's setting, which a variable can set
+    "project": "project", "entity": "entity", "name": "run_name", "group": "run_group",
+    "tags": "run_tags", "dir": "root_dir", "id": "run_id", "resume": "resume",
+}  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +46,61 @@ def check_tracker(config: TrackerConfig) -> None:
     """Validate the tracker settings.
 
     Raises:
-        ConfigError: names the key and its allowed values.
+        ConfigError: names the key and its allowed values, or W&B's reason to refuse it.
     """
     if config.kind not in KINDS:
         raise refuse("tracker.kind", config.kind, KINDS)
     if config.mode is not None and config.mode not in MODES:
         raise refuse("tracker.mode", config.mode, MODES)
     require(config.init_timeout > 0, "tracker.init_timeout", "> 0 seconds", config.init_timeout)
-    if config.kind == "wandb":
-        choose_mode(config.mode)
+    if config.kind == "wandb" and choose_mode(config.mode) != "disabled":
+        with suppress(ImportError):
+            settings = environment_settings()
+            for key, value in _explicit(config).items():
+                with _refused(f"tracker.{key}"):
+                    setattr(settings, SETTINGS[key], value)
+
+
+def environment_settings() -> Any:
+    """W&B's settings with those of WANDB_ variables.
+
+    Raises:
+        ConfigError: names the variable and W&B's reason to refuse it.
+    """
+    wandb = _import_wandb()
+    settings = wandb.Settings()
+    for name, value in os.environ.items():
+        if name == "WANDB_MODE":  # see `choose_mode`
+            continue
+        with _refused(f"{name} (environment)"):
+            settings.update_from_env_vars({name: value})
+    return settings
+
+
+def _explicit(config: TrackerConfig) -> dict[str, Any]:
+    """Arguments of wandb.init that the config sets."""
+    arguments = {name: getattr(config, name) for name in ("project", "entity", "group", "tags")}
+    return {name: value for name, value in arguments.items() if value not in (None, [])}
+
+
+@contextmanager
+def _refused(name: str) -> Iterator[None]:
+    import wandb.errors
+
+    try:
+        yield
+    except (ValueError, wandb.errors.Error) as error:
+        parts = error.errors() if hasattr(error, "errors") else [{"msg": str(error)}]
+        reason = "; ".join(part["msg"].removeprefix("Value error, ") for part in parts)
+        raise ConfigError(f"{name} is refused by W&B: {reason}") from error
+
+
+def _import_wandb() -> Any:
+    """Import wandb without its reports of errors: they use the network, and print at the end."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    return wandb
 
 
 def make_tracker(
@@ -112,26 +162,23 @@ class WandbTracker:
         container: Mapping[str, Any],
         mode: str | None,
     ) -> None:
-        import wandb
-
-        self._wandb: Any = wandb
+        self._wandb: Any = _import_wandb()
         self._run_dir = run_dir
         self._errors = _wandb_errors()
         self.is_active = True
         self._head_numbers: HeadNumbers | None = container.get("model", {}).get("heads")
+        # as W&B: the config's values, else those of variables, else defaults
+        self._set_by_variables: set[str] = environment_settings().model_fields_set
         self._arguments: dict[str, Any] = {
-            "project": config.project,
-            "entity": config.entity,
-            "name": run_dir.name,
-            "group": config.group or group,
-            "tags": list(config.tags),
+            **self._unset(
+                {"project": "headwise", "name": run_dir.name, "group": group, "dir": str(run_dir)}
+            ),
+            **_explicit(config),
             "config": dict(container),
-            "dir": str(run_dir),
         }
-        self._settings: dict[str, Any] = {
+        defaults = {
             "silent": True,
             "console": "off",
-            "init_timeout": float(config.init_timeout),
             "finish_timeout": FINISH_TIMEOUT_SECONDS,
             "reinit": "create_new",  # does not end other W&B runs of the process
             "disable_git": True,  # the run folder has environment.json
@@ -139,6 +186,7 @@ class WandbTracker:
             "x_disable_stats": True,
             "x_save_requirements": False,
         }
+        self._settings = {**self._unset(defaults), "init_timeout": float(config.init_timeout)}
         self._run: Any = self._start(mode)
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
@@ -181,7 +229,7 @@ class WandbTracker:
 
     def _start(self, mode: str | None) -> Any:
         """Return the wandb run, or None if it cannot start."""
-        # ValueError: an invalid WANDB_ variable in the environment
+        # ValueError: an invalid setting in W&B's own files
         start_errors: tuple[type[Exception], ...] = (*self._errors, ValueError)
         try:
             run = self._init(mode or "online")
@@ -190,8 +238,7 @@ class WandbTracker:
                 self._disable(error)
                 return None
             if mode == "online" or not isinstance(error, self._wandb.errors.UsageError):
-                reason = _first_line(error)
-                log.warning("W&B is not reachable (%s); this run is logged offline", reason)
+                log.warning("W&B is not reachable (%s); this run is logged offline", _line(error))
             return self._start("offline")
         if mode == "offline":
             log.info("W&B: offline; `wandb sync %s` uploads it", Path(run.dir).parent)
@@ -202,12 +249,18 @@ class WandbTracker:
     def _init(self, mode: str) -> Any:
         wandb = self._wandb
         resume = {} if mode == "offline" else {"id": run_id(self._run_dir), "resume": "allow"}
+        resume = self._unset(resume)
         with _no_terminal():
             settings = wandb.Settings(**self._settings)
             run = wandb.init(mode=mode, settings=settings, **resume, **self._arguments)
         run.define_metric("update")
         run.define_metric("*", step_metric="update")
         return run
+
+    def _unset(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """The defaults that no variable sets."""
+        by_variables = self._set_by_variables
+        return {k: v for k, v in defaults.items() if SETTINGS.get(k, k) not in by_variables}
 
     def _send(self, send: Callable[[Any], None]) -> None:
         if self._run is None or not self.is_active:
@@ -219,7 +272,7 @@ class WandbTracker:
 
     def _disable(self, error: Exception) -> None:
         if self.is_active:
-            log.warning("W&B logging stopped (%s); the run continues", _first_line(error))
+            log.warning("W&B logging stopped (%s); the run continues", _line(error))
         self.is_active = False
 
     def _alpha_histograms(self, alphas: HeadValues) -> dict[str, Any]:
@@ -251,9 +304,8 @@ def _wandb_errors() -> tuple[type[Exception], ...]:
     return (wandb.errors.Error, OSError, mailbox.MailboxClosedError, mailbox.HandleAbandonedError)
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def _line(error: Exception) -> str:
+    return ": ".join([type(error).__name__, *filter(None, [" ".join(str(error).split())])])
 
 
 @contextmanager

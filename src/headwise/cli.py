@@ -246,7 +246,7 @@ def _lazy_help() -> Iterator[None]:
         return
 
     def check_text(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-        if action.help is None or isinstance(action.help, str):
+        if isinstance(action.help, str):
             check(parser, action)
 
     argparse.ArgumentParser._check_help = check_text  # type: ignore[attr-defined]

@@ -1,0 +1,70 @@
+"""Starting Hydra; the versions of Python that are supported."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headwise import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+class LazyHelp:
+    """As the help of Hydra's --shell-completion."""
+
+    def __repr__(self) -> str:
+        return "install or uninstall"
+
+
+def checked(parser: Any, action: Any) -> None:
+    """As `ArgumentParser._check_help` of Python 3.14."""
+    try:
+        action.help % {"prog": "headwise"}
+    except (TypeError, KeyError, ValueError):
+        raise ValueError("badly formed help string") from None
+
+
+@pytest.mark.parametrize("help_text", [LazyHelp(), "text", None, "%(default", "%(key)s"])
+def test_help_of_hydra_is_accepted_and_text_checked(
+    help_text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_wrong = isinstance(help_text, str) and "%" in help_text
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", checked, raising=False)
+    action = SimpleNamespace(help=help_text)
+    with cli._lazy_help():
+        check: Any = argparse.ArgumentParser._check_help  # type: ignore[attr-defined]
+        if is_wrong:
+            with pytest.raises(ValueError, match="badly"):
+                check(None, action)
+        else:
+            check(None, action)
+    assert argparse.ArgumentParser._check_help is checked  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="its argparse checks help texts")
+def test_argparse_is_unchanged_before_python_3_14() -> None:
+    with cli._lazy_help():
+        assert not hasattr(argparse.ArgumentParser, "_check_help")
+
+
+def test_supported_pythons_are_the_same_everywhere() -> None:
+    project, makefile, readme, guide = (
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("pyproject.toml", "Makefile", "README.md", "docs/contributing.md")
+    )
+    versions = re.findall(r"Python :: 3\.(\d+)", project)
+    first, last = versions[0], versions[-1]
+    assert f'requires-python = ">=3.{first},<3.{int(last) + 1}"' in project
+    assert f"(3, {first}) <= sys.version_info[:2] <= (3, {last})" in makefile
+    assert all(f"python3.{version}" in makefile for version in versions)
+    named = ", ".join(f"3.{version}" for version in versions[:-1]) + f" or 3.{last}"
+    assert f"Python {named}" in readme
+    assert f"Python {named}" in makefile
+    assert f"Python 3.{first} to 3.{last}" in guide

@@ -15,6 +15,7 @@ import numpy as np
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import make_once
 from headwise.data.classes import ClassCorpus, ImageInputs, Inputs, LabelledSplit, TextInputs
+from headwise.data.conversion import progress_bar
 from headwise.data.digest import combined_digest
 from headwise.data.lossless import lossless
 from headwise.data.store import FlatWriter, IdStore, id_dtype
@@ -84,6 +85,7 @@ def prepare_classes(
     config: TokenizerConfig | None,
     labels: Sequence[str] | None = None,
     splits: Sequence[str] = (),
+    progress: bool = False,
 ) -> PreparedClasses:
     """Encode splits, or open them in the cache if files and options are unchanged.
 
@@ -93,6 +95,7 @@ def prepare_classes(
         labels: names of the classes, in order; None: those of the training split, sorted, which
             `splits` then includes.
         splits: names; empty for training, validation and test sets.
+        progress: show a bar while encoding.
 
     Raises:
         DataError: a label that is not among `labels`, a class without training examples, one class.
@@ -108,7 +111,8 @@ def prepare_classes(
         parts |= tokenizer_identity(config) | {"max_length": corpus.config.max_length}
     fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-classes-{fingerprint[:16]}"
-    report = make_once(folder, functools.partial(_prepare, corpus, config, labels, splits))
+    make = functools.partial(_prepare, corpus, config, labels, splits, progress)
+    report = make_once(folder, make)
     tokenizer = None if config is None else Tokenizer.load(folder / TOKENIZER)
     return PreparedClasses(corpus, tokenizer, fingerprint, report, folder)
 
@@ -118,6 +122,7 @@ def _prepare(
     config: TokenizerConfig | None,
     labels: Sequence[str] | None,
     splits: Sequence[str],
+    progress: bool,
     folder: Path,
 ) -> dict[str, Any]:
     """Fill `folder` and return the report."""
@@ -125,7 +130,7 @@ def _prepare(
     if config is not None:
         tokenizer = exact_tokenizer(config, functools.partial(_lines, corpus, train))
         tokenizer.save(folder / TOKENIZER)
-    names_of = {split: _encode(corpus, split, tokenizer, folder) for split in splits}
+    names_of = {split: _encode(corpus, split, tokenizer, folder, progress) for split in splits}
     labels = list(labels or sorted(set(names_of[train]), key=_order))
     if len(labels) < 2:
         path = corpus.path(train)
@@ -150,11 +155,12 @@ def _order(label: str) -> tuple[float, str]:
 
 
 def _encode(
-    corpus: ClassCorpus, split: str, tokenizer: Tokenizer | None, folder: Path
+    corpus: ClassCorpus, split: str, tokenizer: Tokenizer | None, folder: Path, progress: bool
 ) -> list[str]:
     """Write the inputs of a split; return the labels of the examples."""
     labels: list[str] = []
-    with FlatWriter(folder / split) as writer:
+    bar = progress_bar(f"encoding {split}", progress, unit=" examples")
+    with FlatWriter(folder / split) as writer, bar:
         for example, label in corpus.rows(split):
             values = example
             if tokenizer is not None:
@@ -162,6 +168,7 @@ def _encode(
                 values = np.array(ids, id_dtype(tokenizer.vocab_size))
             writer.append(values, np.array([values.size]))
             labels.append(label)
+            bar.update()
     if not labels:
         raise DataError(f"{corpus.path(split)} is empty: the split {split!r} has no examples")
     return labels

@@ -197,7 +197,8 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
 
     def prepare(self, corpus: ClassCorpus, config: Config, progress: bool) -> PreparedClasses:
         """See `Task.prepare`."""
-        return prepare_classes(corpus, tokenizer_of(config), config.data.labels)
+        labels = config.data.labels
+        return prepare_classes(corpus, tokenizer_of(config), labels, progress=progress)
 
     def model(self, config: Config, sizes: Sizes) -> Classifier:
         """See `Task.model`."""

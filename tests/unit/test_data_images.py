@@ -19,6 +19,7 @@ from PIL import Image
 
 from headwise.config.density_data import ImageDataConfig
 from headwise.config.folders import composed
+from headwise.data.corpora.pictures import picture
 from headwise.data.images import ImageCorpus
 from headwise.errors import ConfigError, DataError
 from published_images import Images, planes, random_images, write_cifar10, write_idx
@@ -148,6 +149,8 @@ def test_what_hides_nothing_is_read(tmp_path: Path) -> None:
     image.save(folder / "b.png", exif=b"Exif\0\0no exif")
     image.save(folder / "c.mpo", save_all=True, append_images=[image])
     assert len(values(corpus(tmp_path, shape=[4, 4, 3], window=48), "train")) == 3
+    (tmp_path / "d.pbm").write_bytes(b"P1 2 1\n1 0\n")
+    assert picture(tmp_path / "d.pbm").tolist() == [[[0], [255]]]
 
 
 def other_size(path: Path) -> None:

@@ -108,7 +108,9 @@ def _lost_values(opened: Any) -> str:
         return "several frames"
     # of BMP, ";16" alone are 5 or 6 bits per channel
     is_deep = re.search(r";16[BLN]|SGI16", repr(opened.tile))
-    if is_deep or any(tile[0].startswith("ppm") and tile[3][1] > 255 for tile in opened.tile):
+    values = [tile[3] for tile in opened.tile if opened.format == "PPM"]
+    maxima = [args[1] for args in values if isinstance(args, tuple)]
+    if is_deep or max(maxima, default=0) > 255:
         return "more bits"
     may_hide = opened.mode == "P" or "transparency" in opened.info
     if may_hide and opened.convert("RGBA").getchannel("A").getextrema()[0] < 255:

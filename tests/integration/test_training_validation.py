@@ -172,14 +172,19 @@ def test_head_statistics_use_first_short_sentences(
     ("loss", "beam", "method"), [("cross_entropy", 1, "greedy"), ("sparsemax", 3, "beam")]
 )
 def test_validation_translates_with_the_map_of_the_loss(
-    loss: str, beam: int, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: str,
+    beam: int,
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     scored: list[tuple[list[str], dict[str, float]]] = []
     translators: list[Translator] = []
     score = evaluation.score_translations
 
-    def record_scores(hypotheses: list[str], references: list[str], language: str) -> Any:
-        measured = score(hypotheses, references, language)
+    def record_scores(hypotheses: list[str], references: list[str], *arguments: str) -> Any:
+        measured = score(hypotheses, references, *arguments)
         scored.append((references, measured.values()))
         return measured
 
@@ -191,7 +196,16 @@ def test_validation_translates_with_the_map_of_the_loss(
     monkeypatch.setattr(evaluation, "score_translations", record_scores)
     monkeypatch.setattr(evaluation, "Translator", RecordedTranslator)
     overrides = (f"loss={loss}", "trainer.valid_sentences=2", f"trainer.valid_beam={beam}")
-    run = train_small(tmp_path, *overrides, "decode.n_best=2")
+    run = train_small(tmp_path, *overrides, "decode.n_best=2", "trainer.progress=true")
+    name = "greedy" if beam == 1 else f"beam {beam}"
+    assert f"valid_bleu ({name}, first 2 sentences) " in capsys.readouterr().err
+    results = RunFolder(run).read_results()
+    assert results is not None
+    final = read_config(RunFolder(run)).decode.beam
+    assert results.scores["valid"]["bleu"]["scope"] == f"beam {final}"
+    assert "scope" not in results.scores["valid"]["loss"]
+    metrics = task_of(read_config(RunFolder(run))).validation_metrics(read_config(RunFolder(run)))
+    assert {m.scope for m in metrics if m.name in ("bleu", "loss")} == {name, ""}
     references, scores = scored[0]
     assert references == lines(tmp_path, "en")[:2]
     loaded = headwise.load(str(run), device="cpu").translator

@@ -15,9 +15,15 @@ from omegaconf import OmegaConf
 from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
 from headwise.config.folders import composed
-from headwise.report.outcome import _confusion, draw, figures, shown_score
+from headwise.config.schema import typed
+from headwise.metrics.metric import Measured
+from headwise.report.outcome import _confusion, draw, figures, shown_score, summary
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
+from headwise.runs.results import Results
+from headwise.tasks.density import density_metrics
+from headwise.tasks.masked_lm import MaskedLM
+from headwise.tasks.task import task_of
 from headwise.track.base import NullTracker
 
 CORPUS = "data=files", "data.source=de", "data.target=en"
@@ -46,6 +52,49 @@ class RecordingTracker(NullTracker):
 
 def test_exact_searches_are_shown_as_percentages() -> None:
     assert shown_score({"exact": 0.5, "support": 4.0}).split()[:2] == ["50.00", "%"]
+
+
+@pytest.mark.parametrize("score", [{}, {"n_bytes": 9}, {"low": 1.0, "high": 2.0}])
+def test_scores_are_shown_with_their_scope(score: dict[str, Any]) -> None:
+    shown = shown_score({"score": 1.5, "signature": "tok:13a", "scope": "beam 5", **score})
+    assert "beam 5, " in shown
+    assert shown.endswith("tok:13a")
+
+
+@pytest.mark.parametrize("metrics", [density_metrics, MaskedLM().metrics])
+@pytest.mark.parametrize(("windows", "scope"), [(0, ""), (128, "128 windows")])
+def test_scores_of_some_windows_say_so(metrics: Any, windows: int, scope: str) -> None:
+    task = "density" if metrics is density_metrics else "masked_lm"
+    overrides = "data=text", f"task={task}", f"decode.max_windows={windows}"
+    for metric in metrics(typed(composed(*overrides))):
+        score = Measured(np.ones((1, 4)), [metric]).scores()[metric.name]
+        assert score.get("scope", "") == scope, metric.name
+
+
+def test_loss_of_a_classifier_is_per_example() -> None:
+    config = typed(composed("data=labelled", "data.dir=x"))
+    metrics = {metric.name: metric for metric in task_of(config).metrics(config)}
+    assert metrics["loss"].label == "loss per example"
+    assert metrics["nll"].signature == "per example"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "scored", "command"),
+    [
+        (["data=tinyshakespeare"], False, "sample"),
+        (["data=text", "data.dir=x"], True, "sample"),
+        ([*CORPUS, "data.test=[]"], False, "translate"),
+    ],
+)
+def test_summary_names_the_next_command_and_what_is_not_scored(
+    tmp_path: Path, overrides: list[str], scored: bool, command: str
+) -> None:
+    OmegaConf.save(composed(*overrides), tmp_path / "config.yaml", resolve=True)
+    results = Results({"valid": {}}, updates=1, tokens=1, wall_seconds=1.0)
+    lines = summary(RunFolder(tmp_path), results, task_of(composed(*overrides)).command)
+    assert f"headwise {command} run={tmp_path}" in lines
+    hint = f"not scored  a test set: headwise evaluate run={tmp_path} 'data.test=[NAME]'"
+    assert (hint in lines.splitlines()) != scored
 
 
 def test_statistics_of_layers_are_not_logged_as_heads(tmp_path: Path) -> None:

@@ -79,6 +79,11 @@ def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None 
     return max(limit, 1)
 
 
+def search_name(config: DecodeConfig) -> str:
+    """Return the name of a search, such as "beam 5"."""
+    return "greedy" if config.method == "greedy" or config.beam == 1 else f"beam {config.beam}"
+
+
 def check_decode_config(config: DecodeConfig) -> None:
     """Raise ConfigError, naming the key, for invalid settings."""
     is_search = isinstance(config, DecodeConfig)

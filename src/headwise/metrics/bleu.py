@@ -16,6 +16,7 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,12 @@ BLEU_COLUMNS, CHRF_COLUMNS, CHRF_WORDS_COLUMNS = range(10), range(10, 28), range
 TOKENISED_COLUMNS = range(34, 44)
 
 
-def text_metrics(target_language: str) -> list[Metric]:
+def text_metrics(target_language: str, scope: str = "") -> list[Metric]:
     """Return BLEU, tokenised BLEU (only for languages written with spaces), chrF and chrF++.
 
     Args:
         target_language: code such as "en", "zh-CN" or "jpn_Jpan"; selects the tokenisers.
+        scope: the search, see `Metric`.
     """
     from sacrebleu.metrics.chrf import CHRF
 
@@ -49,11 +51,11 @@ def text_metrics(target_language: str) -> list[Metric]:
         metrics.append(_metric("bleu_tokenised", label, scorer, TOKENISED_COLUMNS, tokens))
     metrics.append(_metric("chrf", "chrF", CHRF(), CHRF_COLUMNS))
     metrics.append(_metric("chrf++", "chrF++", CHRF(word_order=2), CHRF_WORDS_COLUMNS))
-    return metrics
+    return [replace(metric, scope=scope) for metric in metrics]
 
 
 def score_translations(
-    hypotheses: Sequence[str], references: Sequence[str], target_language: str
+    hypotheses: Sequence[str], references: Sequence[str], target_language: str, scope: str = ""
 ) -> Measured:
     """Compute the statistics of translations, one item per sentence, with `text_metrics`.
 
@@ -61,6 +63,7 @@ def score_translations(
         hypotheses: detokenised sentences.
         references: detokenised sentences, aligned with the hypotheses.
         target_language: as in `text_metrics`.
+        scope: as in `text_metrics`.
 
     Raises:
         DataError: no sentences, or different numbers of them.
@@ -80,7 +83,7 @@ def score_translations(
     if has_spaces(target_language):
         tokens = [moses_tokenised(lines, target_language) for lines in (hypotheses, references)]
         parts.append(_statistics(_token_bleu(), *tokens))
-    return Measured(np.concatenate(parts, axis=1), text_metrics(target_language))
+    return Measured(np.concatenate(parts, axis=1), text_metrics(target_language, scope))
 
 
 def bleu_tokeniser(code: str) -> str:

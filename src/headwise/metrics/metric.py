@@ -22,6 +22,7 @@ class Score(TypedDict):
     Attributes:
         score: the value.
         signature: how it was computed.
+        scope: see `Metric`.
         n_scored: number of tokens, of a density model.
         n_bytes: number of bytes or dimensions that the tokens spell.
         low: lower bound of the 95 % bootstrap confidence interval, of a classifier.
@@ -30,6 +31,7 @@ class Score(TypedDict):
 
     score: float
     signature: str
+    scope: NotRequired[str]
     n_scored: NotRequired[int]
     n_bytes: NotRequired[int]
     low: NotRequired[float]
@@ -49,6 +51,7 @@ class Metric:
         unit: kind of the items, as in the file `sums/<split>.<unit>.npz` of a run folder.
         label: on axes and in tables.
         counts: key of `Score` -> column of the items whose sum it is.
+        scope: what else determines it, shown beside it: a search, or the part of a split; or empty.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Metric:
     unit: str
     label: str
     counts: Mapping[str, int] = field(default_factory=dict)
+    scope: str = ""
 
     @property
     def sign(self) -> int:
@@ -100,7 +104,9 @@ class Measured:
         values, sums = self.values(), self.items.sum(0)
         scores = {}
         for metric in self.metrics:
+            counts: dict[str, int | str]
             counts = {key: int(sums[column]) for key, column in metric.counts.items()}
             score = {"score": values[metric.name], "signature": metric.signature}
+            counts |= {"scope": metric.scope} if metric.scope else {}
             scores[metric.name] = cast(Score, score | counts)
         return scores

@@ -64,8 +64,13 @@ def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
     labels = {metric.name: metric.label for metric in task.metrics(config)}
     main = task.main_metric(config).name
     scored = {} if results is None else results.scores
+
+    def shown(name: str, score: Mapping[str, Any]) -> str:
+        scope = f" ({score['scope']})" if "scope" in score else ""
+        return f"{labels.get(name, name)}{scope}"
+
     return [
-        {"split": split, "metric": labels.get(name, name), "is_main": name == main, **score}
+        {"split": split, "metric": shown(name, score), "is_main": name == main, **score}
         for split in sorted(scored, key=lambda split: split == config.data.valid)
         for name, score in sorted(scored[split].items(), key=lambda named: named[0] != main)
     ]

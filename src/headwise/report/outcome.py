@@ -15,6 +15,7 @@ from headwise.track.jsonl import read_if_exists
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TEST_SETS = "'data.test=[NAME]'"  # of an evaluation
 FORMATS = ("png", "svg")  # of the figures of a training
 
 
@@ -31,7 +32,8 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
     config = read_config(folder)
     task = task_of(config)
     names = {"loss", task.main_metric(config).name}
-    labels = {m.name: m.label for m in task.metrics(config) if m.name in names}
+    shown = [m for m in task.validation_metrics(config) if m.name in names]
+    labels = {m.name: f"{m.label} ({m.scope})" if m.scope else m.label for m in shown}
     heads, metrics = (read_if_exists(record) for record in (folder.heads, folder.metrics))
     drawn = training_figures(heads, metrics, labels, name, config.model.heads)
     return drawn | _confusion(folder, name)
@@ -70,7 +72,8 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
 
 
 def summary(folder: RunFolder, results: Results, command: str = "") -> str:
-    """Return scores, α and paths for the terminal, with an example of `command` if given."""
+    """Return scores, α, paths, the next `command`, and what was not scored, for the terminal."""
+    of_run, has_tests = quote(f"run={folder.path}"), bool(read_config(folder).data.test)
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
     if results.alpha:
         lines += ["", alpha_table(results.alpha, read_config(folder).model.heads)]
@@ -81,7 +84,8 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         f"{results.tokens_per_second or 0:.0f} tokens/s",
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
-        *([f"{command:<11} headwise {command} {quote(f'run={folder.path}')}"] if command else []),
+        *([f"{command:<11} headwise {command} {of_run}"] if command else []),
+        *([] if has_tests else [f"not scored  a test set: headwise evaluate {of_run} {TEST_SETS}"]),
     ]
     return "\n".join(lines)
 
@@ -98,7 +102,9 @@ def shown_score(score: Mapping[str, Any]) -> str:
         return f"{exact:6.2f}  % of searches exact; {support:.1f} tokens per step"
     if "score" not in score:
         return f"{'-':>6}  {score['warning']}"
+    scope = f"{score['scope']}, " if "scope" in score else ""
     if "n_bytes" in score:
-        return f"{score['score']:8.4f}  {score['n_bytes']} bytes, {score['signature']}"
+        return f"{score['score']:8.4f}  {scope}{score['n_bytes']} bytes, {score['signature']}"
     interval = f"[{score['low']:.2f}, {score['high']:.2f}]  " if "low" in score else ""
-    return f"{score['score']:6.2f}  {interval}{score.get('signature', score.get('command', ''))}"
+    how = score.get("signature", score.get("command", ""))
+    return f"{score['score']:6.2f}  {interval}{scope}{how}"

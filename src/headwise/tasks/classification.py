@@ -155,7 +155,11 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
     def _metrics(self, config: Config, n_classes: int | None) -> list[Metric]:
         loss: Loss = instantiate(config.loss, "loss")
         (unit,) = {metric.unit for metric in loss.metrics}
-        return [*class_metrics(n_classes, unit), *loss.metrics]
+        of_loss = [
+            replace(metric, signature="per example", label=f"{metric.name} per example")
+            for metric in loss.metrics
+        ]
+        return [*class_metrics(n_classes, unit), *of_loss]
 
     def languages(self, config: Config) -> tuple[str, ...]:
         """See `Task.languages`."""

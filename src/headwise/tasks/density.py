@@ -52,7 +52,7 @@ from headwise.tasks.samples import (
     TextSamples,
     write_validation_samples,
 )
-from headwise.tasks.stream_task import StreamTask, is_text, open_corpus
+from headwise.tasks.stream_task import StreamTask, is_text, open_corpus, scope_of
 from headwise.tasks.task import TrainedRun
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
@@ -86,13 +86,15 @@ def density_metrics(config: Config) -> list[Metric]:
     part = f"|max_windows:{windows.max_windows}" if windows.max_windows else ""
     signature = f"min_context:{windows.min_context}{part}"
     bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
-    return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
+    metrics = [*([bits] if loss.measure == "nll" else []), *loss.metrics]
+    return [replace(metric, scope=scope_of(windows)) for metric in metrics]
 
 
 class Density(StreamTask):
     """Next-token prediction on text, or on other data as a sequence of bytes."""
 
     site = SITE
+    command = "sample"
 
     def metrics(self, config: Config) -> Sequence[Metric]:
         """See `Task.metrics`."""

@@ -22,7 +22,7 @@ from headwise.data.conversion import progress_bar
 from headwise.data.digest import file_digest
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.store import EncodedSplit
-from headwise.decode.hypothesis import SearchRecord
+from headwise.decode.hypothesis import SearchRecord, search_name
 from headwise.decode.translator import Translator
 from headwise.file_names import check_file_name
 from headwise.files import write_text
@@ -66,6 +66,7 @@ class TranslationValidator:
         beam = config.trainer.valid_beam
         method = "greedy" if beam == 1 else "beam"
         search = replace(config.decode, method=method, beam=beam, n_best=1)
+        self.scope = search_name(search)
         self.translator = Translator(
             model, prepared.tokenizers, search, ranks.device, loss.output_map
         )
@@ -85,11 +86,12 @@ class TranslationValidator:
         measured = [measure_losses(self.model, self.loss, self.batches, self.ranks)]
         n_translated = self.config.trainer.valid_sentences
         if n_translated:
-            end = None if whole else n_translated
+            end = n_translated if self.uses_part and not whole else None
+            scope = self.scope + (f", first {end} sentences" if end else "")
             share = self.translator.translate(self.ranks.share(self.sources[:end]))
             hypotheses = [translation.text for translation in self.ranks.gather(share)]
             target = self.config.data.target
-            measured.append(score_translations(hypotheses, self.references[:end], target))
+            measured.append(score_translations(hypotheses, self.references[:end], target, scope))
         return Validation(measured, self.heads())
 
     def heads(self) -> dict[str, HeadValues]:
@@ -203,7 +205,8 @@ def evaluate_texts(
     share = translator.translate(ranks.share(list(sources)), progress=shown)
     translations = ranks.gather(share)
     hypotheses = [translation.text for translation in translations]
-    measured = [score_translations(hypotheses, references, config.data.target)]
+    scope = search_name(translator.config)
+    measured = [score_translations(hypotheses, references, config.data.target, scope)]
     tokenizers, limit = translator.tokenizers, translator.max_positions
     ids = tokenizers.source.encode(list(sources)), tokenizers.target.encode(list(references))
     if limit is None or max(map(len, ids[1])) < limit:

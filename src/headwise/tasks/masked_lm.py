@@ -36,7 +36,7 @@ from headwise.precision import autocast
 from headwise.tasks.density_items import encoded_texts, text_items
 from headwise.tasks.evaluation import measure_losses
 from headwise.tasks.reading import Axes, Items, Reading
-from headwise.tasks.stream_task import StreamTask
+from headwise.tasks.stream_task import StreamTask, scope_of
 from headwise.tasks.task import TrainedRun
 from headwise.train.distributed import Ranks
 
@@ -91,7 +91,8 @@ class MaskedLM(StreamTask):
             *("masked_accuracy", "higher", percent, (2, 3), signature, unit),
             *("masked accuracy (%)", counts),
         )
-        return [*([bits] if loss.measure == "nll" else []), accuracy, *loss.metrics]
+        metrics = [*([bits] if loss.measure == "nll" else []), accuracy, *loss.metrics]
+        return [replace(metric, scope=scope_of(config.decode)) for metric in metrics]
 
     def check(self, config: Config) -> None:
         """See `Task.check`."""

@@ -60,6 +60,11 @@ def n_windows(n_pairs: int, window: int) -> int:
     return max(1, n_pairs // window**2)
 
 
+def scope_of(windows: WindowsConfig) -> str:
+    """The part of a split that is scored, see `Metric`."""
+    return f"{windows.max_windows} windows" if windows.max_windows else ""
+
+
 def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
     """Locate the files of a data config."""
     return CORPORA[type(data)](data, cache)

@@ -182,7 +182,7 @@ class Task(Generic[C, D]):
     Attributes:
         monitor: default metric for the `best` checkpoint and early stopping.
         data: the class of its `data`, or several.
-        command: that applies a finished run to text; empty if there is none.
+        command: that applies a finished run; empty if there is none.
         references: file in a run folder with the hash of the references; `{split}` is replaced.
     """
 
@@ -203,6 +203,10 @@ class Task(Generic[C, D]):
     def metrics(self, config: Config) -> Sequence[Metric]:
         """Metrics of a validation, available before data is read."""
         raise NotImplementedError
+
+    def validation_metrics(self, config: Config) -> Sequence[Metric]:
+        """`metrics` with the scope of validations."""
+        return self.metrics(config)
 
     def languages(self, config: Config) -> tuple[str, ...]:
         """Language codes of the data, source first."""

@@ -13,6 +13,7 @@ from headwise.data.corpora.text import decoded_lines, open_bytes
 from headwise.data.corpus import open_corpus
 from headwise.data.origins import joined_splits
 from headwise.data.store import EncodedSplit
+from headwise.decode.hypothesis import search_name
 from headwise.errors import DataError
 from headwise.file_names import check_file_name
 from headwise.files import machine_cache_dir
@@ -143,8 +144,9 @@ def inspected_pairs(
 
     def measure(loss: Loss) -> list[Measured]:
         hypotheses = [translation.text for translation in run.translator.translate(sources)]
+        scope = search_name(run.translator.config)
         return [
-            score_translations(hypotheses, references, languages.target),
+            score_translations(hypotheses, references, languages.target, scope),
             measure_losses(run.model, loss, batches, Ranks(0, 1, run.device)),
         ]
 

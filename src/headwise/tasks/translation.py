@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from headwise.data.corpus import Corpus, check_data_config, open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.loader import Examples
 from headwise.data.tokenizer_training import vocabulary_limits
-from headwise.decode.hypothesis import check_decode_config
+from headwise.decode.hypothesis import check_decode_config, search_name
 from headwise.decode.translator import Translator
 from headwise.errors import require
 from headwise.losses.loss import Loss
@@ -54,6 +55,11 @@ class Translation(Task[Corpus, PreparedCorpus]):
         """See `Task.metrics`."""
         loss: Loss = instantiate(config.loss, "loss")
         return [*loss.metrics, *text_metrics(config.data.target)]
+
+    def validation_metrics(self, config: Config) -> Sequence[Metric]:
+        """See `Task.validation_metrics`: with the search."""
+        scope = search_name(replace(config.decode, method="beam", beam=config.trainer.valid_beam))
+        return [replace(m, scope=scope if m.unit == UNIT else "") for m in self.metrics(config)]
 
     def languages(self, config: Config) -> tuple[str, ...]:
         """See `Task.languages`."""

@@ -299,7 +299,9 @@ class Trainer:
         new = {k: values for k, values in validation.heads.items() if logged.get(k) != values}
         if new:
             self.records.log_heads(state.update, new)
-        progress.show(**{f"valid_{name}": value for name, value in values.items()})
+        metrics = (metric for part in validation.measured for metric in part.metrics)
+        scopes = {metric.name: f" ({metric.scope})" for metric in metrics if metric.scope}
+        progress.show(**{f"valid_{k}{scopes.get(k, '')}": value for k, value in values.items()})
         if self.ranks.is_main:
             validation.write(self.folder, self.records.tracker, state.update)
         if state.best_score is None or better > state.best_score:

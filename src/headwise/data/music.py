@@ -107,7 +107,7 @@ def _mono(sound: Any, path: Path) -> Iterator[Samples]:
             raise DataError(f"{path} has samples that are NaN or infinite")
         n_frames += len(block)
         yield block.mean(axis=1)
-    if n_frames < max(sound.frames, 1) or _is_cut(sound, path):
+    if n_frames < sound.frames or _is_cut(sound, path):
         raise DataError(
             f"{path} is cut short or damaged: only {n_frames / sound.samplerate:.2f} s can be "
             "read. Copy it again, or remove it"

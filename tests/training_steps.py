@@ -117,7 +117,7 @@ def validation(**values: float) -> Validation:
         Metric(name, better.get(name, "lower"), lambda sums: sums[0], [column], "", "", "")
         for column, name in enumerate(values)
     ]
-    return Validation([Measured(np.array([list(values.values())]), metrics)], {})
+    return Validation([Measured(np.array([list(values.values())]), metrics)])
 
 
 def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any) -> Trainer:

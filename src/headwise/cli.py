@@ -11,6 +11,7 @@ import gc
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ COMMANDS = {
     "report": "commands.report:report_runs",
     "runs": "commands.runs:list_runs",
 }
+STARTED = time.perf_counter()  # of the process, nearly
 CONFIGS = {"prepare": "train"}  # commands that use the config of another
 SAVED = "saved checkpoints are intact; run the same command again to resume"
 INTERRUPTED = {
@@ -134,7 +136,7 @@ def _train() -> None:
         overrides = list(HydraConfig.get().overrides.task)
         if sweep is not None:
             return _train_job(config, overrides, sweep)
-        train(config, overrides)
+        train(config, overrides, started=STARTED)
         return None
 
     launch("train", job, sweep)

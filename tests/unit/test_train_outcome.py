@@ -25,6 +25,7 @@ from headwise.tasks.density import density_metrics
 from headwise.tasks.masked_lm import MaskedLM
 from headwise.tasks.task import task_of
 from headwise.track.base import NullTracker
+from headwise.train.clock import Clock
 
 CORPUS = "data=files", "data.source=de", "data.target=en"
 STATISTICS = {
@@ -95,6 +96,22 @@ def test_summary_names_the_next_command_and_what_is_not_scored(
     assert f"headwise {command} run={tmp_path}" in lines
     hint = f"not scored  a test set: headwise evaluate run={tmp_path} 'data.test=[NAME]'"
     assert (hint in lines.splitlines()) != scored
+
+
+def test_summary_has_the_seconds_outside_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([10.0, 14.0, 20.0])
+    monkeypatch.setattr("headwise.train.clock.time.perf_counter", lambda: next(times))
+    clock = Clock(started=1.0)
+    clock.end("start")
+    clock.end("validations", training=3.0)
+    clock.end("evaluation")
+    assert clock.seconds == {"start": 9.0, "validations": 1.0, "evaluation": 6.0}
+    OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
+    results = Results({"valid": {}}, wall_seconds=3.0, other_seconds=clock.seconds)
+    shown = summary(RunFolder(tmp_path), results).splitlines()
+    assert "16 s outside training: start 9, validations 1, evaluation 6" in shown
 
 
 def test_statistics_of_layers_are_not_logged_as_heads(tmp_path: Path) -> None:

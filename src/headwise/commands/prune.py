@@ -182,7 +182,7 @@ def _tables(
             parts = items.measure(loss)
             bar.update()
             of_monitor = next(part.items for part in parts if part.unit == monitor.unit)
-            return Validation(parts, {}).values(), of_monitor
+            return Validation(parts).values(), of_monitor
 
         _, with_all = scores_and_items()
 

@@ -45,6 +45,7 @@ from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
 from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
+from headwise.train.clock import Clock
 from headwise.train.distributed import Ranks, process_group
 from headwise.train.initial import start_from
 from headwise.train.interrupt import SAVING, StopRequest, stop_request
@@ -80,6 +81,7 @@ class _Launched:
     has_log: bool
     trial: Trial | None
     stop: StopRequest
+    clock: Clock
 
 
 def train(
@@ -88,6 +90,7 @@ def train(
     group: str | None = None,
     has_log: bool = False,
     trial: Trial | None = None,
+    started: float | None = None,
 ) -> Outcome:
     """Train or resume a run; a finished run only prints its results.
 
@@ -97,6 +100,7 @@ def train(
         group: name of the sweep, for the tracker.
         has_log: append the output of training to log.txt in the run folder instead of printing it.
         trial: of a search, to which validations are reported.
+        started: when the process of this run alone started, by `time.perf_counter`.
 
     Raises:
         Interrupted: a signal was received; nothing that was saved is lost.
@@ -119,7 +123,7 @@ def train(
         container = resolve(config)
         # fail on an invalid name before data is read
         failure.folder = _run_folder(config, container, overrides, [])
-        launched = _Launched(overrides, group, has_log, trial, stop)
+        launched = _Launched(overrides, group, has_log, trial, stop, Clock(started))
         return _train(config, container, launched, failure)
 
 
@@ -261,7 +265,10 @@ class _Run:
                     update, now = trainer.state.update, time.time()
                     self.listed = replace(self.listed, update=update, started=now)
                     self.listed.write(self.folder.path)
+                before = trainer.seconds
+                self.launched.clock.end("start")
                 trainer.run()
+                self.launched.clock.end("validations", trainer.seconds - before)
         finally:
             self.records.close()
         scorer = self.task.scorer(model, loss, prepared, self.config, self.ranks)
@@ -346,7 +353,8 @@ class _Run:
         for name in splits:
             if name not in scores:
                 scores[name] = score(name, folder, self.tracker)
-        state, heads = trainer.state, dict(validator.heads())
+        state, heads, clock = trainer.state, dict(validator.heads()), self.launched.clock
+        clock.end("evaluation")
         results = Results(
             scores=scores,
             # heads without an α parameter get the mean over their queries
@@ -361,6 +369,7 @@ class _Run:
             tokens=state.tokens,
             wall_seconds=round(trainer.seconds, 3),
             tokens_per_second=round(state.tokens / max(trainer.seconds, 1e-9), 1),
+            other_seconds=dict(clock.seconds),
             peak_memory_bytes=trainer.step.memory.bytes,
             git=git_commit(),
             versions=versions(),
@@ -374,7 +383,9 @@ class _Run:
             self.tracker.summary(split_scores)
             folder.figures.mkdir(exist_ok=True)
             draw(folder, self.tracker)
+            clock.end("figures")
             shutil.rmtree(self._scratch, ignore_errors=True)
-            log.info("%s", summary(folder, results, self.task.command))
+            shown = replace(results, other_seconds=clock.seconds)
+            log.info("%s", summary(folder, shown, self.task.command))
         self.ranks.barrier()
         return results

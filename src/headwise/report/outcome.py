@@ -82,12 +82,20 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         f"{results.updates} updates, {results.tokens} target tokens, "
         f"{results.wall_seconds:.0f} s of training, "
         f"{results.tokens_per_second or 0:.0f} tokens/s",
+        *_other_seconds(results.other_seconds),
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
         *([f"{command:<11} headwise {command} {of_run}"] if command else []),
         *([] if has_tests else [f"not scored  a test set: headwise evaluate {of_run} {TEST_SETS}"]),
     ]
     return "\n".join(lines)
+
+
+def _other_seconds(seconds: Mapping[str, float]) -> list[str]:
+    if not seconds:
+        return []
+    phases = ", ".join(f"{phase} {n:.0f}" for phase, n in seconds.items())
+    return [f"{sum(seconds.values()):.0f} s outside training: {phases}"]
 
 
 def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -34,6 +34,7 @@ class Results:
         tokens: target tokens of the whole training.
         wall_seconds: of training.
         tokens_per_second: tokens / wall_seconds.
+        other_seconds: phase -> seconds outside training, of the process that ended the run.
         peak_memory_bytes: None where not measured.
         git: commit of the source tree; None outside a checkout.
         versions: of the packages that affect results.
@@ -53,6 +54,7 @@ class Results:
     tokens: int = 0
     wall_seconds: float = 0.0
     tokens_per_second: float | None = None
+    other_seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     git: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -92,7 +92,7 @@ class TranslationValidator:
             hypotheses = [translation.text for translation in self.ranks.gather(share)]
             target = self.config.data.target
             measured.append(score_translations(hypotheses, self.references[:end], target, scope))
-        return Validation(measured, self.heads())
+        return Validation(measured, self.heads)
 
     def heads(self) -> dict[str, HeadValues]:
         """Current statistics of the heads on the first rank; empty on the others."""

@@ -169,7 +169,7 @@ class SplitValidator:
 
     def __call__(self, whole: bool = False) -> Validation:
         """Measure the model with its current weights."""
-        return Validation(self.measure(), self.heads(), self.write)
+        return Validation(self.measure(), self.heads, self.write)
 
 
 C = TypeVar("C", bound=Corpus)

@@ -78,12 +78,12 @@ class Validation:
 
     Attributes:
         measured: metrics per item.
-        heads: statistics of heads: kind -> site -> layers -> heads.
+        heads: computes statistics of heads: kind -> site -> layers -> heads.
         write: writes outputs of the model after `update` updates to (folder, tracker, update).
     """
 
     measured: Sequence[Measured]
-    heads: Mapping[str, HeadValues]
+    heads: Callable[[], Mapping[str, HeadValues]] = dict
     write: WriteOutputs = write_nothing
 
     def values(self) -> dict[str, float]:
@@ -296,7 +296,7 @@ class Trainer:
         values = validation.values()
         self.records.log(state.update, {f"valid/{name}": value for name, value in values.items()})
         logged = self.reported() if self._reported_at == state.update else {}
-        new = {k: values for k, values in validation.heads.items() if logged.get(k) != values}
+        new = {k: values for k, values in validation.heads().items() if logged.get(k) != values}
         if new:
             self.records.log_heads(state.update, new)
         metrics = (metric for part in validation.measured for metric in part.metrics)

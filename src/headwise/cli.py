@@ -13,8 +13,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,7 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | No
     import torch
     from hydra.core.hydra_config import HydraConfig
 
+    from headwise.commands.isolation import restored_process
     from headwise.commands.train import train
 
     hydra = HydraConfig.get()
@@ -157,7 +158,7 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | No
     trial, value = None, None
     sweep.remove(number)
     failed = False
-    with output_to(sweep.log(number) if has_log else None):
+    with restored_process(), output_to(sweep.log(number) if has_log else None):
         try:
             if hydra.sweeper._target_.endswith(".OptunaSweeper"):
                 from headwise.commands.search import RunningTrial, open_study
@@ -195,6 +196,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     from headwise.config.schema import register, typed
 
     register()
+    _accept_lazy_help()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     composed = False
 
@@ -216,8 +218,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     )(checked)
     code = 0
     try:
-        with _lazy_help():
-            application()
+        application()
         sys.stdout.flush()
     except Interrupted as stop:
         print(f"headwise: {stop}", file=sys.stderr)
@@ -236,26 +237,17 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         sys.exit(code)
 
 
-@contextmanager
-def _lazy_help() -> Iterator[None]:
-    """Let Hydra add a help text that is made when it is shown, which Python 3.14 refuses.
+@cache
+def _accept_lazy_help() -> None:
+    """Let Hydra 1.3 add a help text that is made when shown, which Python 3.14 refuses.
 
-    Hydra 1.4 makes this needless.
+    Needless with Hydra 1.4.
     """
     check: Any = getattr(argparse.ArgumentParser, "_check_help", None)
-    if check is None:  # before Python 3.14
-        yield
-        return
-
-    def check_text(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-        if isinstance(action.help, str):
-            check(parser, action)
-
-    argparse.ArgumentParser._check_help = check_text  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        argparse.ArgumentParser._check_help = check  # type: ignore[attr-defined]
+    if check is not None:
+        argparse.ArgumentParser._check_help = (  # type: ignore[attr-defined]
+            lambda self, action: isinstance(action.help, str) and check(self, action)
+        )
 
 
 def _quoted(argument: str) -> str:

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -86,19 +86,16 @@ class _Messages:
 
     def write(self, text: str) -> int:
         """Write text, or discard it."""
-        with self._discarding():
-            self._stream.write(text)
+        self._unless_closed(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream."""
-        with self._discarding():
-            self._stream.flush()
+        self._unless_closed(self._stream.flush)
 
-    @contextmanager
-    def _discarding(self) -> Iterator[None]:
+    def _unless_closed(self, act: Callable[..., Any], *arguments: str) -> None:
         try:
-            yield
+            act(*arguments)
         except OSError as error:
             if error.errno not in CLOSED:
                 raise

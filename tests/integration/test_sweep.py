@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
+import random
 import signal
 import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from matplotlib import rcParams
 
 from command_line import (
     CommandLine,
@@ -165,6 +170,37 @@ def test_jobs_share_a_group_finish_trackers_and_free_models(
     assert alive == [0, 0, 0]
     (name,) = set(groups)
     assert f"sweeps/{name}.md" in result.out
+
+
+def test_job_starts_as_its_own_process_would(
+    headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that the config of one job sets, and what parts of users may leave."""
+    seen: list[Any] = []
+    variables = "HF_HOME", "OMP_NUM_THREADS"
+
+    def begin() -> None:
+        flags = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
+        drawn = random.random(), torch.rand(1).item(), np.random.rand()
+        outside = Path.cwd(), *map(os.getenv, variables), rcParams["font.size"]
+        precision = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
+        seen.append((torch.get_num_threads(), flags, drawn, outside, precision))
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision("medium")
+        torch.set_grad_enabled(False)
+        os.environ["HF_HOME"] = "elsewhere"
+        del os.environ["OMP_NUM_THREADS"]
+        os.chdir(tmp_path)
+        rcParams["font.size"] = 30
+        raise DataError("stopped")
+
+    monkeypatch.setattr("headwise.commands.train.keep_freed_memory", begin)
+    before = torch.get_num_threads()
+    assert headwise("train", *sweep, "seed=1", "trainer.threads=3,null").code == 1
+    assert [threads for threads, *_ in seen] == [3, before]
+    assert seen[0][1:] == seen[1][1:]
+    assert torch.get_num_threads() == before
 
 
 def test_interrupt_saves_the_job_and_ends_the_sweep(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,27 +31,16 @@ def checked(parser: Any, action: Any) -> None:
         raise ValueError("badly formed help string") from None
 
 
-@pytest.mark.parametrize("help_text", [LazyHelp(), "text", None, "%(default", "%(key)s"])
+@pytest.mark.parametrize("help_text", [LazyHelp(), "text", "%(default", "%(key)s"])
 def test_help_of_hydra_is_accepted_and_text_checked(
     help_text: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_wrong = isinstance(help_text, str) and "%" in help_text
     monkeypatch.setattr(argparse.ArgumentParser, "_check_help", checked, raising=False)
     action = SimpleNamespace(help=help_text)
-    with cli._lazy_help():
-        check: Any = argparse.ArgumentParser._check_help  # type: ignore[attr-defined]
-        if is_wrong:
-            with pytest.raises(ValueError, match="badly"):
-                check(None, action)
-        else:
-            check(None, action)
-    assert argparse.ArgumentParser._check_help is checked  # type: ignore[attr-defined]
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="its argparse checks help texts")
-def test_argparse_is_unchanged_before_python_3_14() -> None:
-    with cli._lazy_help():
-        assert not hasattr(argparse.ArgumentParser, "_check_help")
+    cli._accept_lazy_help.__wrapped__()
+    with pytest.raises(ValueError, match="badly") if is_wrong else nullcontext():
+        argparse.ArgumentParser._check_help(None, action)  # type: ignore[attr-defined]
 
 
 def test_supported_pythons_are_the_same_everywhere() -> None:

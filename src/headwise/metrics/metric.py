@@ -69,6 +69,11 @@ class Metric:
         """1 if higher is better, else -1."""
         return 1 if self.better == "higher" else -1
 
+    @property
+    def scoped_label(self) -> str:
+        """The label with the scope."""
+        return f"{self.label} ({self.scope})" if self.scope else self.label
+
     def used(self, items: Floats) -> Floats:
         """Return the statistics (..., columns) that the metric uses, of items (..., statistics)."""
         return items if self.columns is None else items[..., list(self.columns)]

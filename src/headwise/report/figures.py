@@ -210,4 +210,6 @@ def _scores(run: SavedRun) -> pd.DataFrame:
     """Return the main validation score of a run by update."""
     records, name = read_if_exists(RunFolder(run.folder).metrics), f"valid/{run.metric.name}"
     rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]
-    return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=run.metric.label)
+    metrics = {metric.name: metric for metric in run.task.validation_metrics(run.config)}
+    label = metrics[run.metric.name].scoped_label
+    return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=label)

@@ -33,7 +33,7 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
     task = task_of(config)
     names = {"loss", task.main_metric(config).name}
     shown = [m for m in task.validation_metrics(config) if m.name in names]
-    labels = {m.name: f"{m.label} ({m.scope})" if m.scope else m.label for m in shown}
+    labels = {metric.name: metric.scoped_label for metric in shown}
     heads, metrics = (read_if_exists(record) for record in (folder.heads, folder.metrics))
     drawn = training_figures(heads, metrics, labels, name, config.model.heads)
     return drawn | _confusion(folder, name)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import functools
 import io
-import struct
 import zipfile
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,12 @@ from headwise.data.corpora.pictures import picture
 from headwise.data.images import ImageCorpus
 from headwise.errors import ConfigError, DataError
 from published_images import Images, planes, random_images, write_cifar10, write_idx
+
+COLOUR = tuple(map(int, random_images(1, 4, 4, 3)[0, 0, 0]))
+DEEP = (  # one pixel of three channels of 16 bits, as png
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABEAIAAADA54+dAAAAD0lEQVR4nGNgYGRiZmEFAAAqABAazIwkAAAAAElFTkSu"
+    "QmCC"
+)
 
 
 @functools.cache
@@ -128,27 +133,21 @@ def test_palettes_and_bitmaps_are_read_without_loss(tmp_path: Path) -> None:
     assert np.array_equal(read[0], expected)
 
 
-def turned(path: Path, **options: Any) -> None:
-    exif = Image.Exif()
-    exif[0x112] = 6  # to be turned by 90 degrees clockwise
-    Image.fromarray(np.rot90(random_images(1, 4, 6, 3)[0])).save(path, exif=exif, **options)
-
-
 @pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.webp"])
 def test_pictures_are_upright(tmp_path: Path, name: str) -> None:
-    (tmp_path / "train").mkdir()
-    turned(tmp_path / "train" / name, **({"lossless": True} if "webp" in name else {}))
-    read = values(corpus(tmp_path, shape=[4, 6, 3], window=72), "train")
-    assert np.array_equal(read[0], random_images(1, 4, 6, 3)[0])
+    image, exif = random_images(1, 4, 6, 3)[0], Image.Exif()
+    exif[0x112] = 6  # to be turned by 90 degrees clockwise
+    options = {"lossless": True} if "webp" in name else {}
+    Image.fromarray(np.rot90(image)).save(tmp_path / name, exif=exif, **options)
+    assert np.array_equal(picture(tmp_path / name), image)
 
 
 def test_what_hides_nothing_is_read(tmp_path: Path) -> None:
-    image, folder = Image.fromarray(random_images(1, 4, 4, 3)[0]), tmp_path / "train"
-    folder.mkdir()
-    image.quantize(8).save(folder / "a.gif", transparency=200)  # a colour that does not occur
-    image.save(folder / "b.png", exif=b"Exif\0\0no exif")
-    image.save(folder / "c.mpo", save_all=True, append_images=[image])
-    assert len(values(corpus(tmp_path, shape=[4, 4, 3], window=48), "train")) == 3
+    image = Image.fromarray(random_images(1, 4, 4, 3)[0])
+    image.quantize(8).save(tmp_path / "a.gif", transparency=200)  # a colour that does not occur
+    image.save(tmp_path / "b.png", exif=b"Exif\0\0no exif")
+    image.save(tmp_path / "c.mpo", save_all=True, append_images=[image])
+    assert {picture(path).shape for path in tmp_path.iterdir()} == {(4, 4, 3)}
     (tmp_path / "d.pbm").write_bytes(b"P1 2 1\n1 0\n")
     assert picture(tmp_path / "d.pbm").tolist() == [[[0], [255]]]
 
@@ -179,38 +178,20 @@ def sixteen_bits(path: Path) -> None:
     Image.fromarray(np.ones((4, 4), np.uint16)).save(path / "train" / "z.png")
 
 
-def deep_png(path: Path) -> None:
-    def chunk(name: bytes, data: bytes) -> bytes:
-        end = struct.pack(">I", zlib.crc32(name + data))
-        return struct.pack(">I", len(data)) + name + data + end
+def saved(kind: str = "PNG", n: int = 1, n_colours: int = 0, **options: Any) -> Any:
+    """A change that saves images as frames of z.png."""
+    image, *more = map(Image.fromarray, random_images(n, 4, 4, 3))
+    image = image.quantize(n_colours) if n_colours else image
+    options |= {"save_all": True, "append_images": more} if more else {}
+    return lambda path: image.save(path / "train" / "z.png", kind, **options)
 
-    header = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
-    rows = zlib.compress((b"\0" + bytes(range(24))) * 4)
-    content = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    (path / "train" / "z.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+
+def deep_png(path: Path) -> None:
+    (path / "train" / "z.png").write_bytes(base64.b64decode(DEEP))
 
 
 def deep_ppm(path: Path) -> None:
     (path / "train" / "z.png").write_bytes(b"P6 4 4 1000\n" + bytes(range(96)))
-
-
-def see_through(path: Path, **options: Any) -> None:
-    image = Image.fromarray(random_images(1, 4, 4, 3)[0])
-    image.quantize(8).save(path / "train" / "z.png", transparency=0)
-
-
-def colour_key(path: Path) -> None:
-    image = random_images(1, 4, 4, 3)[0]
-    colour = tuple(map(int, image[0, 0]))
-    Image.fromarray(image).save(path / "train" / "z.png", transparency=colour)
-
-
-def animated(kind: str) -> Any:
-    def animate(path: Path) -> None:
-        frames = [Image.fromarray(image) for image in random_images(3, 4, 4, 3)]
-        frames[0].save(path / "train" / "z.png", kind, save_all=True, append_images=frames[1:])
-
-    return animate
 
 
 def no_pictures(path: Path) -> None:
@@ -247,12 +228,10 @@ def half_an_array(path: Path) -> None:
         (sixteen_bits, "z.png must be grey or RGB with 8 bits"),
         (deep_png, "z.png must be .*, got more bits. Convert it, for example with magick"),
         (deep_ppm, "z.png must be .*, got more bits"),
-        (see_through, "z.png must be .*, got transparent pixels"),
-        (colour_key, "z.png must be .*, got transparent pixels"),
-        *(
-            (animated(kind), "z.png must be .*, got several frames")
-            for kind in ("GIF", "PNG", "TIFF")
-        ),
+        (saved("SGI", bpc=2), "z.png must be .*, got more bits"),
+        (saved(n_colours=8, transparency=0), "z.png must be .*, got transparent pixels"),
+        (saved(transparency=COLOUR), "z.png must be .*, got transparent pixels"),
+        *((saved(kind, 3), "z.png .*, got several frames") for kind in ("GIF", "PNG", "TIFF")),
         (no_pictures, "train is empty; it must have folders of pictures"),
         (no_folder, "has no train: folders of pictures, or arrays"),
         (floats, r"train.npy must be uint8 of shape \(N, H, W, C\) .* got float64"),

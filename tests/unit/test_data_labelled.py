@@ -171,18 +171,15 @@ def test_edit_of_the_same_size_and_time_is_read(folder: Path) -> None:
 
 
 def test_identity_covers_what_selects_and_changes_values(folder: Path) -> None:
-    named = corpus(folder, files={"train": "train", "valid": "dev"})
-    before = named.identity("train")
+    files = {"train": "train", "valid": "dev"}
+    before = corpus(folder, files=files).identity("train")
     (folder / "train.tsv").rename(folder / "train.csv")
-    assert corpus(folder, files={"train": "train", "valid": "dev"}).identity("train") != before
+    assert corpus(folder, files=files).identity("train") != before
     PUBLISHED["sst2"][1](folder / "sst2", "archive")
-    changed = copy.deepcopy(data_config("sst2"))
-    values = {"label": {"0": "positive", "1": "negative"}}
-    changed.origins[-1]["values"] = values
-    hashes = {
-        corpus(folder / "sst2", "sst2", origins=o).identity("test")
-        for o in (changed.origins, data_config("sst2").origins)
-    }
+    origin = data_config("sst2").origins[-1]
+    changed = {**origin, "values": {"label": {"0": "positive", "1": "negative"}}}
+    both = [corpus(folder / "sst2", "sst2", origins=[o]) for o in (origin, changed)]
+    hashes = {named.identity("test") for named in both}
     assert len(hashes) == 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -98,39 +97,24 @@ def test_links_to_pieces_are_followed(tmp_path: Path) -> None:
     assert [len(code) for code in codes(tmp_path)] == [1200]
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+def gap(whole: bytes) -> bytes:
+    middle = len(whole) // 2
+    return whole[:middle] + bytes(400) + whole[middle + 400 :]
 
 
-def cut_in_the_last_page(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def with_a_gap(path: Path) -> None:
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] + bytes(400) + whole[len(whole) // 2 + 400 :])
-
-
-@pytest.mark.parametrize(
-    ("ending", "damage"),
-    [
-        *itertools.product(("wav", "aiff", "au", "flac", "ogg", "mp3"), [cut]),
-        ("ogg", cut_in_the_last_page),
-        ("ogg", with_a_gap),
-        ("mp3", with_a_gap),
-    ],
-)
-def test_audio_that_is_not_delivered_whole_is_refused(
-    tmp_path: Path, ending: str, damage: Any
-) -> None:
-    soundfile = pytest.importorskip("soundfile")
-    path = tmp_path / "train" / f"a.{ending}"
+@pytest.mark.parametrize("ending", ["wav", "aiff", "au", "flac", "ogg", "mp3"])
+def test_audio_that_is_not_delivered_whole_is_refused(tmp_path: Path, ending: str) -> None:
+    soundfile, path = pytest.importorskip("soundfile"), tmp_path / "train" / f"a.{ending}"
     path.parent.mkdir()
     soundfile.write(path, tone(5, 24_000), 24_000)
     assert len(codes(tmp_path)[0]) == 5 * RATE
-    damage(path)
-    with pytest.raises(DataError, match=rf"a\.{ending} is (cut short or damaged: only|not audio)"):
-        codes(tmp_path)
+    whole = path.read_bytes()
+    damaged = [whole[: len(whole) * 6 // 10], whole[:-100]]
+    for content in damaged + [gap(whole)] * (ending in ("flac", "ogg", "mp3")):
+        path.write_bytes(content)
+        message = rf"a\.{ending} is (cut short or damaged: only|not audio)"
+        with pytest.raises(DataError, match=message):
+            codes(tmp_path)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])

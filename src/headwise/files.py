@@ -118,7 +118,7 @@ def guard_streams() -> None:
             mode = "w" if descriptor else "r"
             stream = open(null, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
         if descriptor:
-            stream.reconfigure(errors="replace" if descriptor == 1 else "backslashreplace")
+            stream.reconfigure(errors="replace")
             stream = cast(TextIO, _Messages(stream))
         setattr(sys, name, stream)
 

@@ -159,48 +159,39 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-VARIABLES = [  # of W&B, the argument that replaces it, our default, the key that replaces both
-    ("WANDB_PROJECT", "project", "headwise", {"project": "mine"}),
-    ("WANDB_ENTITY", "entity", None, {"entity": "mine"}),
-    ("WANDB_RUN_GROUP", "group", "sweep", {"group": "mine"}),
-    ("WANDB_TAGS", "tags", None, {"tags": ["mine"]}),
-    ("WANDB_NAME", "name", RUN, {}),
-    ("WANDB_DIR", "dir", "folder", {}),
-    ("WANDB_RUN_ID", "id", "id", {}),
-    ("WANDB_RESUME", "resume", "allow", {}),
-]
-
-
-@pytest.mark.parametrize(("variable", "argument", "default", "key"), VARIABLES)
+@pytest.mark.parametrize(
+    ("variable", "argument", "default", "key"),
+    [
+        ("WANDB_PROJECT", "project", "headwise", "mine"),
+        ("WANDB_ENTITY", "entity", None, "mine"),
+        ("WANDB_RUN_GROUP", "group", "sweep", "mine"),
+        ("WANDB_TAGS", "tags", None, ["mine"]),
+        ("WANDB_NAME", "name", RUN, None),
+        ("WANDB_RESUME", "resume", "allow", None),
+    ],
+)
 def test_keys_precede_variables_and_these_our_defaults(
-    variable: str,
-    argument: str,
-    default: str | None,
-    key: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    calls: list[dict[str, Any]],
-) -> None:
+    variable: str, argument: str, default: str | None, key: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]],
+) -> None:  # fmt: skip
     make(tmp_path, TrackerConfig(mode="online"))
-    assert (calls[-1].get(argument) is None) == (default is None)
-    assert default in (calls[-1].get(argument), "folder", "id")
-    monkeypatch.setenv(variable, "must" if argument == "resume" else "theirs")
+    monkeypatch.setenv(variable, "must")
     make(tmp_path, TrackerConfig(mode="online"))
-    assert argument not in calls[-1], "W&B reads the variable"
-    make(tmp_path, TrackerConfig(mode="online", **key))
-    assert [calls[-1].get(name) for name in key] == list(key.values())
+    make(tmp_path, TrackerConfig(mode="online", **({argument: key} if key else {})))
+    # W&B itself reads the variable
+    assert [call.get(argument) for call in calls] == [default, None, key]
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
 
 
-def test_variables_reach_the_settings_of_wandb(
+def test_folder_id_and_settings_may_be_set_by_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]
 ) -> None:
+    for name, value in (("SILENT", "false"), ("DIR", str(tmp_path)), ("RUN_ID", "theirs")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
     make(tmp_path, TrackerConfig(mode="online"))
-    assert (calls[-1]["settings"].silent, calls[-1]["settings"].console) == (True, "off")
-    monkeypatch.setenv("WANDB_SILENT", "false")
-    make(tmp_path, TrackerConfig(mode="online"))
-    assert "silent" not in calls[-1]["settings"].model_fields_set
-    assert calls[-1]["settings"].console == "off"
-    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
+    assert {"dir", "id"}.isdisjoint(calls[0])
+    assert "silent" not in calls[0]["settings"].model_fields_set
+    assert calls[0]["settings"].console == "off"
 
 
 @pytest.mark.parametrize(
@@ -215,10 +206,7 @@ def test_variables_reach_the_settings_of_wandb(
     ],
 )
 def test_what_wandb_refuses_is_refused_with_its_reason(
-    config: dict[str, Any],
-    variables: dict[str, str],
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
+    config: Any, variables: Any, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -67,7 +67,10 @@ def environment_settings() -> Any:
     Raises:
         ConfigError: names the variable and W&B's reason to refuse it.
     """
-    wandb = _import_wandb()
+    # W&B reports errors over the network; with Python 3.14 OpenTelemetry then warns at the end
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
     settings = wandb.Settings()
     for name, value in os.environ.items():
         if name == "WANDB_MODE":  # see `choose_mode`
@@ -93,14 +96,6 @@ def _refused(name: str) -> Iterator[None]:
         parts = error.errors() if hasattr(error, "errors") else [{"msg": str(error)}]
         reason = "; ".join(part["msg"].removeprefix("Value error, ") for part in parts)
         raise ConfigError(f"{name} is refused by W&B: {reason}") from error
-
-
-def _import_wandb() -> Any:
-    """Import wandb without its reports of errors: they use the network, and print at the end."""
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    import wandb
-
-    return wandb
 
 
 def make_tracker(
@@ -162,13 +157,15 @@ class WandbTracker:
         container: Mapping[str, Any],
         mode: str | None,
     ) -> None:
-        self._wandb: Any = _import_wandb()
+        # as W&B: the config's values, else those of variables, else defaults
+        self._set_by_variables: set[str] = environment_settings().model_fields_set
+        import wandb
+
+        self._wandb: Any = wandb
         self._run_dir = run_dir
         self._errors = _wandb_errors()
         self.is_active = True
         self._head_numbers: HeadNumbers | None = container.get("model", {}).get("heads")
-        # as W&B: the config's values, else those of variables, else defaults
-        self._set_by_variables: set[str] = environment_settings().model_fields_set
         self._arguments: dict[str, Any] = {
             **self._unset(
                 {"project": "headwise", "name": run_dir.name, "group": group, "dir": str(run_dir)}
@@ -249,18 +246,17 @@ class WandbTracker:
     def _init(self, mode: str) -> Any:
         wandb = self._wandb
         resume = {} if mode == "offline" else {"id": run_id(self._run_dir), "resume": "allow"}
-        resume = self._unset(resume)
         with _no_terminal():
             settings = wandb.Settings(**self._settings)
-            run = wandb.init(mode=mode, settings=settings, **resume, **self._arguments)
+            run = wandb.init(mode=mode, settings=settings, **self._unset(resume), **self._arguments)
         run.define_metric("update")
         run.define_metric("*", step_metric="update")
         return run
 
     def _unset(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """The defaults that no variable sets."""
-        by_variables = self._set_by_variables
-        return {k: v for k, v in defaults.items() if SETTINGS.get(k, k) not in by_variables}
+        taken = self._set_by_variables
+        return {name: v for name, v in defaults.items() if SETTINGS.get(name, name) not in taken}
 
     def _send(self, send: Callable[[Any], None]) -> None:
         if self._run is None or not self.is_active:

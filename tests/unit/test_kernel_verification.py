@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwise import entmax
+from headwise.attention.build import AttentionFactory
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
+from headwise.config.folders import group_node
 from headwise.entmax import alpha_entmax, entmax15, entmax_loss
 from headwise.entmax.function import REFERENCE
+from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.kernels import (
     checks,
     choice,
@@ -30,6 +36,7 @@ from headwise.kernels.block_sparse import Columns
 from headwise.kernels.checks import Case
 from headwise.kernels.dropout import dropout
 from headwise.kernels.problem import Power
+from headwise.losses.loss import Entmax15Loss
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
 
@@ -207,18 +214,69 @@ def test_kernel_refused_by_another_rank_is_not_used(caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 1
 
 
+TARGET = torch.arange(6).view(2, 3)
+FIRST_CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": entmax.softmax,
+    "sparsemax": entmax.sparsemax,
+    "entmax15": entmax.entmax15,
+    "alpha_entmax": lambda scores: alpha_entmax(scores, 1.3),
+    "alpha_entmax, tensor": lambda scores: alpha_entmax(scores, torch.tensor([[1.3], [1], [2]])),
+    "entmax_loss": lambda scores: entmax_loss(scores, TARGET, 1.3),
+    "entmax15_loss": lambda scores: entmax.entmax15_loss(scores, TARGET, 0.1),
+    "sparsemax_loss": lambda scores: entmax.sparsemax_loss(scores, TARGET),
+    "Entmax15Loss": lambda scores: Entmax15Loss()(scores, TARGET).loss,
+    "log_entmax": lambda scores: log_entmax(scores, 1.5),
+    **{
+        f"attention: {variant}": lambda scores, variant=variant: attend(variant, scores)
+        for variant in ("entmax15", "sparsemax", "alpha_entmax")
+    },
+}
+
+
+def attend(variant: str, scores: Tensor) -> Tensor:
+    states = scores[:, :1].repeat(1, choice.MIN_KEYS, 1)
+    return ATTENTIONS[variant](states, states, states, Mask())
+
+
+ATTENTIONS = {
+    name: AttentionFactory({"attention": {**group_node("attention", name)}})(
+        Place("encoder_self", 1, 2, 10)
+    )
+    for name in ("entmax15", "sparsemax", "alpha_entmax")
+}
+
+
 @needs_kernels
-def test_compiled_graph_uses_verified_kernels_only(scores: Tensor) -> None:
-    target = torch.zeros(6, dtype=torch.int64)
+@pytest.mark.parametrize("name", FIRST_CALLS)
+def test_first_call_of_a_process_may_be_compiled(name: str, scores: Tensor) -> None:
+    """It verifies its kernels while it is traced, and uses them."""
+    torch._dynamo.reset()
+    compiled = torch.compile(FIRST_CALLS[name], backend="eager", fullgraph=True)
+    values = compiled(scores)
+    verdicts = dict(verification._VERDICTS)
+    assert set(verdicts.values()) == {None}
+    torch.testing.assert_close(values, FIRST_CALLS[name](scores), rtol=0, atol=0)
+    assert verdicts == verification._VERDICTS
 
-    @torch.compile(backend="eager")
-    def compiled(scores: Tensor) -> Tensor:
-        return entmax_loss(scores.flatten(0, 1), target, 1.5)
 
-    losses = compiled(scores)
-    assert not verification._VERDICTS
-    torch.testing.assert_close(losses, entmax_loss(scores.flatten(0, 1), target, 1.5))
+@needs_kernels
+def test_log_softmax_may_be_compiled_after_a_call(scores: Tensor) -> None:
+    """Its kernel is not an operator."""
+    expected = log_softmax(scores)
     assert verification._VERDICTS
+    compiled = torch.compile(log_softmax, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(scores), expected)
+
+
+@needs_kernels
+def test_compiled_graph_does_not_use_broken_kernels(
+    scores: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = native.forward
+    monkeypatch.setattr(native, "forward", lambda *arguments: forward(*arguments) + 0.01)
+    compiled = torch.compile(entmax15, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(scores), entmax15(scores.double()).float())
+    assert "weights differ" in next(iter(verification.rejected().values()))
 
 
 DOUBLE = "no kernels for float64 on cpu"

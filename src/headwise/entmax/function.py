@@ -66,8 +66,7 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
     Raises:
         ValueError: α outside [1, 2], on a CPU.
     """
-    if not torch.compiler.is_compiling():
-        choice.maps(scores_BHQK, power, REFERENCE)  # verify here: an operator cannot
+    choice.maps(scores_BHQK, power, REFERENCE)  # verify here: an operator cannot
     weights_BHQK: Tensor = _OPERATOR(scores_BHQK, alpha, mask, int(power))
     return weights_BHQK
 

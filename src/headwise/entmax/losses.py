@@ -99,10 +99,10 @@ def entmax_loss_and_support(
 
 def log_softmax(scores: Tensor) -> Tensor:
     """Return log-softmax along the last axis (..., V), float32 (float64 for float64 scores)."""
-    is_differentiated = torch.is_grad_enabled() and scores.requires_grad
-    if (
-        not is_differentiated
-        and choice.losses(scores, 1.0, function.REFERENCE).kernel == choice.CPP
+    # the kernel has no gradient, and is not an operator that graphs could contain
+    needs_torch = torch.is_grad_enabled() and scores.requires_grad
+    if not (needs_torch or torch.compiler.is_compiling()) and (
+        choice.losses(scores, 1.0, function.REFERENCE).kernel == choice.CPP
     ):
         scores_NV = scores.reshape(-1, scores.shape[-1])
         return native_loss.log_softmax(scores_NV).view(scores.shape)

@@ -157,7 +157,7 @@ def _verified(
     kernel: str, case: Case, reference: Reference | None, fallback: str = TORCH
 ) -> Choice:
     if torch.compiler.is_compiling():
-        wrong = verification.verdict_in_graph(*case)
+        wrong = verification.verdict_in_graph(reference, *case)
     else:
         if reference is not None:
             verification.verify(case, reference)

@@ -43,9 +43,12 @@ def verdict(case: Case) -> str | None:
 
 
 @constant_in_graphs
-def verdict_in_graph(*fields: Any) -> str | None:
-    """Return `verdict` under torch.compile."""
-    return verdict(Case(*fields))
+def verdict_in_graph(reference: Reference | None, *fields: Any) -> str | None:
+    """Return `verdict` under torch.compile; with a reference, verify while tracing."""
+    case = Case(*fields)
+    if reference is not None:
+        verify(case, reference)
+    return verdict(case)
 
 
 def verify(case: Case, reference: Reference | None) -> None:

@@ -126,7 +126,7 @@ def test_equals_attention_by_weights(
 @pytest.mark.parametrize("power", list(Power))
 def test_nan_query_gives_nan_in_its_rows_only(power: Power, n_keys: int) -> None:
     tensors = inputs((1, 2, 9, n_keys))
-    alpha = torch.full((2, 1, 1), 1.3) if power is Power.ANY else None
+    alpha = torch.full((1, 2, 1, 1), 1.3) if power is Power.ANY else None
     clean = fused(tensors, alpha, power, Visible())
     tensors[0] = tensors[0].clone()
     tensors[0][:, :, 4] = torch.nan

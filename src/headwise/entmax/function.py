@@ -100,7 +100,7 @@ def _weights_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of the scores and of α per row (B, H, Q, 1); empty if not requested."""
     beta = beta_of(alpha)
-    grad = grad.contiguous()
+    weights, grad = weights.contiguous(), grad.contiguous()
     kernel = choice.maps(weights, Power(power)).kernel
     if kernel == choice.CPP:
         return native.backward(weights, grad, beta, Power(power), with_alpha)
@@ -230,7 +230,8 @@ def _weights_backward_shape(
     weights: Tensor, grad: Tensor, alpha: Tensor | None, power: int, with_alpha: bool
 ) -> tuple[Tensor, Tensor]:
     rows = (*weights.shape[:-1], 1) if with_alpha else (0,)
-    return torch.empty_like(weights), weights.new_empty(rows)
+    contiguous = torch.contiguous_format
+    return torch.empty_like(weights, memory_format=contiguous), weights.new_empty(rows)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -247,17 +248,20 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None,
 
 
 _OPERATOR = register(
-    "weights(Tensor scores, Tensor? alpha, Tensor? mask, int power) -> Tensor",
+    "weights(Tensor scores BHQK, Tensor? alpha *BHQ1, Tensor? mask *BHQK bool, int power)"
+    " -> Tensor",
     _weights,
     _weights_shape,
+    tuple(SERIES),
     _save,
     _differentiate,
     dispatch="CompositeExplicitAutograd",
 )
 _BACKWARD = register(
-    "weights_backward(Tensor weights, Tensor grad, Tensor? alpha, int power, bool with_alpha)"
-    " -> (Tensor, Tensor)",
+    "weights_backward(Tensor weights BHQK, Tensor grad BHQK, Tensor? alpha *BHQ1, int power, "
+    "bool with_alpha) -> (Tensor, Tensor)",
     _weights_backward,
     _weights_backward_shape,
+    tuple(SERIES),
     dispatch="CompositeExplicitAutograd",
 )

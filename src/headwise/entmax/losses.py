@@ -33,12 +33,14 @@ from headwise.compilation import outside_graphs
 from headwise.entmax import function
 from headwise.entmax.solver import solve
 from headwise.kernels import choice, loss_operators, native_loss
+from headwise.kernels.arguments import check_tensor
 from headwise.kernels.problem import POWERS, Power
 from headwise.precision import unique_indices
 
 GROUP = 16  # classes; the top groups then take less time to select than the scores to read
 N_GROUPS = (32, 128, 512)  # tried in this order; then all classes
 # Scores per chunk when all classes are solved; temporaries take several times this memory.
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 CHUNK_SCORES, CHUNK_SCORES_ACCELERATOR = 1 << 20, 1 << 26
 
 
@@ -62,8 +64,9 @@ def entmax_loss(
         (...), losses ≥ 0, float32 (float64 for float64 scores), differentiable once in scores.
 
     Raises:
-        ValueError: alpha or label_smoothing is out of range.
-        TypeError: scores are not floating-point.
+        ValueError: alpha or label_smoothing is out of range; targets have another shape, or are no
+            classes (on a CPU).
+        TypeError: scores are not floating-point, or targets no integers on their device.
     """
     return entmax_loss_and_support(scores, target, alpha, label_smoothing)[0]
 
@@ -88,9 +91,10 @@ def entmax_loss_and_support(
     _check(scores, alpha)
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
+    check_tensor("target", target, INTEGERS, scores.shape[:-1], scores.device)
     # contiguous, as torch sums another layout in another order on some processors
     scores_NV = scores.reshape(-1, scores.shape[-1]).contiguous()
-    target_N = target.reshape(-1)
+    target_N = target.reshape(-1).to(torch.int64)
     kernel = choice.losses(scores, float(alpha), function.REFERENCE).kernel
     compute = _apply if kernel == choice.TORCH else loss_operators.loss_and_support
     loss_N, support_N = compute(scores_NV, target_N, float(alpha), float(label_smoothing))
@@ -142,6 +146,8 @@ def _probabilities(scores_NV: Tensor, alpha: float) -> Tensor:
 
 
 def _check(scores: Tensor, alpha: float) -> None:
+    if not scores.dim() or not scores.shape[-1]:
+        raise ValueError(f"scores must be (..., V) with classes, got {tuple(scores.shape)}")
     if not scores.is_floating_point():
         raise TypeError(f"scores must be floating-point, got {scores.dtype}")
     if not 1 <= alpha <= 2:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from headwise.entmax import function
+from headwise.kernels.arguments import check_tensor
 from headwise.kernels.problem import POWERS, Power
 
 
@@ -79,6 +82,8 @@ def alpha_entmax(
                 f"dim {dim}, got shape {tuple(alpha.shape)}; for one alpha per head of scores "
                 "(B, H, Q, K) give it the shape (H, 1, 1)"
             )
+        if alpha.is_complex():
+            raise TypeError(f"alpha must be real, got {alpha.dtype}")
         aligned = _moved(alpha.to(working.dtype).reshape(shape), dim, -1)
         weights = _along_last(working, aligned, allowed, Power.ANY)
         return _finish(weights, along, scores.dtype)
@@ -126,8 +131,10 @@ def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power
 
     def four_axes(values: Tensor) -> Tensor:
         if len(shape) > 4:
-            values = values.expand(*shape[:-1], values.shape[-1])
-            return values.reshape(1, 1, -1, values.shape[-1])
+            rows, n = shape[:-1], values.shape[-1]
+            kind = (values.dtype,), (*rows, n), values.device
+            check_tensor("mask or alpha", values, *kind, broadcasts=True)
+            return values.expand(*rows, n).reshape(1, 1, math.prod(rows), n)
         return values.reshape((1,) * (4 - len(shape)) + tuple(values.shape))
 
     if mask is not None:

@@ -233,7 +233,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key, value, and α (or empty)."""
     shape = _shape(query, key)
-    beta = beta_of(alpha)
+    beta, threshold = beta_of(alpha), threshold.contiguous()
     query_NQE, key_NKE, value_NKE, grad_NQE = map(_by_head, (query, key, value, grad))
     grad_q_NQE = query_NQE.new_empty(query_NQE.shape)
     has_one_chunk = _queries_at_once(shape) >= shape[2]  # per head
@@ -300,15 +300,18 @@ def _pairs(query: Any, key: Any) -> int:
 
 _OPERATOR = register_pair(
     "attention",
-    "Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? lengths, "
-    "Tensor? seed, Tensor? slopes",
+    "Tensor query BHQE, Tensor key BHKE, Tensor value BHKF, Tensor? alpha *BHQ1 float32, "
+    "Tensor? mask *BHQK bool, Tensor? lengths *B int64 int32, Tensor? seed - int64, "
+    "Tensor? slopes H float32",
     "int power, bool is_causal, int offset, float dropout, float scale, int n_prefix",
-    1,
+    "BHQF",
+    "Tensor threshold BHQ2 float32",
     4,
     forward,
     _fake,
     backward,
     _fake_backward,
+    native.DTYPES,
 )
 register_flop_formula(torch.ops.headwise.attention)(attention_flops)
 register_flop_formula(torch.ops.headwise.attention_backward)(_flops_backward)

@@ -141,7 +141,7 @@ def linear(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None = None) -> T
         weight_OD: of the same dtype as the bias.
     """
     dtype = _compute_dtype(values, weight_OD)
-    if dtype is None or not _big(values, weight_OD):
+    if dtype is None or not _big(values, weight_OD, bias_O):
         return nn.functional.linear(values, weight_OD, bias_O)
     values_ND = values.reshape(-1, values.shape[-1])
     out_NO: Tensor = _Linear.apply(values_ND, weight_OD, bias_O, dtype)  # type: ignore[no-untyped-call]
@@ -186,19 +186,26 @@ def weight_gradient(grad_NO: Tensor, values_ND: Tensor) -> Tensor:
 
 def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bool:
     """Return whether oneDNN's linear operator is faster than torch's matmul."""
-    is_faster = _usable(left_ND) and left_ND.dtype == right_OD.dtype and _big(left_ND, right_OD)
-    return is_faster and (left_ND.dtype is torch.float32 or bias_O is not None)
+    is_valid = _usable(left_ND) and left_ND.dtype == right_OD.dtype
+    return (
+        is_valid
+        and _big(left_ND, right_OD, bias_O)
+        and (left_ND.dtype is torch.float32 or bias_O is not None)
+    )
 
 
 def _usable(values: Tensor) -> bool:
-    is_supported = values.device.type == "cpu" and values.dtype in DTYPES
-    return is_supported and bool(torch.backends.mkldnn.enabled)
+    is_dense = values.device.type == "cpu" and values.layout is torch.strided
+    return is_dense and values.dtype in DTYPES and bool(torch.backends.mkldnn.enabled)
 
 
-def _big(values: Tensor, weight_OD: Tensor) -> bool:
-    n_multiplications = values.numel() * len(weight_OD)
-    fits = values.shape[-1] == weight_OD.shape[1]  # else torch raises the error
-    return fits and n_multiplications >= max(MIN_MULTIPLICATIONS, 1)
+def _big(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> bool:
+    # else torch raises the error: oneDNN reads memory of other sizes, types and devices
+    fits = weight_OD.dim() == 2 and values.dim() > 0 and values.shape[-1] == weight_OD.shape[1]
+    if bias_O is not None:
+        fits = fits and bias_O.shape == weight_OD.shape[:1] and bias_O.dtype == weight_OD.dtype
+        fits = fits and bias_O.device == weight_OD.device
+    return fits and values.numel() * len(weight_OD) >= max(MIN_MULTIPLICATIONS, 1)
 
 
 def _compute_dtype(values: Tensor, weight_OD: Tensor) -> torch.dtype | None:

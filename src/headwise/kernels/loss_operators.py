@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.kernels import native, native_loss, triton_loss
+from headwise.kernels import native, native_loss, triton_device, triton_loss
 from headwise.kernels.operators import register_pair
 from headwise.kernels.problem import ALPHAS, Power
 
@@ -91,12 +91,17 @@ def losses_of(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the losses of rows without and with smoothing.
 
+    Raises ValueError for a target that is no class, on a CPU.
+
     Args:
         scores_NV, target_N, smoothing: as in `loss_and_support`.
         value_N: <p, z> + H(p) for scores z minus `top_N`.
         total_N: sums of the scores; None without smoothing.
     """
-    gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(value_N.dtype)
+    try:
+        gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(value_N.dtype)
+    except RuntimeError as error:
+        raise ValueError(f"a target is no class: {error}") from error
     # rounding may make a loss of 0 slightly negative
     plain_N = (value_N + (top_N - gold_N)).clamp_min_(0.0)
     if total_N is None:
@@ -106,7 +111,8 @@ def losses_of(
 
 def _kernels(scores: Tensor) -> ModuleType:
     """Return the module with the kernels for the device."""
-    return native_loss if native.supports(scores) else triton_loss
+    is_gpu = triton_device.supports(scores) and not native.supports(scores)
+    return triton_loss if is_gpu else native_loss
 
 
 def _write_gradient(
@@ -114,7 +120,7 @@ def _write_gradient(
     alpha: float, smoothing: float,
 ) -> None:  # fmt: skip
     tensors = (scores, threshold, out, scale, target)
-    _kernels(scores).write_gradient(*tensors, alpha, smoothing, smoothing / scores.shape[1])
+    _kernels(scores).write_gradient(*tensors, alpha, smoothing, smoothing / max(scores.shape[1], 1))
 
 
 def _forward(
@@ -128,9 +134,8 @@ def _backward(
     grad: Tensor, scores: Tensor, target: Tensor, _support: Tensor, threshold: Tensor,
     alpha: float, smoothing: float, _with_last: bool,
 ) -> Tensor:  # fmt: skip
-    scores = scores.contiguous()
+    scores, threshold, scale, target = (x.contiguous() for x in (scores, threshold, grad, target))
     out = torch.empty_like(scores)
-    scale = grad.float().contiguous()
     _write_gradient(scores, threshold, out, scale, target, alpha, smoothing)
     return out
 
@@ -147,13 +152,15 @@ def _fake_backward(grad: Tensor, scores: Tensor, *rest: Any) -> Tensor:
 
 _OPERATOR = register_pair(
     "entmax_loss",
-    "Tensor scores, Tensor target",
+    "Tensor scores NV, Tensor target N int64",
     "float alpha, float smoothing",
-    2,
+    "N float32",
+    "Tensor support N float32, Tensor threshold N2 float32",
     1,
     _forward,
     _fake,
     _backward,
     _fake_backward,
+    triton_device.DTYPES,
     dispatch="CompositeExplicitAutograd",
 )

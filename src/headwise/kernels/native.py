@@ -20,6 +20,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from headwise.compilation import constant_in_graphs
 from headwise.files import machine_cache_dir
+from headwise.kernels.arguments import check_tensor
 from headwise.kernels.problem import EVERYTHING, Draws, Power, Visible
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -43,6 +45,7 @@ OPTIONS = (
 )
 COMPILE_TIMEOUT = 300  # seconds
 DTYPES = (torch.float32, torch.bfloat16)
+FLOAT, CPU = (torch.float32,), torch.device("cpu")
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +73,8 @@ Problem: Any = structure("Problem")
 
 def supports(scores: Tensor) -> bool:
     """Return whether kernels support the scores: float32 or bfloat16 on CPU, with kernels built."""
-    return scores.device.type == "cpu" and scores.dtype in DTYPES and _are_available()
+    is_readable = scores.dtype in DTYPES and not scores.is_neg()
+    return scores.device.type == "cpu" and is_readable and _are_available()
 
 
 def unavailable_reason() -> str | None:
@@ -112,7 +116,7 @@ def forward(
     weights_BHQK = torch.empty_like(scores_BHQK) if out_BHQK is None else out_BHQK
     problem = problem_of(scores_BHQK, weights_BHQK, beta, power, draws, visible)
     if threshold_BHQ2 is not None:
-        problem.threshold = address(threshold_BHQ2, torch.float32)
+        problem.threshold = address(threshold_BHQ2, FLOAT, (*scores_BHQK.shape[:3], 2))
     functions().headwise_forward(ctypes.byref(problem))
     return weights_BHQK
 
@@ -130,7 +134,7 @@ def backward(
     """
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
     problem = problem_of(weights_BHQK, grad_scores_BHQK, beta, power)
-    problem.grad = address(grad_BHQK, weights_BHQK.dtype)
+    problem.grad = address(grad_BHQK, (weights_BHQK.dtype,), weights_BHQK.shape)
     grad_alpha = _row_gradients(problem, weights_BHQK, with_alpha)
     functions().headwise_backward(ctypes.byref(problem))
     return grad_scores_BHQK, grad_alpha
@@ -153,9 +157,10 @@ def backward_from_scores(
     `weights_BHQK`, for the gradient of the values. Returns the gradient of α as `backward` does.
     """
     problem = problem_of(scores_BHQK, scores_BHQK, beta, power, draws, visible)
-    problem.threshold = address(threshold_BHQ2, torch.float32)
-    problem.grad = address(grad_BHQK, scores_BHQK.dtype)
-    problem.weights = address(weights_BHQK, scores_BHQK.dtype)
+    dtypes, shape = (scores_BHQK.dtype,), scores_BHQK.shape
+    problem.threshold = address(threshold_BHQ2, FLOAT, (*shape[:3], 2))
+    problem.grad = address(grad_BHQK, dtypes, shape)
+    problem.weights = address(weights_BHQK, dtypes, shape)
     grad_alpha = _row_gradients(problem, scores_BHQK, with_alpha)
     functions().headwise_backward(ctypes.byref(problem))
     return grad_alpha
@@ -166,19 +171,29 @@ def draw_seed() -> Tensor:
     return torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")
 
 
-def address(values: Tensor, dtype: torch.dtype, is_strided: bool = False) -> int:
+def address(
+    values: Tensor,
+    dtypes: Sequence[torch.dtype],
+    shape: tuple[int, ...] | None = None,
+    is_strided: bool = False,
+) -> int:
     """Return the address of the values, after checking that the kernels support them.
 
     Raises:
-        TypeError: another dtype or device, or not contiguous.
+        TypeError: another dtype or device, not contiguous, or no memory that holds the values.
+        ValueError: another shape, if it is given.
     """
-    is_valid = values.device.type == "cpu" and (is_strided or values.is_contiguous())
-    if values.dtype is not dtype or not is_valid:
+    is_dense = values.device == CPU and values.layout is torch.strided
+    if values.dtype not in dtypes or not is_dense or (shape and values.shape != shape):
+        check_tensor("a tensor of the C++ kernels", values, dtypes, shape or values.shape, CPU)
+    start = values.data_ptr()
+    is_valid = (is_strided or values.is_contiguous()) and (start or not values.numel())
+    if not is_valid or values.is_neg():  # no memory: a tensor of zeros, or of torch.func
         raise TypeError(
-            f"the kernels need {dtype} on CPU, contiguous; got {values.dtype} on "
-            f"{values.device} with strides {values.stride()}"
+            "the C++ kernels need contiguous values in memory, got strides "
+            f"{values.stride()}: call .clone()"
         )
-    return values.data_ptr()
+    return start
 
 
 def readable(mask: Tensor) -> Tensor:
@@ -206,24 +221,24 @@ def problem_of(
 ) -> ctypes.Structure:
     """Return the struct that all kernels of rows read, alone or in a larger struct."""
     problem: ctypes.Structure = Problem(
-        source=address(source, source.dtype),
-        out=address(out, source.dtype),
+        source=address(source, DTYPES),
+        out=address(out, (source.dtype,), source.shape),
         is_half=source.dtype is torch.bfloat16,
         map=power,
         n_threads=torch.get_num_threads(),
     )
     problem.size[:] = source.shape
     if beta is not None:
-        problem.beta = address(beta, torch.float32, is_strided=True)
+        problem.beta = address(beta, FLOAT, is_strided=True)
         problem.beta_stride[:] = beta.expand(*source.shape[:3], 1).stride()[:3]
     if draws is not None:
         problem.n_kept, problem.seed = draws.n_kept, draws.seed
         problem.first_row = draws.first_row
     if visible.mask is not None:
-        problem.mask = address(visible.mask, torch.bool, is_strided=True)
+        problem.mask = address(visible.mask, (torch.bool,), is_strided=True)
         problem.mask_stride[:] = visible.mask.expand(source.shape).stride()
     if visible.lengths_B is not None:
-        problem.lengths = address(visible.lengths_B, torch.int64)
+        problem.lengths = address(visible.lengths_B, (torch.int64,), source.shape[:1])
     problem.is_causal, problem.query_offset = visible.is_causal, visible.query_offset
     return problem
 

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from headwise.kernels import native
 from headwise.kernels.cpu_attention import as_visible, attention_flops
-from headwise.kernels.native import address
+from headwise.kernels.native import FLOAT, address
 from headwise.kernels.operators import register
 from headwise.kernels.problem import Distances, Power, Visible, beta_of, check_alpha, slopes_of
 
@@ -70,7 +70,8 @@ def attention_of_few(
         distances: the bias, or None.
 
     Raises:
-        ValueError: α is outside [1, 2], or shapes or dtypes do not match.
+        ValueError: α is outside [1, 2], or shapes do not match.
+        TypeError: dtypes do not match.
     """
     slopes, n_prefix = slopes_of(distances)
     context_BQHE: Tensor = _OPERATOR(
@@ -86,26 +87,21 @@ def attend(
     power: int, is_causal: bool, offset: int, scale: float, n_prefix: int,
 ) -> Tensor:  # fmt: skip
     """Compute the operator; return the context (B, Q, H, E)."""
-    if not _fit(query, key, value):
-        raise ValueError(
-            "attention of few queries needs queries (B, H, Q, E), keys (B, H, K, E) and values "
-            f"(B, H, K, ·) of one dtype, K above 0, the last axis contiguous; got "
-            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)} of {query.dtype}, "
-            f"{key.dtype}, {value.dtype}"
-        )
+    query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
     check_alpha(alpha)
     beta = beta_of(alpha)
     n_batch, n_heads, n_queries, width = query.shape
     value_width = value.shape[3]
     scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
     visible = as_visible(mask, lengths, n_batch, is_causal, offset)
-    context = query.new_empty((n_batch, n_queries, n_heads, value_width))
+    make = query.new_empty if key.shape[2] else query.new_zeros
+    context = make((n_batch, n_queries, n_heads, value_width))
     problem = AttendProblem(
         rows=native.problem_of(scores, scores, beta, Power(power), visible=visible),
-        query=address(query, query.dtype, is_strided=True),
-        key=address(key, query.dtype, is_strided=True),
-        value=address(value, query.dtype, is_strided=True),
-        context=address(context, query.dtype),
+        query=address(query, native.DTYPES, is_strided=True),
+        key=address(key, (query.dtype,), is_strided=True),
+        value=address(value, (query.dtype,), is_strided=True),
+        context=address(context, (query.dtype,)),
         width=width,
         value_width=value_width,
         scale=scale,
@@ -113,7 +109,7 @@ def attend(
         n_prefix=n_prefix,
     )
     if slopes is not None:
-        problem.slopes = address(slopes.expand(n_heads), torch.float32)
+        problem.slopes = address(slopes.contiguous(), FLOAT, (n_heads,))
     problem.query_stride[:] = query.stride()[:3]
     problem.key_stride[:] = key.stride()[:3]
     problem.value_stride[:] = value.stride()[:3]
@@ -127,10 +123,12 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
 
 
 _OPERATOR = register(
-    "attention_of_few(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, "
-    "Tensor? lengths, Tensor? slopes, int power, bool is_causal, int offset, float scale, "
-    "int n_prefix) -> Tensor",
+    "attention_of_few(Tensor query BHQE, Tensor key BHKE, Tensor value BHKF, "
+    "Tensor? alpha *BHQ1 float32, Tensor? mask *BHQK bool, Tensor? lengths *B int64 int32, "
+    "Tensor? slopes H float32, int power, bool is_causal, int offset, float scale, int n_prefix)"
+    " -> Tensor",
     attend,
     _fake,
+    native.DTYPES,
 )
 register_flop_formula(torch.ops.headwise.attention_of_few)(attention_flops)

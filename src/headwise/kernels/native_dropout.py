@@ -58,10 +58,10 @@ def _call(
     result: Tensor | None = None,
 ) -> Tensor:
     problem = DropoutProblem(
-        source=address(values, values.dtype),
-        out=address(out, out.dtype),
-        added=None if added is None else address(added, out.dtype),
-        result=None if result is None else address(result, out.dtype),
+        source=address(values, native.DTYPES),
+        out=address(out, native.DTYPES, values.shape),
+        added=None if added is None else address(added, (out.dtype,), values.shape),
+        result=None if result is None else address(result, (out.dtype,), values.shape),
         n=values.numel(),
         seed=draws.seed,
         n_kept=draws.n_kept,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import native
-from headwise.kernels.native import address
+from headwise.kernels.native import FLOAT, address
 from headwise.kernels.problem import ALPHAS, POWERS, Power
 
 ALPHA_MIN = 1 + 2**-23  # the next float32 above 1: 1/β must be finite
@@ -70,8 +70,9 @@ def write_gradient(
     """
     problem = _problem(scores_NV, threshold_N2, alpha)
     problem.smoothing, problem.eps_v = smoothing, eps_v
-    problem.out, problem.grad = address(out_NV, out_NV.dtype), address(scale_N, torch.float32)
-    problem.target = address(target_N, torch.int64)
+    problem.out = address(out_NV, (scores_NV.dtype,), scores_NV.shape)
+    problem.grad = address(scale_N, FLOAT, scores_NV.shape[:1])
+    problem.target = address(target_N, (torch.int64,), scores_NV.shape[:1])
     native.functions().headwise_loss_backward(ctypes.byref(problem))
 
 
@@ -92,8 +93,8 @@ def _problem(scores_NV: Tensor, threshold_N2: Tensor, alpha: float) -> Any:
     return LossProblem(
         n_rows=n_rows,
         n_classes=n_classes,
-        scores=address(scores_NV, scores_NV.dtype),
-        threshold=address(threshold_N2, torch.float32),
+        scores=address(scores_NV, native.DTYPES),
+        threshold=address(threshold_N2, FLOAT, (n_rows, 2)),
         alpha=max(alpha, ALPHA_MIN),
         is_half=scores_NV.dtype is torch.bfloat16,
         map=POWERS.get(alpha, Power.ANY),

@@ -9,12 +9,14 @@ would silently return 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from headwise.kernels.arguments import checker
 
 _library: Any = torch.library  # untyped
 _LIBRARY = _library.Library("headwise", "FRAGMENT")
@@ -26,6 +28,7 @@ def register(
     schema: str,
     compute: Callable[..., Any],
     shapes: Callable[..., Any],
+    dtypes: Sequence[torch.dtype],
     save: Callable[..., None] | None = None,
     differentiate: Callable[..., Any] | None = None,
     dispatch: str = "CPU",
@@ -33,18 +36,24 @@ def register(
     """Register an operator, and return the function that calls it.
 
     Args:
-        schema: name, arguments and results in torch's notation.
+        schema: name, arguments and results in torch's notation, with axes and dtypes of tensors,
+            see `arguments.checker`.
         compute: arguments -> results.
         shapes: arguments -> results without values, with the same strides.
+        dtypes: of tensors whose dtype the schema does not name.
         save, differentiate: `setup_context` and `backward` of autograd; None: the operator is a
             backward pass itself, and double backward raises.
         dispatch: dispatch key of `compute`.
     """
-    name = schema.partition("(")[0]
+    name, _, rest = schema.partition("(")
+    forms, _, results = rest.partition(") -> ")
+    arguments = [argument.split() for argument in forms.split(", ")]
+    check = checker(arguments, dtypes)
+    schema = f"{name}({', '.join(' '.join(words[:2]) for words in arguments)}) -> {results}"
     save, backward = save or _save_nothing, differentiate or raise_second_order
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, compute, dispatch)
-    _library.register_fake(f"headwise::{name}", shapes, lib=_LIBRARY)
+    _LIBRARY.impl(name, _checked(check, compute), dispatch)
+    _library.register_fake(f"headwise::{name}", _checked(check, shapes), lib=_LIBRARY)
     operator = getattr(torch.ops.headwise, name).default
     _LIBRARY.impl(name, _derivative(operator, save, backward), "Autograd", with_keyset=True)
 
@@ -66,6 +75,14 @@ def register(
     }
     static = {rule: staticmethod(function) for rule, function in rules.items()}
     transformed: Any = type(f"headwise_{name}", (torch.autograd.Function,), static)
+    return call
+
+
+def _checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        check(*arguments)
+        return function(*arguments)
+
     return call
 
 
@@ -106,35 +123,37 @@ def register_pair(
     name: str,
     tensors: str,
     settings: str,
-    n_saved: int,
+    grad: str,
+    saved: str,
     n_gradients: int,
     forward: Callable[..., Any],
     shapes: Callable[..., Any],
     backward: Callable[..., Any],
     backward_shapes: Callable[..., Any],
+    dtypes: Sequence[torch.dtype],
     dispatch: str = "CPU",
 ) -> Callable[..., Any]:
     """Register an operator and its backward pass `…_backward`; return the function that calls it.
 
     Args:
         name: of the operator.
-        tensors, settings: its arguments, in torch's notation.
-        n_saved: number of results after the first, which is the only differentiable one. They and
-            all tensors are saved for the backward pass.
+        tensors, settings: its arguments, as in the schema of `register`.
+        grad: axes and dtype of the first result, the only differentiable one.
+        saved: the other results. They and all tensors are saved for the backward pass.
         n_gradients: number of differentiable tensors; they come first.
         forward, shapes: (*tensors, *settings) -> results, and the same without values.
         backward, backward_shapes: (gradient of the first result, *tensors, *saved, *settings,
             whether to compute the last gradient) -> gradients, and the same without values.
-        dispatch: as for `register`.
+        dtypes, dispatch: as for `register`.
     """
-    n_tensors = tensors.count("Tensor")
-    saved = "".join(f", Tensor saved_{index}" for index in range(n_saved))
+    n_tensors, n_saved = tensors.count("Tensor"), saved.count("Tensor")
     gradients = ", ".join(["Tensor"] * n_gradients)
     call_backward = register(
-        f"{name}_backward(Tensor grad, {tensors}{saved}, {settings}, bool with_last)"
+        f"{name}_backward(Tensor grad {grad}, {tensors}, {saved}, {settings}, bool with_last)"
         f" -> ({gradients})",
         backward,
         backward_shapes,
+        dtypes,
         dispatch=dispatch,
     )
 
@@ -154,7 +173,7 @@ def register_pair(
 
     results = ", ".join(["Tensor"] * (1 + n_saved))
     schema = f"{name}({tensors}, {settings}) -> ({results})"
-    return register(schema, forward, shapes, save, differentiate, dispatch)
+    return register(schema, forward, shapes, dtypes, save, differentiate, dispatch)
 
 
 def _each(compute: Callable[..., Any]) -> Callable[..., Any]:

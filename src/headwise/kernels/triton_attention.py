@@ -152,10 +152,7 @@ def triton_entmax_attention(
             dtype=torch.int32,
             device=query_BHQE.device,
         )
-    query, key, value = (
-        tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-        for tensor in of_one_width(query_BHQE, key_BHKE, value_BHKE)
-    )
+    query, key, value = of_one_width(query_BHQE, key_BHKE, value_BHKE)
     slopes, n_prefix = slopes_of(distances)
     pattern: Sequence[Tensor | None] = (None, None, None)
     if layout is not None:

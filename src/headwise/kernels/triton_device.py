@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headwise.compilation import constant_in_graphs
+from headwise.kernels.arguments import check_tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -86,14 +87,13 @@ def check(*tensors: Tensor) -> None:
     """Check that the kernels support the tensors.
 
     Raises:
-        TypeError: a dtype is not in `DTYPES`, or a tensor is not contiguous.
+        TypeError: a dtype is not in `DTYPES`, or a tensor is not contiguous, or on another device.
     """
+    device = tensors[0].device
     for values in tensors:
-        if values.dtype not in DTYPES or not values.is_contiguous():
-            raise TypeError(
-                f"the kernels need half precision or float32, contiguous; got {values.dtype} with "
-                f"strides {values.stride()}"
-            )
+        check_tensor("a tensor of the Triton kernels", values, DTYPES, values.shape, device)
+        if not values.is_contiguous():
+            raise TypeError(f"the kernels need contiguous tensors, got strides {values.stride()}")
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:

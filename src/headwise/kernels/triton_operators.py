@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headwise.kernels.arguments import check_tensor
 from headwise.kernels.operators import register_pair
-from headwise.kernels.triton_device import is_interpreted, on_device, power_of_two
+from headwise.kernels.triton_device import DTYPES, is_interpreted, on_device, power_of_two
 
 BLOCK = 64  # rows and columns of the blocks that are skipped if empty
 WIDE_BYTES = 256  # larger keys (float32, width 128) use half of BLOCK
@@ -144,6 +145,9 @@ class Call(NamedTuple):
         windows: Tensor | None, lists: Tensor | None, *more: Any, registers: int = MAX_REGISTERS,
     ) -> None:  # fmt: skip
         """Launch a kernel with one program per block of keys, or of queries."""
+        heads = tuple(head if head.stride(3) == 1 else head.contiguous() for head in heads)
+        others = (alpha, key_lengths, row_keys, slopes, places, windows, lists)
+        alpha, key_lengths, row_keys, slopes, places, windows, lists = map(_whole, others)
         query, key = heads[:2]
         n_batch, n_heads, n_queries, head_dim = query.shape
         n_keys = key.shape[2]
@@ -181,6 +185,7 @@ def launch_forward(
     others = (key_lengths, row_keys, slopes, places, windows, lists)
     cut = tiles(n_queries, key.shape[2], head_dim, query.element_size(), places is not None)
     *out, live = _fake_forward(query, key, value, alpha, *others)
+    _check_blocks(query, key, cut, places, lists, live)
     call, tensors = Call(*settings), ((query, key, value), alpha, *others)
     with on_device(query):
         if cut.resident:
@@ -209,6 +214,24 @@ def _fake_forward(
     n_lines, n_items = (0, 0) if resident else (-(-n_queries // block), -(-n_keys // block))
     live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
     return _empty(query), _empty(query), rows, torch.empty_like(rows), live
+
+
+def _whole(tensor: Any) -> Any:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _check_blocks(
+    query: Tensor, key: Tensor, cut: Tiles, places: Tensor | None, lists: Tensor | None,
+    live: Tensor,
+) -> None:  # fmt: skip
+    """Check tensors whose size depends on that of blocks; errors as in `check_tensor`."""
+    n_lines, n_items = (-(-states.shape[2] // cut.block) for states in (query, key))
+    shape = (*query.shape[:2], *((0, 0) if cut.resident else (n_lines, n_items)))
+    check_tensor("live", live, (torch.uint8,), shape, query.device)
+    if places is not None and lists is not None:
+        check_tensor("key", key, DTYPES, query.shape, query.device)
+        listed = (None, query.shape[1], n_lines, 1 + n_lines)
+        check_tensor("lists", lists, (torch.int16,), listed, query.device)
 
 
 def block_lists(live: Tensor, by_keys: bool) -> Tensor:
@@ -246,8 +269,9 @@ def launch_backward(
     call = Call(*call_settings)
     sizes = (query.shape[2], key.shape[2], query.shape[3], query.element_size())
     cut = tiles(*sizes, places is not None)
-    if grad.stride(-1) != 1:
-        grad = grad.contiguous()
+    top, shift, live = map(_whole, (top, shift, live))
+    centre = _whole(centre.transpose(1, 2)).transpose(1, 2)
+    _check_blocks(query, key, cut, places, lists, live)
     grad_query, grad_key, grad_value = _empty(query), _empty(key), _empty(value)
     grad_rows = torch.empty_like(top) if has_alpha else None
     grad_dot_centre = torch.empty_like(top)
@@ -277,14 +301,17 @@ def _fake_backward(
 
 forward = register_pair(
     "triton_attention",
-    "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys, "
-    "Tensor? slopes, Tensor? places, Tensor? windows, Tensor? lists",
+    "Tensor query BHQE, Tensor key BHKE, Tensor value BHKE, Tensor alpha H float32, "
+    "Tensor? lengths B int64 int32, Tensor? row_keys 2BHQ int32, Tensor? slopes H float32, "
+    "Tensor? places PH4Q int32, Tensor? windows H int32, Tensor? lists PHTL int16",
     "int power, bool causal, int query_offset, float dropout, float scale, int n_prefix",
-    4,
+    "BHQE",
+    "Tensor centre BHQE, Tensor top BHQ float32, Tensor shift BHQ float32, Tensor live BHMN uint8",
     4,
     launch_forward,
     _fake_forward,
     launch_backward,
     _fake_backward,
+    DTYPES,
     dispatch="CompositeExplicitAutograd",
 )

@@ -43,6 +43,13 @@ def fingerprint_of(make: Any) -> Any:
         "trainer.n_workers=3",
         "trainer.log_every=7",
         "trainer.max_updates=99999",
+        "decode.max_tokens=512",
+        "decode.n_best=2",
+        "model.recompute=true",
+        "trainer.compile=true",
+        "trainer.keep=9",
+        "trainer.head_sentences=7",
+        "trainer.valid_samples=7",
         "+data.vocab_size=2000",  # the default value
         "seed=1",
     ],
@@ -66,6 +73,10 @@ def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any, overri
         "trainer.accumulate=2",
         "trainer.validate_every=7",
         "trainer.precision=bf16",
+        "trainer.valid_sentences=7",  # may choose another checkpoint as the best
+        "trainer.valid_beam=2",
+        "trainer.patience=7",
+        "decode.precision=bf16",
         "decode.beam=10",
         "seed=2",
         "init_from=/a/run",
@@ -73,6 +84,20 @@ def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any, overri
 )
 def test_fingerprint_depends_on_settings_of_the_run(fingerprint_of: Any, override: str) -> None:
     assert fingerprint_of(override) != fingerprint_of()
+
+
+@pytest.mark.parametrize("key", ["attention", "attention@sites.decoder_self"])
+def test_fingerprint_ignores_chunks_of_linear_attention(fingerprint_of: Any, key: str) -> None:
+    chunks = f"{key.rpartition('@')[2]}.chunk_size"
+    assert fingerprint_of(f"{key}=linear", f"{chunks}=8") == fingerprint_of(f"{key}=linear")
+
+
+def test_fingerprint_ignores_suggestions(fingerprint_of: Any) -> None:
+    text = ("data=text", "data.stride=8", "data.label_smoothing=0.0")
+    other = ("data=text", "data.stride=9", "data.label_smoothing=0.2", "loss.label_smoothing=0.0")
+    assert fingerprint_of(*text) == fingerprint_of(*other)
+    strided = "pattern=strided"
+    assert fingerprint_of(*text, strided) != fingerprint_of(*other, strided)
 
 
 def test_fingerprint_depends_on_max_updates_of_cosine_schedules(fingerprint_of: Any) -> None:
@@ -102,6 +127,7 @@ def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
         ([], "run"),
         (["tracker=none", "paths.outputs=/x", "experiment=demo", "hydra/launcher=joblib"], "run"),
         (["data.test=[a,b]", "~tracker.tags", "+decode.external.x=y"], "run"),
+        (["sites.cross.chunk_size=8", "+attention.chunk_size=8", "decode.max_tokens=9"], "run"),
         (["seed=1", "attention=softmax"], "attention-softmax_seed-1"),
         (["attention@sites.cross=softmax"], "attention-sites.cross-softmax"),
         (["trainer.device=cpu", "trainer=cpu"], "trainer-cpu"),

@@ -2,9 +2,10 @@
 
     python -m headwise.report.settings [--write docs/settings.md]
 
-Defaults are those of `python train.py`; meanings are the comments of `headwise.config.schema`. With
-`--write`, the lines between the two markers of the file are replaced. Keys of open groups
-(attention, loss and the like) are in the yamls of their choices.
+Defaults are those of `python train.py`; meanings are the comments of `headwise.config.schema`, and
+`headwise.runs.fingerprint` decides which keys are part of a run's fingerprint. With `--write`, the
+lines between the two markers of the file are replaced. Keys of open groups (attention, loss and the
+like) are in the yamls of their choices.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from headwise.config import density_data, labelled_data, schema
 from headwise.config.folders import composed
 from headwise.markdown import markdown_table, print_or_write
+from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, comparable
 
 NAME = "settings"  # of the two markers in the page
 GROUPS = {  # key of a group -> its class
@@ -59,23 +61,34 @@ def _yaml(value: Any) -> str:
 
 def tables() -> str:
     """Return the tables, one per group of keys."""
-    parts = [_table(composed(), group, kind, "") for group, kind in GROUPS.items()]
+    parts = [_open_groups(composed())]
+    parts += [_table(composed(), group, kind, "") for group, kind in GROUPS.items()]
     for data, kinds in OTHER_DATA.items():
         config = composed(data)
         parts += [_table(config, group, kind, f" with `{data}`") for group, kind in kinds.items()]
     return "\n\n".join(parts)
 
 
+def _open_groups(config: DictConfig) -> str:
+    """A sentence on the keys that have no table."""
+    names = [str(n) for n in config if OmegaConf.is_dict(config[n]) and n not in GROUPS]
+    out = [key for key in NOT_IN_FINGERPRINT if key.split(".")[0] in names]
+    listed, without = (", ".join(f"`{key}`" for key in keys) for keys in (names, out))
+    return f"All keys of {listed} are in the fingerprint, except {without}."
+
+
 def _table(config: DictConfig, group: str, kind: type, condition: str) -> str:
     """The table of one group of keys."""
     values = OmegaConf.select(config, group) if group else config
     prefix = f"{group}." if group else ""
+    keys = comparable(cast(dict[str, Any], OmegaConf.to_container(config, resolve=False)))
     rows = [
-        (f"`{prefix}{name}`", f"`{value}`", words) for name, value, words in settings(kind, values)
+        (f"`{prefix}{name}`", f"`{value}`", "in" if f"{prefix}{name}" in keys else "out", words)
+        for name, value, words in settings(kind, values)
     ]
     about = (inspect.getdoc(kind) or "").split("\n\n")[0]
     title = f"`{group}`{condition}" if group else "A run"
-    table = markdown_table(("key", "default", ""), rows, numeric=False)
+    table = markdown_table(("key", "default", "fingerprint", ""), rows, numeric=False)
     return f"### {title}\n\n{' '.join(about.split())}\n\n{table}"
 
 

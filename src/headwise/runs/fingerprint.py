@@ -1,4 +1,10 @@
-"""Identity of a run: the fingerprint of its settings and text, and its folder's name."""
+"""Identity of a run: the fingerprint of its settings and text, and its folder's name.
+
+A key is in the fingerprint if another value may give other weights, choose other ones as the best,
+or change their scores. It is out if it decides only where files are, how fast or with how much
+memory the same is computed (results may differ by rounding and the random numbers of dropout), how
+much is logged or kept, or how much besides the scores is computed. `docs/settings.md` lists them.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
-# Keys that affect paths, speed or logging, but not results.
 NOT_IN_FINGERPRINT = (
     "paths",
     "tracker",
     "experiment_name",
     "dry_run",
     "decode.external",
+    "decode.max_tokens",
+    "decode.n_best",  # the best one is the same
     "data.dir",
     "data.folder",
     "data.files",
@@ -31,15 +39,23 @@ NOT_IN_FINGERPRINT = (
     "data.vocab_size",
     "data.max_updates",
     "data.warmup_updates",
+    "data.stride",
+    "data.label_smoothing",
     "model.lr",
+    "model.recompute",
     "trainer.max_updates",
     "trainer.device",
     "trainer.threads",
     "trainer.gradient_sum",
+    "trainer.compile",
+    "trainer.keep",
     "trainer.n_workers",
     "trainer.log_every",
     "trainer.progress",
     "trainer.valid_samples",
+    "trainer.head_sentences",
+    "attention.chunk_size",  # of linear attention
+    "sites.*.chunk_size",
 )
 MAX_SLUG_BYTES = 100
 
@@ -55,7 +71,7 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
         excluded.append("trainer.save_every")
 
     def walk(prefix: str, value: Any) -> None:
-        if any(prefix == key or prefix.startswith(f"{key}.") for key in excluded):
+        if any(fnmatchcase(prefix, key) or prefix.startswith(f"{key}.") for key in excluded):
             return
         if isinstance(value, Mapping) and value:
             for name, child in value.items():
@@ -83,6 +99,7 @@ def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
 def slug(overrides: Iterable[str]) -> str:
     """Short folder name of the overrides, without `=`, `,`, `+`, `/` and similar characters."""
     excluded = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
+    excluded = excluded.replace(r"\*", r"\w+")
     included = [o for o in overrides if not re.match(rf"[+~]*({excluded})[.=/@]", o)]
     words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(included)]
     name = "_".join(word for word in words if word)

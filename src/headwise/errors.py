@@ -52,6 +52,12 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun: 1 run, 2 runs."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{n:,} {noun}{plural if n != 1 else ''}"
+
+
 def refuse(key: str, value: object, options: Iterable[str]) -> ConfigError:
     """Return the error for a `value` of `key` that is not one of `options`."""
     allowed = sorted(options)

@@ -71,7 +71,7 @@ def test_finished_run_is_listed_with_its_scores(
     assert (row["update"], row["max_updates"], row["task"]) == (2, 2, "translation")
     lines = headwise.ok("runs", f"runs=[{tmp_path}]").out.splitlines()
     assert lines[0].split()[:6] == ["status", "update", "left", "task", "valid/bleu", "test_a/bleu"]
-    assert lines[-1] == "1 runs: 1 finished"
+    assert lines[-1] == "1 run: 1 finished"
     assert 0 < read_json(run / "summary.json")["started"] < time.time()
     (run / "summary.json").unlink()  # written by an earlier version, or pruned
     assert listed()["moved"] == row

@@ -14,17 +14,37 @@ from command_line import (
     small_overrides,
     write_corpus,
 )
+from headwise.errors import RunError
 
 
-def test_failed_run_has_error_json(headwise: CommandLine, tmp_path: Path) -> None:
-    break_alignment(write_corpus(tmp_path / "text"))
-    assert_rejected(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
-    (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")
-    assert read_json(error_file)["error"] == "DataError"
+def test_failed_run_has_error_json(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RunError("no figure")
+
     write_corpus(tmp_path / "text")
+    with monkeypatch.context() as patch:
+        patch.setattr("headwise.commands.train.choose_weights", fail)
+        assert_rejected(headwise("train", *small_overrides(tmp_path)), 1, "no figure")
+    (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")
+    assert read_json(error_file)["error"] == "RunError"
     headwise.ok("train", *small_overrides(tmp_path))
-    (results_file,) = (tmp_path / "outputs").glob("*/*/results.json")
-    assert not (results_file.parent / "error.json").exists()
+    assert (error_file.parent / "results.json").exists()
+    assert not error_file.exists()
+
+
+@pytest.mark.parametrize("failure", ["text", "train.en", "vocab_size"])
+def test_failed_data_leaves_no_folder(headwise: CommandLine, tmp_path: Path, failure: str) -> None:
+    """No text; misaligned files; a vocabulary that the text does not reach."""
+    if failure != "text":
+        write_corpus(tmp_path / "text")
+    if failure == "train.en":
+        break_alignment(tmp_path / "text")
+    size = 9000 if failure == "vocab_size" else 60
+    result = headwise("train", *small_overrides(tmp_path, f"tokenizer.vocab_size={size}"))
+    assert failure in result.err
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_run_interrupted_before_figures_is_unfinished(
@@ -40,11 +60,3 @@ def test_run_interrupted_before_figures_is_unfinished(
     assert not list((tmp_path / "outputs").glob("*/*/results.json"))
     headwise.ok("train", *small_overrides(tmp_path))
     assert list((tmp_path / "outputs").glob("*/*/results.json"))
-
-
-def test_folder_of_run_without_text_is_removed(headwise: CommandLine, tmp_path: Path) -> None:
-    assert_rejected(headwise("train", *small_overrides(tmp_path)), 1, "text")
-    (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")
-    write_corpus(tmp_path / "text")
-    headwise.ok("train", *small_overrides(tmp_path))
-    assert not error_file.parent.exists()

@@ -127,5 +127,5 @@ def test_heads_of_records_without_weights(
         shutil.rmtree(analysis)
     result = report(headwise, tmp_path, records, "heads=true")
     assert result.code == 0
-    assert "runs without weights are not analysed: " in result.out
+    assert " without weights, such as " in result.out
     assert "## Heads" not in result.out

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from headwise.config.schema import TrainerConfig
+from headwise.errors import counted
 from headwise.runs.folder import RunFolder
 from headwise.train.average import choose_weights
 from headwise.train.checkpoint import save_checkpoint
@@ -67,3 +68,17 @@ def test_best_checkpoint_is_not_measured_twice(tmp_path: Path, score: float, cho
 
 def test_best_checkpoint_is_used_without_averaging(tmp_path: Path) -> None:
     assert choose(write_checkpoints(tmp_path), 0, {}) == ("best", 100.0)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_log_of_one_checkpoint_is_singular(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, n: int
+) -> None:
+    caplog.set_level("INFO", "headwise")
+    choose(write_checkpoints(tmp_path), n, {5: 7.5, 4: 7.5, 100: 7.0})
+    assert {1: "the last checkpoint is", 2: "of the last 2 checkpoints is"}[n] in caplog.text
+
+
+def test_counted() -> None:
+    counts = counted(1, "run"), counted(2000, "run"), counted(1, "process"), counted(0, "process")
+    assert counts == ("1 run", "2,000 runs", "1 process", "0 processes")

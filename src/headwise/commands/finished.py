@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from headwise.config.schema import Config
-from headwise.errors import RunError
+from headwise.errors import RunError, counted
 from headwise.files import replacing
 from headwise.runs.failure import UntouchedRun
 from headwise.runs.folder import RunFolder
@@ -54,7 +54,7 @@ def final_results(
     max_updates = config.trainer.max_updates
     if updates > max_updates:
         raise UntouchedRun(
-            f"{folder.path} was already trained for {updates} updates, more than "
+            f"{folder.path} was already trained for {counted(updates, 'update')}, more than "
             f"trainer.max_updates={max_updates}; set experiment_name=… for a shorter run"
         )
     if results is None or not folder.figures.is_dir():

@@ -16,7 +16,7 @@ from headwise.analysis.tables import FOLDER, read_settings
 from headwise.commands.analyze import analyze_folders
 from headwise.config.folders import group_choices
 from headwise.config.schema import AnalyzeConfig, ReportConfig
-from headwise.errors import ConfigError, RunError, require
+from headwise.errors import ConfigError, RunError, counted, require
 from headwise.files import check_output, write_text
 from headwise.report.cells import ColumnRuns, Missing, cell_facts, column_runs, judge, missing_cells
 from headwise.report.heads import head_tables, paper_head_facts
@@ -270,7 +270,8 @@ def _analyses(config: ReportConfig, folders: Sequence[Path]) -> dict[Path, Path]
     analyses = dict(zip(with_weights, paths, strict=True))
     analyses |= {f: f / FOLDER for f in folders if f not in analyses and read_settings(f / FOLDER)}
     if without := [folder for folder in folders if folder not in analyses]:
-        print(f"{len(without)} runs without weights are not analysed: {without[0]} …", flush=True)
+        number = counted(len(without), "run")
+        print(f"not analysed: {number} without weights, such as {without[0]}", flush=True)
     return analyses
 
 

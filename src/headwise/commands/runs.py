@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from headwise.config.listing import RunsConfig
-from headwise.errors import ConfigError, refuse, require, unknown
+from headwise.errors import ConfigError, counted, refuse, require, unknown
 from headwise.runs.folder import list_folders
 from headwise.runs.summary import status
 
@@ -148,7 +148,7 @@ def _table(rows: Sequence[Row], settings: Sequence[str]) -> str:
     plain = ["".join(filter(str.isprintable, text)) for text in texts]
     counts = Counter(row["status"] for row in rows)
     total = ", ".join(f"{n} {state}" for state, n in counts.most_common())
-    return "\n".join([*plain, f"{len(rows)} runs" + (f": {total}" if total else "")])
+    return "\n".join([*plain, counted(len(rows), "run") + (f": {total}" if total else "")])
 
 
 def _shown(value: Any) -> str:

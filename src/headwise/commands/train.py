@@ -149,6 +149,8 @@ def _train(
             return Outcome(folder.path, results)
         if config.init_from is not None and not can_resume(folder):
             RunFolder.existing(config.init_from, "init_from")
+        with ranks.first_alone():  # before a folder is made: a failure leaves none
+            prepared = task.prepare(corpus, config, config.trainer.progress and ranks.is_main)
         # a job of a search that was adopted may still be running
         with _locked(folder, ranks, wait=launched.trial is not None):
             resumes = can_resume(folder)
@@ -177,7 +179,9 @@ def _train(
                 output_to(log_file),
                 _tracker(config, folder, ranks, launched.group, container) as tracker,
             ):
-                return _Run(task, config, folder, ranks, tracker, listed, launched).run(corpus)
+                return _Run(task, config, folder, ranks, tracker, listed, launched).run(
+                    corpus, prepared
+                )
 
 
 def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
@@ -248,10 +252,11 @@ class _Run:
         self.records = Records(self.folder if self.ranks.is_main else None, self.tracker)
         self._scratch = self.folder.path / "scratch"  # ids of the current epoch with BPE-dropout
 
-    def run(self, corpus: Corpus) -> Outcome:
-        """Prepare the data, train, evaluate."""
+    def run(self, corpus: Corpus, prepared: Data) -> Outcome:
+        """Train on the prepared data, evaluate."""
         try:
-            prepared = self._prepare(corpus)
+            if self.ranks.is_main:
+                self._write_data(corpus, prepared)
             seed_everything(self.config.seed, "model")
             model = self._model(prepared)
             loss = instantiate(self.config.loss, "loss")
@@ -274,14 +279,6 @@ class _Run:
         scorer = self.task.scorer(model, loss, prepared, self.config, self.ranks)
         results = self._finish(trainer, validator, scorer, self.task.splits(self.config, corpus))
         return Outcome(self.folder.path, results)
-
-    def _prepare(self, corpus: Corpus) -> Data:
-        progress = self.config.trainer.progress and self.ranks.is_main
-        with self.ranks.first_alone():
-            prepared: Data = self.task.prepare(corpus, self.config, progress)
-        if self.ranks.is_main:
-            self._write_data(corpus, prepared)
-        return prepared
 
     def _write_data(self, corpus: Corpus, prepared: Data) -> None:
         path = self.folder.path / "data.json"

@@ -7,6 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from headwise.analysis.alpha_table import alpha_table
+from headwise.errors import counted
 from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
 from headwise.track.base import Tracker
@@ -79,7 +80,7 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         lines += ["", alpha_table(results.alpha, read_config(folder).model.heads)]
     lines += [
         "",
-        f"{results.updates} updates, {results.tokens} target tokens, "
+        f"{counted(results.updates, 'update')}, {results.tokens} target tokens, "
         f"{results.wall_seconds:.0f} s of training, "
         f"{results.tokens_per_second or 0:.0f} tokens/s",
         *_other_seconds(results.other_seconds),

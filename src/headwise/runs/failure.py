@@ -1,4 +1,8 @@
-"""`error.json` in the folder of a failed run."""
+"""`error.json` in the folder of a failed run.
+
+A run folder is made when settings and data are checked. A failure before that leaves no folder,
+except of a job of a sweep, whose folder then holds error.json alone.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ class Failure:
         locate: returns the folder of the settings alone, for errors before `folder` is known;
             raises an error for invalid settings.
         overrides: the command line.
-        in_sweep: also write errors of invalid settings, which a single command only prints.
+        in_sweep: also write errors before there is a run folder, which a command only prints.
         folder: of the settings alone, then of settings and text; None until it is known.
     """
 
@@ -44,7 +48,7 @@ class Failure:
             raise
         except Exception as error:
             is_run = self.folder is not None and (self.folder.path / "config.yaml").is_file()
-            if is_run or self.in_sweep or not isinstance(error, ConfigError):
+            if is_run or self.in_sweep:
                 self._write(error)
             raise
 

@@ -47,7 +47,9 @@ def choose_weights(trainer: Trainer, validates_part: bool) -> str:
         weights = "average" if is_better else weights
         if ranks.is_main:
             verdict = "better than the best one" if is_better else "no better than the best one"
-            log.info("the average of the last %d checkpoints is %s", len(recent), verdict)
+            n = len(recent)
+            name = f"average of the last {n} checkpoints" if n > 1 else "last checkpoint"
+            log.info("the %s is %s", name, verdict)
             if not is_better:
                 average.unlink()
     ranks.barrier()

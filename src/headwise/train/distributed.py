@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from headwise.errors import ConfigError, Interrupted, RunError, refuse
+from headwise.errors import ConfigError, Interrupted, RunError, counted, refuse
 from headwise.precision import disable_cudnn_attention
 from headwise.runs.environment import rank_variables
 from headwise.train.interrupt import ended_by_signals
@@ -157,8 +157,8 @@ def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -
         n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if local_rank >= n_gpus:
             raise ConfigError(
-                f"{key}=cuda, but process {local_rank + 1} of this machine sees {n_gpus} GPUs; "
-                f"use {key}=cpu or fewer processes"
+                f"{key}=cuda, but process {local_rank + 1} of this machine sees "
+                f"{counted(n_gpus, 'GPU')}; use {key}=cpu or fewer processes"
             )
         disable_cudnn_attention()
         return torch.device("cuda", local_rank)

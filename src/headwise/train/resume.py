@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from headwise.errors import counted
 from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
@@ -25,9 +26,9 @@ def ranks_of_run(folder: RunFolder, ranks: Ranks) -> Ranks:
     n = folder.read_last().get("world_size") or load_checkpoint(folder.last)["world_size"]
     if n != ranks.world_size and ranks.is_main:
         log.info(
-            "started with %d processes, resuming with %d: the tokens of an update stay the same, "
+            "started with %s, resuming with %d: the tokens of an update stay the same, "
             "the results may differ by rounding and by the random numbers of dropout",
-            n,
+            counted(n, "process"),
             ranks.world_size,
         )
     return replace(ranks, started_with=n)

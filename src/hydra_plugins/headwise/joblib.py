@@ -16,7 +16,7 @@ from typing import Any
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, configure_log
 
-from headwise.errors import Interrupted
+from headwise.errors import Interrupted, counted
 from headwise.train.interrupt import StopRequest
 from hydra_plugins.headwise._process import (
     POLL_SECONDS,
@@ -61,7 +61,7 @@ class JoblibLauncher(HydraLauncher):  # type: ignore[misc]
 
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         jobs = dict(enumerate(job_overrides, initial_job_idx))
-        log.info("%d jobs, %d at a time", len(jobs), self.n_jobs)
+        log.info("%s, %d at a time", counted(len(jobs), "job"), self.n_jobs)
         sweep = sweep_of(self.task_function)
         returns: dict[int, JobReturn] = {}
         suspects: list[int] = []

@@ -22,7 +22,7 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, configure_log
 from omegaconf import OmegaConf
 
-from headwise.errors import Interrupted, RunError
+from headwise.errors import Interrupted, RunError, counted
 from headwise.train.interrupt import SIGNALS, StopRequest
 from hydra_plugins.headwise._process import (
     POLL_SECONDS,
@@ -88,7 +88,7 @@ class _Launcher(BaseSubmititLauncher):  # type: ignore[misc]
         folder.mkdir(parents=True, exist_ok=True)
         self.process = JobProcess(folder, self.gpus, self.params.get("cpus_per_task"))
         executor, state = self._executor(), Singleton.get_state()
-        log.info("%d jobs, %s at a time", len(jobs), min(self.n_jobs, len(jobs)))
+        log.info("%s, %d at a time", counted(len(jobs), "job"), min(self.n_jobs, len(jobs)))
         waiting = list(jobs)
         running: dict[int, Any] = {}
         returns: dict[int, JobReturn] = {}

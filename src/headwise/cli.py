@@ -346,9 +346,10 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
         return 1
     if isinstance(error, OSError) and error.errno in {*DISK_FULL, *NOT_WRITABLE}:
         where = error.filename or "output"
+        keys = "paths.outputs=, paths.cache=" if config_name == "train" else "output="
         print(
-            f"headwise: {where}: {error.strerror}. The folders for output are set by output=, "
-            "paths.outputs=, paths.cache= and the environment variable HEADWISE_CACHE",
+            f"headwise: {where}: {error.strerror}. The folders for output are set by {keys} and "
+            "the environment variable HEADWISE_CACHE",
             file=sys.stderr,
         )
         return 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,50 @@ def test_texts_are_aligned_by_line(headwise: CommandLine, run: Path, trained: Pa
         digest, name = (folder / f"{split}.ref.sha256").read_text(encoding="utf-8").split()
         assert digest == hashlib.sha256((folder / name).read_bytes()).hexdigest()
         assert hypotheses == [t.text for t in package.load(run).translate(sources)]
+
+
+@pytest.fixture
+def read_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run on a read-only file system; the owner of the tests may be able to write anyway."""
+    real, before = os.access, sorted(run.rglob("*"))
+
+    def access(path: Any, *arguments: Any, **options: Any) -> bool:
+        return not Path(path).is_relative_to(run) and real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "access", access)
+    yield run
+    assert sorted(run.rglob("*")) == before
+
+
+def test_read_only_run_is_evaluated_elsewhere(
+    headwise: CommandLine, read_only: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "scores"
+    arguments = ("evaluate", f"run={read_only}", "checkpoint=average_1", "data.test=[test_a]")
+    headwise.ok(*arguments, f"output={out}")
+    content = read_results(out, "results-average_1")
+    assert content["checkpoint"].startswith("average_1_to_")
+    assert (out / "hypotheses" / "results-average_1" / "test_a.txt").is_file()
+    assert (out / "sums" / "results-average_1" / "test_a.loss.npz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [
+        ("evaluate", "set output=FOLDER, or "),
+        ("report page=true", "set output=FILE.html, or "),
+        ("prune keep={cross:[[1]]}", "set output=FOLDER, or "),
+        ("prune table=true", ""),
+        ("analyze", ""),
+    ],
+)
+def test_command_that_writes_to_a_read_only_run_is_rejected(
+    headwise: CommandLine, read_only: Path, command: str, others: str
+) -> None:
+    name, *arguments = command.split()
+    result = headwise(name, f"run={read_only}", *arguments)
+    advice = f"{read_only} cannot be written; {others}copy the run: cp -rL {read_only} FOLDER"
+    assert_rejected(result, 1, advice)
 
 
 def test_scores_of_other_search_are_replaced(headwise: CommandLine, run: Path) -> None:

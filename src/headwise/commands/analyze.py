@@ -28,7 +28,7 @@ from headwise.analysis.trajectories import trajectory_rows
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import AnalyzeConfig
 from headwise.data.digest import content_digest
-from headwise.errors import ConfigError, RunError, require
+from headwise.errors import ConfigError, require
 from headwise.files import locked, write_json, write_text
 from headwise.losses.loss import Loss
 from headwise.report.heads import write_comparison
@@ -109,10 +109,8 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
             print((out / FINDINGS_TEXT).read_text(encoding="utf-8"), end="")
         print(f"{out} already exists (overwrite=true recomputes it)", flush=True)
         return out
-    try:  # fail before measuring, not after
-        out.mkdir(exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{out} cannot be written: {error.strerror}") from error
+    folder.check_writable()  # fail before measuring, not after
+    out.mkdir(exist_ok=True)
     tables = _measure(config, run, items, about)
     with locked(folder.path / f".{FOLDER}.lock"):
         text = _write(out, tables, about)

@@ -13,7 +13,7 @@ from headwise.errors import ConfigError, require, unknown
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.report.outcome import score_lines
-from headwise.runs.folder import RESERVED_NAMES
+from headwise.runs.folder import RESERVED_NAMES, RunFolder
 from headwise.tasks.evaluation import HYPOTHESES, evaluate_texts
 from headwise.tasks.loading import load_selected
 from headwise.tasks.task import TrainedRun
@@ -35,6 +35,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if name in RESERVED_NAMES:
         raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
     texts = _user_text(config)
+    if config.output is None:
+        RunFolder.existing(config.run).check_writable("set output=FOLDER, or ")
     contexts = config.decode.get("min_context")
     if isinstance(contexts, list):
         return _by_context(config, contexts)
@@ -57,24 +59,33 @@ def _by_context(config: EvaluateConfig, contexts: list[Any]) -> dict[str, Any]:
         n: _evaluated(run_n, config, {}, f"{name}-min_context{n}")
         for n, run_n in {first: run, **runs}.items()
     }
-    for path in write_contexts(run, name, by_context):
+    for path in write_contexts(run, _out(run, config), name, by_context):
         print(f"written to {path}")
     return {str(n): scores for n, scores in by_context.items()}
+
+
+def _out(run: TrainedRun, config: EvaluateConfig) -> RunFolder:
+    """The folder for the results, which is created."""
+    if config.output is None:
+        return run.folder
+    out = RunFolder(Path(config.output))
+    out.path.mkdir(parents=True, exist_ok=True)
+    return out
 
 
 def _evaluated(
     run: TrainedRun, config: EvaluateConfig, texts: dict[str, Sides], name: str | None
 ) -> dict[str, Any]:
-    """Score a run, and write the scores to its folder."""
-    name = name or f"results-{config.checkpoint}"
-    path = run.folder.path / f"{name}.json"
+    """Score a run, and write the scores."""
+    name, out = name or f"results-{config.checkpoint}", _out(run, config)
+    path = out.path / f"{name}.json"
     content = {**run.weights, "decode": run.search}
     all_scores, files = _earlier_scores(path, content)
     scores = {}
     hypotheses = ""
     if isinstance(run, TranslationRun):
         scored = _translated(run, config, texts, name)
-        hypotheses = f" and {run.folder.path / HYPOTHESES / name}"
+        hypotheses = f" and {out.path / HYPOTHESES / name}"
     else:
         scored = _measured(run, config, name)
     for split, of_split in scored:
@@ -96,7 +107,7 @@ def _translated(
     texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
     ranks = Ranks(0, 1, run.translator.device)
     for split, sides in texts.items():
-        shared = run.translator, run.config, *sides, split, run.folder, ranks
+        shared = run.translator, run.config, *sides, split, _out(run, config), ranks
         yield split, evaluate_texts(*shared, config.progress, name)[0]
 
 
@@ -119,7 +130,7 @@ def _measured(
         ranks = Ranks(0, 1, run.device)
         shared = run.model, loss, prepared, run.config, ranks, split
         measured = run.task.measured(*shared, progress=config.progress)
-        run.folder.write_sums(Path(name, split), measured.unit, measured.items)
+        _out(run, config).write_sums(Path(name, split), measured.unit, measured.items)
         yield split, {**run.task.scores(measured)}
 
 

@@ -133,6 +133,7 @@ def _heads_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads)
 
 def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str]) -> Importance:
     """Importance of the heads; prints and writes it with the requested tables."""
+    run.folder.check_writable()
     items = run.task.inspected(run, config.data, run.config.trainer.max_tokens, math.inf)
     loss: Loss = instantiate(run.config.loss, "loss")
     importance = head_importance(run.model, items.batches, loss, run.device)
@@ -272,6 +273,7 @@ def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:
     """Path of the pruned run; the default name contains a hash of weights and kept heads."""
     if config.output is not None:
         return Path(config.output)
+    run.folder.check_writable("set output=FOLDER, or ")
     content = json.dumps([run.weights["weights"], kept], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     origin = run.folder.path.resolve()

@@ -15,6 +15,7 @@ from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import DataError, refuse, require
 from headwise.files import check_output
 from headwise.model.single import SingleStack
+from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import load_selected
 from headwise.tasks.samples import Samples, samples_path
 
@@ -30,6 +31,8 @@ def sample(config: SampleConfig) -> None:
     _check_prompt(config)
     if config.output is not None:
         check_output(config.output)
+    else:
+        RunFolder.existing(config.run).check_writable("set output=FILE, or ")
     run = load_selected(config.run, config)
     samples = run.task.samples(run.config, run.folder)
     fits = config.output is None or Path(config.output).suffix.lower() == samples.suffix

@@ -237,6 +237,7 @@ class EvaluateConfig(SearchSelection):
     run: str = MISSING  # run folder
     data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
     name: str | None = None  # of the results file; null: results-<checkpoint>
+    output: str | None = None  # folder of the results; null: the run folder
 
 
 @dataclass

@@ -84,6 +84,7 @@ def _check_comparable(runs: Sequence[TrainedRun]) -> None:
 def _output(config: ReportConfig, folders: Sequence[RunFolder]) -> Path:
     """Return the path of the page."""
     if config.output is None:
+        folders[0].check_writable("set output=FILE.html, or ")
         others = "".join(f"-{folder.path.resolve().name}" for folder in folders[1:])
         return folders[0].path / f"page{others}.html"
     path = Path(config.output)

@@ -13,18 +13,22 @@ from headwise.files import write_text
 from headwise.plots.runs import context_curves
 from headwise.plots.style import failure_as_warning, save
 from headwise.report.tables import Table, pivot
+from headwise.runs.folder import RunFolder
 from headwise.tasks.task import TrainedRun
 
 Scores = Mapping[str, Mapping[str, Any]]  # split -> metric -> score
 
 
-def write_contexts(run: TrainedRun, name: str, by_context: Mapping[int, Scores]) -> list[Path]:
-    """Write `NAME-contexts.csv` and `.md`, and the figure, to the run folder; return the paths.
+def write_contexts(
+    run: TrainedRun, out: RunFolder, name: str, by_context: Mapping[int, Scores]
+) -> list[Path]:
+    """Write `NAME-contexts.csv` and `.md`, and the figure, to a folder; return the paths.
 
     Papers with such scores on the same data are in other columns and lines.
 
     Args:
         run: a density model.
+        out: where to write.
         name: of the results.
         by_context: minimum context -> scores; the main metric is shown.
     """
@@ -44,14 +48,14 @@ def write_contexts(run: TrainedRun, name: str, by_context: Mapping[int, Scores])
         facts, "min_context", ["name"], lambda cell: f"{cell.score.iloc[0]:.4f}", contexts
     )
     title = f"{metric.label.capitalize()} by minimum context"
-    path, data = run.folder.path / f"{name}-contexts", run.config.data.name
+    path, data = out.path / f"{name}-contexts", run.config.data.name
     table = Table(title, frame, [f"Windows of {run.config.data.window:,} tokens."], "context")
     write_text(path.with_suffix(".md"), table.markdown())
     write_text(path.with_suffix(".csv"), facts.to_csv(index=False))
     files = [path.with_suffix(".md"), path.with_suffix(".csv")]
     with failure_as_warning(path.name):
         figure = context_curves(facts.assign(run=facts.name), data)
-        files += save(figure, run.folder.path / "figures" / path.name)
+        files += save(figure, out.figures / path.name)
     return files
 
 

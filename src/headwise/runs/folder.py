@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,6 +106,14 @@ class RunFolder:
                 f"cannot write the run folder {self.path}: {error.strerror}. Set paths.outputs to "
                 "a writable folder"
             ) from error
+
+    def check_writable(self, others: str = "") -> None:
+        """Raise RunError if no file can be written to the folder; `others`: keys that help."""
+        if not os.access(self.path, os.W_OK):
+            raise RunError(
+                f"{self.path} cannot be written; {others}copy the run: "
+                f"{shlex.join(['cp', '-rL', str(self.path), 'FOLDER'])}"
+            )
 
     @contextmanager
     def claimed(self, wait: bool = False) -> Iterator[None]:

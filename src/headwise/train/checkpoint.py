@@ -5,7 +5,11 @@ They hold no time stamps: two runs with the same computation have identical file
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -165,9 +169,11 @@ def numbered_checkpoints(folder: Path) -> list[Path]:
 def averaged_checkpoint(folder: Path, n_averaged: int) -> Path:
     """The average of the last numbered checkpoints, computed if missing.
 
+    It is saved, in a folder that cannot be written for this process alone.
+
     Raises:
         CheckpointError: `n_averaged` is 0 or above the number of checkpoints.
-        HeadwiseError: the folder cannot be written.
+        HeadwiseError: the disk is full.
     """
     if not n_averaged:
         raise CheckpointError("checkpoint=average_0: the number must be at least 1")
@@ -181,6 +187,9 @@ def averaged_checkpoint(folder: Path, n_averaged: int) -> Path:
     last = recent[-1].stem.removeprefix("update_")
     path = folder / f"average_{n_averaged}_to_{last}.pt"
     if not path.is_file():
+        if not os.access(folder, os.W_OK):
+            path = Path(tempfile.mkdtemp(prefix="headwise-")) / path.name
+            atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
         save_checkpoint(path, {"model": average_weights(recent)})
     return path
 

@@ -7,20 +7,20 @@ traceback.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import os
-import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from headwise.config.arguments import checked_arguments
 from headwise.config.explain import explain_composition
-from headwise.config.folders import config_dir, group_choices
+from headwise.config.folders import config_dir
 from headwise.config.keys import check_keys, check_values
 from headwise.config.schema import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, nearest
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headwise.commands.sweep import Sweep
     from headwise.config.schema import Config
 
-Job = Callable[[Any], Any]  # a config -> the objective of a search
+Job = Callable[[Any, "Sweep | None"], Any]  # a config, and its sweep -> the objective of a search
 # command -> module of headwise, and its function of the command's config
 COMMANDS = {
     "train": "commands.train:train",
@@ -54,12 +54,6 @@ INTERRUPTED = {
     "predict": "a file named by output= is unchanged",
     "sample": "no file was written",
 }
-HYDRA_OPTIONS = {
-    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--multirun",
-    "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir",
-    "--experimental-rerun",
-}  # fmt: skip
-ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")  # variables of jobs
 
 
 class CarriedError(BaseException):
@@ -112,7 +106,7 @@ def command_function(command: str) -> Job:
     """Return the function of a command; it is imported when called: `--help` needs no torch."""
     module, _, name = COMMANDS[command].partition(":")
 
-    def job(config: Any) -> None:
+    def job(config: Any, sweep: Sweep | None) -> None:
         getattr(import_module(f"headwise.{module}"), name)(config)
 
     return job
@@ -122,13 +116,8 @@ def _train() -> None:
     """Launch a training, or a sweep with `-m`."""
     if "WORLD_SIZE" in os.environ:  # before torch: it warns of settings that `Ranks` needs
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from headwise.commands.sweep import Sweep
 
-    sweep = Sweep.from_arguments(sys.argv[1:])
-    if sweep is not None and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        sys.exit("headwise: torchrun and -m cannot be combined; give each job its own torchrun")
-
-    def job(config: Config) -> float | None:
+    def job(config: Config, sweep: Sweep | None) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
         from headwise.commands.train import train
@@ -139,7 +128,7 @@ def _train() -> None:
         train(config, overrides, started=STARTED)
         return None
 
-    launch("train", job, sweep)
+    launch("train", job, is_training=True)
 
 
 def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | None:
@@ -182,23 +171,33 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | No
     return value
 
 
-def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
+def launch(config_name: str, job: Job, is_training: bool = False) -> None:
     """Compose `config_name`, run `job`, and exit with a code if it fails.
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
+
+    Args:
+        is_training: jobs of a multirun are a sweep; the composed `hydra.mode` decides.
     """
-    _check_arguments(sys.argv[1:], config_name)
-    sys.argv[1:] = map(_quoted, sys.argv[1:])
-    if sweep is not None:
-        sweep.begin()
+    try:
+        sys.argv[1:] = checked_arguments(sys.argv[1:], config_name)
+    except ConfigError as error:
+        sys.exit(report_error(error))
     import hydra
 
+    from headwise.commands.sweep import SweepStart
     from headwise.config.schema import register, typed
 
     register()
     _accept_lazy_help()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     composed = False
+    sweep: Sweep | None = None
+
+    def begin(config: Any) -> None:
+        nonlocal sweep
+        sweep = _begin_sweep(config)
+        checked.sweep = sweep  # type: ignore[attr-defined]  # for launchers
 
     def checked(config: Any) -> Any:
         nonlocal composed
@@ -206,13 +205,14 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         try:
             check_keys(config, config_name)
             check_values(config, config_name)
-            return job(typed(config, KINDS[config_name]))
+            return job(typed(config, KINDS[config_name]), sweep)
         except Exception as error:
             if sweep is not None:
                 raise  # the other jobs still run
             raise CarriedError(error) from error
 
-    checked.sweep = sweep  # type: ignore[attr-defined]  # for launchers
+    checked.sweep = None  # type: ignore[attr-defined]
+    SweepStart.function = begin if is_training else None
     application = hydra.main(
         version_base="1.3", config_path=str(config_dir()), config_name=config_name
     )(checked)
@@ -250,66 +250,18 @@ def _accept_lazy_help() -> None:
         )
 
 
-def _quoted(argument: str) -> str:
-    """Quote the value of `key=value` if Hydra cannot parse it: non-ASCII letters, = and the like.
+def _begin_sweep(config: Any) -> Sweep:
+    """The sweep of a composed config, without records of an earlier call."""
+    from headwise.commands.sweep import Sweep
 
-    Lists, mappings and values that Hydra parses are unchanged.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    key, equals, value = argument.partition("=")
-    if not equals or key.startswith("-") or value.startswith(("[", "{", '"', "'")) or "," in value:
-        return argument
     try:
-        OverridesParser.create().parse_override(argument)
-        return argument
-    except HydraException:
-        escaped = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), value)
-        return f'{key}="{escaped}"'
-
-
-def _check_arguments(arguments: Sequence[str], config_name: str) -> None:
-    """Exit with a message on arguments that are not key=value and on unknown options."""
-    from headwise.commands.sweep import MULTIRUN
-
-    # Hydra's --run is its default; in commands with a key `run`, it means the key
-    known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
-    for before, argument in pairwise(["", *arguments]):
-        if not argument.isprintable() and argument != argument.encode(errors="ignore").decode():
-            printable = argument.encode(errors="replace").decode()
-            encoding = sys.getfilesystemencoding()
-            advice = "rename the file" if encoding == "utf-8" else "set PYTHONUTF8=1"
-            print(f"headwise: {printable} is not {encoding.upper()}; {advice}", file=sys.stderr)
-            sys.exit(2)
-        has_value = before.startswith("-") and before not in MULTIRUN
-        if "=" not in argument and not argument.startswith(("-", "~")) and not has_value:
-            print(f"headwise: {_not_a_setting(before, argument)}", file=sys.stderr)
-            sys.exit(2)
-        name, _, value = argument.partition("=")
-        if name.lstrip("+~").startswith(ENVIRONMENT):
-            print(
-                f"headwise: {name} would be written to files, with its secrets; set the variable "
-                "in the shell: jobs inherit it",
-                file=sys.stderr,
-            )
-            sys.exit(2)
-        if name.startswith("--") and name not in known:
-            key = name.removeprefix("--").replace("-", "_")
-            print(
-                f"headwise: {argument} is not known; set keys as key=value: {key}={value or '…'}",
-                file=sys.stderr,
-            )
-            sys.exit(2)
-
-
-def _not_a_setting(before: str, argument: str) -> str:
-    problem = f"{argument!r} is not key=value"
-    if "/" not in argument and (choices := group_choices(argument)):
-        return f"{problem}: choose {argument}={'|'.join(choices)}"
-    if "=" in before:
-        return f"{problem}. If it is part of {before!r}, quote both; a key has one value"
-    return problem
+        if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+            raise ConfigError("torchrun and -m cannot be combined; give each job its own torchrun")
+        sweep = Sweep.composed(config)
+        sweep.begin()
+    except Exception as error:
+        raise CarriedError(error) from error
+    return sweep
 
 
 def report_error(error: Exception, config_name: str = "train", composed: bool = True) -> int:
@@ -352,6 +304,9 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
             "the environment variable HEADWISE_CACHE",
             file=sys.stderr,
         )
+        return 1
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        print(f"headwise: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     traceback.print_exception(error)
     return 1

@@ -12,6 +12,7 @@ from typing import Any
 
 from headwise.errors import require
 
+MAX_BYTES = 200  # file systems allow 255, and endings are appended
 _INVALID = re.compile(r"[\\\0\r\n]")
 
 
@@ -19,10 +20,12 @@ def check_file_name(key: str, value: Any) -> None:
     """Reject a value that is not a single file name.
 
     Raises:
-        ConfigError: empty, `.`, `..`, or with a separator; the message names `key`.
+        ConfigError: empty, `.`, `..`, too long, or with a separator; the message names `key`.
     """
     fits = _is_relative(value) and "/" not in value and value != "."
     require(fits, key, "a plain name, without / in it", value)
+    n_bytes = len(value.encode())
+    require(n_bytes <= MAX_BYTES, key, f"a name of at most {MAX_BYTES} bytes", f"{n_bytes} bytes")
 
 
 def check_relative_path(key: str, value: Any) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
+import glob
 import json
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +21,8 @@ from typing import IO, Any, TextIO, cast
 from headwise.errors import DataError, HeadwiseError, RunError
 
 PARTIAL = ".tmp"
+STDIN, STDOUT = "/dev/stdin", "/dev/stdout"  # `-` as a setting
+STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders
 # Errors of the operating system on writes.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -30,13 +36,38 @@ BROKEN_PIPE = 128 + 13  # exit code, as a shell reports SIGPIPE
 log = logging.getLogger(__name__)
 
 
+def is_stream(path: str | Path) -> bool:
+    """Whether a path is a pipe or device; standard streams are, also if they are files."""
+    is_plain = os.path.isfile(path) or os.path.isdir(path)
+    return str(Path(path).parent) in STREAMS or (os.path.exists(path) and not is_plain)
+
+
+def regular(path: str) -> Path:
+    """The path of a file that can be read several times: of a stream, a copy."""
+    if not is_stream(path):
+        return Path(path)
+    with open(path, "rb") as stream, tempfile.NamedTemporaryFile(delete=False) as copy:
+        atexit.register(os.unlink, copy.name)
+        shutil.copyfileobj(stream, copy)
+    return Path(copy.name)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling that replaces `path` if the block succeeds.
 
+    The content is appended to a pipe or device.
+
     Raises:
         HeadwiseError: the disk is full or not writable; `path` is unchanged.
     """
+    if is_stream(path):
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder, path.name)
+            yield temporary
+            with open(temporary, "rb") as content, open(path, "ab") as stream:
+                shutil.copyfileobj(content, stream)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         yield temporary
@@ -163,6 +194,15 @@ def check_output(output: str) -> None:
         raise DataError(f"output={output} cannot be written: folder {folder} not found")
     if Path(output).is_dir():
         raise DataError(f"output={output} is a folder; give a file in it")
+
+
+def matching_paths(pattern: Path) -> list[Path]:
+    """The paths that match a glob; the part of it that exists, or all of it, is no pattern."""
+    existing = next(path for path in (pattern, *pattern.parents) if os.path.exists(path))
+    if existing == pattern:
+        return [pattern]
+    text = os.path.join(glob.escape(str(existing)), pattern.relative_to(existing))
+    return [Path(path) for path in sorted(glob.glob(text, recursive=True))]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -178,6 +178,9 @@ def test_new_texts_are_labelled_from_files_tables_and_pipes(
         else:
             frame.to_json(path, orient="records", lines=True)
         assert headwise.ok("predict", f"run={single}", f"input={path}").out == expected
+    with open(lines, "rb") as stream:
+        settings = [f"input=/dev/fd/{stream.fileno()}", "output=-"]
+        assert headwise.ok("predict", f"run={single}", *settings).out == expected
     stdin = io.TextIOWrapper(io.BytesIO(lines.read_bytes()))
     monkeypatch.setattr(sys, "stdin", stdin)
     blocks: list[int] = []

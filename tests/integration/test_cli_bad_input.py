@@ -29,12 +29,20 @@ CONFIG_ERRORS = {
     "+sed=3": "Did you mean seed?",
     # no key=value
     "seed": "'seed' is not key=value",
-    "~attention": "attention is missing",
+    # removed keys and groups
+    "~attention": "set attention=…",
+    "~tracker": "set tracker=…",
+    "~sites": "set sites=…",
+    "~trainer.max_updates": "set trainer.max_updates=…",
+    "~scheduler.warmup_updates": "set scheduler.warmup_updates=…",
+    "~seed=1": "set seed=…",
     "attention=null": "attention must be one of",
     "trainer.max_updates=1,2": "--multirun",
     # types
     "trainer.max_updates=abc": "trainer.max_updates=abc",
     "data.test=[[a]]": "a list of text",
+    "data.source=null": "data.source: null is not text; put it in quotes",
+    "data.test=['a',1e3]": "data.test[1] must be text, got 1000.0 (float): put it in quotes",
     # ranges
     "seed=99999999999999999999": "below 2^63",
     "trainer.monitor=chr": "Did you mean chrf?",
@@ -51,6 +59,8 @@ CONFIG_ERRORS = {
     # choices
     "attention=sofmax": "Did you mean attention=softmax?",
     "model=multi30k": "Did you mean data=multi30k?",
+    "experiment=correia2019": "experiment=correia2019/iwslt17|kftt|wmt14_en_de|wmt16_ro_en?",
+    "experiment=correia2019/shared": "Could not find 'experiment/correia2019/shared'",
     "trainer.device=gpu": "trainer.device=cuda",
     "trainer.precision=fp16": "bf16, fp32",
     "tokenizer.joint=false": "model.share_embeddings",
@@ -204,6 +214,9 @@ REJECTED_COMMANDS = {
     "train -m seed=1, 2": (2, "'2' is not key=value", "part of 'seed=1,'"),
     "train data=files": (2, "data.source is missing: set data.source=…"),
     "trian": (2, "Did you mean train?"),
+    "evaluate run=x ~checkpoint": (2, "set checkpoint=…"),
+    "runs ~runs": (2, "set runs=…"),
+    "train -m seed=1,2 hydra.job.chdir=true": (2, "hydra.job.chdir must be false in a sweep"),
     # no run
     "evaluate": (2, "run is missing: set run=…"),
     "analyze": (2, "run is missing: give run=FOLDER"),
@@ -287,6 +300,18 @@ def test_invalid_command_is_rejected(line: str, headwise: CommandLine, trained: 
     code, *messages = REJECTED_COMMANDS[line]
     assert_rejected(headwise(*shlex.split(fill_in(line))), code, *map(fill_in, map(str, messages)))
     assert sorted(trained.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["evaluate run={}", "runs runs=[{}]", "train init_from={} dry_run=true", "train experiment={}",
+     "train experiment_name={}", "train --config-dir {}", "train data=files data.dir={}",
+     "train tokenizer=given tokenizer.folder={}", "report run={} page=true"],
+)  # fmt: skip
+def test_long_names_are_rejected(line: str, headwise: CommandLine) -> None:
+    line += " data.source=de data.target=en" if "data=files" in line else ""
+    result = headwise(*line.format("ä" * 128).split())
+    assert_rejected(result, result.code or -1)
 
 
 def test_config_of_another_version_is_rejected(headwise: CommandLine, tmp_path: Path) -> None:

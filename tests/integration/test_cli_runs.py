@@ -77,6 +77,15 @@ def test_finished_run_is_listed_with_its_scores(
     assert listed()["moved"] == row
 
 
+def test_last_of_several_overrides_is_listed(tmp_path: Path, listed: Any) -> None:
+    for name, overrides in {"a": ["+seed=1", "seed=3", "seed=2"], "b": ["seed=1"]}.items():
+        write_run(tmp_path / name, replace(SUMMARY, overrides=overrides))
+    assert {name: row["seed"] for name, row in listed(where="seed<3").items()} == {
+        "a": "2",
+        "b": "1",
+    }
+
+
 def test_unfinished_runs(tmp_path: Path, listed: Any) -> None:
     now = time.time()
     run = write_run(tmp_path / "a", replace(SUMMARY, update=20, started=now - 60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ def test_samples_are_printed_and_written(headwise: CommandLine, run: Path, tmp_p
     from_file = (options[0], f"prompt_file={prompt}", *options[2:], f"output={output}")
     headwise.ok("sample", *from_file, "n=3", "batch_size=3")
     assert numbered(output.read_bytes().decode()) == {k: samples[k] for k in (1, 2, 3)}
+    reader, writer = os.pipe()
+    os.write(writer, b"H\xc3\xa4us")
+    os.close(writer)
+    from_pipe = (options[0], f"prompt_file=/dev/fd/{reader}", *options[2:], "output=-")
+    assert numbered(headwise.ok("sample", *from_pipe, "n=1").out) == {1: samples[1]}
     short = headwise.ok("sample", f"run={run}", "n=1", "precision=fp32", "top_k=3", "top_p=0.9")
     assert len(numbered(short.out)[1]) <= WINDOW + 1
 

@@ -55,6 +55,38 @@ def test_stdout_has_only_translations(
     assert sorted(path.name for path in source.parent.iterdir()) == ["text.de", "text.en"]
 
 
+def pipe_of(text: str) -> str:
+    """A path like that of <(command), which can be read once."""
+    reader, writer = os.pipe()
+    with open(writer, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    return f"/dev/fd/{reader}"
+
+
+def test_pipes_are_read_and_written(
+    headwise: CommandLine,
+    run: Path,
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "".join(f"{line}\n" for line in SOURCES)
+    monkeypatch.chdir(tmp_path)
+    for output in ("output=-", "output=/dev/stdout"):
+        result = headwise.ok("translate", f"run={run}", f"input={pipe_of(text)}", output)
+        assert result.out.splitlines() == expected
+    for source in ("input=-", "input=/dev/stdin"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        reader, writer = os.pipe()
+        headwise.ok("translate", f"run={run}", source, f"output=/dev/fd/{writer}")
+        os.close(writer)
+        with open(reader, encoding="utf-8") as stream:
+            assert stream.read().splitlines() == expected
+    settings = [f"run={run}", f"input={pipe_of('Haus')}", f"reference={pipe_of('house')}"]
+    assert len(headwise.ok("translate", *settings).out.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_failed_write_keeps_the_old_output(
     headwise: CommandLine,
     run: Path,

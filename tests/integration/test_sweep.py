@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shlex
 import signal
 import weakref
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import rcParams
+from omegaconf import OmegaConf
 
 from command_line import (
     CommandLine,
@@ -31,6 +33,7 @@ from headwise.track.base import NullTracker
 from training_runs import Runs
 
 pytestmark = pytest.mark.slow
+RESULTS = Results({"test": {"bleu": {"score": 2.0}}})
 
 
 @pytest.fixture
@@ -219,21 +222,56 @@ def test_interrupt_saves_the_job_and_ends_the_sweep(tmp_path: Path) -> None:
     assert len(run_folders(tmp_path / "outputs")) == 2
 
 
+def sweep_of(overrides: str, folder: str = "outputs/sweeps") -> Sweep:
+    hydra = {"job": {"chdir": None}, "overrides": {"task": overrides.split()}}
+    return Sweep.composed(OmegaConf.create({"hydra": {**hydra, "sweep": {"dir": folder}}}))
+
+
 def test_name_of_a_sweep_depends_on_its_jobs() -> None:
-    name = getattr(Sweep.from_arguments(["-m", "seed=1,2", "a=b"]), "name", None)
-    assert name is not None
-    assert name == getattr(Sweep.from_arguments(["a=b", "--multirun", "seed=1,2"]), "name", None)
-    assert name != getattr(Sweep.from_arguments(["a=b", "-m", "seed=1,3"]), "name", None)
-    assert Sweep.from_arguments(["seed=1"]) is None
-    assert Sweep.from_arguments(["-m", "seed=1,2", "--cfg", "job"]) is None
+    sweep = sweep_of("seed=1,2 a=b")
+    assert sweep == sweep_of("a=b seed=1,2")
+    assert sweep.name != sweep_of("a=b seed=1,3").name
+    assert sweep.folder == Path("outputs/sweeps") / sweep.name
 
 
-def test_name_of_a_sweep_does_not_depend_on_the_launcher() -> None:
-    sweeps = [
-        Sweep.from_arguments(["-m", "seed=1,2", *launcher])
-        for launcher in ([], ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"])
-    ]
-    assert sweeps[0] == sweeps[1] is not None
+PATHS = {
+    "-m paths.outputs={0}/z paths.outputs={0}/a": "a",
+    "-m paths.outputs=~/a": "a",
+    "paths.outputs='\"{0}/a b\"' -m": "a b",
+    "-m paths.outputs='${{oc.env:HOME}}/a'": "a",
+    "paths=mine --config-dir {0} -m": "from_yaml",
+    "paths.outputs={0}/z hydra.mode=MULTIRUN paths.outputs={0}/a": "a",
+}
+
+
+@pytest.mark.parametrize("line", PATHS)
+def test_folder_of_a_sweep_is_that_of_the_composed_config(
+    line: str, headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("command_line.compose_once", lambda patch: None)
+    monkeypatch.setattr("headwise.commands.train.train", lambda *_: Outcome(tmp_path, RESULTS))
+    monkeypatch.setattr(Sweep, "summary", lambda self: None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paths").mkdir()
+    yaml = "defaults: [default]\noutputs: ~/from_yaml\n"
+    (tmp_path / "paths" / "mine.yaml").write_text(yaml, encoding="utf-8")
+    headwise.ok("train", *shlex.split(line.format(tmp_path)), "seed=1,2")
+    (folder,) = tmp_path.rglob("sweep-*/")
+    assert folder.parent == tmp_path / PATHS[line] / "sweeps"
+    assert sorted(path.name for path in folder.iterdir()) == ["0.json", "1.json"]
+    assert (folder.parent / "multirun.yaml").is_file()
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("mode", ["-m", "hydra.mode=MULTIRUN"])
+def test_ranks_start_no_sweep(
+    mode: str, headwise: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("command_line.compose_once", lambda patch: None)
+    message = "torchrun and -m cannot be combined"
+    assert_rejected(headwise("train", mode, "seed=1,2"), 2, message)
 
 
 def test_sweep_records_each_job_once_in_order(tmp_path: Path) -> None:

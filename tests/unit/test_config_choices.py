@@ -32,7 +32,7 @@ from published_images import random_images, write_pictures
 GROUPS = sorted(
     path.name
     for path in config_dir().iterdir()
-    if path.is_dir() and path.name not in ("experiment", "paper")
+    if path.is_dir() and path.name not in ("experiment", "paper", "shared")
 )
 EXPERIMENTS = sorted(
     str(path.relative_to(config_dir() / "experiment").with_suffix(""))
@@ -173,6 +173,14 @@ def test_experiments_train(
     outcome = train(typed(make(overrides)), overrides)
     assert outcome.folder.parent.name == choice.split("/")[0]
     assert outcome.results.updates == 2
+
+
+def test_no_experiment_is_a_part_of_others() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in config_dir().rglob("*.yaml")]
+    defaults = [line.strip() for text in texts for line in text.splitlines()]
+    assert not [line for line in defaults if line.startswith("- /experiment/")]
+    parts = {f"- /shared/{path.stem}" for path in (config_dir() / "shared").glob("*.yaml")}
+    assert parts <= set(defaults)
 
 
 def test_one_site_can_be_changed(make: Any) -> None:

@@ -129,6 +129,7 @@ def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
         (["data.test=[a,b]", "~tracker.tags", "+decode.external.x=y"], "run"),
         (["sites.cross.chunk_size=8", "+attention.chunk_size=8", "decode.max_tokens=9"], "run"),
         (["seed=1", "attention=softmax"], "attention-softmax_seed-1"),
+        (["seed=1", "model=tiny", "seed=2"], "model-tiny_seed-2"),
         (["attention@sites.cross=softmax"], "attention-sites.cross-softmax"),
         (["trainer.device=cpu", "trainer=cpu"], "trainer-cpu"),
         (["optimizer.betas=[0.9,0.98]"], "optimizer.betas-0.9-0.98"),
@@ -147,7 +148,7 @@ def test_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
 
 
-@pytest.mark.parametrize("name", ["../other", "a/b", "", ".", ".."])
+@pytest.mark.parametrize("name", ["../other", "a/b", "", ".", "..", "a" * 201, "ä" * 101])
 def test_experiment_name_must_be_one_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="experiment_name"):
         RunFolder.locate(tmp_path, name, [], "01234567")

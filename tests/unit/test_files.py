@@ -15,7 +15,15 @@ import pytest
 
 from headwise import files
 from headwise.errors import HeadwiseError, RunError
-from headwise.files import is_locked, locked, read_json, remove_partial, write_text
+from headwise.files import (
+    is_locked,
+    is_stream,
+    locked,
+    matching_paths,
+    read_json,
+    remove_partial,
+    write_text,
+)
 from headwise.runs.folder import RunFolder
 
 
@@ -50,6 +58,34 @@ def test_invalid_config_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=r"config\.yaml is"):
         RunFolder(tmp_path).read_config()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a [v1]", ["a [v1]"]),
+        ("a [v1]/*", ["a [v1]/x", "a [v1]/y"]),
+        ("*/x", ["a [v1]/x", "b/x"]),
+        ("[b]", ["b"]),
+        ("a [v2]", ["a v"]),
+        ("n" * 256, []),
+    ],
+)
+def test_existing_path_is_no_pattern(pattern: str, names: list[str], tmp_path: Path) -> None:
+    for name in ("a [v1]/x", "a [v1]/y", "b/x", "a v"):
+        (tmp_path / name).mkdir(parents=True)
+    assert matching_paths(tmp_path / pattern) == [tmp_path / name for name in names]
+
+
+def test_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert (is_stream(pipe), is_stream(tmp_path), is_stream("/dev/stdin")) == (True, False, True)
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        write_text(pipe, "text")
+        assert reader.read() == b"text"
+    assert is_stream(pipe)
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_missing_json_raises_unless_it_may_lack(tmp_path: Path) -> None:

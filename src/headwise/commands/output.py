@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from headwise.errors import DataError, require
-from headwise.files import BROKEN_PIPE, check_output, write_text
+from headwise.files import BROKEN_PIPE, STDOUT, check_output, is_stream, write_text
 
-STDOUT = 1
+DESCRIPTOR = 1  # of standard output
 
 Blocks = Iterable[Sequence[str]]  # of lines
 
@@ -31,9 +31,10 @@ def check_paths(
     for key, path in inputs.items():
         if path is None:
             continue
-        if not (Path(path).is_file() or (may_be_folder and Path(path).is_dir())):
+        if not (os.path.exists(path) and (may_be_folder or not os.path.isdir(path))):
             raise DataError(f"{key}={path} not found")
-        if output is not None and Path(output).resolve() == Path(path).resolve():
+        has_both = output is not None and not is_stream(output)
+        if has_both and Path(str(output)).resolve() == Path(path).resolve():
             raise DataError(f"output={output} would overwrite {key}={path}")
     if output is not None:
         check_output(output)
@@ -41,7 +42,7 @@ def check_paths(
 
 def write_blocks(output: str | None, blocks: Blocks) -> None:
     """Write blocks of lines to a file, atomically, or to standard output, block by block."""
-    if output is not None:
+    if output not in (None, STDOUT):
         _write_output(Path(output), blocks)
         return
     sys.stdout.flush()
@@ -63,12 +64,12 @@ def _exit_on_closed_pipe() -> Iterator[None]:
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(STDOUT, 0)  # errors are always reported
+        poll.register(DESCRIPTOR, 0)  # errors are always reported
         while not done.is_set():
             if poll.poll(200):
                 os._exit(BROKEN_PIPE)
 
-    if not stat.S_ISFIFO(os.fstat(STDOUT).st_mode):
+    if not stat.S_ISFIFO(os.fstat(DESCRIPTOR).st_mode):
         yield
         return
     watcher = threading.Thread(target=watch, daemon=True)
@@ -82,8 +83,8 @@ def _exit_on_closed_pipe() -> Iterator[None]:
 
 def _write_output(path: Path, blocks: Blocks) -> None:
     """Write a file atomically; write to a device or a pipe directly."""
-    if path.exists() and not path.is_file():
-        with open(path, "wb") as stream:
+    if is_stream(path):
+        with open(path, "ab") as stream:
             _write(stream, blocks)
     else:
         text = "".join(f"{line}\n" for lines in blocks for line in lines)

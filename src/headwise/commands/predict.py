@@ -14,6 +14,7 @@ from headwise.data.corpora.text import decoded_lines
 from headwise.data.density_corpus import files_below
 from headwise.data.labelled import Texts, texts_of
 from headwise.errors import DataError, RunError
+from headwise.files import STDIN
 from headwise.tasks.loading import load_selected
 from headwise.tasks.predictions import COLUMNS, ClassifierRun, tsv_line
 from headwise.tasks.texts import read_lines
@@ -55,7 +56,7 @@ def _texts(columns: Sequence[str], path: str | None) -> Iterator[Texts]:
         raise DataError(f"input={path} is a folder, but the run classifies text: name a file")
     if path is not None and table_stem(Path(path)):
         return _of_table(Path(path), columns)
-    if path is not None:
+    if path not in (None, STDIN):
         return _of_lines(iter(read_lines(Path(path), may_be_empty=True)), path, columns)
     lines = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
     return _of_lines(lines, "stdin", columns)

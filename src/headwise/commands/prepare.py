@@ -18,7 +18,7 @@ def prepare(config: Config) -> dict[str, Any]:
     check(config)
     started = time.perf_counter()
     task = task_of(config)
-    corpus = task.open(config, Path(config.paths.cache).expanduser())
+    corpus = task.open(config, Path(config.paths.cache))
     prepared = task.prepare(corpus, config, config.trainer.progress)
     seconds = time.perf_counter() - started
     process, workers = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN

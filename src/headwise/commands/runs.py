@@ -19,6 +19,7 @@ from typing import Any
 
 from headwise.config.listing import RunsConfig
 from headwise.errors import ConfigError, counted, refuse, require, unknown
+from headwise.runs.fingerprint import last_typed
 from headwise.runs.folder import list_folders
 from headwise.runs.summary import status
 
@@ -59,7 +60,8 @@ def _listing(config: RunsConfig) -> str:
     rows = [{**status(*run), "run": str(run[0])} for run in list_folders(config.runs)]
     settings: dict[str, None] = {}  # keys of overrides, in order
     for row in rows:
-        for key, _, value in (item.lstrip("+").partition("=") for item in row.pop("overrides", ())):
+        for item in last_typed(row.pop("overrides", ())):
+            key, _, value = item.lstrip("+").partition("=")
             if key not in row:
                 row[key] = value
                 settings[key] = None

@@ -13,7 +13,7 @@ from headwise.config.sampling import SampleConfig
 from headwise.data.conversion import progress_bar
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import DataError, refuse, require
-from headwise.files import check_output
+from headwise.files import STDOUT, check_output, is_stream, regular
 from headwise.model.single import SingleStack
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import load_selected
@@ -35,8 +35,11 @@ def sample(config: SampleConfig) -> None:
         RunFolder.existing(config.run).check_writable("set output=FILE, or ")
     run = load_selected(config.run, config)
     samples = run.task.samples(run.config, run.folder)
-    fits = config.output is None or Path(config.output).suffix.lower() == samples.suffix
+    output = config.output or ""
+    fits = not output or is_stream(output) or Path(output).suffix.lower() == samples.suffix
     require(fits, "output", f"a {samples.suffix} file with this data", config.output)
+    is_one = not is_stream(output) or samples.suffix != ".wav" or config.n == 1
+    require(is_one, "n", f"1 with music and output={output}", config.n)
     prompts = _prompts(config, samples)
     n_prompt = len(prompts[0])
     n_tokens = samples.n_tokens(n_prompt, config.length)
@@ -57,9 +60,11 @@ def sample(config: SampleConfig) -> None:
             sys.stdout.buffer.write(samples.shown(batch, first + 1).encode())
             sys.stdout.buffer.flush()
             rows += batch
+    if output == STDOUT and samples.suffix == ".txt":  # it is printed
+        return
     stem = f"{run.checkpoint.stem}-seed{config.seed}" + ("-prompt" if n_prompt else "")
-    path = Path(config.output) if config.output else samples_path(run.folder, stem, samples)
-    for written in samples.write(rows, path.resolve(), n_prompt):
+    path = Path(output) if output else samples_path(run.folder, stem, samples)
+    for written in samples.write(rows, path if is_stream(path) else path.resolve(), n_prompt):
         log.info("written to %s", written)
 
 
@@ -82,7 +87,7 @@ def _check_prompt(config: SampleConfig) -> None:
         require(False, key, f"null with {chosen[0]}=", getattr(config, key))
     need = f"null without {', '.join(PROMPTS)}"
     require(bool(chosen) or not config.prompt_length, "prompt_length", need, config.prompt_length)
-    if config.prompt_file is not None:
+    if config.prompt_file is not None and not is_stream(config.prompt_file):
         try:
             open(config.prompt_file, "rb").close()
         except OSError as error:
@@ -125,7 +130,7 @@ def _contents(config: SampleConfig, samples: Samples[Any]) -> list[bytes]:
     if config.prompt is not None:
         return [samples.prompt(config.prompt)]
     if config.prompt_file is not None:
-        return [samples.read(Path(config.prompt_file))]
+        return [samples.read(regular(config.prompt_file))]
     if config.prompt_split is None:
         return []
     length = config.prompt_length or samples.size // 2

@@ -8,20 +8,35 @@ machines. Results are also printed as a table.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from headwise.errors import Interrupted, Pruned
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from headwise.errors import Interrupted, Pruned, require
 from headwise.files import read_json, write_json
 
 if TYPE_CHECKING:
     from headwise.commands.train import Outcome
 
 SEARCHERS = "searchers"  # folder of a search, see `headwise.commands.search`
-MULTIRUN = {"-m", "--multirun"}
-INFORMATION = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info"}  # nothing is run
+
+
+class SweepStart(Callback):
+    """Calls a function with the composed config of a sweep, before the first job.
+
+    Hydra has it from conf/train.yaml; its errors must not be an `Exception`, which Hydra prints.
+    """
+
+    function: ClassVar[Callable[[DictConfig], None] | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **others: Any) -> None:
+        """Call the function of the command, if it has one."""
+        if SweepStart.function is not None:
+            SweepStart.function(config)
 
 
 @dataclass(frozen=True)
@@ -37,15 +52,22 @@ class Sweep:
     folder: Path
 
     @classmethod
-    def from_arguments(cls, arguments: Sequence[str]) -> Sweep | None:
-        """The sweep of a command line with `-m`, or None for a single run."""
-        if not MULTIRUN.intersection(arguments) or INFORMATION.intersection(arguments):
-            return None
-        overrides = sorted(a for a in arguments if not a.startswith(("-", "hydra/", "hydra.")))
-        digest = hashlib.sha256("\0".join(overrides).encode()).hexdigest()[:8]
-        outputs = [a.split("=", 1)[1] for a in overrides if a.startswith("paths.outputs=")]
+    def composed(cls, config: DictConfig) -> Sweep:
+        """The sweep of a composed config of Hydra.
+
+        Raises:
+            ConfigError: each job would have another working directory.
+        """
+        hydra = config.hydra
+        require(
+            not hydra.job.chdir,
+            "hydra.job.chdir",
+            "false in a sweep (each job has its run folder below paths.outputs)",
+            hydra.job.chdir,
+        )
+        digest = hashlib.sha256("\0".join(sorted(hydra.overrides.task)).encode()).hexdigest()[:8]
         name = f"sweep-{digest}"
-        return cls(name, Path(outputs[-1] if outputs else "outputs") / "sweeps" / name)
+        return cls(name, Path(hydra.sweep.dir, name))
 
     def begin(self) -> None:
         """Remove the records of an earlier call; finished jobs are recorded again.

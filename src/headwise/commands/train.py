@@ -138,7 +138,7 @@ def _train(
         use_deterministic_kernels(ranks.device)
         task = task_of(config)
         with ranks.first_alone():  # the first rank downloads, the others read the cache
-            corpus = task.open(config, Path(config.paths.cache).expanduser())
+            corpus = task.open(config, Path(config.paths.cache))
         folder = _run_folder(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
         results = final_results(folder, task, config, corpus)

@@ -11,6 +11,7 @@ from headwise.commands.output import check_paths, write_blocks
 from headwise.config.schema import TranslateConfig
 from headwise.data.corpora.text import decoded_lines
 from headwise.errors import DataError, HeadwiseError
+from headwise.files import STDIN, STDOUT
 from headwise.tasks.loading import load_selected, translating
 from headwise.tasks.texts import read_lines
 from headwise.tasks.translation_run import TranslationRun
@@ -24,11 +25,11 @@ def translate(config: TranslateConfig) -> None:
     check_paths(config.buffer_size, config.output, paths)
     run = translating(load_selected(config.run, config))
     sources: Iterable[str]
-    if config.input is not None:
+    if config.input not in (None, STDIN):
         sources = read_lines(Path(config.input), may_be_empty=True)
         if config.reference is None and run.model.max_source is not None:
             run.translator.check_sources(list(map(run.normaliser.source, sources)))
-    elif config.reference is None and config.output is None and sys.stdin.isatty():
+    elif config.reference is None and config.output in (None, STDOUT) and sys.stdin.isatty():
         _interactive(run)
         return
     else:

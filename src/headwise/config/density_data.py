@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
+from headwise.config.text_and_paths import path
+
 
 @dataclass
 class DensityDataConfig:
@@ -23,7 +25,7 @@ class DensityDataConfig:
     _target_: str = MISSING
     tasks: list[str] = field(default_factory=lambda: ["density"])  # tasks that use it
     name: str = MISSING  # name of the data, as in data=
-    dir: str | None = None  # a folder of local files, used instead of downloads
+    dir: str | None = path()  # a folder of local files, used instead of downloads
     folder: str | None = None  # folder name under $HEADWISE_DATA
     train: str = "train"  # a split
     valid: str = "valid"
@@ -45,8 +47,8 @@ class TextDataConfig(DensityDataConfig):
     """A text of one language; see `headwise.data.plain_text`."""
 
     _target_: str = "headwise.config.density_data.TextDataConfig"
-    files: Any = None  # split -> file, or a list of alternatives; null: SPLIT.txt
-    file: str | None = None  # one file with all splits
+    files: Any = path()  # split -> file, or a list of alternatives; null: SPLIT.txt
+    file: str | None = path()  # one file with all splits
     split: list[float] = field(default_factory=list)  # its shares: train, valid and test
     column: str | None = None  # files are tables (tsv, csv, jsonl, parquet): the one with the text
     documents: str | None = None  # line, blank_line or heading; null: a split is one document

@@ -12,6 +12,8 @@ from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.keys import known_keys
 from headwise.errors import nearest, refuse
 
+SHARED = "shared"  # a group that experiments use, and users do not choose
+
 
 def explain_composition(error: Exception, config_name: str) -> str:
     """The message for an error of Hydra or OmegaConf, with the nearest key or choice."""
@@ -42,6 +44,9 @@ def explain_composition(error: Exception, config_name: str) -> str:
         # the message of OmegaConf has the last part of the key only
         key = getattr(error, "full_key", None) or missing.group(1)
         return f"{key} is missing: set {key}=…"
+    if re.search("is not Optional|Incompatible value 'None'", text):
+        where = getattr(error.__cause__ or error, "full_key", None) or text.partition(":")[0]
+        return f"{where}: null is not text; put it in quotes if it is: '\"null\"'"
     scalar = re.search(r"Error merging override (\S+?)=(.*)\nInvalid value.*ListConfig", text)
     if scalar:
         return f"{scalar[1]} must be a list: set {scalar[1]}=[{scalar[2]}]"
@@ -53,6 +58,8 @@ def _hint(error: Exception, config_name: str) -> str | None:
     not_found = re.search(r"Could not find '([\w/]+)/([\w.-]+)'", str(error))
     if not_found:
         group, choice = not_found.groups()
+        if nested := group_choices(f"{group}/{choice}"):
+            return f"{group}={choice}/{'|'.join(nested)}"
         other_groups = [g for g in _groups() if g != group and choice in group_choices(g)]
         if other_groups:
             return f"{other_groups[0]}={choice}"
@@ -71,4 +78,5 @@ def _hint(error: Exception, config_name: str) -> str | None:
 
 
 def _groups() -> list[str]:
-    return sorted(path.name for path in config_dir().iterdir() if path.is_dir())
+    names = (path.name for path in config_dir().iterdir() if path.is_dir())
+    return sorted(name for name in names if name != SHARED)

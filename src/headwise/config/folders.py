@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ def composed(*overrides: str) -> DictConfig:
 
 def group_choices(group: str) -> list[str]:
     """Names that `group=` accepts."""
-    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+    folder = config_dir() / group
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def group_node(group: str, name: str) -> Any:

@@ -73,11 +73,12 @@ def _typed_nodes(
             yield from _typed_nodes(value_node, inner, f"{prefix}{name}.")
 
 
-def _keys_of(kind: Any, prefix: str = "") -> Iterator[str]:
+def _hints_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each dotted key of a dataclass, and of those in it, with its type."""
     for name, hint in get_type_hints(kind).items():
-        yield f"{prefix}{name}"
+        yield f"{prefix}{name}", hint
         if is_dataclass(hint):
-            yield from _keys_of(hint, f"{prefix}{name}.")
+            yield from _hints_of(hint, f"{prefix}{name}.")
 
 
 def check_values(config: DictConfig, config_name: str) -> None:
@@ -115,18 +116,26 @@ def _in_words(hint: Any) -> str:
     return words.get(hint, "null")
 
 
-def _schema_keys(group: str) -> list[str]:
-    """Keys of the dataclasses of an open group: data or decode."""
-    kinds = [kind for name, kind in SCHEMAS.items() if (name in DECODE) == (group == "decode")]
-    return [key for kind in kinds for key in _keys_of(kind, f"{group}.")]
+def _hints(config_name: str) -> Iterator[tuple[str, Any]]:
+    """Yield each key of the config of a command with its type, also those of data and decode."""
+    yield from _hints_of(KINDS[config_name])
+    names = [field.name for field in fields(KINDS[config_name])]
+    for name, kind in SCHEMAS.items():
+        group = "decode" if name in DECODE else "data"
+        if config_name == "train" or (group == "decode" and group in names):
+            yield from _hints_of(kind, f"{group}.")
+
+
+def text_keys(config_name: str) -> set[str]:
+    """The keys of a command whose values are text or lists of text."""
+    return {key for key, hint in _hints(config_name) if {hint, *get_args(hint)} & {str, list[str]}}
 
 
 def known_keys(config_name: str) -> list[str]:
     """All dotted keys of the config of a command; for training, also those of each choice."""
-    keys = list(_keys_of(KINDS[config_name]))
+    keys = [key for key, _ in _hints(config_name)]
     if config_name != "train":
-        return [*keys, *(_schema_keys("decode") if "decode" in keys else ())]
-    keys += [*_schema_keys("data"), *_schema_keys("decode")]
+        return keys
     for group in OPEN_GROUPS:
         for choice in group_choices(group):
             keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]

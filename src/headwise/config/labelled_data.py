@@ -8,6 +8,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from headwise.config.sampling import RunSelection
+from headwise.config.text_and_paths import path
+from headwise.files import STDIN, STDOUT
 
 
 @dataclass
@@ -17,9 +19,9 @@ class LabelledDataConfig:
     _target_: str = "headwise.config.labelled_data.LabelledDataConfig"
     tasks: list[str] = field(default_factory=lambda: ["classification"])  # tasks that use it
     name: str = MISSING  # name of the data, as in data=
-    dir: str | None = None  # a folder of local files, used instead of downloads
+    dir: str | None = path()  # a folder of local files, used instead of downloads
     folder: str | None = None  # folder name under $HEADWISE_DATA
-    files: Any = None  # split -> file or stem, or alternatives; null: SPLIT.tsv, .csv, .jsonl, ...
+    files: Any = path()  # split -> file or stem, or alternatives; null: SPLIT.tsv, .csv, .jsonl
     columns: list[str] = field(default_factory=list)  # of files without a header; []: a header
     text: str = "text"  # column
     pair: str | None = None  # column of the second text; null: single texts
@@ -47,7 +49,9 @@ class LabelledDataConfig:
 class PredictConfig(RunSelection):
     """`scripts/predict.py`: label the texts of a file or of stdin, or pictures."""
 
-    run: str = MISSING  # its folder
-    input: str | None = None  # file of lines, table, picture, folder of pictures; null: stdin
-    output: str | None = None  # a file; null writes to stdout
+    run: str = path(MISSING)  # its folder
+    input: str | None = path(
+        stream=STDIN
+    )  # file of lines, table, picture, folder of pictures; null: stdin
+    output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
     buffer_size: int = 10_000  # texts or pictures that are read and labelled at a time

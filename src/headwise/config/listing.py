@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from headwise.config.text_and_paths import path
 
 
 @dataclass
 class RunsConfig:
     """`scripts/runs.py`: a table of runs."""
 
-    runs: list[str] = field(default_factory=lambda: ["outputs"])  # folders or globs
+    runs: list[str] = path(lambda: ["outputs"])  # folders or globs
     where: str | None = None  # conditions: "status=finished seed<3 attention!=softmax"
     sort: str | None = None  # a column; -column: descending
     format: str = "table"  # table, csv, json; the last two have all scores

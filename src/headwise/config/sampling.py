@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
+from headwise.config.text_and_paths import path
+from headwise.files import STDIN, STDOUT
+
 
 @dataclass
 class RunSelection:
@@ -20,11 +23,11 @@ class RunSelection:
 class SampleConfig(RunSelection):
     """`scripts/sample.py`: draw samples from a density model."""
 
-    run: str = MISSING  # its folder
+    run: str = path(MISSING)  # its folder
     n: int = 16  # samples
     length: int | None = None  # tokens of each after the prompt; null: up to data.window
     prompt: str | None = None  # text at the beginning of each sample
-    prompt_file: str | None = None  # a text, picture or audio file with the prompt
+    prompt_file: str | None = path(stream=STDIN)  # a text, picture or audio file with the prompt
     prompt_split: str | None = None  # sample i continues image or piece i of this split
     prompt_length: int | None = None  # only its first tokens; null: all, half of an image
     temperature: float = 1.0  # below 1: more probable tokens
@@ -33,4 +36,4 @@ class SampleConfig(RunSelection):
     seed: int = 1  # with the number of a sample: its random numbers
     batch_size: int = 16  # samples computed together; affects time and memory alone
     precision: str = "fp64"  # fp64, or fp32: faster, and may depend on the batch
-    output: str | None = None  # a file; null: in samples/ of the run
+    output: str | None = path(stream=STDOUT)  # a file; null: in samples/ of the run

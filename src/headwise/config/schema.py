@@ -24,6 +24,8 @@ from headwise.config.labelled_data import LabelledDataConfig, PredictConfig
 from headwise.config.listing import RunsConfig
 from headwise.config.no_data import NoDataConfig
 from headwise.config.sampling import RunSelection, SampleConfig
+from headwise.config.text_and_paths import expand_paths, install, path
+from headwise.files import STDIN, STDOUT
 
 SITES = ("encoder_self", "decoder_self", "cross")
 SITE_NAMES = {
@@ -62,9 +64,9 @@ class DataConfig:
     name: str = MISSING  # name of the corpus, as in data=
     source: str = MISSING  # language code of the input side
     target: str = MISSING  # language code of the output side
-    dir: str | None = None  # a folder of local text, used instead of downloads
+    dir: str | None = path()  # a folder of local text, used instead of downloads
     folder: str | None = None  # folder name under $HEADWISE_DATA
-    files: dict[str, list[str]] = field(default_factory=dict)  # split -> alternative file stems
+    files: dict[str, list[str]] = path(dict)  # split -> alternative file stems
     train: str = "train"  # a split, or several: a+b
     valid: str = "valid"  # a split, or several
     test: list[str] = field(default_factory=list)  # test sets, scored at the end of a run
@@ -83,7 +85,7 @@ class TokenizerConfig:
     """SentencePiece segmentation, trained on the training split, or loaded from `folder`."""
 
     kind: str = "bpe"  # bpe, unigram, char, byte, or given
-    folder: str | None = None  # with kind=given: a run, or any folder with a tokenizer.model
+    folder: str | None = path()  # with kind=given: a run, or any folder with a tokenizer.model
     vocab_size: int = 32000  # tokens, the four special ones included
     joint: bool = True  # one model for both languages
     character_coverage: float = 1.0  # share of the text in the alphabet; the rest is unknown
@@ -177,8 +179,8 @@ class TrackerConfig:
 class PathsConfig:
     """Folders."""
 
-    outputs: str = "outputs"  # run folders
-    cache: str = MISSING  # encoded corpora, tokenizers, downloads
+    outputs: str = path("outputs")  # run folders
+    cache: str = path(MISSING)  # encoded corpora, tokenizers, downloads
 
 
 @dataclass
@@ -209,17 +211,17 @@ class Config:
     repulsion: Any = MISSING
     loss: Any = MISSING
     data: Any = MISSING
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    tokenizer: TokenizerConfig = MISSING
+    model: ModelConfig = MISSING
     optimizer: Any = MISSING
     scheduler: Any = MISSING
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    trainer: TrainerConfig = MISSING
     decode: Any = MISSING
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    paths: PathsConfig = field(default_factory=PathsConfig)
+    tracker: TrackerConfig = MISSING
+    paths: PathsConfig = MISSING
     experiment_name: str = "default"  # folder of the run, under outputs
     seed: int = 1  # of weights, dropout and order
-    init_from: str | None = None  # another run, whose weights initialise the model
+    init_from: str | None = path()  # another run, whose weights initialise the model
     dry_run: bool = False  # print parameters, memory and FLOPs, then stop
 
 
@@ -234,7 +236,7 @@ class SearchSelection(RunSelection):
 class EvaluateConfig(SearchSelection):
     """`scripts/evaluate.py`: score a run on test sets or other text."""
 
-    run: str = MISSING  # run folder
+    run: str = path(MISSING)  # run folder
     data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
     name: str | None = None  # of the results file; null: results-<checkpoint>
     output: str | None = None  # folder of the results; null: the run folder
@@ -245,19 +247,19 @@ class EvaluateDataConfig:
     """The text to score on."""
 
     test: list[str] = field(default_factory=list)  # names; empty: the test sets of the run
-    dir: str | None = None  # folder of the corpus, if it differs from that of the run
-    source_file: str | None = None  # a text, one sentence per line; needs reference_file
-    reference_file: str | None = None
+    dir: str | None = path()  # folder of the corpus, if it differs from that of the run
+    source_file: str | None = path(stream=STDIN)  # one sentence per line; needs reference_file
+    reference_file: str | None = path(stream=STDIN)
 
 
 @dataclass
 class TranslateConfig(SearchSelection):
     """`scripts/translate.py`: translate a file, stdin, or lines typed at a terminal."""
 
-    run: str = MISSING
-    input: str | None = None  # a file; null reads stdin
-    output: str | None = None  # a file; null writes to stdout
-    reference: str | None = None  # score these translations instead (forced decoding)
+    run: str = path(MISSING)
+    input: str | None = path(stream=STDIN)  # a file; null reads stdin
+    output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
+    reference: str | None = path(stream=STDIN)  # score these translations instead (forced decoding)
     buffer_size: int = 10_000  # lines that are read, sorted by length and translated at a time
 
 
@@ -266,7 +268,7 @@ class PruneDataConfig:
     """The text to measure heads on."""
 
     split: str | None = None  # null: the run's validation set
-    dir: str | None = None  # folder of the corpus, if it differs from that of the run
+    dir: str | None = path()  # folder of the corpus, if it differs from that of the run
     sentences: int | None = 1000  # the first N; null: all
 
 
@@ -274,14 +276,14 @@ class PruneDataConfig:
 class PruneConfig(SearchSelection):
     """`scripts/prune.py`: measure the importance of heads, and remove heads."""
 
-    run: str = MISSING  # run folder
+    run: str = path(MISSING)  # run folder
     by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
     fraction: float | None = None  # of the heads of `sites` to remove; null: remove none
     keep: Any = None  # heads to keep, as model.heads: site -> layers -> numbers of heads
     sites: list[str] | None = None  # sites to remove heads from; null: all sites of the model
     table: bool = False  # scores with 0, 10, ... 100 % of the heads masked
     ablation: bool = False  # scores without each head, and with only the best head of each layer
-    output: str | None = None  # folder of the new run; null: next to the old one
+    output: str | None = path()  # folder of the new run; null: next to the old one
     data: PruneDataConfig = field(default_factory=PruneDataConfig)
 
 
@@ -296,8 +298,8 @@ class AnalyzeDataConfig(PruneDataConfig):
 class AnalyzeConfig(RunSelection):
     """`scripts/analyze.py`: tables of measures of the heads of a run."""
 
-    run: str | None = None  # run folder
-    runs: list[str] = field(default_factory=list)  # several runs: folders or globs, as in report
+    run: str | None = path()  # run folder
+    runs: list[str] = path(list)  # several runs: folders or globs, as in report
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
     offsets: int = 5  # relative positions -N to N that are analysed
     positional_share: float = 0.9  # minimum share of queries, positional head (Voita et al. 2019)
@@ -306,7 +308,7 @@ class AnalyzeConfig(RunSelection):
     rare_share: float = 0.5  # minimum share of sentences of a rare-words head (Voita et al. 2019)
     importance: bool = True  # of heads (Michel et al. 2019); needs a backward pass over the text
     overwrite: bool = False  # repeat an existing analysis
-    output: str = "outputs/analysis"  # folder of the comparison of runs=
+    output: str = path("outputs/analysis")  # folder of the comparison of runs=
 
 
 @dataclass
@@ -314,22 +316,24 @@ class ReportConfig:
     """`scripts/report.py`: tables of a paper, or a page or figures of runs."""
 
     paper: Any = None  # a yaml of conf/paper; see `headwise.report.paper.Paper`
-    runs: list[str] = field(default_factory=list)  # folders or globs; empty: those of the paper
+    runs: list[str] = path(list)  # folders or globs; empty: those of the paper
     seeds: list[int] | None = None  # null: those of the paper
     overrides: list[str] = field(default_factory=list)  # added to every recipe: ["data.dir=FOLDER"]
     n_resamples: int = 10_000  # of the paired bootstrap
     launch: bool = False  # train missing runs first
-    run: str | None = None  # folder of a run, for page and figures
+    run: str | None = path()  # folder of a run, for page and figures
     page: bool = False  # write one html file to inspect the heads of `run`
-    compare: str | None = None  # a second run: on the page, or paired tests between the two
+    compare: str | None = path()  # a second run: on the page, or paired tests between the two
     n_sentences: int = 20  # number of sentences on the page
-    sentences: str | None = None  # a file of sentences; null: from a test set of the run
+    sentences: str | None = path(
+        stream=STDIN
+    )  # a file of sentences; null: from a test set of the run
     checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
     figures: bool = False  # write figures for print: of `run`, `runs` or the runs of `paper`
     sentence: str | None = None  # with figures=true: draw the attention of all heads of `run` on it
     heads: bool = False  # analyse the heads of the runs of the paper, as tables
-    output: str | None = None  # null: outputs/reports/<paper>, or in the run folder
+    output: str | None = path()  # null: outputs/reports/<paper>, or in the run folder
 
 
 KINDS: dict[str, type] = {  # command -> dataclass
@@ -361,8 +365,8 @@ C = TypeVar("C")
 
 
 def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assignment]
-    """A composed config as the dataclass of its command."""
-    return cast(C, OmegaConf.to_object(node))
+    """A composed config as the dataclass of its command; `~` in paths is expanded."""
+    return expand_paths(cast(C, OmegaConf.to_object(node)))
 
 
 def read_back(content: dict[str, Any]) -> Config:
@@ -384,6 +388,8 @@ def read_back(content: dict[str, Any]) -> Config:
 def register() -> None:
     """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`."""
     from hydra.core.config_store import ConfigStore
+
+    install()
 
     # Hydra would copy all of it at every composition, and for --help once a group
     ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]

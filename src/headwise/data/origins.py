@@ -47,7 +47,7 @@ def joined_splits(split: str, known: Collection[str]) -> list[str]:
 def local_folder(config: DataWithOrigins | DensityDataConfig) -> Path | None:
     """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
     if config.dir is not None:
-        return Path(config.dir).expanduser()
+        return Path(config.dir)
     root = os.environ.get("HEADWISE_DATA")
     folder = Path(root or "").expanduser() / (config.folder or "")
     return folder if root and config.folder and folder.is_dir() else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from headwise.analysis.tables import FOLDER, SETTINGS
 from headwise.config.schema import ReportConfig
 from headwise.errors import ConfigError, DataError, require
-from headwise.files import write_text
+from headwise.files import is_stream, write_text
 from headwise.page.document import page_text
 from headwise.page.readings import reading_contents
 from headwise.page.run import run_content
@@ -41,7 +41,7 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
     folders = _folders(config)
     out = _output(config, folders)
     path = None if config.sentences is None else Path(config.sentences)
-    if path is not None and not path.is_file():
+    if path is not None and not (path.is_file() or is_stream(path)):
         raise DataError(f"sentences={path} not found")
     for folder in folders:
         if not (folder.path / FOLDER / SETTINGS).is_file():

@@ -17,6 +17,7 @@ import pandas as pd
 
 from headwise.report.paper_runs import read_run
 from headwise.report.tables import Fact, Table, mean_and_deviation, pivot
+from headwise.runs.fingerprint import last_typed
 
 BASELINE = "softmax"
 COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}
@@ -72,7 +73,8 @@ def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the overrides that distinguish the row of each job, seeds left out."""
-    without_seed = [[o for o in job["overrides"] if not o.startswith("seed=")] for job in jobs]
+    typed = [last_typed(job["overrides"]) for job in jobs]
+    without_seed = [[o for o in overrides if not o.startswith("seed=")] for overrides in typed]
     common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
     names = [[o for o in overrides if o not in common] for overrides in without_seed]
     keys = {override.partition("=")[0] for row in names for override in row}

@@ -96,11 +96,16 @@ def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
+def last_typed(overrides: Iterable[str]) -> list[str]:
+    """The overrides that apply: of several for one key, Hydra uses the last."""
+    return list({o.lstrip("+").partition("=")[:2]: o for o in overrides}.values())
+
+
 def slug(overrides: Iterable[str]) -> str:
     """Short folder name of the overrides, without `=`, `,`, `+`, `/` and similar characters."""
     excluded = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
     excluded = excluded.replace(r"\*", r"\w+")
-    included = [o for o in overrides if not re.match(rf"[+~]*({excluded})[.=/@]", o)]
+    included = [o for o in last_typed(overrides) if not re.match(rf"[+~]*({excluded})[.=/@]", o)]
     words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(included)]
     name = "_".join(word for word in words if word)
     # file systems allow 255 bytes, and the fingerprint is appended

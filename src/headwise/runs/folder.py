@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shlex
 import time
@@ -22,7 +21,14 @@ from omegaconf.errors import OmegaConfBaseException
 from headwise.config.schema import Config, DecodeConfig, read_back
 from headwise.errors import RunError, nearest
 from headwise.file_names import check_file_name
-from headwise.files import lock, read_json, replacing, write_json, write_text
+from headwise.files import (
+    lock,
+    matching_paths,
+    read_json,
+    replacing,
+    write_json,
+    write_text,
+)
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
@@ -272,8 +278,7 @@ def list_folders(
     """Like `find_folders`, with the names in each folder; includes runs that failed to start."""
     folders: dict[tuple[int, int], tuple[Path, frozenset[str]]] = {}
     for pattern in patterns:
-        text = str(Path(pattern).expanduser())
-        paths = [Path(p) for p in sorted(glob.glob(text, recursive=True))]
+        paths = matching_paths(Path(pattern).expanduser())
         if not paths and not missing_ok:
             above = Path(pattern).parent
             nearby = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
 
 def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
     """Read a file, plain or .gz, with one sentence per line."""
-    if not path.is_file():
+    if not os.path.exists(path) or os.path.isdir(path):
         raise DataError(f"{path} not found")
     with open_bytes(path) as stream:
         return list(decoded_lines(stream, str(path), may_be_empty))
@@ -117,7 +118,7 @@ def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[s
         named = f" {', '.join(test)}" if test else ""
         raise DataError(
             f"{error}\nThe run folder does not hold the test sets{named}; searched in the run's "
-            f"data.dir={data_dir}, here {Path(data_dir).expanduser().absolute()}. Set "
+            f"data.dir={data_dir}, here {Path(data_dir).absolute()}. Set "
             "data.dir= to the folder that holds them"
         ) from error
     return {name: corpus.read(name) for name in corpus.config.test}

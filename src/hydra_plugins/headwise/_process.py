@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 
 from headwise.commands.sweep import Sweep
+from headwise.config.schema import register
 from headwise.data.workers import n_cores
 from headwise.errors import ConfigError, Interrupted, RunError
 from headwise.files import guard_streams, lock
@@ -69,6 +70,7 @@ class JobProcess:
         """
         guard_streams()
         handlers = StopRequest(is_deferred=True).install()
+        register()
         os.umask(self.umask)
         sys.argv[:] = self.arguments
         if self.cores:

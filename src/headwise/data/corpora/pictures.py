@@ -12,6 +12,7 @@ Axes: N images, H rows, W columns, C channels.
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 import zipfile
@@ -27,7 +28,7 @@ import numpy.typing as npt
 
 from headwise.data.corpora.text import READ_ERRORS
 from headwise.errors import DataError
-from headwise.files import replacing
+from headwise.files import is_stream, replacing
 
 Image = npt.NDArray[np.uint8]
 Shape = tuple[int, ...]
@@ -84,7 +85,9 @@ def picture(path: Path) -> Image:
     from PIL import ImageOps
 
     try:
-        with Pillow.open(path) as opened:
+        # Pillow reads a file in several places, which a pipe does not allow
+        source = io.BytesIO(path.read_bytes()) if is_stream(path) else path
+        with Pillow.open(source) as opened:
             lost = _lost_values(opened)
             image: Any = opened
             with suppress(SyntaxError, struct.error):  # of EXIF that cannot be read

@@ -1,0 +1,104 @@
+"""The arguments of a command line: checks, quotes, and the order that Hydra needs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Container, Sequence
+from itertools import pairwise
+
+from headwise.config.folders import group_choices
+from headwise.config.keys import text_keys
+from headwise.errors import ConfigError
+
+HYDRA_OPTIONS = {
+    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--multirun",
+    "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir",
+    "--experimental-rerun",
+}  # fmt: skip
+WITH_VALUE = {
+    "-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd",
+    "--config-dir", "--experimental-rerun",
+}  # fmt: skip
+INFO = ("-i", "--info")  # their value can be left out
+# What Hydra would read as a number or truth value, in a value or list without quotes.
+NUMBER = re.compile(
+    r"((?:^|[\[,]) *)(true|false|[-+]?(?:nan|inf|[\d_.]+(?:e[-+]?[\d_]+)?))(?= *(?:$|[\],]))", re.I
+)
+ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")  # variables of jobs
+
+
+def quoted(argument: str, text: Container[str] = ()) -> str:
+    """Quote the value of `key=value` if Hydra cannot parse it: non-ASCII letters, = and the like.
+
+    Lists, mappings and values that Hydra parses are unchanged, except for numbers in keys of
+    `text`: 1e3 would become 1000.0.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, equals, value = argument.partition("=")
+    if key.lstrip("+") in text and not set(value).intersection("\"'{($"):
+        value = NUMBER.sub(r'\1"\2"', value)
+        argument = f"{key}{equals}{value}"
+    if not equals or key.startswith("-") or value.startswith(("[", "{", '"', "'")) or "," in value:
+        return argument
+    try:
+        OverridesParser.create().parse_override(argument)
+        return argument
+    except HydraException:
+        escaped = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), value)
+        return f'{key}="{escaped}"'
+
+
+def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The settings, and the options of Hydra with their values."""
+    settings: list[str] = []
+    options: list[str] = []
+    for before, argument in pairwise(["", *arguments]):
+        is_value = before in WITH_VALUE or (before in INFO and "=" not in argument)
+        (options if is_value or argument.startswith("-") else settings).append(argument)
+    return settings, options
+
+
+def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
+    """The arguments as Hydra parses them: quoted settings, then options.
+
+    Raises:
+        ConfigError: an argument that is not key=value, or an unknown option.
+    """
+    # Hydra's --run is its default; in commands with a key `run`, it means the key
+    known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
+    settings, options = _separated(arguments)
+    for before, argument in pairwise(["", *arguments]):
+        name, _, value = argument.partition("=")
+        key = name.lstrip("+~").removeprefix("--").replace("-", "_")
+        if not argument.isprintable() and argument != argument.encode(errors="ignore").decode():
+            printable = argument.encode(errors="replace").decode()
+            encoding = sys.getfilesystemencoding()
+            advice = "rename the file" if encoding == "utf-8" else "set PYTHONUTF8=1"
+            raise ConfigError(f"{printable} is not {encoding.upper()}; {advice}")
+        if argument in settings and "=" not in argument and not argument.startswith("~"):
+            raise ConfigError(_not_a_setting(before, argument))
+        if name.lstrip("+~").startswith(ENVIRONMENT):
+            raise ConfigError(
+                f"{name} would be written to files, with its secrets; set the variable in the "
+                "shell: jobs inherit it"
+            )
+        if name.startswith("~") and not key.startswith("hydra"):
+            raise ConfigError(f"{name}: a key cannot be removed; set {key}=… instead")
+        if name.startswith("--") and name not in known:
+            raise ConfigError(
+                f"{argument} is not known; set keys as key=value: {key}={value or '…'}"
+            )
+    text = text_keys(config_name)
+    return [*(quoted(setting, text) for setting in settings), *options]
+
+
+def _not_a_setting(before: str, argument: str) -> str:
+    problem = f"{argument!r} is not key=value"
+    if "/" not in argument and (choices := group_choices(argument)):
+        return f"{problem}: choose {argument}={'|'.join(choices)}"
+    if "=" in before:
+        return f"{problem}. If it is part of {before!r}, quote both; a key has one value"
+    return problem

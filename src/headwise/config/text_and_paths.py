@@ -1,0 +1,62 @@
+"""Settings that are text or paths: `~` is the home folder, and text stays as it is typed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import field, fields, is_dataclass
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import ValidationError
+from omegaconf.nodes import StringNode
+
+S = TypeVar("S")
+
+_convert = StringNode._validate_and_convert_impl
+
+
+def path(default: Any = None, stream: str = "-") -> Any:
+    """A field that holds a path, several, or a mapping to paths; see `expand_paths`.
+
+    Args:
+        default: a value, or a function that returns it.
+        stream: the path that `-` stands for.
+    """
+    kind = "default_factory" if callable(default) else "default"
+    return cast(Any, field)(**{kind: default}, metadata={"stream": stream})
+
+
+def expand_paths(config: S) -> S:
+    """Replace `~` and `-` in the paths of a dataclass and of those in it."""
+    for item in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, item.name)
+        if is_dataclass(value):
+            expand_paths(value)
+        elif stream := item.metadata.get("stream"):
+            setattr(config, item.name, stream if value == "-" else in_home(value))
+    return config
+
+
+def in_home(value: Any) -> Any:
+    """`value` with `~` at the start of its texts as the home folder."""
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    if isinstance(value, dict):
+        return {name: in_home(item) for name, item in value.items()}
+    return [in_home(item) for item in value] if isinstance(value, list) else value
+
+
+def _strict_text(node: StringNode, value: Any) -> str:
+    """Convert no number and no truth value to text, except for Hydra and references to a key."""
+    is_exempt = ("_val" in vars(node) and node._is_interpolation()) or str(
+        node._get_full_key(None)
+    ).startswith("hydra.")
+    if isinstance(value, (bool, int, float)) and not is_exempt:
+        raise ValidationError("$FULL_KEY must be text, got $VALUE ($VALUE_TYPE): put it in quotes")
+    return _convert(node, value)
+
+
+def install() -> None:
+    """Make OmegaConf reject unquoted numbers in text, and resolve `${in_home:PATH}`."""
+    StringNode._validate_and_convert_impl = _strict_text  # type: ignore[method-assign,assignment]
+    OmegaConf.register_new_resolver("in_home", in_home, replace=True)

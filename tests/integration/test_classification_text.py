@@ -316,6 +316,38 @@ def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(folder: Path, single
     assert 5.0 in rates.values()
 
 
+@pytest.mark.parametrize(
+    ("frozen", "layers"),
+    [
+        ("task.frozen_layers=2", "stack.layers."),
+        ("task.frozen_layers=1", "stack.layers.0."),
+        ("gates.freeze=[encoder]", "stack."),
+    ],
+)
+def test_gates_of_frozen_layers_are_trained(
+    folder: Path, single: Path, frozen: str, layers: str
+) -> None:
+    """Of the model that is trained; `gates.freeze` freezes as in the other tasks."""
+    from headwise.model.gates import gate_penalty
+    from headwise.tasks.task import task_of
+
+    with composer() as make:
+        overrides = command(folder, f"init_from={single}", "gates=hard_concrete", frozen)
+        config = typed(make(overrides))
+    task = task_of(config)
+    data = task.prepare(task.open(config, folder / "cache"), config, False)
+    model = task.training_model(config, data)
+    penalty = gate_penalty(model)
+    assert penalty is not None
+    penalty.backward()
+    for name, parameter in model.named_parameters():
+        if name.endswith("log_a"):
+            assert parameter.grad.abs().min() > 0
+        elif "cls" not in name.split("."):
+            is_frozen = name.startswith(("embedding.", layers))
+            assert parameter.requires_grad == (not is_frozen), name
+
+
 def test_class_weights_are_those_of_the_training_rows(folder: Path) -> None:
     from headwise.tasks.classification import class_factors
 

@@ -188,6 +188,16 @@ def test_pruned_heads() -> None:
     assert head_counts == {1, 2, 4}
 
 
+@pytest.mark.parametrize("kind", [SVGD, SPOS])
+def test_frozen_weights_alone_are_refused(kind: type[SVGD]) -> None:
+    model = make_model()
+    NoRepulsion().check_model(model.requires_grad_(False))
+    with pytest.raises(ConfigError, match=r"only frozen weights.*repulsion=none"):
+        kind().check_model(model)
+    next(iter(weights_of(model)))[1].requires_grad_(True)
+    kind().check_model(model)
+
+
 def test_frozen_weights_stay_without_a_gradient() -> None:
     model = make_model()
     set_gradients(model)

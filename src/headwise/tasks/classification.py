@@ -42,6 +42,7 @@ from headwise.metrics.significance import scores_with_intervals
 from headwise.model.build import build_classifier, check_model, parts_of
 from headwise.model.classifier import Classifier, pool_of
 from headwise.model.family import Model
+from headwise.model.gates import head_gates
 from headwise.model.patches import patch_embedding
 from headwise.model.places import site_alone
 from headwise.runs.folder import RunFolder
@@ -131,7 +132,8 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
     Args:
         encoder_lr: factor of the learning rate of weights taken by `init_from`, all but those of
             classes and CLS tokens.
-        frozen_layers: with `init_from`, the embeddings and so many first layers are not trained.
+        frozen_layers: with `init_from`, the embeddings and so many first layers are not trained,
+            but their gates are.
     """
 
     monitor = "accuracy"
@@ -217,10 +219,13 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         n = self.frozen_layers
         frozen = () if n is None else ("embedding.", *(f"stack.layers.{i}." for i in range(n)))
         for name, parameter in model.named_parameters():
-            if not name.startswith("output.") and "cls" not in name.split("."):
-                parameter.requires_grad_(not name.startswith(frozen))
-                if self.encoder_lr != 1:
-                    model.lr_factors[parameter] = self.encoder_lr
+            is_new = name.startswith("output.") or "cls" in name.split(".")
+            if is_new or name.startswith(frozen):
+                parameter.requires_grad_(is_new)  # else as `gates.freeze` has it
+            if not is_new and self.encoder_lr != 1:
+                model.lr_factors[parameter] = self.encoder_lr
+        for gate in head_gates(model):
+            gate.requires_grad_(True)
         return model
 
     def _classifier(

@@ -13,7 +13,7 @@ norm then hardly depends on the replaced gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,9 @@ class Repulsion:
 
     def check(self, sites: Sequence[Site]) -> None:
         """Raise `ConfigError` for settings that do not fit a model with these sites."""
+
+    def check_model(self, model: Model) -> None:
+        """Raise `ConfigError` if no gradient of a model is replaced, as all weights are frozen."""
 
     def __call__(self, model: Model, update: int, seed: int) -> None:
         """Overwrite gradients in place.
@@ -121,6 +124,15 @@ class SVGD(Repulsion):
                     f"got {layer}"
                 )
 
+    def check_model(self, model: Model) -> None:
+        """See `Repulsion.check_model`."""
+        chosen = [weight for _, weight in self._chosen(model)]
+        if chosen and not any(weight.requires_grad for weight in chosen):
+            raise ConfigError(
+                "repulsion chooses only frozen weights: freeze fewer (task.frozen_layers, "
+                "gates.freeze), or set repulsion=none"
+            )
+
     @torch.no_grad()
     def __call__(self, model: Model, update: int, seed: int) -> None:
         """See `Repulsion.__call__`."""
@@ -152,15 +164,21 @@ class SVGD(Repulsion):
     def _weights(self, model: Model) -> dict[tuple[int, torch.Size], list[nn.Parameter]]:
         """Weights to transform that have a gradient, by number of heads and shape."""
         groups: dict[tuple[int, torch.Size], list[nn.Parameter]] = {}
+        for n_heads, weight in self._chosen(model):
+            if weight.grad is not None:
+                groups.setdefault((n_heads, weight.shape), []).append(weight)
+        return groups
+
+    def _chosen(self, model: Model) -> Iterator[tuple[int, nn.Parameter]]:
+        """Yield the number of heads and the weight of each projection to transform."""
         for site, layer, attention in model.attentions():
             if self.sites is not None and site not in self.sites:
                 continue
             if self.layers is not None and layer not in self.layers:
                 continue
             for name, weight, n_heads in head_projections(attention):
-                if name in self.projections and weight.grad is not None:
-                    groups.setdefault((n_heads, weight.shape), []).append(weight)
-        return groups
+                if name in self.projections:
+                    yield n_heads, weight
 
 
 @dataclass

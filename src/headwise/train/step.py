@@ -151,6 +151,7 @@ def build_step(config: Config, model: Model, loss: Loss, ranks: Ranks) -> Traini
         ConfigError: one of them cannot be built; names its key.
     """
     repulsion = instantiate(config.repulsion, "repulsion")
+    repulsion.check_model(model)
     return TrainingStep(
         model,
         loss,

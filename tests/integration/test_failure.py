@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,11 +21,9 @@ from headwise.errors import RunError
 def test_failed_run_has_error_json(
     headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise RunError("no figure")
-
     write_corpus(tmp_path / "text")
     with monkeypatch.context() as patch:
+        fail = Mock(side_effect=RunError("no figure"))
         patch.setattr("headwise.commands.train.choose_weights", fail)
         assert_rejected(headwise("train", *small_overrides(tmp_path)), 1, "no figure")
     (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")

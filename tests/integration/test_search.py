@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import optuna
 import pytest
@@ -140,10 +141,7 @@ def test_trial_of_another_file_system_is_not_adopted(searchers: Any, tmp_path: P
 def test_trial_is_not_adopted_on_a_file_system_without_locks(
     searchers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def flock(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "none")))
     assert [numbers(searcher.ask(1)) for searcher in (searchers(), searchers())] == [[0], [1]]
 
 

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -182,14 +183,10 @@ def test_fingerprint_depends_on_save_every_only_with_averaging() -> None:
 @pytest.fixture
 def nameless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A user without an entry in the database of users, as in many containers."""
-
-    def getpwuid(number: int) -> None:
-        raise KeyError(f"getpwuid(): uid not found: {number}")
-
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.setenv(name, "")  # restored after the test
         monkeypatch.delenv(name)
-    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("uid not found")))
     return monkeypatch
 
 
@@ -201,7 +198,7 @@ def test_user_without_a_name_gets_one(nameless: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("home", [None, ""])
 def test_user_without_a_home_is_rejected(nameless: pytest.MonkeyPatch, home: str | None) -> None:
-    nameless.setenv("HOME", home or "")
+    nameless.setenv("HOME", "")
     if home is None:
         nameless.delenv("HOME")
     with pytest.raises(ConfigError, match="set HOME=FOLDER"):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -124,11 +125,8 @@ def test_lock_admits_one_thread_at_a_time(tmp_path: Path) -> None:
 
 def fail_flock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     files._warn_no_locks.cache_clear()
-
-    def flock(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    error = OSError(number, os.strerror(number))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=error))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL])

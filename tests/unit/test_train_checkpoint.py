@@ -146,31 +146,27 @@ def trained(path: Path, weights: str | None, files: Sequence[str]) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    ("weights", "files", "name", "loaded"),
+    ("weights", "files", "loaded"),
     [
-        ("best", ["last", "update_00000004", "update_00000006"], "auto", "update_00000004"),
-        ("best", ["average", "best", "last"], "auto", "best"),
-        ("last", ["best", "last"], "auto", "last"),
-        ("last", ["best", "update_00000006"], "auto", "update_00000006"),
-        ("best", ["last", "update_00000004"], "best", "update_00000004"),
-        (None, ["last", "update_00000004"], "auto", "update_00000004"),
-        (None, ["average", "best", "last"], "auto", "best"),
-        ("best", ["last", "update_00000006"], "auto", None),
-        ("last", ["best", "update_00000004"], "auto", None),
-        ("average", ["best", "last", "update_00000006"], "auto", None),
-        (None, ["last", "update_00000006"], "auto", None),
+        ("best", ["last", "update_00000004", "update_00000006"], "update_00000004"),
+        ("best", ["average", "best", "last"], "best"),
+        ("last", ["best", "update_00000006"], "update_00000006"),
+        (None, ["last", "update_00000004"], "update_00000004"),
+        ("best", ["last", "update_00000006"], None),
+        ("last", ["best", "update_00000004"], None),
+        ("average", ["best", "last", "update_00000006"], None),
     ],
 )
 def test_scored_weights_are_loaded_or_missed(
-    tmp_path: Path, weights: str | None, files: list[str], name: str, loaded: str | None
+    tmp_path: Path, weights: str | None, files: list[str], loaded: str | None
 ) -> None:
     folder = trained(tmp_path, weights, files)
     if loaded is not None:
-        assert checkpoint_path(folder, name) == folder.checkpoints / f"{loaded}.pt"
+        assert checkpoint_path(folder, "auto") == folder.checkpoints / f"{loaded}.pt"
         return
     missing = rf"{weights or 'best'}\.pt is missing.*copy it back.*checkpoint={files[0]}"
     with pytest.raises(CheckpointError, match=missing):
-        checkpoint_path(folder, name)
+        checkpoint_path(folder, "auto")
 
 
 def test_corrupted_checkpoint_error_names_the_others(tmp_path: Path) -> None:

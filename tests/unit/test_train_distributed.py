@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -127,11 +128,9 @@ def test_gather_inverts_share(monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_i
         ({**TWO, "RANK": ""}, "RANK .* from 0 to 1, got ''"),
         ({**TWO, "RANK": "5"}, "RANK .* from 0 to 1, got '5'"),
         ({**TWO, "WORLD_SIZE": "abc"}, "WORLD_SIZE .* got 'abc'"),
-        ({**TWO, "WORLD_SIZE": "0"}, "WORLD_SIZE .* from 1 "),
         ({**TWO, "LOCAL_RANK": "-1"}, "LOCAL_RANK .* got '-1'"),
         ({**TWO, "MASTER_PORT": "70000"}, "MASTER_PORT .* got '70000'"),
         ({"WORLD_SIZE": "", "RANK": "5", "LOCAL_RANK": "x"}, None),
-        ({"RANK": "5", "LOCAL_RANK": "5"}, None),
     ],
 )
 def test_variables_of_ranks(
@@ -150,13 +149,11 @@ def test_failed_connection_is_one_message(monkeypatch: pytest.MonkeyPatch) -> No
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
 
-    def rendezvous(*_: Any, **__: Any) -> Any:
-        raise dist.DistNetworkError("the port is in use\n0: C++ stack")
-
-    monkeypatch.setattr(distributed, "rendezvous", rendezvous)
-    with pytest.raises(RunError, match=r"127.0.0.1:29500: the port is in use$"):  # noqa: SIM117
-        with process_group("cpu"):
-            pass
+    error = dist.DistNetworkError("the port is in use\n0: C++ stack")
+    monkeypatch.setattr(distributed, "rendezvous", Mock(side_effect=error))
+    message = r"127.0.0.1:29500: the port is in use$"
+    with pytest.raises(RunError, match=message), process_group("cpu"):
+        pass
 
 
 @pytest.mark.parametrize("call", ["barrier", "any", "gather", "sum_gradients"])
@@ -166,11 +163,8 @@ def test_signal_ends_a_wait_unless_the_loop_defers_it(
 ) -> None:
     """In C++ Python would not call its handler."""
     handlers: list[Any] = []
-
-    def wait(*_: Any) -> None:
-        handlers.append(signal.getsignal(signal.SIGTERM))
-
     for name in ("barrier", "all_reduce", "all_gather_object"):
+        wait = lambda *_: handlers.append(signal.getsignal(signal.SIGTERM))  # noqa: E731
         monkeypatch.setattr(dist, name, wait)
     arguments: dict[str, Any] = {"any": [True], "gather": [[]], "sum_gradients": [[]]}
     with stop_request("", is_deferred) as stop:

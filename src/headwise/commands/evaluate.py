@@ -35,8 +35,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if name in RESERVED_NAMES:
         raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
     texts = _user_text(config)
-    if config.output is None:
-        RunFolder.existing(config.run).check_writable("set output=FOLDER, or ")
+    _out(config)
     contexts = config.decode.get("min_context")
     if isinstance(contexts, list):
         return _by_context(config, contexts)
@@ -59,25 +58,26 @@ def _by_context(config: EvaluateConfig, contexts: list[Any]) -> dict[str, Any]:
         n: _evaluated(run_n, config, {}, f"{name}-min_context{n}")
         for n, run_n in {first: run, **runs}.items()
     }
-    for path in write_contexts(run, _out(run, config), name, by_context):
+    for path in write_contexts(run, _out(config), name, by_context):
         print(f"written to {path}")
     return {str(n): scores for n, scores in by_context.items()}
 
 
-def _out(run: TrainedRun, config: EvaluateConfig) -> RunFolder:
-    """The folder for the results, which is created."""
-    if config.output is None:
-        return run.folder
-    out = RunFolder(Path(config.output))
-    out.path.mkdir(parents=True, exist_ok=True)
-    return out
+def _out(config: EvaluateConfig) -> RunFolder:
+    """The folder for the results, which can be written."""
+    if config.output is not None:
+        Path(config.output).mkdir(parents=True, exist_ok=True)
+        return RunFolder(Path(config.output))
+    run = RunFolder.existing(config.run)
+    run.check_writable("set output=FOLDER, or ")
+    return run
 
 
 def _evaluated(
     run: TrainedRun, config: EvaluateConfig, texts: dict[str, Sides], name: str | None
 ) -> dict[str, Any]:
     """Score a run, and write the scores."""
-    name, out = name or f"results-{config.checkpoint}", _out(run, config)
+    name, out = name or f"results-{config.checkpoint}", _out(config)
     path = out.path / f"{name}.json"
     content = {**run.weights, "decode": run.search}
     all_scores, files = _earlier_scores(path, content)
@@ -107,7 +107,7 @@ def _translated(
     texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
     ranks = Ranks(0, 1, run.translator.device)
     for split, sides in texts.items():
-        shared = run.translator, run.config, *sides, split, _out(run, config), ranks
+        shared = run.translator, run.config, *sides, split, _out(config), ranks
         yield split, evaluate_texts(*shared, config.progress, name)[0]
 
 
@@ -130,7 +130,7 @@ def _measured(
         ranks = Ranks(0, 1, run.device)
         shared = run.model, loss, prepared, run.config, ranks, split
         measured = run.task.measured(*shared, progress=config.progress)
-        _out(run, config).write_sums(Path(name, split), measured.unit, measured.items)
+        _out(config).write_sums(Path(name, split), measured.unit, measured.items)
         yield split, {**run.task.scores(measured)}
 
 

@@ -117,8 +117,8 @@ def train(
         overrides,
         in_sweep=group is not None,
     )
-    is_first_rank = rank_variables().rank == 0
-    with stop_request(SAVING if is_first_rank else "") as stop, failure.recorded():
+    rank, *_ = rank_variables()
+    with stop_request("" if rank else SAVING) as stop, failure.recorded():
         check(config)
         container = resolve(config)
         # fail on an invalid name before data is read

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from headwise.errors import ConfigError
 
@@ -17,28 +17,22 @@ PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "nu
 STARTED = "torchrun sets it, and one process needs no WORLD_SIZE"
 
 
-class RankVariables(NamedTuple):
-    """Number of this process in a run, number of processes, number on this machine."""
+def rank_variables() -> tuple[int, int, int]:
+    """Number of this process, number of processes, number on this machine, from `torchrun`.
 
-    rank: int
-    world_size: int
-    local_rank: int
-
-
-def rank_variables() -> RankVariables:
-    """This process among those of `torchrun`; alone unless `WORLD_SIZE` is set.
+    It is alone unless `WORLD_SIZE` is set.
 
     Raises:
         ConfigError: the variables of several processes are missing or wrong.
     """
     world_size = _number("WORLD_SIZE", 1, 2**31, "1")
     if world_size == 1:
-        return RankVariables(0, 1, 0)
+        return 0, 1, 0
     if not os.environ.get("MASTER_ADDR"):
         raise ConfigError(f"MASTER_ADDR (environment) is not set; {STARTED}")
     _number("MASTER_PORT", 0, 2**16 - 1)
     rank = _number("RANK", 0, world_size - 1)
-    return RankVariables(rank, world_size, _number("LOCAL_RANK", 0, world_size - 1, "0"))
+    return rank, world_size, _number("LOCAL_RANK", 0, world_size - 1, "0")
 
 
 def _number(name: str, first: int, last: int, default: str = "") -> int:
@@ -55,15 +49,13 @@ def complete_environment() -> None:
     Raises:
         ConfigError: the user has no home folder.
     """
-    for name in ("HOME", *(name for name in os.environ if name.startswith("HEADWISE_"))):
-        if not os.environ.get(name):
-            os.environ.pop(name, None)
+    for name, value in list(os.environ.items()):
+        if not value and (name == "HOME" or name.startswith("HEADWISE_")):
+            del os.environ[name]
     try:
         Path.home()
     except RuntimeError as error:
-        raise ConfigError(
-            "the user of this process has no home folder; set HOME=FOLDER (environment)"
-        ) from error
+        raise ConfigError("this user has no home; set HOME=FOLDER (environment)") from error
     try:
         getpass.getuser()
     except (KeyError, OSError):
@@ -119,5 +111,5 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "world_size": rank_variables().world_size,
+        "world_size": rank_variables()[1],
     }

@@ -53,7 +53,7 @@ class Failure:
             raise
 
     def _write(self, error: Exception) -> None:
-        if rank_variables().rank:  # only the first rank writes
+        if rank_variables()[0]:  # only the first rank writes
             return
         try:
             folder = self.folder or self.locate()

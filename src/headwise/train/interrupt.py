@@ -114,14 +114,12 @@ def ended_by_signals() -> Iterator[None]:
     if not isinstance(request, StopRequest) or not _is_main_thread():
         yield
         return
-    numbers = request.raised()
-    for number in numbers:
-        signal.signal(number, signal.SIG_DFL)
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in request.raised()}
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, request.handle)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _is_main_thread() -> bool:

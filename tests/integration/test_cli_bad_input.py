@@ -34,7 +34,7 @@ CONFIG_ERRORS = {
     "~tracker": "set tracker=…",
     "~sites": "set sites=…",
     "~trainer.max_updates": "set trainer.max_updates=…",
-    "~scheduler.warmup_updates": "set scheduler.warmup_updates=…",
+    "~data.train": "Error merging override ~data.train",
     "~seed=1": "set seed=…",
     "attention=null": "attention must be one of",
     "trainer.max_updates=1,2": "--multirun",

@@ -82,6 +82,11 @@ def test_text_of_a_yaml_may_be_quoted_or_another_key(headwise: CommandLine, tmp_
     assert "  group: '1'\n" in shown
 
 
+def test_argument_of_a_class_can_be_left_out(headwise: CommandLine) -> None:
+    shown = headwise.ok("train", "~scheduler.warmup_updates", "--cfg", "job").out
+    assert "scheduler:\n  _target_: headwise.train.schedule.InverseSqrt\ntrainer:" in shown
+
+
 @pytest.mark.parametrize(
     "line",
     ["tracker=none {} seed=3", "{} tracker=none seed=3", "tracker=none seed=3 {}"],

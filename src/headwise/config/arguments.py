@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from itertools import pairwise
 
 from headwise.config.folders import group_choices
-from headwise.config.keys import text_keys
+from headwise.config.keys import OPEN_GROUPS, text_keys
 from headwise.errors import ConfigError
 
 HYDRA_OPTIONS = {
@@ -62,7 +62,7 @@ def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
-    """The arguments as Hydra parses them: quoted settings, then options.
+    """The arguments as Hydra parses them: options and quoted settings, not mixed.
 
     Raises:
         ConfigError: an argument that is not key=value, or an unknown option.
@@ -85,14 +85,19 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
                 f"{name} would be written to files, with its secrets; set the variable in the "
                 "shell: jobs inherit it"
             )
-        if name.startswith("~") and not key.startswith("hydra"):
+        group, dot, _ = key.partition(".")
+        # an argument of a class can be left out, as those that an experiment has for another one
+        is_argument = bool(dot) and group in OPEN_GROUPS
+        if name.startswith("~") and not (is_argument or key.startswith("hydra")):
             raise ConfigError(f"{name}: a key cannot be removed; set {key}=… instead")
         if name.startswith("--") and name not in known:
             raise ConfigError(
                 f"{argument} is not known; set keys as key=value: {key}={value or '…'}"
             )
     text = text_keys(config_name)
-    return [*(quoted(setting, text) for setting in settings), *options]
+    settings = [quoted(setting, text) for setting in settings]
+    # --info would take a setting for its value
+    return [*settings, *options] if set(INFO) & set(options) else [*options, *settings]
 
 
 def _not_a_setting(before: str, argument: str) -> str:

@@ -176,8 +176,5 @@ def test_linear_and_dropout_read_no_other_memory() -> None:
         torch.testing.assert_close(linear(values, weight, one), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(RuntimeError, match="device"):
         linear(values, weight, bias.to("meta"))
-    assert dropout(torch._neg_view(torch.ones(5000)), 0.5).max() <= 0
-    with pytest.raises(TypeError, match="values in memory"):
-        dropout(torch._efficientzerotensor(5000), 0.5)
     with pytest.raises(ValueError, match="rate of dropout"):
         dropout(values, 1.5)

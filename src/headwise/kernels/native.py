@@ -73,8 +73,7 @@ Problem: Any = structure("Problem")
 
 def supports(scores: Tensor) -> bool:
     """Return whether kernels support the scores: float32 or bfloat16 on CPU, with kernels built."""
-    is_readable = scores.dtype in DTYPES and not scores.is_neg()
-    return scores.device.type == "cpu" and is_readable and _are_available()
+    return scores.device.type == "cpu" and scores.dtype in DTYPES and _are_available()
 
 
 def unavailable_reason() -> str | None:
@@ -180,20 +179,15 @@ def address(
     """Return the address of the values, after checking that the kernels support them.
 
     Raises:
-        TypeError: another dtype or device, not contiguous, or no memory that holds the values.
+        TypeError: another dtype or device, or not contiguous.
         ValueError: another shape, if it is given.
     """
     is_dense = values.device == CPU and values.layout is torch.strided
     if values.dtype not in dtypes or not is_dense or (shape and values.shape != shape):
         check_tensor("a tensor of the C++ kernels", values, dtypes, shape or values.shape, CPU)
-    start = values.data_ptr()
-    is_valid = (is_strided or values.is_contiguous()) and (start or not values.numel())
-    if not is_valid or values.is_neg():  # no memory: a tensor of zeros, or of torch.func
-        raise TypeError(
-            "the C++ kernels need contiguous values in memory, got strides "
-            f"{values.stride()}: call .clone()"
-        )
-    return start
+    if not (is_strided or values.is_contiguous()):
+        raise TypeError(f"the C++ kernels need contiguous values, got strides {values.stride()}")
+    return values.data_ptr()
 
 
 def readable(mask: Tensor) -> Tensor:

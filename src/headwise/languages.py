@@ -29,6 +29,6 @@ def language_of(code: str) -> str:
 
 def has_spaces(code: str) -> bool:
     """Whether words are separated by spaces, by the script of a code or else by its language."""
-    scripts = [part for part in code.lower().replace("_", "-").split("-")[1:] if len(part) == 4]
-    is_script = bool(scripts) and scripts[0].isalpha()
-    return (scripts[0] if is_script else language_of(code)) not in WITHOUT_SPACES
+    _, *parts = code.lower().replace("_", "-").split("-")
+    scripts = [part for part in parts if len(part) == 4 and part.isalpha()]
+    return (*scripts, language_of(code))[0] not in WITHOUT_SPACES

@@ -59,7 +59,8 @@ class FileHashes:
         try:
             with progress_bar("hashing", True, len(paths), " files", delay=1) as bar:
                 for path in paths:
-                    key, status = f"{os.path.abspath(path)}|{algorithm}", _status(path)
+                    key, stat = f"{os.path.abspath(path)}|{algorithm}", path.stat()
+                    status = [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
                     *known, value = cached.get(key) or [None]
                     if known != status:
                         value = file_digest(path, algorithm)
@@ -85,14 +86,6 @@ class FileHashes:
         except (OSError, ValueError):
             return {}
         return hashes if isinstance(hashes, dict) else {}
-
-
-def _status(path: Path) -> list[int]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def combined_digest(parts: list[str]) -> str:

@@ -20,7 +20,9 @@ from headwise.files import replacing
 
 MU = 255
 BLOCK = 2**20  # frames read at once
-HEADER = 64  # bytes, of the containers that libsndfile reads, at most
+HEADER = 64  # bytes, at most, of the containers that libsndfile reads
+UNKNOWN = 2**31 - 2**16  # bytes; larger sizes in headers stand for unknown ones
+OGG_CUT = re.compile("reports a hole|after the last page|end-of-stream", re.IGNORECASE)
 
 Samples = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
@@ -107,25 +109,21 @@ def _mono(sound: Any, path: Path) -> Iterator[Samples]:
             raise DataError(f"{path} has samples that are NaN or infinite")
         n_frames += len(block)
         yield block.mean(axis=1)
-    if n_frames < sound.frames or _is_cut(sound, path):
+    if n_frames < sound.frames or _is_cut(sound.extra_info):
         raise DataError(
             f"{path} is cut short or damaged: only {n_frames / sound.samplerate:.2f} s can be "
             "read. Copy it again, or remove it"
         )
 
 
-def _is_cut(sound: Any, path: Path) -> bool:
-    """Whether a file ends before its header, or the stream in it, says; libsndfile reads the rest.
+def _is_cut(log: str) -> bool:
+    """Whether libsndfile says that a file ends before its header, or has a gap; it reads the rest.
 
-    Sizes in headers may count the header itself; those near 2^31 and 2^32 stand for unknown ones.
+    Sizes in headers may count the header itself; those of pipes are unknown.
     """
-    if sound.format == "OGG":
-        page = path.read_bytes().rpartition(b"OggS")[2]  # the last, with its head of 23 bytes
-        is_whole = len(page) > 23 and len(page) >= 23 + page[22] + sum(page[23 : 23 + page[22]])
-        return not (is_whole and page[1] & 4) or "reports a hole" in sound.extra_info
-    sizes = re.findall(r"(\d+) \(should be (\d+)\)", sound.extra_info)
-    known = [sizes for sizes in sizes if all(abs(int(sizes[0]) - 2**n) > 2**16 for n in (31, 32))]
-    return any(int(size) > int(actual) + HEADER for size, actual in known)
+    sizes = re.findall(r"(\d+) \(should be (\d+)\)", log)
+    is_short = any(int(actual) + HEADER < int(size) < UNKNOWN for size, actual in sizes)
+    return is_short or bool(OGG_CUT.search(log))
 
 
 def _package(name: str) -> Any:

@@ -33,7 +33,6 @@ from headwise.data.token_stream import MAX_CHUNK
 from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.file_names import check_file_name
 
-INCOMPLETE = re.compile(rb"(?:[\xc2-\xf4][\x80-\xbf]{0,2})?$")  # possibly, a last character
 ENDINGS = ("", ".gz", ".zip")  # of a file; a zip holds a file of the name before its ending
 SPLITS = ("train", "valid", "test")  # the order of `data.split`
 HEADING = re.compile(rb" ?= [^=]+ = *\r?$")  # " = Title = ", after a blank line, as in WikiText
@@ -122,13 +121,9 @@ class TextCorpus(FileCorpus[TextDataConfig]):
             with self._opened(split) as stream:
                 first, end = self._range(split, stream)
                 stream.seek(first)
-                rest = b""  # of a part of a line, the first bytes of a character
-                while line := rest + stream.readline(min(MAX_CHUNK, end - first)):
-                    first += len(line) - len(rest)
-                    is_whole = line.endswith(b"\n") or first == end
-                    match = None if is_whole else INCOMPLETE.search(line)
-                    rest = match[0] if match else b""
-                    yield line.removesuffix(rest)
+                while line := stream.readline(min(MAX_CHUNK, end - first)):
+                    first += len(line)
+                    yield line
         except READ_ERRORS as error:
             raise DataError(f"{self.path(split)} is truncated or damaged: {error}") from error
 

@@ -259,20 +259,13 @@ def exact_tokenizer(config: TokenizerConfig, read: Callable[[], Iterator[bytes]]
 def training_lines(read: Callable[[], Iterator[bytes]], config: TokenizerConfig) -> Iterator[str]:
     """Training text of a tokenizer: all that `read` yields, or a sample that fits in memory."""
     sizes = np.zeros(2)
-    for part in _parts(read()):
-        sizes += 1, len(part)
+    for line in read():
+        sizes += 1, len(line)
     share = np.min((config.max_training_sentences, TRAINING_BYTES) / np.maximum(sizes, 1))
     draw = np.random.default_rng(0)
-    for part in _parts(read()):
+    for line in read():
         if draw.random() < share:
-            yield part.removesuffix(b"\n").decode(errors="ignore")
-
-
-def _parts(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines, such as whole books of a table, in parts that can be sampled."""
-    for line in lines:
-        for start in range(0, len(line), MAX_CHUNK):
-            yield line[start : start + MAX_CHUNK]
+            yield line.removesuffix(b"\n").decode(errors="ignore")
 
 
 def encode(

@@ -177,7 +177,7 @@ def draw_samples(
     Raises:
         RunError: non-finite logits, or no token that may be drawn has a probability.
     """
-    device, rows = model.output.weight.device, list(map(list, prompts))
+    device, rows = model.output.weight.device, [list(prompt) for prompt in prompts]
 
     def read_before(row: list[int], position: int) -> int:
         return BOS if position == 0 or starts(row, position) else row[position - 1]
@@ -196,7 +196,8 @@ def draw_samples(
                     "is on special tokens; use another checkpoint"
                 )
             tokens = drawn(sampling.probabilities(log_probs_SV), uniforms_S).tolist()
-            rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+            for row, token in zip(rows, tokens, strict=True):
+                row.append(token)
             read = [[read_before(row, len(row))] for row in rows]
             ids_SN = torch.cat((ids_SN, torch.tensor(read, device=device)), 1)
             advance(len(rows))

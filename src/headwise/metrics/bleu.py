@@ -99,10 +99,9 @@ def bleu_tokeniser(code: str) -> str:
         return "13a"
     if language == "zh":
         return "zh"
-    is_japanese = language == "ja"
-    if is_japanese and importlib.util.find_spec("MeCab") and importlib.util.find_spec("ipadic"):
+    if language == "ja" and all(map(importlib.util.find_spec, ("MeCab", "ipadic"))):
         return "ja-mecab"
-    _log_characters(code, is_japanese)
+    _log_characters(code, language == "ja")
     return "char"
 
 

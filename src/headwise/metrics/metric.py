@@ -109,9 +109,8 @@ class Measured:
         values, sums = self.values(), self.items.sum(0)
         scores = {}
         for metric in self.metrics:
-            counts: dict[str, int | str]
             counts = {key: int(sums[column]) for key, column in metric.counts.items()}
             score = {"score": values[metric.name], "signature": metric.signature}
-            counts |= {"scope": metric.scope} if metric.scope else {}
-            scores[metric.name] = cast(Score, score | counts)
+            scope = {"scope": metric.scope} if metric.scope else {}
+            scores[metric.name] = cast(Score, score | scope | counts)
         return scores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,7 +20,6 @@ from command_line import CommandLine, assert_rejected, composer, read_json, writ
 from headwise.commands.train import train
 from headwise.config.schema import typed
 from headwise.metrics.classes import class_metrics
-from headwise.report.outcome import draw
 from headwise.runs.folder import RunFolder
 from headwise.tasks.predictions import ClassifierRun
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint
@@ -126,34 +124,6 @@ def test_figures_of_a_run_have_its_confusion_matrices(
     headwise.ok("report", f"run={single}", "figures=true", f"output={tmp_path}")
     assert (tmp_path / "confusion-test.png").is_file()
     assert (tmp_path / "confusion-valid.svg").is_file()
-
-
-def test_class_names_with_dollars_are_drawn(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("headwise.commands.train.draw", draw)
-    for path in Path(shutil.copytree(folder / "text", tmp_path / "text")).iterdir():
-        path.write_text(path.read_text("utf-8").replace("animal", "a $\\frac$ b"), "utf-8")
-    overrides = command(tmp_path)
-    with composer() as make:
-        run = train(typed(make(overrides)), overrides).folder
-    assert (run / "results.json").is_file()
-    assert (run / "figures" / "confusion-test.png").is_file()
-    assert "is left out" not in caplog.text
-
-
-def test_figure_that_ends_the_process_leaves_a_finished_run(
-    headwise: CommandLine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(run: RunFolder, tracker: Any) -> None:
-        raise KeyboardInterrupt
-
-    overrides = [*command(folder), f"paths.outputs={tmp_path}"]
-    monkeypatch.setattr("headwise.commands.train.draw", killed)
-    headwise("train", *overrides)
-    (results,) = tmp_path.glob("*/*/results.json")
-    assert read_json(results)["scores"]["test"]
-    assert "this run is finished" in headwise.ok("train", *overrides).out
 
 
 def test_new_texts_are_labelled_from_files_tables_and_pipes(
@@ -295,17 +265,23 @@ def test_classifiers_start_from_masked_language_models(folder: Path, train_run: 
     assert all(torch.equal(after[name], before[name]) for name in frozen)
 
 
-def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(folder: Path, single: Path) -> None:
+def training_model(folder: Path, *more: str) -> tuple[Any, Any]:
+    """A config, and the model that it trains."""
     from headwise.tasks.task import task_of
+
+    with composer() as make:
+        config = typed(make(command(folder, *more)))
+    task = task_of(config)
+    data = task.prepare(task.open(config, folder / "cache"), config, False)
+    return config, task.training_model(config, data)
+
+
+def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(folder: Path, single: Path) -> None:
     from headwise.train.optim import build_optimizer, set_learning_rate
 
     gates = ("gates=hard_concrete", "gates.lr_factor=5")  # their own factor, not the encoder's
     more = ("task.encoder_lr=0.1", "scheduler=constant", *gates)
-    with composer() as make:
-        config = typed(make(command(folder, f"init_from={single}", *more)))
-    task = task_of(config)
-    data = task.prepare(task.open(config, folder / "cache"), config, False)
-    model = task.training_model(config, data)
+    config, model = training_model(folder, f"init_from={single}", *more)
     optimizer = build_optimizer(config.optimizer, model)
     set_learning_rate(optimizer, 1.0)
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -329,14 +305,8 @@ def test_gates_of_frozen_layers_are_trained(
 ) -> None:
     """Of the model that is trained; `gates.freeze` freezes as in the other tasks."""
     from headwise.model.gates import gate_penalty
-    from headwise.tasks.task import task_of
 
-    with composer() as make:
-        overrides = command(folder, f"init_from={single}", "gates=hard_concrete", frozen)
-        config = typed(make(overrides))
-    task = task_of(config)
-    data = task.prepare(task.open(config, folder / "cache"), config, False)
-    model = task.training_model(config, data)
+    _, model = training_model(folder, f"init_from={single}", "gates=hard_concrete", frozen)
     penalty = gate_penalty(model)
     assert penalty is not None
     penalty.backward()

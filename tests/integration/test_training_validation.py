@@ -172,12 +172,7 @@ def test_head_statistics_use_first_short_sentences(
     ("loss", "beam", "method"), [("cross_entropy", 1, "greedy"), ("sparsemax", 3, "beam")]
 )
 def test_validation_translates_with_the_map_of_the_loss(
-    loss: str,
-    beam: int,
-    method: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    loss: str, beam: int, method: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     scored: list[tuple[list[str], dict[str, float]]] = []
     translators: list[Translator] = []
@@ -201,10 +196,9 @@ def test_validation_translates_with_the_map_of_the_loss(
     assert f"valid_bleu ({name}, first 2 sentences) " in capsys.readouterr().err
     results = RunFolder(run).read_results()
     assert results is not None
-    final = read_config(RunFolder(run)).decode.beam
-    assert results.scores["valid"]["bleu"]["scope"] == f"beam {final}"
-    assert "scope" not in results.scores["valid"]["loss"]
-    metrics = task_of(read_config(RunFolder(run))).validation_metrics(read_config(RunFolder(run)))
+    config = read_config(RunFolder(run))
+    assert results.scores["valid"]["bleu"]["scope"] == f"beam {config.decode.beam}"
+    metrics = task_of(config).validation_metrics(config)
     assert {m.scope for m in metrics if m.name in ("bleu", "loss")} == {name, ""}
     references, scores = scored[0]
     assert references == lines(tmp_path, "en")[:2]

@@ -43,19 +43,18 @@ def test_tab_separated_cells_are_literal(tmp_path: Path, ending: str) -> None:
     assert list(table_pairs([path], "de", "en")) == PAIRS
 
 
-@pytest.mark.parametrize("size", [300_000, 1_200_000])
-@pytest.mark.parametrize("ending", ["jsonl", "tsv", "csv"])
-def test_row_may_be_a_book(tmp_path: Path, ending: str, size: int) -> None:
-    pair = ("ä" * (size // 2), "book")
-    rows = {
-        "jsonl": [json.dumps(dict(zip(("de", "en"), pair, strict=True)), ensure_ascii=False)],
-        "tsv": ["de\ten", "\t".join(pair), ""],
-        "csv": ["de,en", ",".join(pair), ""],
-    }
-    write_parquet(tmp_path / "b.parquet", [dict(zip(("de", "en"), pair, strict=True))])
-    (tmp_path / f"a.{ending}").write_bytes(encode_lines(rows[ending]))
-    for path in (tmp_path / f"a.{ending}", tmp_path / "b.parquet"):
-        assert list(table_pairs([path], "de", "en")) == [pair]
+@pytest.mark.parametrize(
+    ("ending", "before", "after"),
+    [
+        ("jsonl", '{"en": "b", "de": "', '"}'),
+        ("tsv", "de\ten\n", "\tb\n\n"),
+        ("csv", "de,en\n", ",b\n"),
+    ],
+)
+def test_row_may_be_a_book(tmp_path: Path, ending: str, before: str, after: str) -> None:
+    book, path = "ä" * 600_000, tmp_path / f"a.{ending}"
+    path.write_text(f"{before}{book}{after}", encoding="utf-8")
+    assert list(table_pairs([path], "de", "en")) == [(book, "b")]
 
 
 def test_maps_of_parquet_are_read(tmp_path: Path) -> None:
@@ -63,8 +62,6 @@ def test_maps_of_parquet_are_read(tmp_path: Path) -> None:
     column = pyarrow.array([[("de", de), ("en", en)] for de, en in PAIRS], kind)
     pyarrow.parquet.write_table(pyarrow.table({"translation": column}), tmp_path / "a.parquet")
     assert list(table_pairs([tmp_path / "a.parquet"], "de", "en")) == PAIRS
-    with pytest.raises(DataError, match=r"row 1: no text for language 'fr'; got de, en"):
-        list(table_pairs([tmp_path / "a.parquet"], "de", "fr"))
 
 
 def test_hidden_shards_are_left_out(tmp_path: Path) -> None:

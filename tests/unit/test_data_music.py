@@ -97,11 +97,6 @@ def test_links_to_pieces_are_followed(tmp_path: Path) -> None:
     assert [len(code) for code in codes(tmp_path)] == [1200]
 
 
-def gap(whole: bytes) -> bytes:
-    middle = len(whole) // 2
-    return whole[:middle] + bytes(400) + whole[middle + 400 :]
-
-
 @pytest.mark.parametrize("ending", ["wav", "aiff", "au", "flac", "ogg", "mp3"])
 def test_audio_that_is_not_delivered_whole_is_refused(tmp_path: Path, ending: str) -> None:
     soundfile, path = pytest.importorskip("soundfile"), tmp_path / "train" / f"a.{ending}"
@@ -109,8 +104,9 @@ def test_audio_that_is_not_delivered_whole_is_refused(tmp_path: Path, ending: st
     soundfile.write(path, tone(5, 24_000), 24_000)
     assert len(codes(tmp_path)[0]) == 5 * RATE
     whole = path.read_bytes()
-    damaged = [whole[: len(whole) * 6 // 10], whole[:-100]]
-    for content in damaged + [gap(whole)] * (ending in ("flac", "ogg", "mp3")):
+    start, middle = len(whole) * 6 // 10, whole[: len(whole) // 2]
+    damaged = [whole[:start], whole[:-100], middle + bytes(400) + whole[len(middle) + 400 :]]
+    for content in damaged[: 3 if ending in ("flac", "ogg", "mp3") else 2]:
         path.write_bytes(content)
         message = rf"a\.{ending} is (cut short or damaged: only|not audio)"
         with pytest.raises(DataError, match=message):
@@ -128,14 +124,12 @@ def test_samples_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -
         codes(tmp_path)
 
 
-def test_sizes_of_streams_and_of_careless_writers_are_no_cut(tmp_path: Path) -> None:
-    write_audio(tmp_path / "train" / "a.wav", tone(0.1, RATE)[:, None], RATE)
-    whole = (tmp_path / "train" / "a.wav").read_bytes()
-    stream = whole[:4] + b"\xff" * 4 + whole[8:40] + b"\xff" * 4 + whole[44:]
-    (tmp_path / "train" / "b.wav").write_bytes(stream)  # as ffmpeg writes to a pipe
-    size = len(whole).to_bytes(4, "little")  # 8 too many
-    (tmp_path / "train" / "c.wav").write_bytes(whole[:4] + size + whole[8:])
-    assert [len(code) for code in codes(tmp_path)] == [1200] * 3
+def test_unknown_size_of_a_stream_is_no_cut(tmp_path: Path) -> None:
+    path = tmp_path / "train" / "a.wav"
+    write_audio(path, tone(0.1, RATE)[:, None], RATE)
+    whole = path.read_bytes()  # then as ffmpeg writes to a pipe
+    path.write_bytes(whole[:4] + b"\xff" * 4 + whole[8:40] + b"\xff" * 4 + whole[44:])
+    assert [len(code) for code in codes(tmp_path)] == [1200]
 
 
 def test_bad_audio_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,7 @@ from headwise.data import plain_text, token_stream
 from headwise.data.digest import file_digest
 from headwise.data.lossless import lossless
 from headwise.data.plain_text import TextCorpus, text_corpus
-from headwise.data.token_stream import (
-    PreparedTokens,
-    ids_text,
-    prepare_tokens,
-    text_ids,
-    training_lines,
-)
+from headwise.data.token_stream import PreparedTokens, ids_text, prepare_tokens, text_ids
 from headwise.data.tokenizer import EOS, N_SPECIALS
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.errors import ConfigError, DataError
@@ -91,18 +85,10 @@ def test_documents_start_at_lines(
     assert [spell(part.tolist()) for part in parts] == expected
 
 
-@pytest.mark.parametrize("documents", DOCUMENTS)
-def test_documents_with_windows_line_ends_start_at_the_same_lines(
-    tmp_path: Path, documents: str
-) -> None:
-    text = ["\n", " = A = \n", "x\n", "\n", "= B =\n", "\n", " = C = \n", "\n", "y = z\n"]
-    config = TextDataConfig(name="mine", licence="own", documents=documents)
-    corpus, starts = TextCorpus(config, tmp_path), []
-    for end in (b"\n", b"\r\n"):
-        lines = [line.encode().replace(b"\n", end) for line in text]
-        starts.append(list(map(corpus.starts_document, [b"", *lines], lines)))
-    assert starts[0] == starts[1]
-    assert sum(starts[0]) > 1
+@pytest.mark.parametrize("line", [b" = A = \r\n", b"= B =\r\n", b" = C = \r"])
+def test_headings_may_have_windows_line_ends(tmp_path: Path, line: bytes) -> None:
+    config = TextDataConfig(name="mine", licence="own", documents="heading")
+    assert TextCorpus(config, tmp_path).starts_document(b"\r\n", line)
 
 
 def test_several_processes_encode_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,30 +129,6 @@ def test_parts_of_long_lines_are_no_documents(
     documents = replace(corpus, config=replace(corpus.config, documents="line"))
     assert prepare_tokens(documents, BYTES).stream("valid").document_starts.tolist() == [0, 12]
     assert prepare_tokens(corpus, BYTES).stream("valid").document_starts.tolist() == [0]
-
-
-def test_parts_of_long_lines_split_no_character(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plain_text, "MAX_CHUNK", 8)
-    texts = ("aä猫😀" * 20, "猫" * 50 + "\nä" * 9, "ä" * 4 + "\n", "猫" * 8 + "ä")
-    for number, text in enumerate(texts):
-        chunks = list(corpus_of(tmp_path / str(number), text.encode()).chunks("train"))
-        assert "".join(chunk.decode() for chunk in chunks) == text
-        assert max(map(len, chunks)) <= 8 + 3
-    broken = b"\xe7\x8c" * 7 + b"\xff" * 20
-    assert b"".join(corpus_of(tmp_path, broken).chunks("train")) == broken
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_books_without_line_ends_train_a_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """A sample of their parts; a sample of whole books may be none."""
-    monkeypatch.setattr(token_stream, "TRAINING_BYTES", 2**17)
-    books = [("猫 Hund " * 30_000).encode()] * size
-    lines = list(training_lines(lambda: iter(books), TokenizerConfig()))
-    assert 2**16 < sum(len(line.encode()) for line in lines) < 2**19
 
 
 @pytest.mark.parametrize("options", SUB_WORDS)

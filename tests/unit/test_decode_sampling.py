@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ from headwise.model.build import build_single
 from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
 from headwise.runs.folder import RunFolder
-from headwise.tasks import density_items
 from headwise.tasks.density import Density
 from headwise.tasks.samples import TextSamples
 
@@ -266,64 +264,42 @@ def test_an_image_larger_than_the_window_is_drawn_as_it_is_trained(make: Any) ->
         torch.testing.assert_close(context.logits(drawn[:, :end]), expected)
 
 
-TEXT = "a b\n\n = T = \n\n\nc\na\n\nb\n"
+TEXT = "a b\n\n = T = \n\nc\na\n\nb\n"
 TOKENIZERS = {
     "byte": Tokenizer(BYTE_MODEL),
     "char": train_tokenizer(iter(TEXT), TokenizerConfig(kind="char", vocab_size=300), exact=True),
 }
 
 
-def text_samples(tmp_path: Path, kind: str, **changes: Any) -> TextSamples:
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_text(TEXT, encoding="utf-8")
-    data = TextDataConfig(name="text", dir=str(tmp_path), licence="", window=64, **changes)
-    return TextSamples(TextCorpus(data, tmp_path), TOKENIZERS[kind])
-
-
 @pytest.mark.parametrize("documents", ["line", "blank_line", "heading", None])
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_prompt_is_read_as_the_training_text(
-    make: Any, tmp_path: Path, kind: str, documents: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_samples_are_read_as_the_training_text(
+    make: Any, tmp_path: Path, is_drawn: bool, kind: str, documents: Any, monkeypatch: Any
 ) -> None:
-    samples = text_samples(tmp_path, kind, documents=documents)
-    tokens = TokenizerConfig(kind=kind, vocab_size=300)
-    stream = prepare_tokens(samples.corpus, tokens).stream("train")
-    trained = stream.before(np.arange(len(stream.ids)), BOS).tolist()
+    """The start token is no part of the text, drawn or of a prompt."""
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(TEXT, encoding="utf-8")
+    data = TextDataConfig(name="text", dir=str(tmp_path), licence="", documents=documents)
+    samples = TextSamples(TextCorpus(data, tmp_path), TOKENIZERS[kind])
+    config = TokenizerConfig(kind=kind, vocab_size=300)
+    stream = prepare_tokens(samples.corpus, config).stream("train")
+    row, expected = stream.ids.tolist(), stream.before(np.arange(len(stream.ids)), BOS).tolist()
+    if is_drawn and documents == "heading":  # the data says where another document starts
+        expected = [BOS, *row[:-1]]
     read: list[Any] = []
-    monkeypatch.setattr(Context, "logits", lambda _, ids: read.append(ids) or torch.zeros(1, 300))
-    row = stream.ids.tolist()
-    draw(make("attention=softmax"), [1], 1, prompts=[row], **samples.settings)
-    assert read[0][0, :-1].tolist() == trained
-    assert (BOS in trained[1:]) == (documents is not None)
-
-
-@pytest.mark.parametrize(
-    ("documents", "expected"),
-    # the starts of documents in a drawn "a\n\nb\n": positions of the start token
-    [("line", [0, 2, 3, 5]), ("blank_line", [0, 3]), ("heading", [0]), (None, [0])],
-)
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_documents_of_a_drawn_text_follow_a_start_token(
-    make: Any,
-    tmp_path: Path,
-    kind: str,
-    documents: str | None,
-    expected: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    samples = text_samples(tmp_path, kind, documents=documents)
-    ids, read = samples.ids(b"a\n\nb\n"), [torch.zeros(0)]
 
     def logits(_: Context, ids_SN: torch.Tensor) -> torch.Tensor:
         """All probability is on the next token of the text."""
-        read[0] = ids_SN
-        token = torch.tensor([[*ids, ids[0]][ids_SN.shape[1] - 1]])
+        read.append(ids_SN)
+        token = torch.tensor([[*row, row[0]][ids_SN.shape[1] - 1]])
         return 1e9 * torch.nn.functional.one_hot(token, 300).double()
 
     monkeypatch.setattr(Context, "logits", logits)
-    (drawn,) = draw(make("attention=softmax"), [1], len(ids) + 1, **samples.settings)
-    assert drawn[:-1] == ids  # the start token is no part of the text
-    assert torch.where(read[0][0] == BOS)[0].tolist() == expected
+    options = {**samples.settings, "prompts": [[] if is_drawn else row]}
+    (ids,) = draw(make("attention=softmax"), n_tokens=len(row) if is_drawn else 1, **options)
+    assert ids[: len(row)] == row
+    assert read[-1][0, : len(row)].tolist() == expected
 
 
 def test_masked_documents_are_drawn_alone(make: Any) -> None:
@@ -336,35 +312,17 @@ def test_masked_documents_are_drawn_alone(make: Any) -> None:
     assert (seen - alone).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(("coverage", "barred"), [(1.0, True), (0.99, False)])
-def test_tokens_that_are_no_text_are_barred(tmp_path: Path, coverage: float, barred: bool) -> None:
-    """With full coverage every character has a token, so single bytes are no characters."""
-    for kind, tokenizer in TOKENIZERS.items():
-        with composer() as compose:
-            overrides = [f"tokenizer={kind}", f"tokenizer.character_coverage={coverage}"]
-            config = typed(compose(["data=text", f"data.dir={tmp_path}", *overrides]))
-        (tmp_path / kind).mkdir()
-        tokenizer.save(tmp_path / kind / "tokenizer.model")
-        samples = Density().samples(config, RunFolder(tmp_path / kind))
-        excluded = set(samples.settings["barred"])
-        assert {PAD, UNK, BOS} <= excluded
-        byte_ids = set(range(N_SPECIALS, N_SPECIALS + 256))
-        assert excluded & byte_ids == (byte_ids if barred and kind == "char" else set())
-
-
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_lines_of_a_page_follow_a_start_token(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "coverage", "n"), [("char", 1.0, 256), ("char", 0.99, 0), ("byte", 1.0, 0)]
+)
+def test_tokens_that_are_no_text_are_barred(
+    tmp_path: Path, kind: str, coverage: float, n: int
 ) -> None:
-    samples = text_samples(tmp_path, kind, documents="line")
+    """With full coverage every character has a token, so single bytes are no characters."""
+    with composer() as compose:
+        overrides = [f"tokenizer={kind}", f"tokenizer.character_coverage={coverage}"]
+        config = typed(compose(["data=text", f"data.dir={tmp_path}", *overrides]))
     TOKENIZERS[kind].save(tmp_path / "tokenizer.model")
-    config = SimpleNamespace(data=samples.corpus.config)
-    run = SimpleNamespace(config=config, folder=RunFolder(tmp_path), model=None, device=None)
-    read: list[Any] = []
-    monkeypatch.setattr(
-        density_items, "observations", lambda _, batches, device: read.extend(batches) or [(0, 0)]
-    )
-    with pytest.raises(AttributeError):  # nothing is observed
-        next(density_items.text_readings(run, ["ab\nc\n"]))
-    ids = read[0].columns[COLUMN].ids_BN[0]
-    assert torch.where(ids == BOS)[0].tolist() == [0, 3]
+    barred = set(Density().samples(config, RunFolder(tmp_path)).settings["barred"])
+    assert {PAD, UNK, BOS} <= barred
+    assert len(barred & set(range(N_SPECIALS, N_SPECIALS + 256))) == n

@@ -71,7 +71,8 @@ def test_sums_over_sentences_give_the_exact_corpus_scores(language: str) -> None
 def test_moses_tokenises_by_the_rules_of_the_language() -> None:
     by_hand = ["The cat 's on the mat , isn 't it ?", 'He said : " Hello " to us .', "A dog runs ."]
     assert moses_tokenised(HYPOTHESES, "en") == by_hand
-    assert moses_tokenised(["l'homme dort"], "fr") == ["l' homme dort"]
+    for code in ("fr", "fra_Latn"):
+        assert moses_tokenised(["l'homme dort"], code) == ["l' homme dort"]
     assert moses_tokenised(["l'homme dort"], "en") == ["l 'homme dort"]
 
 
@@ -101,8 +102,6 @@ CHARACTERS += ["yue_Hant", "lzh", "wuu", "shn_Mymr", "nan-Hant-TW"]
         (["jpn_Jpan", "jpn", "ja-JP", "JA"], "tok:(ja-mecab|char)", None),
         (CHARACTERS, "tok:char", None),
         (["deu_Latn", "ger", "DEU", "de_AT"], "tok:13a", "de"),
-        (["ces", "cze", "ces_Latn"], "tok:13a", "cs"),
-        (["lvs_Latn"], "tok:13a", "lv"),
         (["zho_Latn"], "tok:13a", "zh"),  # pinyin
     ],
 )
@@ -117,17 +116,12 @@ def test_every_code_of_a_language_has_its_tokenisers(
             assert f"tok:moses-{moses}-" in scores["bleu_tokenised"]["signature"]
 
 
-def test_moses_has_the_rules_of_a_three_letter_code() -> None:
-    assert moses_tokenised(["l'homme dort"], "fra_Latn") == ["l' homme dort"]
-
-
 def test_characters_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "headwise")
     for _ in range(2):
         score_translations(["ສະບາຍດີ"], ["ສະບາຍ"], "lao_Laoo")
-    lines = [record.message for record in caplog.records if "lao_Laoo" in record.message]
-    assert len(lines) == 1
-    assert "computed on characters (tok:char" in lines[0]
+    message = "BLEU of language lao_Laoo is computed on characters (tok:char"
+    assert caplog.text.count(message) == 1
 
 
 @pytest.mark.parametrize("n", [0, 2, 4])

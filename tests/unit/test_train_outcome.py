@@ -16,13 +16,10 @@ from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
 from headwise.config.folders import composed
 from headwise.config.schema import typed
-from headwise.metrics.metric import Measured
 from headwise.report.outcome import _confusion, draw, figures, shown_score, summary
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.runs.results import Results
-from headwise.tasks.density import density_metrics
-from headwise.tasks.masked_lm import MaskedLM
 from headwise.tasks.task import task_of
 from headwise.track.base import NullTracker
 from headwise.train.clock import Clock
@@ -62,14 +59,11 @@ def test_scores_are_shown_with_their_scope(score: dict[str, Any]) -> None:
     assert shown.endswith("tok:13a")
 
 
-@pytest.mark.parametrize("metrics", [density_metrics, MaskedLM().metrics])
+@pytest.mark.parametrize("task", ["density", "masked_lm"])
 @pytest.mark.parametrize(("windows", "scope"), [(0, ""), (128, "128 windows")])
-def test_scores_of_some_windows_say_so(metrics: Any, windows: int, scope: str) -> None:
-    task = "density" if metrics is density_metrics else "masked_lm"
-    overrides = "data=text", f"task={task}", f"decode.max_windows={windows}"
-    for metric in metrics(typed(composed(*overrides))):
-        score = Measured(np.ones((1, 4)), [metric]).scores()[metric.name]
-        assert score.get("scope", "") == scope, metric.name
+def test_metrics_of_some_windows_say_so(task: str, windows: int, scope: str) -> None:
+    config = typed(composed("data=text", f"task={task}", f"decode.max_windows={windows}"))
+    assert {metric.scope for metric in task_of(config).metrics(config)} == {scope}
 
 
 def test_loss_of_a_classifier_is_per_example() -> None:
@@ -137,7 +131,9 @@ def test_missing_alphas_are_filled_with_mean_alphas(first: float | None) -> None
     assert filled(learned, mean) == expected
 
 
-def test_figures_of_recorded_statistics(tmp_path: Path) -> None:
+def test_figures_of_recorded_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker, folder = RecordingTracker(), RunFolder(tmp_path)
     OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
     records = Records(folder, NullTracker())
@@ -150,25 +146,11 @@ def test_figures_of_recorded_statistics(tmp_path: Path) -> None:
     assert tracker.images == [f"figures/{name}" for name in names]
     file_names = sorted(path.name for path in folder.figures.iterdir())
     assert file_names == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
-
-
-def test_failed_figure_leaves_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def failing(*_: Any) -> None:
-        raise ZeroDivisionError("a reason\nin lines")
-
-    tracker, folder = RecordingTracker(), RunFolder(tmp_path)
-    OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
-    records = Records(folder, NullTracker())
-    records.log(1, {"train/loss": 2.0})
-    records.log_heads(1, STATISTICS)
-    records.close()
-    monkeypatch.setattr("headwise.plots.training.trajectories", failing)
+    monkeypatch.setattr("headwise.plots.training.trajectories", None)  # a figure that fails
+    tracker.images.clear()
     draw(folder, tracker)
     assert tracker.images == ["figures/curves"]
-    (message,) = (record.getMessage() for record in caplog.records)
-    assert message == "the figure diversity is left out (ZeroDivisionError: a reason in lines)"
+    assert "the figure diversity is left out (TypeError: " in caplog.text
 
 
 def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

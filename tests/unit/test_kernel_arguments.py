@@ -18,14 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from headwise import entmax
-from headwise.kernels.dropout import dropout
 from headwise.kernels.linear import linear
 from kernel_marks import needs_kernels
 
 GUARD, REFUSED = 64, (TypeError, ValueError)
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CHANGES: list[Callable[[Tensor, random.Random], Tensor | None]] = [
-    lambda x, draw: x.to(draw.choice((*FLOATS, torch.int64, torch.int32, torch.complex64))),
+    lambda x, draw: x.to(draw.choice((*FLOATS, torch.int64, torch.int32))),
     lambda x, draw: x.to("meta"),
     lambda x, draw: x[None],
     lambda x, draw: x[0],
@@ -59,9 +58,6 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
 }
 
 
-LOSSES = ("entmax_loss", "entmax_loss_backward")
-
-
 @pytest.fixture(autouse=True)
 def _new_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
@@ -78,14 +74,9 @@ def guarded(value: Any) -> Any:
 
 
 def changed(arguments: tuple[Any, ...], draw: random.Random) -> list[Any]:
-    values = [guarded(value) for value in arguments]
-    dtype = draw.choice(FLOATS)
-    if draw.random() < 0.3:  # states and scores, all at once
-        is_state = [isinstance(x, Tensor) and x.shape[-1:] in ((8,), (9,)) for x in values]
-        return [
-            x.to(dtype) if is_one and x.is_floating_point() else x
-            for x, is_one in zip(values, is_state, strict=True)
-        ]
+    values, dtype = [guarded(value) for value in arguments], draw.choice(FLOATS)
+    if draw.random() < 0.3:  # scores and states, all at once
+        return [x.to(dtype) if getattr(x, "shape", ())[-1:] in ((8,), (9,)) else x for x in values]
     for index in draw.sample(range(len(values)), draw.choice((1, 1, 2))):
         value = values[index]
         if any(arguments[index] is x for x in OPTIONAL) and draw.random() < 0.3:
@@ -118,30 +109,30 @@ def outcome(call: Callable[..., Any], arguments: list[Any]) -> Any:
 def test_any_arguments_are_right_or_refused(name: Any) -> None:
     draw, n_right, n_refused = random.Random(1), 0, 0
     call = getattr(torch.ops.headwise, name) if isinstance(name, str) else name
-    dtype = torch.float32 if "attention" in str(name) or str(name) in LOSSES else torch.float64
+    is_float32 = str(name).startswith(("attention", "entmax_loss"))  # else float64 is supported
     for _ in range(60):
         arguments = changed(ARGUMENTS[name], draw)
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
         results = outcome(call, arguments)
-        with FakeTensorMode() as mode:
-            fakes = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
         if isinstance(name, str):
+            with FakeTensorMode() as mode:
+                fakes = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
             shapes = outcome(call, fakes)
-            if not isinstance(shapes, Exception):  # shapes without values, and float16 of GPUs
-                assert isinstance(results, list) or re.search("no class|C.. kernels", str(results))
-            else:
+            if isinstance(shapes, Exception):
                 assert (type(shapes), str(shapes)) == (type(results), str(results))
+            else:  # shapes without values, and float16 of GPUs
+                assert isinstance(results, list) or re.search("no class|C.. kernels", str(results))
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
         if isinstance(results, Exception) or any(x.is_meta for x in tensors):
             n_refused += isinstance(results, Exception)
             continue
         n_right += 1
-        is_half = any(x.dtype in FLOATS[2:] for x in tensors)
-        tolerance = {"rtol": 0.1, "atol": 0.1} if is_half else {"rtol": 1e-4, "atol": 1e-4}
-        for result, exact in zip(
-            results, outcome(call, [plain(x, dtype) for x in arguments]), strict=True
-        ):
+        dtype = torch.float32 if is_float32 else torch.float64
+        tolerance = 0.1 if any(x.dtype in FLOATS[2:] for x in tensors) else 1e-4
+        pairs = zip(results, outcome(call, [plain(x, dtype) for x in arguments]), strict=True)
+        for pair in pairs:
+            result, exact = (x.to(dtype) for x in pair)
             torch.testing.assert_close(
-                result.to(dtype), exact.to(dtype), equal_nan=True, **tolerance
+                result, exact, equal_nan=True, rtol=tolerance, atol=tolerance
             )
     assert n_right > 5 < n_refused
 
@@ -155,10 +146,8 @@ TRITON = (*META, torch.empty(3, device="meta"), *(None,) * 6, 1, False, 0, 0.0, 
     [
         (0, META[0].double(), "query must be torch.float16 or torch.bfloat16 or torch.float32"),
         (1, META[1].half(), "key must be torch.float32"),
-        (2, META[2][..., :8], r"value must have shape \(2, 3, 9, 16\), got \(2, 3, 9, 8\)"),
         (3, torch.ones(3), "alpha must be torch.float32 on meta, got torch.float32 on cpu"),
         (4, META[0][0, 0, :1, 0].int(), r"lengths must have shape \(2\)"),
-        (10, 4, r"power must be in \[0, 3\]"),
         (13, 0.5, "dropout needs random numbers"),
     ],
 )
@@ -169,12 +158,10 @@ def test_triton_operator_refuses_arguments(position: int, value: Any, message: s
 
 
 @needs_kernels
-def test_linear_and_dropout_read_no_other_memory() -> None:
+def test_linear_reads_no_other_memory() -> None:
     values, weight, bias = torch.randn(512, 256), torch.randn(512, 256), torch.randn(512)
     for one in (bias[0], bias[:1], bias[None]):
         expected = functional.linear(values, weight, one)
         torch.testing.assert_close(linear(values, weight, one), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(RuntimeError, match="device"):
         linear(values, weight, bias.to("meta"))
-    with pytest.raises(ValueError, match="rate of dropout"):
-        dropout(values, 1.5)

@@ -18,7 +18,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.config.folders import group_node
-from headwise.entmax import alpha_entmax, entmax15, entmax_loss
+from headwise.entmax import alpha_entmax, entmax15
 from headwise.entmax.function import REFERENCE
 from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.kernels import (
@@ -214,35 +214,22 @@ def test_kernel_refused_by_another_rank_is_not_used(caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 1
 
 
+def attend(scores: Tensor) -> Tensor:
+    states = scores[:, :1].repeat(1, choice.MIN_KEYS, 1)
+    return ATTENTION(states, states, states, Mask())
+
+
 TARGET = torch.arange(6).view(2, 3)
+ATTENTION = AttentionFactory({"attention": {**group_node("attention", "alpha_entmax")}})(
+    Place("encoder_self", 1, 2, 10)
+)
 FIRST_CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": entmax.softmax,
-    "sparsemax": entmax.sparsemax,
-    "entmax15": entmax.entmax15,
-    "alpha_entmax": lambda scores: alpha_entmax(scores, 1.3),
-    "alpha_entmax, tensor": lambda scores: alpha_entmax(scores, torch.tensor([[1.3], [1], [2]])),
-    "entmax_loss": lambda scores: entmax_loss(scores, TARGET, 1.3),
+    "alpha_entmax": lambda scores: alpha_entmax(scores, torch.tensor([[1.3], [1], [2]])),
     "entmax15_loss": lambda scores: entmax.entmax15_loss(scores, TARGET, 0.1),
-    "sparsemax_loss": lambda scores: entmax.sparsemax_loss(scores, TARGET),
     "Entmax15Loss": lambda scores: Entmax15Loss()(scores, TARGET).loss,
     "log_entmax": lambda scores: log_entmax(scores, 1.5),
-    **{
-        f"attention: {variant}": lambda scores, variant=variant: attend(variant, scores)
-        for variant in ("entmax15", "sparsemax", "alpha_entmax")
-    },
-}
-
-
-def attend(variant: str, scores: Tensor) -> Tensor:
-    states = scores[:, :1].repeat(1, choice.MIN_KEYS, 1)
-    return ATTENTIONS[variant](states, states, states, Mask())
-
-
-ATTENTIONS = {
-    name: AttentionFactory({"attention": {**group_node("attention", name)}})(
-        Place("encoder_self", 1, 2, 10)
-    )
-    for name in ("entmax15", "sparsemax", "alpha_entmax")
+    "attention": attend,
 }
 
 

@@ -9,6 +9,7 @@ from headwise.attention.place import Place
 from headwise.attention.positions import PlacePositions, Positions
 from headwise.errors import require
 from headwise.kernels.problem import Distances
+from headwise.precision import full_precision
 
 
 def slopes(n_heads: int) -> list[float]:
@@ -65,4 +66,4 @@ class Slopes(PlacePositions):
     def distances(self, n_prefix: int) -> Distances:
         """See `PlacePositions.distances`."""
         slopes_H: Tensor = self.get_buffer("slopes_H")
-        return Distances(slopes_H, n_prefix)
+        return Distances(full_precision(slopes_H), n_prefix)

@@ -39,8 +39,8 @@ from headwise.precision import unique_indices
 
 GROUP = 16  # classes; the top groups then take less time to select than the scores to read
 N_GROUPS = (32, 128, 512)  # tried in this order; then all classes
-# Scores per chunk when all classes are solved; temporaries take several times this memory.
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+# Scores per chunk when all classes are solved; temporaries take several times this memory.
 CHUNK_SCORES, CHUNK_SCORES_ACCELERATOR = 1 << 20, 1 << 26
 
 

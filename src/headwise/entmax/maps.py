@@ -82,8 +82,6 @@ def alpha_entmax(
                 f"dim {dim}, got shape {tuple(alpha.shape)}; for one alpha per head of scores "
                 "(B, H, Q, K) give it the shape (H, 1, 1)"
             )
-        if alpha.is_complex():
-            raise TypeError(f"alpha must be real, got {alpha.dtype}")
         aligned = _moved(alpha.to(working.dtype).reshape(shape), dim, -1)
         weights = _along_last(working, aligned, allowed, Power.ANY)
         return _finish(weights, along, scores.dtype)
@@ -132,8 +130,7 @@ def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power
     def four_axes(values: Tensor) -> Tensor:
         if len(shape) > 4:
             rows, n = shape[:-1], values.shape[-1]
-            kind = (values.dtype,), (*rows, n), values.device
-            check_tensor("mask or alpha", values, *kind, broadcasts=True)
+            check_tensor("mask or alpha", values, (values.dtype,), (*rows, n), values.device, True)
             return values.expand(*rows, n).reshape(1, 1, math.prod(rows), n)
         return values.reshape((1,) * (4 - len(shape)) + tuple(values.shape))
 

@@ -186,12 +186,9 @@ def weight_gradient(grad_NO: Tensor, values_ND: Tensor) -> Tensor:
 
 def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bool:
     """Return whether oneDNN's linear operator is faster than torch's matmul."""
-    is_valid = _usable(left_ND) and left_ND.dtype == right_OD.dtype
-    return (
-        is_valid
-        and _big(left_ND, right_OD, bias_O)
-        and (left_ND.dtype is torch.float32 or bias_O is not None)
-    )
+    is_faster = _usable(left_ND) and left_ND.dtype == right_OD.dtype
+    is_faster = is_faster and _big(left_ND, right_OD, bias_O)
+    return is_faster and (left_ND.dtype is torch.float32 or bias_O is not None)
 
 
 def _usable(values: Tensor) -> bool:

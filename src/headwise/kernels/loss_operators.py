@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.kernels import native, native_loss, triton_device, triton_loss
+from headwise.kernels import native_loss, triton_device, triton_loss
 from headwise.kernels.operators import register_pair
-from headwise.kernels.problem import ALPHAS, Power
 
 
 def loss_and_support(
@@ -30,49 +29,26 @@ def loss_and_support(
         alpha: in [1, 2].
         smoothing: ε of uniform smoothing.
     """
-    target_N = target_N.to(torch.int64).contiguous()
     loss_N, support_N, _ = _OPERATOR(scores_NV, target_N, alpha, smoothing)
     return loss_N, support_N
 
 
-def cross_entropy_(
-    scores_NV: Tensor, target_N: Tensor, smoothing: float, with_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the sums over rows of smoothed cross-entropy and of negative log-likelihood.
+def sums_(
+    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, with_gradient: bool
+) -> tuple[Tensor, ...]:
+    """Return sums over rows: loss without smoothing, loss with smoothing, support.
 
     Args:
         scores_NV: supported by a kernel, see `choice.losses`; contiguous. With `with_gradient` the
-            gradient of the first sum overwrites them.
-        target_N: int64.
-        smoothing: ε; the target distribution is (1-ε)·one-hot + ε/V.
-    """
-    nll, loss, _ = _sums_(scores_NV, target_N, ALPHAS[Power.EXP], smoothing, with_gradient)
-    return loss, nll
-
-
-def entmax_loss_(
-    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, with_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the sums of `loss_and_support` over rows.
-
-    Args:
-        scores_NV, with_gradient: as in `cross_entropy_`.
+            gradient of the loss with smoothing overwrites them.
         target_N: int64.
         alpha, smoothing: as in `loss_and_support`.
     """
-    _, loss, support = _sums_(scores_NV, target_N, alpha, smoothing, with_gradient)
-    return loss, support
-
-
-def _sums_(
-    scores: Tensor, target: Tensor, alpha: float, smoothing: float, with_gradient: bool
-) -> tuple[Tensor, ...]:
-    """Return sums over rows: loss without smoothing, loss with smoothing, support."""
-    target = target.contiguous()
-    *row_values, threshold = _losses(scores, target, alpha, smoothing)
+    target_N = target_N.contiguous()
+    *row_values, threshold = _losses(scores_NV, target_N, alpha, smoothing)
     if with_gradient:
         scale = torch.ones_like(threshold[:, 0])
-        _write_gradient(scores, threshold, scores, scale, target, alpha, smoothing)
+        _write_gradient(scores_NV, threshold, scores_NV, scale, target_N, alpha, smoothing)
     return tuple(values.sum() for values in row_values)
 
 
@@ -101,6 +77,8 @@ def losses_of(
     try:
         gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(value_N.dtype)
     except RuntimeError as error:
+        if "out of bounds" not in str(error):
+            raise
         raise ValueError(f"a target is no class: {error}") from error
     # rounding may make a loss of 0 slightly negative
     plain_N = (value_N + (top_N - gold_N)).clamp_min_(0.0)
@@ -111,8 +89,7 @@ def losses_of(
 
 def _kernels(scores: Tensor) -> ModuleType:
     """Return the module with the kernels for the device."""
-    is_gpu = triton_device.supports(scores) and not native.supports(scores)
-    return triton_loss if is_gpu else native_loss
+    return triton_loss if scores.device.type == "cuda" else native_loss
 
 
 def _write_gradient(

@@ -94,8 +94,7 @@ def attend(
     value_width = value.shape[3]
     scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
     visible = as_visible(mask, lengths, n_batch, is_causal, offset)
-    make = query.new_empty if key.shape[2] else query.new_zeros
-    context = make((n_batch, n_queries, n_heads, value_width))
+    context = query.new_zeros((n_batch, n_queries, n_heads, value_width))  # so without keys
     problem = AttendProblem(
         rows=native.problem_of(scores, scores, beta, Power(power), visible=visible),
         query=address(query, native.DTYPES, is_strided=True),

@@ -107,10 +107,6 @@ class Draws:
     rate: float
     first_row: int = 0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise ValueError(f"the rate of dropout must be in [0, 1), got {self.rate}")
-
     @property
     def n_kept(self) -> int:
         """How many of the `N_DRAWS` draws keep a weight: at least 1, at most all but 1."""

@@ -185,7 +185,7 @@ def launch_forward(
     others = (key_lengths, row_keys, slopes, places, windows, lists)
     cut = tiles(n_queries, key.shape[2], head_dim, query.element_size(), places is not None)
     *out, live = _fake_forward(query, key, value, alpha, *others)
-    _check_blocks(query, key, cut, places, lists, live)
+    _check_blocks(query, key, cut, lists, live)
     call, tensors = Call(*settings), ((query, key, value), alpha, *others)
     with on_device(query):
         if cut.resident:
@@ -221,14 +221,13 @@ def _whole(tensor: Any) -> Any:
 
 
 def _check_blocks(
-    query: Tensor, key: Tensor, cut: Tiles, places: Tensor | None, lists: Tensor | None,
-    live: Tensor,
-) -> None:  # fmt: skip
+    query: Tensor, key: Tensor, cut: Tiles, lists: Tensor | None, live: Tensor
+) -> None:
     """Check tensors whose size depends on that of blocks; errors as in `check_tensor`."""
     n_lines, n_items = (-(-states.shape[2] // cut.block) for states in (query, key))
     shape = (*query.shape[:2], *((0, 0) if cut.resident else (n_lines, n_items)))
     check_tensor("live", live, (torch.uint8,), shape, query.device)
-    if places is not None and lists is not None:
+    if lists is not None:
         check_tensor("key", key, DTYPES, query.shape, query.device)
         listed = (None, query.shape[1], n_lines, 1 + n_lines)
         check_tensor("lists", lists, (torch.int16,), listed, query.device)
@@ -271,7 +270,7 @@ def launch_backward(
     cut = tiles(*sizes, places is not None)
     top, shift, live = map(_whole, (top, shift, live))
     centre = _whole(centre.transpose(1, 2)).transpose(1, 2)
-    _check_blocks(query, key, cut, places, lists, live)
+    _check_blocks(query, key, cut, lists, live)
     grad_query, grad_key, grad_value = _empty(query), _empty(key), _empty(value)
     grad_rows = torch.empty_like(top) if has_alpha else None
     grad_dot_centre = torch.empty_like(top)

@@ -145,9 +145,8 @@ class CrossEntropy(Loss):
         """See `Loss.row_sums`."""
         if choice.losses(logits_RV, 1.0, REFERENCE).kernel == choice.TORCH:
             return smoothed_cross_entropy(logits_RV, target_R, self.label_smoothing, with_gradient)
-        loss, nll = loss_operators.cross_entropy_(
-            logits_RV, target_R, self.label_smoothing, with_gradient
-        )
+        options = (1.0, self.label_smoothing, with_gradient)
+        nll, loss, _ = loss_operators.sums_(logits_RV, target_R, *options)
         return RowSums(loss, nll, logits_RV if with_gradient else None)
 
     def log_probs(self, logits: Tensor) -> Tensor:
@@ -183,9 +182,8 @@ class EntmaxLoss(Loss):
         """See `Loss.row_sums`."""
         if choice.losses(logits_RV, self.alpha, REFERENCE).kernel == choice.TORCH:
             return super().row_sums(logits_RV, target_R, with_gradient)
-        loss, support = loss_operators.entmax_loss_(
-            logits_RV, target_R, self.alpha, self.label_smoothing, with_gradient
-        )
+        options = (self.alpha, self.label_smoothing, with_gradient)
+        _, loss, support = loss_operators.sums_(logits_RV, target_R, *options)
         return RowSums(loss, support, logits_RV if with_gradient else None)
 
     def log_probs(self, logits: Tensor) -> Tensor:

@@ -337,26 +337,35 @@ def test_balanced_weights_change_the_training(train_run: Run) -> None:
     assert results[0] != results[1]
 
 
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
 def test_runs_are_compared_on_the_same_rows(
     headwise: CommandLine, single: Path, train_run: Run, tmp_path: Path
 ) -> None:
     other, output = train_run(), tmp_path / "tests.md"
     result = headwise.ok("report", f"run={single}", f"compare={other}", f"output={output}")
     assert output.read_text(encoding="utf-8") == result.out
-    lines = [line.split("|")[1:-1] for line in result.out.splitlines()]
+    lines = [line.split("|")[1:-1] for line in result.out.splitlines() if line.startswith("|")]
     rows_of = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines[2:]}
-    labels = {m.label for m in class_metrics(3, "target")}
+    labels = {f"{m.label} {'↑' if m.sign > 0 else '↓'}" for m in class_metrics(3, "target")}
     assert {f"{split} {label}" for split in ("valid", "test") for label in labels} <= rows_of.keys()
-    score, other_score, difference, interval, p_bootstrap, p_mcnemar = rows_of["test accuracy (%)"]
-    assert float(difference) == pytest.approx(float(score) - float(other_score), abs=0.011)
+    score, other_score, difference, interval, p_bootstrap, p_mcnemar = rows_of[
+        "test accuracy (%) ↑"
+    ]
+    assert number(difference) == pytest.approx(float(score) - float(other_score), abs=0.011)
+    loss, other_loss, loss_difference = map(number, rows_of["test loss per target token ↓"][:3])
+    assert loss_difference == pytest.approx(loss - other_loss, abs=1.1e-4)
+    assert loss_difference != round(loss_difference, 2)
     is_right, is_other = (t.prediction == t.label for t in map(predictions, (single, other)))
     n_first, n_second = (is_right & ~is_other).sum(), (is_other & ~is_right).sum()
     draws = np.random.default_rng(0).binomial(n_first + n_second, 0.5, 200_000)
     extreme = np.abs(draws - (n_first + n_second) / 2) >= abs(n_first - n_second) / 2
     assert float(p_mcnemar) == pytest.approx(extreme.mean(), abs=0.005)
-    assert float(interval.split(" to ")[0]) <= float(difference)
+    assert number(interval.split(" to ")[0]) <= number(difference)
     assert 0 < float(p_bootstrap) <= 1
-    assert rows_of["test macro F1 (%)"][5] == ""
+    assert rows_of["test macro F1 (%) ↑"][5] == ""
 
 
 def test_runs_of_different_tasks_are_not_compared(

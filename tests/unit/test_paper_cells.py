@@ -236,13 +236,13 @@ def test_tables_of_each_bleu_and_of_differences(tmp_path: Path) -> None:
     }
     difference = "Difference to softmax, in tokenised BLEU"
     interval = "+1.23 [−0.50 to +2.00] (1 of 3)"
-    assert by_title[difference] == {"Mine, sparse": [interval, "≤ 0.05"]}
+    assert by_title[difference] == {"Mine ↑, sparse": [interval, "≤ 0.05"]}
     facts = fact_table(cell_facts(PAPER, [column], []))
     for row, name, value in (("softmax", "sd", deviation), ("sparse", "low", -0.5)):
         (shown,) = select(facts, row=row, quantity=f"bleu_tokenised_{name}").value
         assert shown == pytest.approx(value, abs=1e-4)
     column.comparisons["sparse"] = replace(column.comparisons["sparse"], p_value=2 / 21)
-    assert dict(tables(column)[2].rows) == {"Mine, sparse": [interval, "0.095"]}
+    assert dict(tables(column)[2].rows) == {"Mine ↑, sparse": [interval, "0.095"]}
 
 
 @pytest.mark.parametrize(("unit", "is_shown"), [(None, True), ("min", False)])
@@ -255,7 +255,7 @@ def test_differences_in_the_paper_are_shown_for_bleu_only(unit: str | None, is_s
     paper = replace(PAPER, columns={"mine": column}, cells=paper_cells)
     shown_tables = tables(column_runs(paper, [], Matching())[0], paper)
     differences = [table.rows for table in shown_tables if table.title.startswith("Difference")]
-    assert differences == ([[("Mine, sparse", ["+1.5 (r+)"])]] if is_shown else [])
+    assert differences == ([[("Mine ↑, sparse", ["+1.5 (r+)"])]] if is_shown else [])
     assert shown_tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5"])]
 
 
@@ -271,7 +271,7 @@ def test_rows_of_others_are_not_compared_with_our_baseline() -> None:
         paper, fact_table(cell_facts(paper, [], [])), RESAMPLES, {"mine": 1}
     )
     (difference,) = (table for table in shown_tables if table.title.startswith("Difference"))
-    assert difference.rows == [("Mine, sparse", ["+1.00"])]
+    assert difference.rows == [("Mine ↑, sparse", ["+1.00"])]
 
 
 BITS = Metric(
@@ -328,8 +328,9 @@ def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path: Path) ->
     assert re.fullmatch(r"\d\d\.\d\d \(1\)", rows["sparse"][2])
     assert other.title == "The same runs in BLEU (13a)"
     assert differences.title == "Difference to softmax, in the metric of each column"
+    assert [name for name, _ in differences.rows] == ["Text ↓, sparse", "Mine ↑, sparse"]
     (published, ours, p), of_bleu = (texts for _, texts in differences.rows)
-    assert published == "+0.01"  # 0.99 bits are better than 1.00
-    assert ours.startswith("+0.125 [+0.12")
+    assert published == "−0.01"  # 0.99 bits, which are better than 1.00
+    assert re.match(r"−0\.125 \[−0\.12\d to −0\.12\d\]", ours)
     assert p == "≤ 0.05"
     assert of_bleu[1].startswith("+")

@@ -129,7 +129,7 @@ def make_run(
     config.init_from = more.pop("init_from", None)
     decisive = more.pop("decisive", {})
     fields = {"sites": {"encoder_self": 2, "decoder_self": 3, "cross": 3}, "decisive": decisive}
-    metric = SimpleNamespace(name="bleu", label="BLEU")
+    metric = SimpleNamespace(name="bleu", label="BLEU", sign=1)
     return SimpleNamespace(
         folder=folder, results={}, metric=metric, config=config, seed=1, **fields
     )
@@ -150,9 +150,9 @@ def test_pruned_runs_are_compared_with_their_origin(tmp_path: Path) -> None:
     (table,) = pruning_report(Paper("p", "", pruned_runs=True), runs).tables
     counts = "encoder_self 3 of 8, decoder_self 12 of 12, cross 5 of 12"
     assert table.rows == [
-        (str(pruned), [counts, "28.50 BLEU", "-1.50"]),
-        (str(trained), [counts, "31.25 BLEU", "+1.25"]),
-        (str(retrained), [counts, "30.00 BLEU", "-1.25"]),
+        (str(pruned), [counts, "28.50 BLEU", "−1.50 ↑"]),
+        (str(trained), [counts, "31.25 BLEU", "+1.25 ↑"]),
+        (str(retrained), [counts, "30.00 BLEU", "−1.25 ↑"]),
         (str(tmp_path / "e"), [counts, "–", "–"]),
     ]
 

@@ -14,6 +14,7 @@ from headwise.report.tables import (
     latex_comment,
     pivot,
     select,
+    signed,
 )
 
 NASTY = r"50 % of a_b & c{d} #1 $x$ ~ ^ \emph|y| <α ± 1> → Δ×"
@@ -91,3 +92,13 @@ def test_pivot_keeps_the_order_of_the_facts() -> None:
     table = Table("", pivot(selected, "row", ["column", "quantity"], joined, ["none", "b"]))
     assert table.headers == ["y: q", "x: q"]
     assert table.rows == [("none", ["–", "–"]), ("b", ["1+4", "2"])]
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [(0.0123, 4, "+0.0123"), (-0.0123, 4, "−0.0123"), (-0.001, 2, "0.00"), (1.0, 2, "+1.00")],
+)
+def test_differences_have_a_sign_unless_rounded_to_zero(
+    value: float, decimals: int, text: str
+) -> None:
+    assert signed(value, decimals) == text

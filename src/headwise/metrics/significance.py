@@ -52,6 +52,15 @@ class Comparison:
     n_items: int
     n_resamples: int
 
+    def in_metric(self, sign: int) -> tuple[float, float, float]:
+        """Return the difference in the metric itself, with its interval.
+
+        Args:
+            sign: of the metric: -1 if lower is better.
+        """
+        low, high = sorted((sign * self.low, sign * self.high))
+        return sign * self.difference, low, high
+
 
 def _drawn_sums(columns: Floats, n_resamples: int) -> Floats:
     """Sums (systems, draws, statistics) of n_items items, drawn with replacement.

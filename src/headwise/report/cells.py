@@ -361,8 +361,9 @@ def _row_facts(column: ColumnRuns, row: str) -> Iterator[Fact]:
     for name, percent in zip(("", "_low", "_high"), column.speeds.get(row, ()), strict=False):
         yield {"quantity": f"speed_percent{name}", "value": round(percent, 2)}
     if (test := column.comparisons.get(row)) is not None:
-        for name in ("difference", "low", "high"):
-            about = {"n_seeds": test.n_seeds, "value": round(getattr(test, name), 4)}
+        values = test.in_metric(column.sign)
+        for name, value in zip(("difference", "low", "high"), values, strict=True):
+            about = {"n_seeds": test.n_seeds, "value": round(value, 4)}
             yield {"quantity": f"{column.metrics[0]}_{name}", **about}
         yield {"quantity": "p_value", "n_seeds": test.n_seeds, "value": test.p_value}
 

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from headwise.report.paper_runs import read_run
-from headwise.report.tables import Fact, Table, mean_and_deviation, pivot
+from headwise.report.tables import DECIMALS, Fact, Table, mean_and_deviation, pivot
 from headwise.runs.fingerprint import last_typed
 
 BASELINE = "softmax"
@@ -61,7 +61,7 @@ def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
             site_means = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
             values = [site_means.get(site) for site in sites]
             return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in values)
-        score = mean_and_deviation(cell.value)
+        score = mean_and_deviation(cell.value, DECIMALS[int(first.sign)])
         return f"**{score}**" if (first.quantity, first.row) in best else score
 
     frame = pivot(facts, "row", ["quantity"], cell_text)

@@ -13,9 +13,10 @@ from headwise.metrics.classes import true_classes
 from headwise.metrics.significance import mcnemar, paired_bootstrap
 from headwise.report.cells import check_references, saved_items
 from headwise.report.paper_runs import SavedRun, read_run
+from headwise.report.tables import ARROW_NOTE, ARROWS, DECIMALS, signed
 
 HEAD = (
-    *("split and metric", "run", "compare", "run is better by", "95 % interval"),
+    *("split and metric", "run", "compare", "run minus compare", "95 % interval"),
     *("p, paired bootstrap", "p, McNemar"),
 )
 ACCURACY = "accuracy"  # McNemar's test is on its items: right or wrong
@@ -32,7 +33,7 @@ def paired_tests(run: Path, other: Path, n_resamples: int) -> str:
     rows = list(_rows(*runs, n_resamples)) if type(runs[0].task) is type(runs[1].task) else []
     if not rows:
         raise RunError(f"{run} and {other} were not scored by the same metrics on the same splits")
-    return markdown_table(HEAD, rows)
+    return f"{markdown_table(HEAD, rows)}\n\n{ARROW_NOTE}"
 
 
 def _rows(run: SavedRun, other: SavedRun, n_resamples: int) -> Iterator[list[str]]:
@@ -53,8 +54,9 @@ def _rows(run: SavedRun, other: SavedRun, n_resamples: int) -> Iterator[list[str
                     metric.used(i)[:, 1].astype(bool) for i in (items, other_items)
                 )
                 p_mcnemar = f"{mcnemar(is_right, is_other_right):.4f}"
-            values = (metric.score(items), metric.score(other_items), test.difference)
-            interval = f"{test.low:.2f} to {test.high:.2f}"
-            numbers = [f"{value:.2f}" for value in values]
-            label = f"{split} {metric.label}"
-            yield [label, *numbers, interval, f"{test.p_value:.4f}", p_mcnemar]
+            decimals = DECIMALS[metric.sign]
+            scores_shown = (f"{metric.score(i):.{decimals}f}" for i in (items, other_items))
+            shown = (signed(value, decimals) for value in test.in_metric(metric.sign))
+            difference, low, high = shown
+            numbers = [*scores_shown, difference, f"{low} to {high}", f"{test.p_value:.4f}"]
+            yield [f"{split} {metric.label} {ARROWS[metric.sign]}", *numbers, p_mcnemar]

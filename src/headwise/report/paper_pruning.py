@@ -19,7 +19,7 @@ from headwise.files import read_json
 from headwise.report.figures_rows import named_rows
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_runs import SavedRun
-from headwise.report.tables import EMPTY, Fact, Table, fact_table, pivot
+from headwise.report.tables import ARROWS, DECIMALS, EMPTY, Fact, Table, fact_table, pivot, signed
 
 SCORE = "score"  # quantity of a statement without a unit
 N_NAMED = 3  # runs named in a list of commands
@@ -181,11 +181,14 @@ def _pruned_runs(runs: Sequence[SavedRun]) -> list[Table]:
     for run in (run for run in runs if run.config.model.heads is not None):
         score, origin = _score(run.folder, run), _origin(run.folder, run)
         full = None if origin is None else _score(origin, run)
+        decimals = DECIMALS[run.metric.sign]
         rows[str(run.folder)] = {
             "heads kept": ", ".join(_heads_left(run)),
-            "score": EMPTY if score is None else f"{score:.2f} {run.metric.label}",
+            "score": EMPTY if score is None else f"{score:.{decimals}f} {run.metric.label}",
             "difference to the original run": (
-                EMPTY if score is None or full is None else f"{score - full:+.2f}"
+                EMPTY
+                if score is None or full is None
+                else f"{signed(score - full, decimals)} {ARROWS[run.metric.sign]}"
             ),
         }
     if not rows:

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from headwise.report.paper import MARKS, Paper
-from headwise.report.tables import EMPTY, Table, mean_and_deviation, pivot, select
+from headwise.report.tables import (
+    ARROW_NOTE,
+    ARROWS,
+    EMPTY,
+    Table,
+    mean_and_deviation,
+    pivot,
+    select,
+    signed,
+)
 
 NOT_AVERAGED = "not averaged"
 MISSING = "missing"
@@ -156,20 +165,21 @@ def _differences(
     cells = {}
     for name in (name for name, column in paper.columns.items() if column.unit is None):
         for row in (row for row in paper.rows if row != baseline):
-            published = _paper_difference(paper, row, baseline, name, signs[name])
+            published = _paper_difference(paper, row, baseline, name)
             tested = _tested(paper, select(facts, column=name), row, baseline, n_resamples)
             texts = {**published, **tested}
             if texts:
-                cells[f"{paper.columns[name].label}, {paper.rows[row]}"] = texts
+                label = f"{paper.columns[name].label} {ARROWS[signs[name]]}"
+                cells[f"{label}, {paper.rows[row]}"] = texts
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna(EMPTY)
     frame = frame[[kind for kind in ("paper", OURS, "p") if kind in frame]]
-    notes = [f"Above 0 is better than {base}; of bits, fewer."] if -1 in signs.values() else []
+    notes = [ARROW_NOTE]
     if OURS in frame:
         notes += [
             "Ours: mean over the n seeds that both rows have (n; n of m if a row has m seeds, and "
-            "thus another mean in the table above); above 0 is better than "
-            f"{base}. Interval and p are by paired bootstrap over items of the test set (Koehn "
-            f"2004), {n_resamples:,} draws, the same items for both rows and all seeds.",
+            "thus another mean in the table above). Interval and p are by paired "
+            f"bootstrap over items of the test set (Koehn 2004), {n_resamples:,} draws, the same "
+            "items for both rows and all seeds.",
             "p is two-sided. It covers the choice of items, not of seeds, and is not corrected for "
             "the number of cells. ≤ marks the smallest p-value that this many draws can give.",
         ]
@@ -190,8 +200,7 @@ def _tested(
     (column,) = tested.column.unique()
     metric, decimals = paper.compared[column], paper.columns[column].our_decimals
     difference, low, high = (
-        _signed(tested.value[f"{metric}_{name}"], decimals)
-        for name in ("difference", "low", "high")
+        signed(tested.value[f"{metric}_{name}"], decimals) for name in ("difference", "low", "high")
     )
     p_value, n_seeds = tested.value["p_value"], tested.n_seeds["p_value"]
     n_runs = select(facts, row=[row, baseline], quantity="updates").row.value_counts().max()
@@ -203,16 +212,14 @@ def _tested(
     }
 
 
-def _paper_difference(
-    paper: Paper, row: str, baseline: str, column: str, sign: int
-) -> dict[str, str]:
+def _paper_difference(paper: Paper, row: str, baseline: str, column: str) -> dict[str, str]:
     """Return the difference of two numbers of the paper; empty if it compares with other work."""
     cell, base = paper.cell(row, column), paper.cell(baseline, column)
     if cell is None or base is None or cell.paper is None or base.paper is None:
         return {}
     if base.overrides and not cell.overrides:  # a row of others, without a recipe
         return {}
-    difference = _signed(sign * (cell.paper - base.paper), paper.columns[column].decimals)
+    difference = signed(cell.paper - base.paper, paper.columns[column].decimals)
     return {"paper": difference + _marked(cell.mark, base.mark)}
 
 
@@ -242,7 +249,3 @@ def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:
             f"Ours were trained on: {'; '.join(sorted(machines))}.",
         ]
     return Table(f"Training speed, tokens/s in % of {paper.rows[baseline]}", frame, notes)
-
-
-def _signed(value: float, decimals: int = 2) -> str:
-    return f"{value:+.{decimals}f}".replace("-", "−")

@@ -13,6 +13,9 @@ import pandas as pd
 from headwise.markdown import markdown_table
 
 EMPTY = "–"  # text of an empty cell
+ARROWS = {1: "↑", -1: "↓"}  # which way a score is better, by the sign of its metric
+ARROW_NOTE = "↑: higher is better, ↓: lower is better."
+DECIMALS = {1: 2, -1: 4}  # of per cent and of losses and bits
 Fact = Mapping[str, Any]
 COLUMNS = (
     "paper",
@@ -45,6 +48,8 @@ _LATEX = {
     "±": r"$\pm$",
     "×": r"$\times$",
     "→": r"$\rightarrow$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
     "−": r"$-$",
     "–": "--",
     "≤": r"$\leq$",
@@ -97,6 +102,12 @@ def mean_and_deviation(values: Sequence[float], decimals: int = 2) -> str:
         return "-"
     mean = f"{statistics.fmean(values):.{decimals}f}"
     return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
+
+
+def signed(value: float, decimals: int = 2) -> str:
+    """Format a difference: `+0.12`, `−0.12`, and `0.00` without a sign."""
+    text = f"{value:+.{decimals}f}".replace("-", "−")
+    return text if float(f"{value:.{decimals}f}") else text[1:]
 
 
 @dataclass

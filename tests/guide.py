@@ -40,6 +40,31 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _FENCE_OR_MARK = re.compile(r"^\s*```|^<!-- (?:not run:|exact -->)", re.MULTILINE)
+_FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python|headwise|torchrun|make|pip|wandb) .*")
+# Beginnings of commands in README and within lines of pages that are not run, with the reason.
+NOT_RUN = {
+    "make": "installs packages, or runs these tests",
+    "pip": "installs packages",
+    "torchrun": "needs several devices; see test_training_ranks.py",
+    "wandb": "needs a network and an account",
+    "python -m benchmarks": "measures for minutes to hours; see test_benchmarks.py",
+    "OMP_NUM_THREADS=1 python -m benchmarks": "measures for hours; see test_benchmarks.py",
+    "HEADWISE_DATA=FOLDER": "measures for hours on a corpus",
+    "python -m headwise": "writes pages; see test_report_tables.py",
+}
+# One small run of each kind of task; `runnable` puts them in place of FOLDER.
+SMALL_RUNS = """
+python train.py experiment=demo
+python train.py experiment=demo_text
+python train.py experiment=demo_classification
+RUN=$(ls -td outputs/demo/* | head -1)
+TEXT=$(ls -td outputs/demo_text/* | head -1)
+LABELLED=$(ls -td outputs/demo_classification/* | head -1)
+cp $RUN/hypotheses/test.src.txt my.de
+cp $RUN/hypotheses/test.ref.txt my.en
+cp my.en texts.txt
+"""
 _BLOCK_END = "the block has ended"
 _OVERRIDE = re.compile(r"[a-z][\w.@]*=[^…]+")
 _NUMBER = r"[+−-]?\d+(?:\.\d+)?"
@@ -101,6 +126,30 @@ def inline_overrides(page: Path) -> list[list[str]]:
     spans = [span.split() for span in re.findall(r"`([^`]+)`", text)]
     overrides = [span for span in spans if all(map(_OVERRIDE.fullmatch, span))]
     return [span for number, span in enumerate(overrides) if span not in overrides[:number]]
+
+
+def inline_commands(page: Path) -> list[str]:
+    """Commands in code within lines, and in blocks without a language; those with … are left out.
+
+    Comments are removed.
+    """
+    text = page.read_text(encoding="utf-8")
+    plain = "".join(block for language, block in _FENCED.findall(text) if not language).splitlines()
+    spans = re.findall(r"`([^`]+)`", _FENCED.sub("", text))
+    lines = [re.sub(r" +# .*", "", " ".join(line.split())) for line in [*plain, *spans]]
+    return [line for line in lines if _COMMAND.fullmatch(line) and "…" not in line]
+
+
+def runnable(command: str) -> str:
+    """A command with the names of SMALL_RUNS and of files; a training is a dry run."""
+    name = re.sub(r"(?:python scripts/|headwise )(\w+).*", r"\1", command)
+    run = {"sample": "$TEXT", "predict": "$LABELLED"}.get(name, "$RUN")
+    names = {"run=FOLDER": f"run={run}", "FOLDER": "written", "FILE": "labels"}
+    names = {"input=FILE": "input=texts.txt", **names}
+    for shown, used in names.items():
+        command = command.replace(shown, used)
+    command = command.replace("seed=1,2,3", "seed=1")
+    return f"{command} dry_run=true" if re.search(r"train(?!.*--)", name) else command
 
 
 def missing_lines(shown: str, printed: str, exact: bool = False) -> list[str]:
@@ -175,6 +224,11 @@ class WorkingCopy:
             (commands / name).chmod(0o755)
         for name in STAMPS:  # newer than the files that make compares them with
             (folder / ".venv" / name).touch()
+
+    def run_commands(self, commands: Sequence[str]) -> list[BlockResult]:
+        """Run commands one after the other, with the variables and files of SMALL_RUNS."""
+        texts = [SMALL_RUNS, *(f"{command}\n" for command in commands)]
+        return self.run([Block(0, "sh", None, text, None, exact=False) for text in texts])
 
     def run(self, blocks: Sequence[Block], timeout: float = 600) -> list[BlockResult]:
         """Run a page as one shell script; results up to the first block that failed."""

@@ -14,7 +14,17 @@ from typing import Any
 
 import pytest
 
-from guide import DOCS, ROOT, WorkingCopy, blocks_of, inline_overrides, missing_lines
+from guide import (
+    DOCS,
+    NOT_RUN,
+    ROOT,
+    WorkingCopy,
+    blocks_of,
+    inline_commands,
+    inline_overrides,
+    missing_lines,
+    runnable,
+)
 from headwise.config.schema import KINDS
 from warm_python import warm_python
 
@@ -109,6 +119,25 @@ def test_commands_run_and_print_the_shown_output(name: str, address: str, tmp_pa
         if shown.language == "text" and before.line in outputs:
             missing = missing_lines(shown.text, outputs[before.line], shown.exact)
             assert not missing, f"{name}:{shown.line}: {missing} not in\n{outputs[before.line]}"
+
+
+@pytest.mark.slow
+def test_commands_of_the_readme_and_within_lines_run(address: str, tmp_path: Path) -> None:
+    """On small runs; trainings as dry runs. Others have a reason in NOT_RUN."""
+    shown = [c for page in (ROOT / "README.md", *DOCS.glob("*.md")) for c in inline_commands(page)]
+    commands = list(dict.fromkeys(c for c in shown if not c.startswith(tuple(NOT_RUN))))
+    copy = WorkingCopy(tmp_path / "headwise", address)
+    (copy.folder / "results").symlink_to(ROOT / "results")
+    assert len(commands) > 15
+    results = copy.run_commands(list(map(runnable, commands)))
+    last = results[-1]
+    assert last.succeeded, f"{last.block.text}\n{last.output}"
+    assert len(results) == 1 + len(commands)
+
+
+def test_reasons_not_to_run_a_command_are_used() -> None:
+    shown = [c for page in (ROOT / "README.md", *DOCS.glob("*.md")) for c in inline_commands(page)]
+    assert {start for start in NOT_RUN if any(c.startswith(start) for c in shown)} == {*NOT_RUN}
 
 
 @pytest.mark.slow

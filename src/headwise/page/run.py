@@ -9,6 +9,7 @@ from headwise.analysis.pruning import Heads, flat_heads, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
 from headwise.model.family import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
+from headwise.report.tables import DECIMALS
 from headwise.runs.results import Results
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
@@ -61,16 +62,17 @@ def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
 def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
     """Return every score: test sets first, and for each the main metric of the task first."""
     config, task = run.config, run.task
-    labels = {metric.name: metric.label for metric in task.metrics(config)}
+    metrics = {metric.name: metric for metric in task.metrics(config)}
     main = task.main_metric(config).name
     scored = {} if results is None else results.scores
 
-    def shown(name: str, score: Mapping[str, Any]) -> str:
+    def shown(name: str, score: Mapping[str, Any]) -> dict[str, Any]:
         scope = f" ({score['scope']})" if "scope" in score else ""
-        return f"{labels.get(name, name)}{scope}"
+        label, sign = (metrics[name].label, metrics[name].sign) if name in metrics else (name, 1)
+        return {"metric": f"{label}{scope}", "decimals": DECIMALS[sign]}
 
     return [
-        {"split": split, "metric": shown(name, score), "is_main": name == main, **score}
+        {"split": split, **shown(name, score), "is_main": name == main, **score}
         for split in sorted(scored, key=lambda split: split == config.data.valid)
         for name, score in sorted(scored[split].items(), key=lambda named: named[0] != main)
     ]

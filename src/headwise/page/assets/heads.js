@@ -7,7 +7,12 @@ const KNOWN_MEASURES = [
   ["entropy", "entropy", "Shannon entropy of the weights, in nats", 0, null],
   ["confidence", "confidence", "largest weight of a query, on average", 0, 1],
   ["importance_normalised", "importance",
-    "gradient of the loss at the head (Michel et al. 2019), normalised in its layer", 0, 1],
+    "gradient of the loss at the head (Michel et al. 2019), divided by the norm of its layer: "
+    + "near 0 the loss hardly depends on the head", 0, 1],
+  ...["query", "key", "value"].map((part) => [
+    `${part}_gradient`, `gradient of the ${part} projection`,
+    "norm of the loss gradient divided by that of the head's weights, often about 1e-3", 0, null,
+  ]),
   ["previous_weight", "weight on the token before",
     "weight of a token on the one before it, on average", 0, 1],
   ["next_weight", "weight on the token after",
@@ -18,7 +23,8 @@ const KNOWN_MEASURES = [
     "weight of question words on the question mark that ends the sentence, on average", 0, 1],
 ];
 const OTHER = "reported by the attention, or measured on the same text";
-const others = [...new Set(data.runs.flatMap((run) => run.others))];
+const isKnown = (other) => KNOWN_MEASURES.some(([id]) => id === other);
+const others = [...new Set(data.runs.flatMap((run) => run.others))].filter((id) => !isKnown(id));
 const allHeads = data.runs.flatMap((run) => run.heads);
 
 /** Measures that some head has: known ones, those that attentions report, then the roles. */

@@ -22,15 +22,15 @@ function drawRuns() {
 function scoreTable(run) {
   if (!run.scores.length) return make("p", { class: "hint", text: "No scores yet." });
   const mains = run.scores.filter(({ is_main }) => is_main);
-  const scores = mains.map(({ split, metric, score }) => {
-    const number = make("b", { text: score.toFixed(2) });
+  const scores = mains.map(({ split, metric, score, decimals }) => {
+    const number = make("b", { text: score.toFixed(decimals) });
     return make("div", {}, number, make("span", { text: `${metric} ${split}` }));
   });
   const signatures = new Set(mains.map(({ signature }) => signature));
   const signature = make("p", { class: "signature", text: [...signatures].join("; ") });
   const others = run.scores
     .filter(({ is_main }) => !is_main)
-    .map(({ split, metric, score }) => `${metric} ${split} ${score.toFixed(2)}`);
+    .map(({ split, metric, score, decimals }) => `${metric} ${split} ${score.toFixed(decimals)}`);
   const summary = make("summary", { text: "Other scores" });
   const rest = make("details", {}, summary, make("p", { class: "hint", text: others.join(" · ") }));
   return make("div", { class: "scores" }, ...scores, signature, others.length ? rest : "");

@@ -21,7 +21,9 @@ const isolated = (text, language) => make("bdi", { text, lang: language, dir: "a
 
 const byId = (name) => document.getElementById(name);
 
-const shown = (value) => value?.toFixed(2) ?? "–";
+const isSmall = (value) => value !== 0 && Math.abs(value) < 0.005;
+const shown = (value) =>
+  (isSmall(value) ? value?.toExponential(1) : value?.toFixed(2)) ?? "–";
 
 const keyOf = ({ site, layer, head }) => `${site} ${layer} ${head}`;
 

@@ -41,12 +41,11 @@ _BLOCK = re.compile(
 )
 _FENCE_OR_MARK = re.compile(r"^\s*```|^<!-- (?:not run:|exact -->)", re.MULTILINE)
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python|headwise|torchrun|make|pip|wandb) .*")
+_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python|headwise|make|pip|wandb) .*")
 # Beginnings of commands in README and within lines of pages that are not run, with the reason.
 NOT_RUN = {
     "make": "installs packages, or runs these tests",
     "pip": "installs packages",
-    "torchrun": "needs several devices; see test_training_ranks.py",
     "wandb": "needs a network and an account",
     "python -m benchmarks": "measures for minutes to hours; see test_benchmarks.py",
     "OMP_NUM_THREADS=1 python -m benchmarks": "measures for hours; see test_benchmarks.py",
@@ -64,6 +63,8 @@ LABELLED=$(ls -td outputs/demo_classification/* | head -1)
 cp $RUN/hypotheses/test.src.txt my.de
 cp $RUN/hypotheses/test.ref.txt my.en
 cp my.en texts.txt
+mkdir outputs/correia2019
+cp -r $RUN outputs/correia2019
 """
 _BLOCK_END = "the block has ended"
 _OVERRIDE = re.compile(r"[a-z][\w.@]*=[^…]+")

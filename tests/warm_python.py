@@ -112,7 +112,8 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
         of_pairs = () if has_pairs else ("data.", "tokenizer.", "decode.")
         return [*argv, *(a for a in SHORT if not a.startswith(of_pairs)), *builtin]
     has_runs = any(Path("outputs").glob("*/*/config.yaml"))
-    if command == "report" and any(a.startswith("paper=") for a in argv) and has_runs:
+    is_table = command == "report" and any(a.startswith("paper=") for a in argv)
+    if is_table and has_runs and not any("results/" in a for a in argv):
         recipes = ",".join(f"'{override}'" for override in (*SHORT, SHORT_BUILTIN))
         return [*argv, f"overrides=[{recipes}]"]
     return argv
@@ -124,6 +125,8 @@ def _run(connection: socket.socket) -> None:
     request = json.loads(connection.makefile().readline())
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
+    # those of the server may be files, which have positions
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, "utf-8", closefd=False) for n in (1, 2))
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])

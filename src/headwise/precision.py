@@ -53,6 +53,12 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return nullcontext()
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which matmuls keep the dtype of their arguments."""
+    # the meta device, used by dry runs, has no autocast
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
 def use_deterministic_kernels(device: torch.device) -> None:
     """Use deterministic kernels on GPU where they exist; those on CPU are deterministic.
 

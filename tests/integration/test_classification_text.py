@@ -355,7 +355,7 @@ def test_runs_are_compared_on_the_same_rows(
         "test accuracy (%) ↑"
     ]
     assert number(difference) == pytest.approx(float(score) - float(other_score), abs=0.011)
-    loss, other_loss, loss_difference = map(number, rows_of["test loss per target token ↓"][:3])
+    loss, other_loss, loss_difference = map(number, rows_of["test loss per example ↓"][:3])
     assert loss_difference == pytest.approx(loss - other_loss, abs=1.1e-4)
     assert loss_difference != round(loss_difference, 2)
     is_right, is_other = (t.prediction == t.label for t in map(predictions, (single, other)))

@@ -192,6 +192,12 @@ def test_states_as_wide_as_a_window_are_counted() -> None:
     assert at_width.activation_bytes == pytest.approx(beside.activation_bytes, rel=0.02)
 
 
+@pytest.mark.parametrize("learned", ["head", "query"])
+def test_models_with_a_scaling_are_estimated(learned: str) -> None:
+    scaled = density_budget("scaling=length", f"scaling.learned={learned}")
+    assert scaled.n_parameters >= density_budget().n_parameters
+
+
 @pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
 def test_a_pattern_counts_its_own_keys(attention: str) -> None:
     dense = density_budget(f"attention={attention}")

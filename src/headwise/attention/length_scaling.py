@@ -12,7 +12,7 @@ from torch.nn import functional
 from headwise.attention.parts import Scaling
 from headwise.attention.place import Place
 from headwise.errors import refuse, require
-from headwise.precision import full_precision
+from headwise.precision import full_precision, without_autocast
 
 LEARNED = ("query", "head")
 
@@ -63,7 +63,7 @@ class LengthScaling(Scaling):
         """Return the factor (B or 1, H, Q, 1), float32 even under autocast."""
         # a padded query may have no key
         n_BQ = n_visible_BQ.clamp(min=1) + 1
-        with torch.autocast(query_BQD.device.type, enabled=False):
+        with without_autocast(query_BQD.device):
             beta, gamma = self._beta_and_gamma(query_BQD)
             log_n_B1Q1 = n_BQ.to(beta.dtype).log()[:, None, :, None]
             return self.delta + beta * log_n_B1Q1.pow(gamma)

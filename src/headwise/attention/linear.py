@@ -10,7 +10,6 @@ the last.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.mask import Mask, same_document
 from headwise.attention.place import Place
 from headwise.errors import require
-from headwise.precision import full_precision
+from headwise.precision import full_precision, without_autocast
 
 DENOMINATOR_EPSILON = 1e-6
 
@@ -72,13 +71,13 @@ class LinearAttention(MultiHeadAttention):
             )
         query_BQI = self.query(query_BQD)
         if cache is not None and cache.static and cache.sums_BHEF is not None:
-            with _without_autocast(query_BQD.device):
+            with without_autocast(query_BQD.device):
                 sums_BHQF = self._features(query_BQI) @ cache.sums_BHEF
             return self._context(sums_BHQF, query_BQI.dtype)
         key_BKI, value_BKI = self.key(key_BKD), self.value(value_BKD)
         n_cached = cache.length if cache is not None else 0
         is_padding_BHKE = _is_padding(mask, n_cached, key_BKI)
-        with _without_autocast(query_BQD.device):
+        with without_autocast(query_BQD.device):
             query_BHQE = self._features(query_BQI)
             key_BHKE = self._features(key_BKI, is_padding_BHKE)
             value_BHKF = self._with_ones(value_BKI, is_padding_BHKE)
@@ -312,7 +311,7 @@ class _CausalProduct(torch.autograd.Function):
         chunk_size, reverse, segments_BN = ctx.settings
         product = partial(causal_product, chunk_size=chunk_size, segments_BN=segments_BN)
         grad_a = grad_b = grad_v = None
-        with _without_autocast(grad_BHNF.device):
+        with without_autocast(grad_BHNF.device):
             if ctx.needs_input_grad[0]:
                 grad_a = product(grad_BHNF, v_BHNF, b_BHNE, reverse=reverse)
             if ctx.needs_input_grad[1]:
@@ -337,9 +336,3 @@ def _is_padding(mask: Mask, n_cached: int, key_BKI: Tensor) -> Tensor | None:
         return None
     positions_K = torch.arange(key_BKI.shape[1], device=key_BKI.device) + n_cached
     return (positions_K >= mask.key_lengths_B[:, None])[:, None, :, None]
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which matmuls keep the dtype of their arguments."""
-    # the meta device, used by dry runs, has no autocast
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -203,9 +203,8 @@ class ColumnCorpus(TextCorpus):
 
     def settings(self, split: str) -> Any:
         """See `FileCorpus.settings`: the column, and the ending that selects the reader."""
-        config, ending = self.config, self.files(split)[0].name.partition(".")[2]
-        settings = {"column": config.column, "split": split, "documents": config.documents}
-        return settings | {"ending": ending}
+        settings = {"column": self.config.column, "documents": self.config.documents}
+        return settings | {"split": split, "ending": self.files(split)[0].name.partition(".")[2]}
 
     def files(self, split: str) -> list[Path]:
         """The table with a split, or its shards; a `DataError` if there is none."""

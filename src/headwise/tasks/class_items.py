@@ -56,9 +56,8 @@ def examples_to_show(run: TrainedRun, max_items: int, path: Path | None) -> Item
     if path is None:
         name = [*data.test, data.valid][0]
         prepared = run.task.prepared_split(run, name, None)
-        numbers = spaced(range(len(prepared.split(name))), max_items)
-        chosen = [_item(prepared, name, number) for number in numbers]
         n_all = len(prepared.split(name))
+        chosen = [_item(prepared, name, number) for number in spaced(range(n_all), max_items)]
         return Items(name, "images" if is_image else "texts", chosen, n_all)
     if is_image:
         raise DataError(f"sentences={path} is text, but this run is on data={data.name}")
@@ -80,10 +79,8 @@ def _item(prepared: PreparedClasses, name: str, number: int) -> Item:
     assert isinstance(split.inputs, TextInputs)
     ids = split.inputs.store[number]
     parts = np.split(ids, np.flatnonzero(ids == EOS)[:-1] + 1)
-    return Item(
-        number + 1,
-        {"text": BETWEEN.join(ids_text(part[part != EOS], tokenizer) for part in parts), **label},
-    )
+    texts = [ids_text(part[part != EOS], tokenizer) for part in parts]
+    return Item(number + 1, {"text": BETWEEN.join(texts), **label})
 
 
 def example_readings(run: TrainedRun, inputs: Sequence[Any]) -> Iterator[tuple[int, Reading]]:

@@ -282,9 +282,8 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
 
     def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedClasses:
         """See `Task.prepared_split`: encoded with the run's tokenizer and labels."""
-        config = replace(
-            run.config, data=replace(run.config.data, dir=folder or run.config.data.dir)
-        )
+        data = replace(run.config.data, dir=folder or run.config.data.dir)
+        config = replace(run.config, data=data)
         corpus = self.open(config, machine_cache_dir())
         if split not in (known := [config.data.train, *self.splits(config, corpus)]):
             raise refuse("data.split", split, known)

@@ -66,28 +66,9 @@ SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {
 }
 
 
-# Tokenizers with a token for every character of the training text: single bytes are not drawn.
-SPELT_WHOLE = ("bpe", "unigram", "char")
-
-
 def bits_per_value(sums: Floats) -> float:
     """Bits per byte or dimension, from the sums (nats, bytes)."""
     return float(sums[0] / math.log(2) / sums[1])
-
-
-def density_metrics(config: Config) -> list[Metric]:
-    """Metrics of the loss, with bits per byte (or dimension) first if its measure is the nll."""
-    loss: Loss = instantiate(config.loss, "loss")
-    (unit,) = {metric.unit for metric in loss.metrics}
-    value = config.data.unit
-    names = f"bits_per_{value}", f"bits per {value}"
-    counts = {"n_scored": 2, "n_bytes": 3}
-    windows: WindowsConfig = config.decode
-    part = f"|max_windows:{windows.max_windows}" if windows.max_windows else ""
-    signature = f"min_context:{windows.min_context}{part}"
-    bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
-    metrics = [*([bits] if loss.measure == "nll" else []), *loss.metrics]
-    return [replace(metric, scope=scope_of(windows)) for metric in metrics]
 
 
 class Density(StreamTask):
@@ -97,8 +78,18 @@ class Density(StreamTask):
     command = "sample"
 
     def metrics(self, config: Config) -> Sequence[Metric]:
-        """See `Task.metrics`."""
-        return density_metrics(config)
+        """See `Task.metrics`; bits per byte (or dimension) first if the loss has a nll."""
+        loss: Loss = instantiate(config.loss, "loss")
+        (unit,) = {metric.unit for metric in loss.metrics}
+        value = config.data.unit
+        names = f"bits_per_{value}", f"bits per {value}"
+        counts = {"n_scored": 2, "n_bytes": 3}
+        windows: WindowsConfig = config.decode
+        part = f"|max_windows:{windows.max_windows}" if windows.max_windows else ""
+        signature = f"min_context:{windows.min_context}{part}"
+        bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
+        metrics = [*([bits] if loss.measure == "nll" else []), *loss.metrics]
+        return [replace(metric, scope=scope_of(windows)) for metric in metrics]
 
     def examples(
         self, config: Config, data: PreparedTokens, ranks: Ranks, scratch: Path
@@ -126,7 +117,7 @@ class Density(StreamTask):
         with autocast(ranks.device, config.decode.precision):
             items = measure_losses(model, loss, windows, ranks, progress=progress).items
         n_bytes = [windows.stream.bytes_of(first, end) for first, end in windows.scored]
-        return Measured(np.column_stack((items, n_bytes)), density_metrics(config))
+        return Measured(np.column_stack((items, n_bytes)), self.metrics(config))
 
     def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
         """See `Task.written`: samples."""
@@ -144,7 +135,8 @@ class Density(StreamTask):
         corpus = open_corpus(config.data, machine_cache_dir())
         tokenizer, options = Tokenizer.load(folder.path / TOKENIZER), config.tokenizer
         samples = SAMPLES[type(config.data)](corpus, tokenizer)
-        if options.kind in SPELT_WHOLE and options.character_coverage == 1:
+        # every character of the training text has a token: single bytes are not drawn
+        if options.kind not in ("byte", "given") and options.character_coverage == 1:
             samples.barred += tuple(lossless(tokenizer).byte_ids.values())
         return samples
 

@@ -110,14 +110,11 @@ def value_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
         raise DataError(f"sentences={path} is text, but this run is on data={data.name}")
     is_image = isinstance(data, ImageDataConfig)
     unit, size = ("image", math.prod(data.shape)) if is_image else ("window", data.window)
-    tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
+    values = lossless(Tokenizer.load(run.folder.path / TOKENIZER)).decode
     origin, ids = _set_to_show(run)
+    name = {unit: f"{unit} of {origin}"}
     chosen = [
-        Item(
-            start // size + 1,
-            {unit: f"{unit} of {origin}"},
-            lossless(tokenizer).decode(ids[start : start + size].tolist()),
-        )
+        Item(start // size + 1, name, values(ids[start : start + size].tolist()))
         for start in spaced(range(0, len(ids), size), max_items)
     ]
     return Items(origin, f"{unit}s", chosen, -(-len(ids) // size))

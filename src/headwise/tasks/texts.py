@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import search_name
 from headwise.errors import DataError
 from headwise.file_names import check_file_name
-from headwise.files import machine_cache_dir
+from headwise.files import is_stream, machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.metric import Measured
@@ -33,7 +32,7 @@ Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
 
 def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
     """Read a file, plain or .gz, with one sentence per line."""
-    if not os.path.exists(path) or os.path.isdir(path):
+    if not (path.is_file() or is_stream(path)):
         raise DataError(f"{path} not found")
     with open_bytes(path) as stream:
         return list(decoded_lines(stream, str(path), may_be_empty))

@@ -91,12 +91,8 @@ class TableFolder:
 
     def _find_splits(self) -> dict[str, list[Path]]:
         named = {stem: [stem] for stem in self._stems()} | self.files
-        splits: dict[str, list[Path]] = {}
-        for split, stems in named.items():
-            paths = next(filter(None, map(self._find, stems)), None)
-            if paths is not None:
-                splits[split] = paths
-        return splits
+        found = {split: list(map(self._find, stems)) for split, stems in named.items()}
+        return {split: next(filter(None, paths)) for split, paths in found.items() if any(paths)}
 
     def _find(self, stem: str) -> list[Path]:
         """The files of a stem, empty if there are none."""
@@ -166,10 +162,8 @@ class FolderSource(TableFolder):
         return next((path for path in paths if path.is_file()), None)
 
     def _stems(self) -> set[str]:
-        endings = [
-            f".{code}{suffix}" for code in (self.source, self.target) for suffix in ("", ".gz")
-        ]
-        names = [path.name for path in self.folder.glob("[!.]*")]
+        endings = f".{self.source}", f".{self.target}"
+        names = [path.name.removesuffix(".gz") for path in self.folder.glob("[!.]*")]
         sides = {name.removesuffix(end) for end in endings for name in names if name.endswith(end)}
         return super()._stems() | sides - {""}
 

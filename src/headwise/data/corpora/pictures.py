@@ -109,12 +109,9 @@ def _lost_values(opened: Any) -> str:
     # the second image of an MPO, a JPEG of a phone or camera, is one that no viewer shows
     if getattr(opened, "is_animated", False) and opened.format != "MPO":
         return "several frames"
-    # of BMP, ";16" alone are 5 or 6 bits per channel
-    is_deep = re.search(r";16[BLN]|SGI16", repr(opened.tile))
-    values = [tile[3] for tile in opened.tile if opened.format == "PPM"]
-    maxima = [args[1] for args in values if isinstance(args, tuple)]
-    if is_deep or max(maxima, default=0) > 255:
-        return "more bits"
+    # of BMP, ";16" alone are 5 or 6 bits per channel; "ppm" scales values of another maximum
+    if re.search(r";16[BLN]|SGI16|'ppm'", repr(opened.tile)):
+        return "another number of bits"
     may_hide = opened.mode == "P" or "transparency" in opened.info
     if may_hide and opened.convert("RGBA").getchannel("A").getextrema()[0] < 255:
         return "transparent pixels"

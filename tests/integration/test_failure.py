@@ -46,7 +46,7 @@ def test_failed_data_leaves_no_folder(headwise: CommandLine, tmp_path: Path, fai
     assert not (tmp_path / "outputs").exists()
 
 
-def test_run_interrupted_at_its_figures_is_finished(
+def test_run_interrupted_at_its_figures_has_results_and_draws_them(
     headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -56,5 +56,7 @@ def test_run_interrupted_at_its_figures_is_finished(
     with monkeypatch.context() as patch:
         patch.setattr("headwise.commands.train.draw", interrupt)
         assert headwise("train", *small_overrides(tmp_path)).code == 130
-    assert list((tmp_path / "outputs").glob("*/*/results.json"))
+    (results,) = (tmp_path / "outputs").glob("*/*/results.json")
+    assert "this run is finished" not in headwise.ok("train", *small_overrides(tmp_path)).out
+    assert (results.parent / "figures").is_dir()
     assert "this run is finished" in headwise.ok("train", *small_overrides(tmp_path)).out

@@ -150,10 +150,8 @@ def trained(path: Path, weights: str | None, files: Sequence[str]) -> RunFolder:
     [
         ("best", ["last", "update_00000004", "update_00000006"], "update_00000004"),
         ("best", ["average", "best", "last"], "best"),
-        ("last", ["best", "update_00000006"], "update_00000006"),
         (None, ["last", "update_00000004"], "update_00000004"),
         ("best", ["last", "update_00000006"], None),
-        ("last", ["best", "update_00000004"], None),
         ("average", ["best", "last", "update_00000006"], None),
     ],
 )
@@ -167,6 +165,13 @@ def test_scored_weights_are_loaded_or_missed(
     missing = rf"{weights or 'best'}\.pt is missing.*copy it back.*checkpoint={files[0]}"
     with pytest.raises(CheckpointError, match=missing):
         checkpoint_path(folder, "auto")
+
+
+@pytest.mark.parametrize("record", ["results.json", "checkpoints/last.json"])
+def test_broken_record_is_that_of_an_unfinished_run(tmp_path: Path, record: str) -> None:
+    folder = trained(tmp_path, None, ["best", "last"])
+    (tmp_path / record).write_text("{", encoding="utf-8")
+    assert checkpoint_path(folder, "auto") == folder.checkpoints / "best.pt"
 
 
 def test_corrupted_checkpoint_error_names_the_others(tmp_path: Path) -> None:

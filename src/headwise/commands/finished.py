@@ -48,7 +48,7 @@ def valid_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> d
 def final_results(
     folder: RunFolder, task: Task[Any, Any], config: Config, corpus: Corpus
 ) -> Results | None:
-    """The results of a finished run with scores of every test set, else None."""
+    """The results of a finished run with figures and scores of every test set, else None."""
     results = folder.read_results()
     updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
     max_updates = config.trainer.max_updates
@@ -57,8 +57,9 @@ def final_results(
             f"{folder.path} was already trained for {counted(updates, 'update')}, more than "
             f"trainer.max_updates={max_updates}; set experiment_name=… for a shorter run"
         )
-    if results is None or not folder.figures.is_dir():
+    if results is None or not (results.stopped_early or results.updates == max_updates):
         return None
-    if not set(task.splits(config, corpus)) <= set(valid_scores(folder, task, results)):
-        return None
-    return results if results.stopped_early or results.updates == max_updates else None
+    # a process that was killed while it drew has written no time of it
+    has_figures = "figures" in results.other_seconds and folder.figures.is_dir()
+    has_scores = set(task.splits(config, corpus)) <= set(valid_scores(folder, task, results))
+    return results if has_figures and has_scores else None

@@ -366,7 +366,7 @@ class _Run:
             tokens=state.tokens,
             wall_seconds=round(trainer.seconds, 3),
             tokens_per_second=round(state.tokens / max(trainer.seconds, 1e-9), 1),
-            other_seconds=dict(clock.seconds),
+            other_seconds=clock.seconds,
             peak_memory_bytes=trainer.step.memory.bytes,
             git=git_commit(),
             versions=versions(),
@@ -378,11 +378,12 @@ class _Run:
             metric = self.task.monitored(config)
             split_scores = {f"{name}/{metric}": results.score(name, metric) for name in scores}
             self.tracker.summary(split_scores)
-            folder.figures.mkdir(exist_ok=True)
             draw(folder, self.tracker)
+            folder.figures.mkdir(exist_ok=True)
             clock.end("figures")
+            results = replace(results, other_seconds=clock.seconds)
+            results.write(folder.results)
             shutil.rmtree(self._scratch, ignore_errors=True)
-            shown = replace(results, other_seconds=clock.seconds)
-            log.info("%s", summary(folder, shown, self.task.command))
+            log.info("%s", summary(folder, results, self.task.command))
         self.ranks.barrier()
         return results

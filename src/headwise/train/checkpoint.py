@@ -11,19 +11,21 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import CheckpointError, nearest
+from headwise.errors import CheckpointError, RunError, nearest
 from headwise.files import replacing
 from headwise.runs.folder import RunFolder
 
 FORMAT_VERSION = 1
 KIND = "headwise-checkpoint"
+
+T = TypeVar("T")
 
 
 def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
@@ -115,7 +117,7 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
     Raises:
         CheckpointError: no checkpoint has that name; the message lists those that exist.
     """
-    requested, saved = str(name), folder.read_last()
+    requested, saved = str(name), _unless_broken(folder.read_last) or {}
     average = re.fullmatch(r"average_(\d+)", requested)
     if average:
         return averaged_checkpoint(folder.checkpoints, int(average[1]))
@@ -144,10 +146,18 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
 
 def _scored(folder: RunFolder, saved: Mapping[str, Any], names: list[str]) -> str:
     """Name of the weights of results.json; of an unfinished run `best`, before it `last`."""
-    results = folder.read_results()
+    results = _unless_broken(folder.read_results)
     if results is not None and results.weights and results.updates >= saved.get("update", 0):
         return results.weights
     return "best" if "best" in names or saved.get("best_update") else "last"
+
+
+def _unless_broken(read: Callable[[], T]) -> T | None:
+    """The record of a run, or None if it cannot be read, which `headwise.load` logs."""
+    try:
+        return read()
+    except RunError:
+        return None
 
 
 def load_model(model: nn.Module, folder: RunFolder, name: str) -> None:

@@ -34,10 +34,8 @@ KINDS = ("wandb", "none")
 MODES = ("online", "offline", "disabled")
 FINISH_TIMEOUT_SECONDS = 60.0  # `wandb sync` uploads the rest
 HISTOGRAM_BINS = 64
-SETTINGS = {  # argument of wandb.init -> W&B's setting, which a variable can set
-    "project": "project", "entity": "entity", "name": "run_name", "group": "run_group",
-    "tags": "run_tags", "dir": "root_dir", "id": "run_id", "resume": "resume",
-}  # fmt: skip
+# key of `tracker` -> W&B's setting
+SETTINGS = {"project": "project", "entity": "entity", "group": "run_group", "tags": "run_tags"}
 
 log = logging.getLogger(__name__)
 
@@ -55,17 +53,14 @@ def check_tracker(config: TrackerConfig) -> None:
     require(config.init_timeout > 0, "tracker.init_timeout", "> 0 seconds", config.init_timeout)
     if config.kind == "wandb" and choose_mode(config.mode) != "disabled":
         with suppress(ImportError):
-            settings = environment_settings()
-            for key, value in _explicit(config).items():
-                with _refused(f"tracker.{key}"):
-                    setattr(settings, SETTINGS[key], value)
+            wandb_settings(config, {})
 
 
-def environment_settings() -> Any:
-    """W&B's settings with those of WANDB_ variables.
+def wandb_settings(config: TrackerConfig, defaults: Mapping[str, Any]) -> Any:
+    """W&B's settings: the config's values, else those of WANDB_ variables, else `defaults`.
 
     Raises:
-        ConfigError: names the variable and W&B's reason to refuse it.
+        ConfigError: names the key or variable, and W&B's reason to refuse it.
     """
     # W&B reports errors over the network; with Python 3.14 OpenTelemetry then warns at the end
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -77,13 +72,13 @@ def environment_settings() -> Any:
             continue
         with _refused(f"{name} (environment)"):
             settings.update_from_env_vars({name: value})
+    for name in defaults.keys() - settings.model_fields_set:
+        setattr(settings, name, defaults[name])
+    for key, name in SETTINGS.items():
+        if value := getattr(config, key):
+            with _refused(f"tracker.{key}"):
+                setattr(settings, name, value)
     return settings
-
-
-def _explicit(config: TrackerConfig) -> dict[str, Any]:
-    """Arguments of wandb.init that the config sets."""
-    arguments = {name: getattr(config, name) for name in ("project", "entity", "group", "tags")}
-    return {name: value for name, value in arguments.items() if value not in (None, [])}
 
 
 @contextmanager
@@ -157,23 +152,20 @@ class WandbTracker:
         container: Mapping[str, Any],
         mode: str | None,
     ) -> None:
-        # as W&B: the config's values, else those of variables, else defaults
-        self._set_by_variables: set[str] = environment_settings().model_fields_set
         import wandb
 
         self._wandb: Any = wandb
+        self._config = config
         self._run_dir = run_dir
+        self._container = dict(container)
         self._errors = _wandb_errors()
         self.is_active = True
         self._head_numbers: HeadNumbers | None = container.get("model", {}).get("heads")
-        self._arguments: dict[str, Any] = {
-            **self._unset(
-                {"project": "headwise", "name": run_dir.name, "group": group, "dir": str(run_dir)}
-            ),
-            **_explicit(config),
-            "config": dict(container),
-        }
-        defaults = {
+        self._defaults = {
+            "project": "headwise",
+            "run_name": run_dir.name,
+            "run_group": group,
+            "root_dir": str(run_dir),
             "silent": True,
             "console": "off",
             "finish_timeout": FINISH_TIMEOUT_SECONDS,
@@ -183,7 +175,6 @@ class WandbTracker:
             "x_disable_stats": True,
             "x_save_requirements": False,
         }
-        self._settings = {**self._unset(defaults), "init_timeout": float(config.init_timeout)}
         self._run: Any = self._start(mode)
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
@@ -244,19 +235,14 @@ class WandbTracker:
         return run
 
     def _init(self, mode: str) -> Any:
-        wandb = self._wandb
-        resume = {} if mode == "offline" else {"id": run_id(self._run_dir), "resume": "allow"}
+        resume = {} if mode == "offline" else {"run_id": run_id(self._run_dir), "resume": "allow"}
         with _no_terminal():
-            settings = wandb.Settings(**self._settings)
-            run = wandb.init(mode=mode, settings=settings, **self._unset(resume), **self._arguments)
+            settings = wandb_settings(self._config, {**self._defaults, **resume})
+            settings.init_timeout = float(self._config.init_timeout)
+            run = self._wandb.init(mode=mode, settings=settings, config=self._container)
         run.define_metric("update")
         run.define_metric("*", step_metric="update")
         return run
-
-    def _unset(self, defaults: dict[str, Any]) -> dict[str, Any]:
-        """The defaults that no variable sets."""
-        taken = self._set_by_variables
-        return {name: v for name, v in defaults.items() if SETTINGS.get(name, name) not in taken}
 
     def _send(self, send: Callable[[Any], None]) -> None:
         if self._run is None or not self.is_active:

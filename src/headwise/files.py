@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, TextIO
 
 from headwise.errors import DataError, HeadwiseError, RunError
 
@@ -26,9 +26,7 @@ STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders
 # Errors of the operating system on writes.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-# Errors of locks: held by another process, not supported by the file system.
-HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+HELD = (errno.EWOULDBLOCK, errno.EACCES)  # a lock, by another process
 # The pipe or terminal was closed.
 CLOSED = (errno.EPIPE, errno.EIO)
 BROKEN_PIPE = 128 + 13  # exit code, as a shell reports SIGPIPE
@@ -103,34 +101,21 @@ def discard(descriptor: int) -> None:
     os.close(null)
 
 
-class _Messages:
-    """A stream of text that ends no work: after its reader has closed it, text is discarded.
+def _until_closed(act: Callable[..., Any], stream: TextIO) -> Callable[..., Any]:
+    """A method of a stream which discards text after the reader has closed the stream.
 
     Data goes to its `buffer`, where a closed pipe is an error.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write text, or discard it."""
-        self._unless_closed(self._stream.write, text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the stream."""
-        self._unless_closed(self._stream.flush)
-
-    def _unless_closed(self, act: Callable[..., Any], *arguments: str) -> None:
+    def guarded(*arguments: str) -> Any:
         try:
-            act(*arguments)
+            return act(*arguments)
         except OSError as error:
             if error.errno not in CLOSED:
                 raise
-            discard(self._stream.fileno())
+            return discard(stream.fileno())
+
+    return guarded
 
 
 def guard_streams() -> None:
@@ -141,17 +126,16 @@ def guard_streams() -> None:
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
-        if isinstance(stream, _Messages):
-            continue
         if stream is None:
             null = os.open(os.devnull, os.O_RDWR)  # the lowest free number: that of the stream
             os.set_inheritable(null, True)
             mode = "w" if descriptor else "r"
             stream = open(null, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
         if descriptor:
             stream.reconfigure(errors="replace")
-            stream = cast(TextIO, _Messages(stream))
-        setattr(sys, name, stream)
+            for method in ("write", "flush"):
+                setattr(stream, method, _until_closed(getattr(stream, method), stream))
 
 
 @contextmanager
@@ -243,9 +227,6 @@ def lock(file: IO[Any], wait: bool = False, shared: bool = False) -> bool | None
     Returns:
         Whether it is locked now: False if another process holds it. None, with a warning, on a file
         system without locks: nobody can hold it.
-
-    Raises:
-        OSError: another error.
     """
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -253,16 +234,14 @@ def lock(file: IO[Any], wait: bool = False, shared: bool = False) -> bool | None
     except OSError as error:
         if error.errno in HELD:
             return False
-        if error.errno not in NO_LOCKS:
-            raise
-        _warn_no_locks(Path(file.name).parent)
+        _warn_no_locks(Path(file.name).parent, error.strerror)
         return None
     return True
 
 
 @cache
-def _warn_no_locks(folder: Path) -> None:
-    log.warning("the file system of %s has no locks: use it from one process at a time", folder)
+def _warn_no_locks(folder: Path, reason: str) -> None:
+    log.warning("no locks in %s (%s): use it from one process at a time", folder, reason)
 
 
 def is_locked(path: Path) -> bool | None:

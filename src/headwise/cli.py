@@ -71,10 +71,6 @@ class JobFailedError(HeadwiseError):
 def main(command: str | None = None) -> None:
     """Entry point of `headwise COMMAND key=value …` and of the scripts of single commands."""
     guard_streams()
-    try:
-        complete_environment()
-    except ConfigError as error:
-        sys.exit(report_error(error))
     command = command or _named_command()
     if command == "train":
         _train()
@@ -180,12 +176,13 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
         is_training: jobs of a multirun are a sweep; the composed `hydra.mode` decides.
     """
     try:
+        complete_environment()
         sys.argv[1:] = checked_arguments(sys.argv[1:], config_name)
     except ConfigError as error:
         sys.exit(report_error(error))
     import hydra
 
-    from headwise.commands.sweep import SweepStart
+    from headwise.commands.sweep import Sweep, SweepStart
     from headwise.config.schema import register, typed
 
     register()
@@ -196,8 +193,12 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
 
     def begin(config: Any) -> None:
         nonlocal sweep
-        sweep = _begin_sweep(config)
-        checked.sweep = sweep  # type: ignore[attr-defined]  # for launchers
+        try:
+            started = Sweep.composed(config)
+            started.begin()
+        except Exception as error:
+            raise CarriedError(error) from error
+        sweep = checked.sweep = started  # type: ignore[attr-defined]  # for launchers
 
     def checked(config: Any) -> Any:
         nonlocal composed
@@ -250,20 +251,6 @@ def _accept_lazy_help() -> None:
         )
 
 
-def _begin_sweep(config: Any) -> Sweep:
-    """The sweep of a composed config, without records of an earlier call."""
-    from headwise.commands.sweep import Sweep
-
-    try:
-        if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-            raise ConfigError("torchrun and -m cannot be combined; give each job its own torchrun")
-        sweep = Sweep.composed(config)
-        sweep.begin()
-    except Exception as error:
-        raise CarriedError(error) from error
-    return sweep
-
-
 def report_error(error: Exception, config_name: str = "train", composed: bool = True) -> int:
     """Print an error, with a traceback for defects; return the exit code.
 
@@ -305,7 +292,7 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
             file=sys.stderr,
         )
         return 1
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EEXIST):
         print(f"headwise: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     traceback.print_exception(error)

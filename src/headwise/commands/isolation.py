@@ -18,8 +18,6 @@ STATES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     (torch.get_rng_state, torch.set_rng_state),
     (np.random.get_state, np.random.set_state),

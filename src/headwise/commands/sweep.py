@@ -8,6 +8,7 @@ machines. Results are also printed as a table.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from headwise.errors import Interrupted, Pruned, require
+from headwise.errors import ConfigError, Interrupted, Pruned, require
 from headwise.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -56,9 +57,11 @@ class Sweep:
         """The sweep of a composed config of Hydra.
 
         Raises:
-            ConfigError: each job would have another working directory.
+            ConfigError: each job would have several ranks, or another working directory.
         """
         hydra = config.hydra
+        if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+            raise ConfigError("torchrun and -m cannot be combined; give each job its own torchrun")
         require(
             not hydra.job.chdir,
             "hydra.job.chdir",

@@ -73,8 +73,7 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
     for before, argument in pairwise(["", *arguments]):
         name, _, value = argument.partition("=")
         key = name.lstrip("+~").removeprefix("--").replace("-", "_")
-        if not argument.isprintable() and argument != argument.encode(errors="ignore").decode():
-            printable = argument.encode(errors="replace").decode()
+        if argument != (printable := argument.encode(errors="replace").decode()):
             encoding = sys.getfilesystemencoding()
             advice = "rename the file" if encoding == "utf-8" else "set PYTHONUTF8=1"
             raise ConfigError(f"{printable} is not {encoding.upper()}; {advice}")
@@ -95,9 +94,7 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
                 f"{argument} is not known; set keys as key=value: {key}={value or '…'}"
             )
     text = text_keys(config_name)
-    settings = [quoted(setting, text) for setting in settings]
-    # --info would take a setting for its value
-    return [*settings, *options] if set(INFO) & set(options) else [*options, *settings]
+    return [*(quoted(setting, text) for setting in settings), *options]
 
 
 def _not_a_setting(before: str, argument: str) -> str:

@@ -10,9 +10,8 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.keys import known_keys
+from headwise.config.schema import UNCHOSEN
 from headwise.errors import nearest, refuse
-
-SHARED = "shared"  # a group that experiments use, and users do not choose
 
 
 def explain_composition(error: Exception, config_name: str) -> str:
@@ -79,4 +78,4 @@ def _hint(error: Exception, config_name: str) -> str | None:
 
 def _groups() -> list[str]:
     names = (path.name for path in config_dir().iterdir() if path.is_dir())
-    return sorted(name for name in names if name != SHARED)
+    return sorted(name for name in names if name not in UNCHOSEN)

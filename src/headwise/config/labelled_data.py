@@ -50,8 +50,6 @@ class PredictConfig(RunSelection):
     """`scripts/predict.py`: label the texts of a file or of stdin, or pictures."""
 
     run: str = path(MISSING)  # its folder
-    input: str | None = path(
-        stream=STDIN
-    )  # file of lines, table, picture, folder of pictures; null: stdin
+    input: str | None = path(stream=STDIN)  # lines, table, picture or a folder of them; null: stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
     buffer_size: int = 10_000  # texts or pictures that are read and labelled at a time

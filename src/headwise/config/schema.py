@@ -239,7 +239,7 @@ class EvaluateConfig(SearchSelection):
     run: str = path(MISSING)  # run folder
     data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
     name: str | None = None  # of the results file; null: results-<checkpoint>
-    output: str | None = None  # folder of the results; null: the run folder
+    output: str | None = path()  # folder of the results; null: the run folder
 
 
 @dataclass
@@ -325,9 +325,7 @@ class ReportConfig:
     page: bool = False  # write one html file to inspect the heads of `run`
     compare: str | None = path()  # a second run: on the page, or paired tests between the two
     n_sentences: int = 20  # number of sentences on the page
-    sentences: str | None = path(
-        stream=STDIN
-    )  # a file of sentences; null: from a test set of the run
+    sentences: str | None = path(stream=STDIN)  # a file; null: from a test set of the run
     checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
     figures: bool = False  # write figures for print: of `run`, `runs` or the runs of `paper`
@@ -361,6 +359,8 @@ SCHEMAS: dict[str, type] = {
     "windows": WindowsConfig,
 }
 
+UNCHOSEN = ("schema", "shared")  # groups that only other yamls use
+
 C = TypeVar("C")
 
 
@@ -387,10 +387,14 @@ def read_back(content: dict[str, Any]) -> Config:
 @cache
 def register() -> None:
     """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`."""
+    from hydra._internal.hydra import Hydra
     from hydra.core.config_store import ConfigStore
 
     install()
-
+    groups = Hydra.list_all_config_groups  # for --help
+    Hydra.list_all_config_groups = (  # type: ignore[method-assign]
+        lambda *parts: [group for group in groups(*parts) if group not in UNCHOSEN]
+    )
     # Hydra would copy all of it at every composition, and for --help once a group
     ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     for command, kind in KINDS.items():

@@ -48,11 +48,11 @@ def in_home(value: Any) -> Any:
 
 def _strict_text(node: StringNode, value: Any) -> str:
     """Convert no number and no truth value to text, except for Hydra and references to a key."""
-    is_exempt = ("_val" in vars(node) and node._is_interpolation()) or str(
-        node._get_full_key(None)
-    ).startswith("hydra.")
-    if isinstance(value, (bool, int, float)) and not is_exempt:
-        raise ValidationError("$FULL_KEY must be text, got $VALUE ($VALUE_TYPE): put it in quotes")
+    if isinstance(value, bool | int | float):
+        is_reference = "_val" in vars(node) and node._is_interpolation()
+        if not (is_reference or str(node._get_full_key(None)).startswith("hydra.")):
+            problem = "$FULL_KEY must be text, got $VALUE ($VALUE_TYPE): put it in quotes"
+            raise ValidationError(problem)
     return _convert(node, value)
 
 

@@ -92,8 +92,6 @@ def test_read_only_run_is_evaluated_elsewhere(
     [
         ("evaluate", "set output=FOLDER, or "),
         ("report page=true", "set output=FILE.html, or "),
-        ("prune keep={cross:[[1]]}", "set output=FOLDER, or "),
-        ("prune table=true", ""),
         ("analyze", ""),
     ],
 )

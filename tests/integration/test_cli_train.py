@@ -152,6 +152,7 @@ def test_help_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
     assert result.returncode == 0
     assert result.stdout.startswith("usage: headwise train key=value")
     assert "Hydra" not in result.stdout
+    assert "\nshared: " not in result.stdout
     for group in ("attention", "data", "model", "experiment"):
         assert f"{group}: {', '.join(group_choices(group))}" in result.stdout
     assert result.stdout.count("  headwise train ") >= 3

@@ -128,8 +128,6 @@ def test_gather_inverts_share(monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_i
         ({**TWO, "RANK": ""}, "RANK .* from 0 to 1, got ''"),
         ({**TWO, "RANK": "5"}, "RANK .* from 0 to 1, got '5'"),
         ({**TWO, "WORLD_SIZE": "abc"}, "WORLD_SIZE .* got 'abc'"),
-        ({**TWO, "LOCAL_RANK": "-1"}, "LOCAL_RANK .* got '-1'"),
-        ({**TWO, "MASTER_PORT": "70000"}, "MASTER_PORT .* got '70000'"),
         ({"WORLD_SIZE": "", "RANK": "5", "LOCAL_RANK": "x"}, None),
     ],
 )
@@ -156,19 +154,20 @@ def test_failed_connection_is_one_message(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
 
-@pytest.mark.parametrize("call", ["barrier", "any", "gather", "sum_gradients"])
+@pytest.mark.parametrize(
+    ("call", "argument"), [("barrier", None), ("any", True), ("gather", []), ("sum_gradients", [])]
+)
 @pytest.mark.parametrize("is_deferred", [False, True])
 def test_signal_ends_a_wait_unless_the_loop_defers_it(
-    monkeypatch: pytest.MonkeyPatch, call: str, is_deferred: bool
+    monkeypatch: pytest.MonkeyPatch, call: str, argument: Any, is_deferred: bool
 ) -> None:
     """In C++ Python would not call its handler."""
     handlers: list[Any] = []
     for name in ("barrier", "all_reduce", "all_gather_object"):
         wait = lambda *_: handlers.append(signal.getsignal(signal.SIGTERM))  # noqa: E731
         monkeypatch.setattr(dist, name, wait)
-    arguments: dict[str, Any] = {"any": [True], "gather": [[]], "sum_gradients": [[]]}
     with stop_request("", is_deferred) as stop:
-        getattr(Ranks(0, 2, CPU), call)(*arguments.get(call, []))
+        getattr(Ranks(0, 2, CPU), call)(*[] if argument is None else [argument])
         assert signal.getsignal(signal.SIGTERM) == stop.handle
         assert handlers == [stop.handle if is_deferred else signal.SIG_DFL]
 

@@ -137,6 +137,18 @@ def test_any_arguments_are_right_or_refused(name: Any) -> None:
     assert n_right > 5 < n_refused
 
 
+@needs_kernels
+def test_size_of_a_batch_may_depend_on_values() -> None:
+    def call(query: Tensor, is_used: Tensor) -> Any:
+        heads, others = [query[is_used]] * 3, (ALPHA, *[None] * 4, *SETTINGS[:3], 0.0, 0.3, 0)
+        return torch.ops.headwise.attention(*heads, *others)[0]
+
+    arguments = HEADS[0], torch.tensor([True, False])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(call, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(*arguments), call(*arguments))
+
+
 META = [torch.empty(2, 3, n, 16, device="meta") for n in (4, 9, 9)]
 TRITON = (*META, torch.empty(3, device="meta"), *(None,) * 6, 1, False, 0, 0.0, 0.3, 0)
 

@@ -99,7 +99,9 @@ def checker(words: Sequence[Sequence[str]], dtypes: Sequence[torch.dtype]) -> Ca
             shape, allowed, dtype = tensor.shape, named or shared, tensor.dtype
             fits = len(shape) == len(axes) and dtype in allowed and tensor.device == device
             for axis, size in zip(axes, shape):  # noqa: B905 - faster
-                fits = fits and (sizes.setdefault(axis, size) == size or (broadcasts and size == 1))
+                # not compared with a size of 1, as a size may depend on values while tracing
+                is_one = broadcasts and size == 1
+                fits = fits and (is_one or sizes.setdefault(axis, size) == size)
             if not fits or tensor.layout is not torch.strided:
                 whole = [sizes.get(axis) for axis in axes]
                 check_tensor(name, tensor, allowed, whole, device, broadcasts)

@@ -219,6 +219,12 @@ def test_alpha_of_a_query_uses_unrotated_queries() -> None:
     assert torch.equal(*alphas)
 
 
+def test_slopes_of_a_model_in_half_precision_are_float32() -> None:
+    x = states(choice.MIN_KEYS).bfloat16()
+    attention = attention_at(ALiBi(), attention="entmax15").bfloat16()
+    assert attention(x, x, x, Mask()).dtype is torch.bfloat16
+
+
 def slopes_of(attention: Attention) -> list[float]:
     return attention.positions.distances(0).slopes_H.tolist()
 

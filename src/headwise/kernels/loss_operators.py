@@ -89,7 +89,7 @@ def losses_of(
 
 def _kernels(scores: Tensor) -> ModuleType:
     """Return the module with the kernels for the device."""
-    return triton_loss if scores.device.type == "cuda" else native_loss
+    return triton_loss if triton_device.supports(scores) else native_loss
 
 
 def _write_gradient(

@@ -146,12 +146,11 @@ class Searcher:
 
     def _sampler(self, number: int) -> BaseSampler:
         """The sampler of a trial: with one seed for all, searchers would sample equal points."""
-        options: dict[str, Any] = {
-            # a sum would repeat the values of a search with a neighbouring seed
-            "seed": derived_seed(self.settings["sampler_seed"], number) % 2**32
-        }
+        seed = self.settings["sampler_seed"]
+        # a sum would repeat the values of a search with a neighbouring seed
+        options: dict[str, Any] = {"seed": derived_seed(seed, number) % 2**32}
         if self.settings["sampler"] == "grid":  # whose order depends on the seed
-            options = {"seed": self.settings["sampler_seed"], "search_space": self._choices()}
+            options = {"seed": seed, "search_space": self._choices()}
         sampler: BaseSampler = _chosen(self.settings, "sampler", **options)
         return sampler
 

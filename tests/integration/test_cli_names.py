@@ -57,7 +57,6 @@ def write_experiment(folder: Path, text: str) -> list[str]:
 YAMLS = {
     "no": ("data: {target: no}", "data.target must be text, got False (bool): put it in quotes"),
     "tags": ("tracker: {tags: [a, 010]}", "tracker.tags[1] must be text, got 8 (int)"),
-    "time": ("experiment_name: 12:30", "experiment_name must be text, got 750 (int)"),
     "null": ("experiment_name: null", "null is not text; put it in quotes"),
     "group": ("defaults: [override /tracker: null]", "tracker is missing: set tracker=…"),
 }

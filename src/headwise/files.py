@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import fcntl
 import glob
@@ -38,16 +37,6 @@ def is_stream(path: str | Path) -> bool:
     """Whether a path is a pipe or device; standard streams are, also if they are files."""
     is_plain = os.path.isfile(path) or os.path.isdir(path)
     return str(Path(path).parent) in STREAMS or (os.path.exists(path) and not is_plain)
-
-
-def regular(path: str) -> Path:
-    """The path of a file that can be read several times: of a stream, a copy."""
-    if not is_stream(path):
-        return Path(path)
-    with open(path, "rb") as stream, tempfile.NamedTemporaryFile(delete=False) as copy:
-        atexit.register(os.unlink, copy.name)
-        shutil.copyfileobj(stream, copy)
-    return Path(copy.name)
 
 
 @contextmanager

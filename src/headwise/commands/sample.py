@@ -13,7 +13,7 @@ from headwise.config.sampling import SampleConfig
 from headwise.data.conversion import progress_bar
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import DataError, refuse, require
-from headwise.files import STDOUT, check_output, is_stream, regular
+from headwise.files import STDOUT, check_output, is_stream
 from headwise.model.single import SingleStack
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import load_selected
@@ -130,7 +130,7 @@ def _contents(config: SampleConfig, samples: Samples[Any]) -> list[bytes]:
     if config.prompt is not None:
         return [samples.prompt(config.prompt)]
     if config.prompt_file is not None:
-        return [samples.read(regular(config.prompt_file))]
+        return [samples.read(Path(config.prompt_file))]
     if config.prompt_split is None:
         return []
     length = config.prompt_length or samples.size // 2

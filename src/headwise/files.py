@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
+import io
 import json
 import logging
 import os
@@ -121,7 +122,7 @@ def guard_streams() -> None:
             mode = "w" if descriptor else "r"
             stream = open(null, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
-        if descriptor:
+        if descriptor and isinstance(stream, io.TextIOWrapper):  # not of a notebook or test
             stream.reconfigure(errors="replace")
             for method in ("write", "flush"):
                 setattr(stream, method, _until_closed(getattr(stream, method), stream))

@@ -94,7 +94,9 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
                 f"{argument} is not known; set keys as key=value: {key}={value or '…'}"
             )
     text = text_keys(config_name)
-    return [*(quoted(setting, text) for setting in settings), *options]
+    settings = [quoted(setting, text) for setting in settings]
+    # --info would take a setting for its value
+    return [*settings, *options] if set(INFO) & set(options) else [*options, *settings]
 
 
 def _not_a_setting(before: str, argument: str) -> str:

@@ -48,7 +48,7 @@ NOT_RUN = {
     "pip": "installs packages",
     "wandb": "needs a network and an account",
     "python -m benchmarks": "measures for minutes to hours; see test_benchmarks.py",
-    "OMP_NUM_THREADS=1 python -m benchmarks": "measures for hours; see test_benchmarks.py",
+    "OMP_NUM_THREADS=1": "measures for hours; see test_benchmarks.py",
     "HEADWISE_DATA=FOLDER": "measures for hours on a corpus",
     "python train.py -m experiment=variants_multi30k": "as experiment=variants, which runs",
     "python -m headwise": "writes pages; see test_report_tables.py",
@@ -146,11 +146,10 @@ def runnable(command: str) -> str:
     """A command with the names of SMALL_RUNS and of files; a training is a dry run."""
     name = re.sub(r"(?:python scripts/|headwise )(\w+).*", r"\1", command)
     run = {"sample": "$TEXT", "predict": "$LABELLED"}.get(name, "$RUN")
-    names = {"run=FOLDER": f"run={run}", "FOLDER": "written", "FILE": "labels"}
-    names = {"input=FILE": "input=texts.txt", **names}
+    names = {"run=FOLDER": f"run={run}", "FOLDER": "written", "seed=1,2,3": "seed=1"}
+    names |= {"input=FILE": "input=texts.txt", "FILE": "labels"}
     for shown, used in names.items():
         command = command.replace(shown, used)
-    command = command.replace("seed=1,2,3", "seed=1")
     return f"{command} dry_run=true" if re.search(r"train(?!.*--)", name) else command
 
 
@@ -226,11 +225,6 @@ class WorkingCopy:
             (commands / name).chmod(0o755)
         for name in STAMPS:  # newer than the files that make compares them with
             (folder / ".venv" / name).touch()
-
-    def run_commands(self, commands: Sequence[str]) -> list[BlockResult]:
-        """Run commands one after the other, with the variables and files of SMALL_RUNS."""
-        texts = [SMALL_RUNS, *(f"{command}\n" for command in commands)]
-        return self.run([Block(0, "sh", None, text, None, exact=False) for text in texts])
 
     def run(self, blocks: Sequence[Block], timeout: float = 600) -> list[BlockResult]:
         """Run a page as one shell script; results up to the first block that failed."""

@@ -22,7 +22,6 @@ from headwise.plots.style import (
     display_name,
     drawable,
     figure_bytes,
-    panels,
     save,
     series_style,
 )
@@ -74,39 +73,33 @@ def test_failed_figure_is_a_warning_and_keeps_the_old_file(
     assert record.getMessage().startswith("the figure f.png is left out (ValueError: ")
 
 
-NAMES = {
-    "mathematics": "a $\\frac$ b", "prices": "$5 and $6", "marks": "a_b^c \\alpha 50 %",
-    "right to left": "שלום 😀", "empty": "",
-}  # fmt: skip
-SHORTENED = {"lines\nand\ttabs": "lines and tabs", "x" * 400: f"{'x' * 39}…{'x' * 20}"}
-
-
 def drawn_texts(figure: Figure) -> set[str]:
     figure_bytes(figure, "svg")
     return {text.get_text() for text in figure.findobj(Text)}
 
 
-@pytest.mark.parametrize("name", [*NAMES.values(), *SHORTENED], ids=[*NAMES, "lines", "long"])
-def test_names_are_drawn_as_text(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        *((name, name) for name in ("a $\\frac$ b", "$5 and $6", "a_b^c \\alpha %", "שלום 😀", "")),
+        ("lines\nand\ttabs", "lines and tabs"),
+        ("x" * 400, f"{'x' * 79}…{'x' * 40}"),
+    ],
+    ids=["mathematics", "prices", "marks", "right to left", "empty", "lines", "long"],
+)
+def test_names_are_drawn_as_text(name: str, shown: str) -> None:
     """Whatever they contain; a warning of a layout without space would be an error here."""
-    shown = SHORTENED.get(name, name)
     counts = pd.DataFrame([[1, 2], [3, 4]], [name, "b"], [name, "b"])
     assert drawable(name, 24) in drawn_texts(confusion_matrix(counts, name))
     scores = table(score_rows, [f"softmax {name}", "b"], 1).assign(corpus=name)
     legend = drawn_texts(plots.score_curves(scores))
     assert textwrap.fill(display_name(f"softmax {name}"), 40) in legend
-    title = attention("cross", 1, 2, 3, name).get_suptitle()
-    assert "".join(title.split()).startswith(
-        "".join(f"cross-attention: {name[:20]}".strip(" :").split())
-    )
+    title = " ".join(attention("cross", 1, 2, 3, name).get_suptitle().split())
+    assert title.startswith(f"cross-attention: {shown[:20]}".strip(": "))
     assert display_name(name) == shown
 
 
-def test_name_without_a_character_code_is_drawn() -> None:
-    assert display_name("a\ud800b") == "a?b"
-
-
-@pytest.mark.parametrize("n_classes", [3, 50, 51, 1500])
+@pytest.mark.parametrize("n_classes", [50, 51, 1500])
 def test_the_most_confused_classes_are_drawn(n_classes: int) -> None:
     """Above 50, in their order, with their share of all examples of the label."""
     cells = np.eye(n_classes, dtype=int) * 6
@@ -118,10 +111,8 @@ def test_the_most_confused_classes_are_drawn(n_classes: int) -> None:
     assert drawn.shape == (n_drawn, n_drawn)
     assert drawn[-1, 0] == drawn[1, -1] == pytest.approx(0.25)
     assert drawn[0, 0] == 1
-    title = figure.axes[0].get_title()
-    assert title == "Predictions" + (
-        f": the 50 most confused of {n_classes:,} classes" if n_classes > 50 else ""
-    )
+    some = f": the 50 most confused of {n_classes:,} classes" if n_classes > 50 else ""
+    assert figure.axes[0].get_title() == f"Predictions{some}"
     assert len(figure_bytes(figure, "svg")) < 3_000_000
 
 
@@ -142,18 +133,9 @@ def test_maps_of_long_texts_and_deep_models_are_bounded(
 
 
 def test_large_figures_have_fewer_dots() -> None:
-    data = figure_bytes(Figure(figsize=(1, 250)), "png")
+    data = figure_bytes(Figure(figsize=(4, 625)), "png")
     width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))
-    assert height == pytest.approx(60_000, abs=1)
-    assert width == pytest.approx(240, abs=1)
-
-
-def test_rows_of_panels_are_bounded() -> None:
-    many = pd.DataFrame({"name": [f"run {n}" for n in range(150)], "site": "cross"})
-    figure, drawn = panels(many, "site", "title", "A note.", row="name")
-    assert len(drawn) == 40
-    assert figure.get_supxlabel() == "A note. The first 40 of 150 panels."
-    assert len(panels(many, "name", "title")[1]) == 120
+    assert (width, height) == (400, 62_500)
 
 
 @pytest.mark.slow

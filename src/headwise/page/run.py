@@ -62,14 +62,14 @@ def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
 def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
     """Return every score: test sets first, and for each the main metric of the task first."""
     config, task = run.config, run.task
-    metrics = {metric.name: metric for metric in task.metrics(config)}
+    known = {m.name: (m.label, DECIMALS[m.sign]) for m in task.metrics(config)}
     main = task.main_metric(config).name
     scored = {} if results is None else results.scores
 
     def shown(name: str, score: Mapping[str, Any]) -> dict[str, Any]:
         scope = f" ({score['scope']})" if "scope" in score else ""
-        label, sign = (metrics[name].label, metrics[name].sign) if name in metrics else (name, 1)
-        return {"metric": f"{label}{scope}", "decimals": DECIMALS[sign]}
+        label, decimals = known.get(name, (name, DECIMALS[1]))
+        return {"metric": f"{label}{scope}", "decimals": decimals}
 
     return [
         {"split": split, **shown(name, score), "is_main": name == main, **score}

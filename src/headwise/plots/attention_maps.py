@@ -103,9 +103,8 @@ def attention_maps(
             place = np.s_[index, : len(queries), : len(keys)]
             _draw_map(axes, layer.weights_HQK[place], layer.allowed_HQK[place], largest)
             axes.set_xticks(range(len(keys)), _short(keys))
-            axes.set_yticks(range(len(queries)), _short(queries) if index == 0 else None)
-            axes.tick_params(labelleft=index == 0)
-            axes.tick_params(length=0, labelsize=6, pad=1)
+            axes.set_yticks(range(len(queries)), _short(queries))
+            axes.tick_params(length=0, labelsize=6, pad=1, labelleft=index == 0)
             axes.tick_params(axis="x", labelrotation=90)
             axes.spines[:].set(visible=True, color=GREY, linewidth=0.5)
             alpha = layer.alphas[index]

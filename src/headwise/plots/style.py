@@ -19,6 +19,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib import font_manager, rc_context
@@ -35,9 +36,8 @@ T = TypeVar("T")
 
 TWO_COLUMNS = 7.0  # width of two columns, in inches
 DPI = 300
-MAX_NAME = 60  # characters of a name
-MAX_ROWS = 40  # rows of panels
-MAX_SIDE, MAX_PIXELS = 60_000, 25_000_000  # of a figure; matplotlib refuses sides above 2**16
+MAX_NAME = 120  # characters of a name
+MAX_PIXELS = 25_000_000  # of a figure
 FORMATS = ("png", "svg", "pdf")
 INK, GREY = "#222222", "#595959"
 REFERENCES = (1.0, 1.5, 2.0)  # α of softmax, 1.5-entmax and sparsemax
@@ -101,16 +101,15 @@ def display_name(name: str) -> str:
 
 def drawable(text: str, longest: int = MAX_NAME) -> str:
     """Return a text in one line of at most `longest` characters; its middle may be left out."""
-    text = re.sub(r"[\s\x00-\x1f]+", " ", text.encode("utf-8", "replace").decode("utf-8"))
+    text = re.sub(r"[\s\x00-\x1f]+", " ", text)
     end = longest // 3
     return text if len(text) <= longest else f"{text[: longest - 1 - end]}…{text[-end:]}"
 
 
 def evenly(values: Sequence[T], most: int) -> list[T]:
     """Return at most `most` of the values, evenly spaced, with the first and the last."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(n * (len(values) - 1) / max(1, most - 1))] for n in range(most)]
+    places = np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int)
+    return [values[place] for place in places]
 
 
 def series_style(names: Iterable[str]) -> dict[str, Any]:
@@ -150,10 +149,6 @@ def panels(
     across = list(table[column].unique())
     down = [None] if row is None else list(table[row].unique())
     n_columns = {4: 2}.get(len(across), min(3, len(across)))
-    n_panels = len(across) * len(down)
-    across, down = across[: MAX_ROWS * n_columns], down[: MAX_ROWS * n_columns // len(across) or 1]
-    if len(across) * len(down) < n_panels:
-        note += f" The first {len(across) * len(down)} of {n_panels} panels."
     n_lines = len(down) * -(-len(across) // n_columns)
     width = min(TWO_COLUMNS, 1.4 + 2.1 * n_columns)
     figure = Figure(figsize=(width, 0.6 + n_lines * height))
@@ -251,7 +246,6 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
     """Return a figure as png, svg or pdf, without a date; the larger, the fewer dots per inch."""
     dated: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = io.BytesIO()
-    sides = figure.get_size_inches()
-    dpi = min(DPI, MAX_SIDE / sides.max(), math.sqrt(MAX_PIXELS / sides.prod()))
+    dpi = min(DPI, math.sqrt(MAX_PIXELS / figure.get_size_inches().prod()))
     figure.savefig(buffer, format=kind, metadata=dated.get(kind, {}), dpi=dpi)
     return buffer.getvalue()

@@ -32,8 +32,7 @@ MEASURED = (
 )
 SPLITS = {"train": "training", "valid": "validation"}
 MAX_MARKERS = 12  # with more updates, lines have no markers
-MAX_POINTS = 100_000  # of a figure, at most `MAX_UPDATES` of a line: updates evenly spaced
-MAX_UPDATES = 1000
+MAX_POINTS = 100_000  # of trajectories; of more, those of updates evenly spaced
 
 
 def training_figures(
@@ -69,15 +68,11 @@ def training_figures(
 
 def head_values(records: Records, present: HeadNumbers | None = None) -> pd.DataFrame:
     """Return records of heads.jsonl as a table: update, statistic, site, layer, head, value."""
-    by_statistic: dict[str, list[tuple[int, Any]]] = {}
-    for record in records:
-        for statistic, values in record.items():
-            if isinstance(values, Mapping):
-                by_statistic.setdefault(statistic, []).append((record["update"], values))
     rows = [
-        (update, statistic, *place, value)
-        for statistic, measured in by_statistic.items()
-        for update, values in _thinned(measured)
+        (record["update"], statistic, *place, value)
+        for record in records
+        for statistic, values in record.items()
+        if isinstance(values, Mapping)
         for place, value in numbered(values, present if statistic != "diversity" else None)
     ]
     return pd.DataFrame(rows, columns=["update", "statistic", "site", "layer", "head", "value"])
@@ -85,21 +80,13 @@ def head_values(records: Records, present: HeadNumbers | None = None) -> pd.Data
 
 def _curve_values(records: Records, labels: Labels) -> pd.DataFrame:
     rows = [
-        (update, shown_metric, shown_split, value)
+        (record["update"], shown_metric, shown_split, record[f"{split}/{metric}"])
         for metric, shown_metric in labels.items()
         for split, shown_split in SPLITS.items()
-        for update, value in evenly(_values(records, f"{split}/{metric}"), MAX_UPDATES)
+        for record in records
+        if record.get(f"{split}/{metric}") is not None
     ]
     return pd.DataFrame(rows, columns=["update", "metric", "split", "value"])
-
-
-def _values(records: Records, name: str) -> list[tuple[int, float]]:
-    return [(r["update"], r[name]) for r in records if r.get(name) is not None]
-
-
-def _thinned(measured: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    n_lines = len(list(numbered(measured[-1][1])))
-    return evenly(measured, max(2, min(MAX_UPDATES, MAX_POINTS // max(1, n_lines))))
 
 
 @styled
@@ -121,7 +108,9 @@ def trajectories(table: pd.DataFrame, name: str = "") -> Figure:
         note += "them attend to the same key."
     title = "Diversity of the heads" if statistic == "diversity" else f"{shown} of the heads"
     title += f" over training{f' ({name})' if name else ''}"
-    figure, drawn = panels(table, "site", title, note)
+    updates = table["update"].unique()
+    kept = evenly(updates, max(2, MAX_POINTS * len(updates) // len(table)))
+    figure, drawn = panels(table[table["update"].isin(kept)], "site", title, note)
     for axes, part in drawn:
         sns.lineplot(
             part,
@@ -161,6 +150,7 @@ def curves(table: pd.DataFrame, name: str = "") -> Figure:
     figure, drawn = panels(table, "metric", title, sharey=False)
     for axes, part in drawn:
         style = series_style(SPLITS.values()) | {"markers": {"training": ",", "validation": "o"}}
+        style["estimator"] = None  # one value per update
         sns.lineplot(part, x="update", y="value", hue="split", style="split", ax=axes, **style)
         axes.set_ylabel(part["metric"].iloc[0])
         update_axis(axes)

@@ -48,17 +48,15 @@ def _confusion(folder: RunFolder, name: str) -> dict[str, Figure]:
     from headwise.plots.style import failure_as_warning
     from headwise.tasks.predictions import CONFUSION, FOLDER
 
-    names_are_text = {"dtype": {"label": str}, "keep_default_na": False}
-    splits = {
-        path.name.removesuffix(CONFUSION): pd.read_csv(path, index_col=0, **names_are_text)
-        for path in sorted((folder.path / FOLDER).glob(f"*{CONFUSION}"))
-    }
     of_run = f" ({name})" if name else ""
-    figures: dict[str, Figure] = {}
-    for split, counts in splits.items():
+    figures = {}
+    for path in sorted((folder.path / FOLDER).glob(f"*{CONFUSION}")):
+        split = path.name.removesuffix(CONFUSION)
         with failure_as_warning(f"confusion-{split}"):
-            matrix = confusion_matrix(counts, f"Predictions of {split}{of_run}")
-            figures[f"confusion-{split}"] = matrix
+            # names of classes are text, "NA" too
+            counts = pd.read_csv(path, index_col=0, dtype={"label": str}, keep_default_na=False)
+            title = f"Predictions of {split}{of_run}"
+            figures[f"confusion-{split}"] = confusion_matrix(counts, title)
     return figures
 
 
@@ -75,6 +73,8 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
 def summary(folder: RunFolder, results: Results, command: str = "") -> str:
     """Return scores, α, paths, the next `command`, and what was not scored, for the terminal."""
     of_run, has_tests = quote(f"run={folder.path}"), bool(read_config(folder).data.test)
+    phases = results.other_seconds
+    others = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases.items())
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
     if results.alpha:
         lines += ["", alpha_table(results.alpha, read_config(folder).model.heads)]
@@ -83,20 +83,13 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         f"{counted(results.updates, 'update')}, {results.tokens} target tokens, "
         f"{results.wall_seconds:.0f} s of training, "
         f"{results.tokens_per_second or 0:.0f} tokens/s",
-        *_other_seconds(results.other_seconds),
+        *([f"{sum(phases.values()):.0f} s outside training: {others}"] if phases else []),
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
         *([f"{command:<11} headwise {command} {of_run}"] if command else []),
         *([] if has_tests else [f"not scored  a test set: headwise evaluate {of_run} {TEST_SETS}"]),
     ]
     return "\n".join(lines)
-
-
-def _other_seconds(seconds: Mapping[str, float]) -> list[str]:
-    if not seconds:
-        return []
-    phases = ", ".join(f"{phase} {n:.0f}" for phase, n in seconds.items())
-    return [f"{sum(seconds.values()):.0f} s outside training: {phases}"]
 
 
 def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from headwise.metrics.metric import Metric
 from headwise.page.run import _head_rows, _scores
@@ -36,21 +35,11 @@ def test_every_head_has_a_row_without_missing_values() -> None:
     assert "density" not in rows[2]
 
 
-@pytest.mark.parametrize(
-    ("better", "scope", "expected"),
-    [
-        ("higher", {}, {"metric": "Name", "decimals": 2}),
-        ("higher", {"scope": "beam 5"}, {"metric": "Name (beam 5)", "decimals": 2}),
-        ("lower", {}, {"metric": "Name", "decimals": 4}),
-    ],
-)
-def test_scores_have_their_search_and_enough_digits(
-    better: Any, scope: dict[str, str], expected: dict[str, Any]
-) -> None:
-    metric = Metric("m", better, lambda sums: float(sums[0]), None, "", "unit", "Name")
-    task: Any = SimpleNamespace(metrics=lambda _: [metric], main_metric=lambda _: metric)
+def test_scores_have_their_search_and_enough_digits() -> None:
+    bleu = Metric("bleu", "higher", lambda sums: sums[0], None, "", "unit", "BLEU")
+    metrics = [bleu, replace(bleu, name="loss", better="lower", label="loss")]
+    task: Any = SimpleNamespace(metrics=lambda _: metrics, main_metric=lambda _: bleu)
     run: Any = SimpleNamespace(task=task, config=SimpleNamespace(data=SimpleNamespace(valid="v")))
-    results = Results(scores={"test": {"m": {"score": 0.0123, **scope}, "comet": {"score": 1.0}}})
-    main, other = _scores(run, results)
-    assert {key: main[key] for key in expected} == expected
-    assert (other["metric"], other["decimals"]) == ("comet", 2)
+    scores = {"bleu": {"score": 1.0, "scope": "beam 5"}, "loss": {"score": 1.0}, "comet": {}}
+    shown = [(s["metric"], s["decimals"]) for s in _scores(run, Results(scores={"test": scores}))]
+    assert shown == [("BLEU (beam 5)", 2), ("loss", 4), ("comet", 2)]

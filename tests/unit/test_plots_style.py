@@ -99,7 +99,7 @@ def test_names_are_drawn_as_text(name: str, shown: str) -> None:
     assert display_name(name) == shown
 
 
-@pytest.mark.parametrize("n_classes", [50, 51, 1500])
+@pytest.mark.parametrize("n_classes", [3, 51, 1500])
 def test_the_most_confused_classes_are_drawn(n_classes: int) -> None:
     """Above 50, in their order, with their share of all examples of the label."""
     cells = np.eye(n_classes, dtype=int) * 6
@@ -116,20 +116,19 @@ def test_the_most_confused_classes_are_drawn(n_classes: int) -> None:
     assert len(figure_bytes(figure, "svg")) < 3_000_000
 
 
-@pytest.mark.parametrize(
-    ("n_layers", "n_heads", "n_tokens"), [(2, 2, 300), (200, 2, 3), (1, 1, 61)]
-)
+@pytest.mark.parametrize(("n_layers", "n_tokens"), [(2, 300), (200, 3), (1, 61)])
 def test_maps_of_long_texts_and_deep_models_are_bounded(
-    n_layers: int, n_heads: int, n_tokens: int
+    n_layers: int, n_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figure = attention("encoder_self", n_layers, n_heads, n_tokens, "text")
+    monkeypatch.setattr("headwise.plots.attention_maps.MAX_MAPS", 4)
+    figure = attention("encoder_self", n_layers, 2, n_tokens, "text")
     maps = [axes for axes in figure.axes if axes.images]
-    assert len(maps) == min(n_layers * n_heads, 100)
+    assert len(maps) == 2 * min(n_layers, 2)
     assert maps[0].images[1].get_array().shape == (min(n_tokens, 60),) * 2
-    assert maps[-1].get_title().startswith(f"layer {n_layers} head {n_heads}")
+    assert maps[-1].get_title().startswith(f"layer {n_layers} head 2")
     note = " ".join(figure.get_supxlabel().split())
     assert ("the first 60 are drawn" in note) == (n_tokens > 60)
-    assert (f"Of {n_layers} layers" in note) == (n_layers > 100)
+    assert ("Of 200 layers" in note) == (n_layers == 200)
 
 
 def test_large_figures_have_fewer_dots() -> None:

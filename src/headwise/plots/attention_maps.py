@@ -8,10 +8,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 
@@ -84,6 +84,7 @@ def attention_maps(
         about += f" Of {len(layers)} layers some are drawn."
         layers = evenly(layers, max(1, MAX_MAPS // max(len(layer.heads) for layer in layers)))
     largest = max(1.0, *(float(np.abs(layer.weights_HQK).max()) for layer in layers))
+    shades: Any = {"vmin": -largest, "vmax": largest, "interpolation": "nearest"}
     n_columns = max(len(layer.heads) for layer in layers)
     longest = max(map(len, _short(keys)))
     height = len(layers) * (KEY_SPACING * len(queries) + 0.05 * longest + 0.35) + 0.9
@@ -101,7 +102,10 @@ def attention_maps(
                 axes.remove()
                 continue
             place = np.s_[index, : len(queries), : len(keys)]
-            _draw_map(axes, layer.weights_HQK[place], layer.allowed_HQK[place], largest)
+            weights_QK, allowed_QK = layer.weights_HQK[place], layer.allowed_HQK[place]
+            # images, since meshes are a path per cell in an svg; weights of exactly 0 are not drawn
+            axes.imshow(np.ma.masked_array(~allowed_QK, allowed_QK), cmap=MASKED_COLOUR, **shades)
+            axes.imshow(np.ma.masked_array(weights_QK, weights_QK == 0), cmap=COLOURS, **shades)
             axes.set_xticks(range(len(keys)), _short(keys))
             axes.set_yticks(range(len(queries)), _short(queries))
             axes.tick_params(length=0, labelsize=6, pad=1, labelleft=index == 0)
@@ -115,18 +119,6 @@ def attention_maps(
     if not any((layer.weights_HQK < 0).any() for layer in layers):
         bar.ax.set_ylim(0, largest)
     return figure
-
-
-def _draw_map(
-    axes: Axes, weights_QK: npt.NDArray[np.float64], allowed_QK: npt.NDArray[np.bool_], top: float
-) -> None:
-    # weights of exactly 0 are not drawn; images, since meshes are a path per cell in an svg
-    for mask, values, colours in (
-        (allowed_QK, ~allowed_QK, MASKED_COLOUR),
-        (weights_QK == 0, weights_QK, COLOURS),
-    ):
-        cells = np.ma.masked_array(values, mask)
-        axes.imshow(cells, cmap=colours, vmin=-top, vmax=top, interpolation="nearest")
 
 
 def _short(names: Sequence[str]) -> list[str]:

@@ -16,7 +16,6 @@ from headwise.track.jsonl import read_if_exists
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TEST_SETS = "'data.test=[NAME]'"  # of an evaluation
 FORMATS = ("png", "svg")  # of the figures of a training
 
 
@@ -73,6 +72,7 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
 def summary(folder: RunFolder, results: Results, command: str = "") -> str:
     """Return scores, α, paths, the next `command`, and what was not scored, for the terminal."""
     of_run, has_tests = quote(f"run={folder.path}"), bool(read_config(folder).data.test)
+    evaluation = f"headwise evaluate {of_run} 'data.test=[NAME]'"
     phases = results.other_seconds
     others = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases.items())
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
@@ -87,7 +87,7 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
         *([f"{command:<11} headwise {command} {of_run}"] if command else []),
-        *([] if has_tests else [f"not scored  a test set: headwise evaluate {of_run} {TEST_SETS}"]),
+        *([] if has_tests else [f"not scored  a test set: {evaluation}"]),
     ]
     return "\n".join(lines)
 

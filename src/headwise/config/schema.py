@@ -2,7 +2,7 @@
 
 Values that users choose are here and in `conf/`; runtime objects (devices, tensors) never are.
 Plain groups are typed: a wrong key or type is rejected when the config is composed. Groups whose
-yaml names a class with `_target_` are open: their constructors check the arguments.
+yaml has a `_target_` are open: their constructors check the arguments.
 """
 
 from __future__ import annotations
@@ -358,9 +358,7 @@ SCHEMAS: dict[str, type] = {
     "search": DecodeConfig,
     "windows": WindowsConfig,
 }
-
 UNCHOSEN = ("schema", "shared")  # groups that only other yamls use
-
 C = TypeVar("C")
 
 
@@ -375,8 +373,7 @@ def read_back(content: dict[str, Any]) -> Config:
     Raises:
         OmegaConfBaseException: an unknown key, or a value of a wrong type.
     """
-    merged = OmegaConf.merge(OmegaConf.structured(Config), content)
-    assert isinstance(merged, DictConfig)
+    merged = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), content))
     schemas = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in SCHEMAS.values()}
     for group in ("data", "decode"):
         if (kind := schemas.get(merged[group].get("_target_"))) is not None:

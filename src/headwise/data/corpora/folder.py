@@ -91,8 +91,8 @@ class TableFolder:
 
     def _find_splits(self) -> dict[str, list[Path]]:
         named = {stem: [stem] for stem in self._stems()} | self.files
-        found = {split: list(map(self._find, stems)) for split, stems in named.items()}
-        return {split: next(filter(None, paths)) for split, paths in found.items() if any(paths)}
+        lists = {split: list(map(self._find, stems)) for split, stems in named.items()}
+        return {split: next(filter(None, paths)) for split, paths in lists.items() if any(paths)}
 
     def _find(self, stem: str) -> list[Path]:
         """The files of a stem, empty if there are none."""

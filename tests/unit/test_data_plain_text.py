@@ -264,6 +264,32 @@ def test_files_and_shares_of_the_user(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
+@pytest.mark.parametrize("files", [None, "{train: FOLDER/train, valid: FOLDER/valid.txt}"])
+def test_split_may_be_a_folder_of_books(tmp_path: Path, files: str | None) -> None:
+    """Its files in the order of their names, each from a line of its own."""
+    (tmp_path / "train" / "late").mkdir(parents=True)
+    books = {"b 2.txt": b"two", "a 1.txt": b"one\r\n", "late/c.txt.gz": gzip.compress(b"three")}
+    for name, content in books.items():
+        (tmp_path / "train" / name).write_bytes(content)
+    (tmp_path / "valid.txt").write_bytes(b"valid")
+    where = f"data.dir={tmp_path}" if files is None else f"data.files={files}"
+    corpus = named(tmp_path, "text", where.replace("FOLDER", str(tmp_path)))
+    assert b"".join(corpus.chunks("train")) == b"one\r\ntwo\nthree\n"
+    assert b"".join(corpus.chunks("valid")) == b"valid"
+    before = corpus.identity("train")
+    (tmp_path / "train" / "b 2.txt").rename(tmp_path / "train" / "z 2.txt")
+    assert b"".join(corpus.chunks("train")) == b"one\r\nthree\ntwo\n"
+    assert corpus.identity("train") != before
+
+
+def test_several_files_of_a_list_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name)
+    corpus = named(tmp_path, "text", f"data.files={{train: [{tmp_path}/a.txt, {tmp_path}/b.txt]}}")
+    with pytest.raises(DataError, match="are alternatives: name one in data"):
+        corpus.files("train")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -314,7 +340,8 @@ def test_missing_and_empty_text_is_refused(tmp_path: Path, monkeypatch: pytest.M
         TextCorpus(config, tmp_path).path("train")
     missing = replace(config, dir=str(tmp_path))
     (tmp_path / "part.txt.gz").touch()
-    message = r"train\.txt \(plain, \.gz or \.zip\) not found in .*\. Splits there: part; name one "
+    message = r"train\.txt \(plain, \.gz or \.zip\) not found in .*, nor a folder "
+    message += r"train\. Splits there: part; name one "
     with pytest.raises(DataError, match=message + r"with data\.train=SPLIT$"):
         TextCorpus(missing, tmp_path).path("train")
     with pytest.raises(DataError, match=r"is missing: put enwik8\.zip into .* or enwik8"):

@@ -1,4 +1,4 @@
-"""Text in one language: one file per split, or one file with all splits.
+"""Text in one language: a file or a folder of files per split, or one file with all splits.
 
 Files are in `data.dir`, else in `$HEADWISE_DATA/<data.folder>`; each is plain, `.gz` or `.zip`, or
 a table, one column of which is the text.
@@ -28,7 +28,7 @@ from headwise.data.corpora.tables import (
     table_stem,
 )
 from headwise.data.corpora.text import READ_ERRORS, open_bytes
-from headwise.data.density_corpus import FileCorpus
+from headwise.data.density_corpus import FileCorpus, files_below
 from headwise.data.token_stream import MAX_CHUNK
 from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.file_names import check_file_name
@@ -99,25 +99,39 @@ class TextCorpus(FileCorpus[TextDataConfig]):
 
     def settings(self, split: str) -> Any:
         """See `FileCorpus.settings`: the part of the file."""
-        config, members = self.config, self._located(split)[1]
+        config, members = self.config, [] if self._parts(split) else self._located(split)[1]
         documents = {"documents": config.documents} if config.documents else {}
         return {"members": members, "shares": config.split, "split": split, **documents}
 
     def files(self, split: str) -> list[Path]:
-        """The file or archive with a split, which is downloaded if missing.
+        """The file or archive with a split, which is downloaded if missing, or those of its folder.
 
         Raises:
             DataError: it does not exist; the message names the folder and the files.
         """
-        return [self._located(split)[0]]
+        return self._parts(split) or [self._located(split)[0]]
+
+    def _parts(self, split: str) -> list[Path]:
+        """The files of a split that is a folder, in the order of their names; else none."""
+        files, folder = self.config.files, self.folder
+        if self.config.file or self.config.downloads or not (files or folder):
+            return []
+        names = self._names(split) if files else [split]
+        folders = [path for name in names if (path := (folder or Path()) / name).is_dir()]
+        return files_below(folders[0], "files of text") if folders else []
 
     def chunks(self, split: str) -> Iterator[bytes]:
         """Lines of a split as bytes, with line feeds; longer ones than MAX_CHUNK in parts.
+
+        Of a folder, each file starts on a line of its own.
 
         Raises:
             DataError: the file is missing or damaged.
         """
         try:
+            if parts := self._parts(split):
+                yield from _joined(parts)
+                return
             with self._opened(split) as stream:
                 first, end = self._range(split, stream)
                 stream.seek(first)
@@ -162,14 +176,21 @@ class TextCorpus(FileCorpus[TextDataConfig]):
                 f"set data.dir=FOLDER, with {self.config.train}.txt and {self.config.valid}.txt"
             )
         if folder is not None or not self.config.downloads:
-            for name in names:
-                for ending in ENDINGS:
-                    path = (folder or Path()) / f"{name}{ending}"
-                    if path.is_file():
-                        return path, [Path(name).name] if path.suffix == ".zip" else []
+            base = folder or Path()
+            files = ([base / f"{name}{ending}" for ending in ENDINGS] for name in names)
+            existing = [path for paths in files for path in list(filter(Path.is_file, paths))[:1]]
+            if len(existing) > 1 and not self.config.downloads:
+                raise DataError(
+                    f"{existing[0]} and {existing[1]} are alternatives: name one in data.files, or "
+                    "a folder with all files of the split"
+                )
+            for path in existing:
+                return path, [path.name.removesuffix(".zip")] if path.suffix == ".zip" else []
         if not self.config.downloads:
             places = f" in {folder}" if folder else ""
-            message = f"{' or '.join(names)} (plain, .gz or .zip) not found{places}"
+            message = (
+                f"{' or '.join(names)} (plain, .gz or .zip) not found{places}, nor a folder {split}"
+            )
             if folder and names == [f"{split}.txt"]:
                 stems = {path.name.partition(".txt")[0] for path in folder.glob("[!.]*.txt*")}
                 message = f"{message}. {splits_there(split, stems)}"
@@ -196,6 +217,17 @@ class TextCorpus(FileCorpus[TextDataConfig]):
             raise refuse("a split of data.files", split, self.config.files)
         names = self.config.files[split]
         return [names] if isinstance(names, str) else names
+
+
+def _joined(paths: Sequence[Path]) -> Iterator[bytes]:
+    """Lines of several files, each of which ends with a line feed."""
+    for path in paths:
+        line = b"\n"
+        with open_bytes(path) as stream:
+            while chunk := stream.readline(MAX_CHUNK):
+                yield (line := chunk)
+        if not line.endswith(b"\n"):
+            yield b"\n"
 
 
 class ColumnCorpus(TextCorpus):

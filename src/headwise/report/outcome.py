@@ -80,9 +80,9 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         lines += ["", alpha_table(results.alpha, read_config(folder).model.heads)]
     lines += [
         "",
-        f"{counted(results.updates, 'update')}, {results.tokens} target tokens, "
+        f"{counted(results.updates, 'update')}, {results.tokens} targets, "
         f"{results.wall_seconds:.0f} s of training, "
-        f"{results.tokens_per_second or 0:.0f} tokens/s",
+        f"{results.tokens_per_second or 0:.0f} targets/s",
         *([f"{sum(phases.values()):.0f} s outside training: {others}"] if phases else []),
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",

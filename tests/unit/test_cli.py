@@ -54,6 +54,6 @@ def test_supported_pythons_are_the_same_everywhere() -> None:
     assert f"(3, {first}) <= sys.version_info[:2] <= (3, {last})" in makefile
     assert all(f"python3.{version}" in makefile for version in versions)
     named = ", ".join(f"3.{version}" for version in versions[:-1]) + f" or 3.{last}"
-    assert f"Python {named}" in readme
+    assert f"Python 3.{first} to 3.{last}" in readme
     assert f"Python {named}" in makefile
     assert f"Python 3.{first} to 3.{last}" in guide

@@ -99,6 +99,7 @@ def _weights_backward(
     weights: Tensor, grad: Tensor, alpha: Tensor | None, power: int, with_alpha: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of the scores and of α per row (B, H, Q, 1); empty if not requested."""
+    _check_with_alpha(power, with_alpha)
     beta = beta_of(alpha)
     weights, grad = weights.contiguous(), grad.contiguous()
     kernel = choice.maps(weights, Power(power)).kernel
@@ -229,9 +230,15 @@ def _weights_shape(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, po
 def _weights_backward_shape(
     weights: Tensor, grad: Tensor, alpha: Tensor | None, power: int, with_alpha: bool
 ) -> tuple[Tensor, Tensor]:
+    _check_with_alpha(power, with_alpha)
     rows = (*weights.shape[:-1], 1) if with_alpha else (0,)
     contiguous = torch.contiguous_format
     return torch.empty_like(weights, memory_format=contiguous), weights.new_empty(rows)
+
+
+def _check_with_alpha(power: int, with_alpha: bool) -> None:
+    if with_alpha and power == Power.EXP:
+        raise ValueError(f"with_alpha=True needs power={int(Power.ANY)}: softmax has no α")
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -35,14 +35,14 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if name in RESERVED_NAMES:
         raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
     texts = _user_text(config)
-    _out(config)
+    out = _out(config)
     contexts = config.decode.get("min_context")
     if isinstance(contexts, list):
-        return _by_context(config, contexts)
-    return _evaluated(load_selected(config.run, config), config, texts, name)
+        return _by_context(config, out, contexts)
+    return _evaluated(load_selected(config.run, config), config, out, texts, name)
 
 
-def _by_context(config: EvaluateConfig, contexts: list[Any]) -> dict[str, Any]:
+def _by_context(config: EvaluateConfig, out: RunFolder, contexts: list[Any]) -> dict[str, Any]:
     """Evaluate with each minimum context, then write a table and a figure."""
     from headwise.report.contexts import write_contexts
 
@@ -55,10 +55,10 @@ def _by_context(config: EvaluateConfig, contexts: list[Any]) -> dict[str, Any]:
     runs = {n: run.task.loaded(run, {**run.search, "min_context": n}) for n in others}
     name = config.name or f"results-{config.checkpoint}"
     by_context = {
-        n: _evaluated(run_n, config, {}, f"{name}-min_context{n}")
+        n: _evaluated(run_n, config, out, {}, f"{name}-min_context{n}")
         for n, run_n in {first: run, **runs}.items()
     }
-    for path in write_contexts(run, _out(config), name, by_context):
+    for path in write_contexts(run, out, name, by_context):
         print(f"written to {path}")
     return {str(n): scores for n, scores in by_context.items()}
 
@@ -74,20 +74,24 @@ def _out(config: EvaluateConfig) -> RunFolder:
 
 
 def _evaluated(
-    run: TrainedRun, config: EvaluateConfig, texts: dict[str, Sides], name: str | None
+    run: TrainedRun,
+    config: EvaluateConfig,
+    out: RunFolder,
+    texts: dict[str, Sides],
+    name: str | None,
 ) -> dict[str, Any]:
     """Score a run, and write the scores."""
-    name, out = name or f"results-{config.checkpoint}", _out(config)
+    name = name or f"results-{config.checkpoint}"
     path = out.path / f"{name}.json"
     content = {**run.weights, "decode": run.search}
     all_scores, files = _earlier_scores(path, content)
     scores = {}
     hypotheses = ""
     if isinstance(run, TranslationRun):
-        scored = _translated(run, config, texts, name)
+        scored = _translated(run, config, out, texts, name)
         hypotheses = f" and {out.path / HYPOTHESES / name}"
     else:
-        scored = _measured(run, config, name)
+        scored = _measured(run, config, out, name)
     for split, of_split in scored:
         files.pop(split, None)
         if split in texts:
@@ -101,18 +105,18 @@ def _evaluated(
 
 
 def _translated(
-    run: TranslationRun, config: EvaluateConfig, texts: dict[str, Sides], name: str
+    run: TranslationRun, config: EvaluateConfig, out: RunFolder, texts: dict[str, Sides], name: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the scores of each set: of the user's text, or else of named sets."""
     texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
     ranks = Ranks(0, 1, run.translator.device)
     for split, sides in texts.items():
-        shared = run.translator, run.config, *sides, split, _out(config), ranks
+        shared = run.translator, run.config, *sides, split, out, ranks
         yield split, evaluate_texts(*shared, config.progress, name)[0]
 
 
 def _measured(
-    run: TrainedRun, config: EvaluateConfig, name: str
+    run: TrainedRun, config: EvaluateConfig, out: RunFolder, name: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the metrics of each split of a run without a search.
 
@@ -130,7 +134,7 @@ def _measured(
         ranks = Ranks(0, 1, run.device)
         shared = run.model, loss, prepared, run.config, ranks, split
         measured = run.task.measured(*shared, progress=config.progress)
-        _out(config).write_sums(Path(name, split), measured.unit, measured.items)
+        out.write_sums(Path(name, split), measured.unit, measured.items)
         yield split, {**run.task.scores(measured)}
 
 

@@ -184,7 +184,8 @@ class TextCorpus(FileCorpus[TextDataConfig]):
                     f"{existing[0]} and {existing[1]} are alternatives: name one in data.files, or "
                     "a folder with all files of the split"
                 )
-            for path in existing:
+            if existing:
+                path = existing[0]
                 return path, [path.name.removesuffix(".zip")] if path.suffix == ".zip" else []
         if not self.config.downloads:
             places = f" in {folder}" if folder else ""

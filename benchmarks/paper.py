@@ -16,7 +16,7 @@ from benchmarks.clock import medians
 from benchmarks.command import arguments, keep
 from benchmarks.updates import CPU, Updates, run_config
 from headwise.config.folders import group_node
-from headwise.report.paper import read_paper
+from headwise.studies.paper import read_paper
 from headwise.tasks.task import task_of
 from headwise.train.distributed import Ranks
 

@@ -227,7 +227,7 @@ def test_page_and_figures_get_the_given_arguments(
     headwise: CommandLine, runs: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headwise.page import write
-    from headwise.report import figures
+    from headwise.studies import figures
 
     calls: list[Any] = []
     monkeypatch.setattr(write, "write_page", lambda of, _: calls.append((of.run, of.compare)))

@@ -21,8 +21,8 @@ from headwise.commands.train import train
 from headwise.config.schema import PruneDataConfig, typed
 from headwise.data.token_stream import text_ids
 from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
-from headwise.report import contexts
 from headwise.runs.folder import RunFolder
+from headwise.studies import contexts
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
 from plain_decoder import PlainDecoder

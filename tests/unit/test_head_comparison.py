@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwise.analysis.tables import DENSITY, HEADS, LAYERS, OTHERS, TRAJECTORIES
-from headwise.report.head_facts import analysis_facts, facts_of_all_seeds
+from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
 
 Rows = list[dict[str, Any]]
 

@@ -19,19 +19,19 @@ from headwise.config.folders import group_node
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.metric import Measured, Metric
 from headwise.metrics.significance import Comparison
-from headwise.report.cells import (
+from headwise.runs.folder import RunFolder
+from headwise.runs.results import Results
+from headwise.studies.cells import (
     ColumnRuns,
     Missing,
     cell_facts,
     column_runs,
     judge,
 )
-from headwise.report.paper import Cell, Column, Paper, Recipe
-from headwise.report.paper_runs import Matching
-from headwise.report.paper_tables import paper_tables
-from headwise.report.tables import Table, fact_table, select
-from headwise.runs.folder import RunFolder
-from headwise.runs.results import Results
+from headwise.studies.match import Matching
+from headwise.studies.paper import Cell, Column, Paper, Recipe
+from headwise.studies.paper_tables import paper_tables
+from headwise.studies.render import Table, fact_table, select
 from headwise.tasks.translation import Translation
 
 PAPER = Paper(

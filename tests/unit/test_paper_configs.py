@@ -17,7 +17,7 @@ from headwise.attention.place import Place
 from headwise.config.folders import group_choices
 from headwise.config.schema import typed
 from headwise.errors import ConfigError
-from headwise.report.paper import Paper, Recipe, check_metrics, read_paper, recipe
+from headwise.studies.paper import Paper, Recipe, check_metrics, read_paper, recipe
 from headwise.tasks.settings import check
 
 PAPERS = group_choices("paper")

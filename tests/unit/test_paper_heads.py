@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from headwise.analysis.tables import DENSITY, HEADS, LAYERS, TRAJECTORIES
-from headwise.report.cells import ColumnRuns
-from headwise.report.heads import head_tables, paper_head_facts
-from headwise.report.paper import Column, HeadNumber, Paper
-from headwise.report.tables import Table, fact_table
+from headwise.studies.cells import ColumnRuns
+from headwise.studies.heads import head_tables, paper_head_facts
+from headwise.studies.paper import Column, HeadNumber, Paper
+from headwise.studies.render import Table, fact_table
 
 PAPER = Paper(
     name="tiny",

@@ -11,8 +11,8 @@ import pytest
 
 from headwise.config.folders import composed
 from headwise.config.schema import SITES, typed
-from headwise.report.paper import Paper, PruningFact
-from headwise.report.paper_pruning import effective_heads, measure, pruning_report
+from headwise.studies.paper import Paper, PruningFact
+from headwise.studies.pruning import effective_heads, measure, pruning_report
 
 # BLEU by share of heads removed: a small gain, a loss of 0.5 at 40 %, then of everything
 CURVE = {0.0: 30.0, 0.1: 30.2, 0.2: 29.9, 0.3: 29.6, 0.4: 29.5, 0.5: 20.0, 0.6: 29.8, 1.0: 1.0}

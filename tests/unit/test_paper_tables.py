@@ -7,7 +7,7 @@ import re
 import pandas as pd
 import pytest
 
-from headwise.report.tables import (
+from headwise.studies.render import (
     Table,
     fact_table,
     latex,

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from headwise.config.folders import composed
-from headwise.report.comparison import job_names, sweep_table
 from headwise.runs.results import Results
+from headwise.studies.sweep import job_names, sweep_table
 
 TRANSLATION = "data=files", "data.source=de", "data.target=en"
 PLAIN_TEXT = ("data=text",)

@@ -15,9 +15,9 @@ from figures_drawn import density_rows, head_rows, layer_rows
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, SETTINGS
 from headwise.errors import DataError
 from headwise.plots.style import save
-from headwise.report.figures import draw_figures, figures_of, unanalysed
-from headwise.report.figures_attention import draw_attention
-from headwise.report.figures_rows import corpus_rows
+from headwise.studies.figures import draw_figures, figures_of, unanalysed
+from headwise.studies.figures_attention import draw_attention
+from headwise.studies.rows import corpus_rows
 
 ENTMAX15 = "headwise.attention.entmax15.Entmax15"
 SOFTMAX = "headwise.attention.softmax.Softmax"
@@ -93,7 +93,7 @@ def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Pat
 def vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures in one format, which takes a third of the time."""
     for module in ("figures", "figures_attention"):
-        monkeypatch.setattr(f"headwise.report.{module}.save", lambda f, out: save(f, out, ["svg"]))
+        monkeypatch.setattr(f"headwise.studies.{module}.save", lambda f, out: save(f, out, ["svg"]))
 
 
 @pytest.mark.usefixtures("vector_only")
@@ -147,7 +147,7 @@ def test_attention_maps(trained: Path, tmp_path: Path, monkeypatch: pytest.Monke
     def maps(site: str, layers: Any, queries: Any, keys: Any, title: str, about: str) -> None:
         calls[site] = (layers, list(queries), list(keys), title)
 
-    monkeypatch.setattr("headwise.report.figures_attention.attention_maps", maps)
+    monkeypatch.setattr("headwise.studies.figures_attention.attention_maps", maps)
     assert draw_attention(trained, "Hund sieht Haus", tmp_path, device="cpu") == []
     assert list(calls) == ["encoder_self", "decoder_self", "cross"]
     source, tokens, title = calls["encoder_self"][1], calls["decoder_self"][1], calls["cross"][3]

@@ -6,7 +6,7 @@ import pytest
 
 from headwise.config.folders import composed
 from headwise.config.schema import typed
-from headwise.report.run_names import choice_name, class_word
+from headwise.studies.names import choice_name, class_word
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from headwise.attention import capabilities
 from headwise.attention.capabilities import HEADER, attentions_by_site, capability_row
 from headwise.config.folders import group_choices
 from headwise.markdown import with_part
-from headwise.report import settings
+from headwise.runs import settings
 
 ROOT = Path(__file__).parents[2]
 

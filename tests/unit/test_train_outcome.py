@@ -16,10 +16,10 @@ from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
 from headwise.config.folders import composed
 from headwise.config.schema import typed
-from headwise.report.outcome import _confusion, draw, figures, shown_score, summary
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.runs.results import Results
+from headwise.studies.outcome import _confusion, draw, figures, shown_score, summary
 from headwise.tasks.task import task_of
 from headwise.track.base import NullTracker
 from headwise.train.clock import Clock

@@ -31,9 +31,9 @@ from headwise.data.digest import content_digest
 from headwise.errors import ConfigError, require
 from headwise.files import locked, write_json, write_text
 from headwise.losses.loss import Loss
-from headwise.report.heads import write_comparison
-from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
+from headwise.studies.heads import write_comparison
+from headwise.studies.names import attention_name
 from headwise.tasks.evaluation import MAX_HEAD_TOKENS
 from headwise.tasks.loading import load_selected
 from headwise.tasks.reading import Inspected

@@ -12,8 +12,8 @@ from headwise.config.schema import EvaluateConfig
 from headwise.errors import ConfigError, require, unknown
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
-from headwise.report.outcome import score_lines
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
+from headwise.studies.outcome import score_lines
 from headwise.tasks.evaluation import HYPOTHESES, evaluate_texts
 from headwise.tasks.loading import load_selected
 from headwise.tasks.task import TrainedRun
@@ -44,7 +44,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 
 def _by_context(config: EvaluateConfig, out: RunFolder, contexts: list[Any]) -> dict[str, Any]:
     """Evaluate with each minimum context, then write a table and a figure."""
-    from headwise.report.contexts import write_contexts
+    from headwise.studies.contexts import write_contexts
 
     is_list = bool(contexts) and all(type(n) is int for n in contexts)
     require(is_list, "decode.min_context", "a number or a list of numbers", contexts)

@@ -18,9 +18,18 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import AnalyzeConfig, ReportConfig
 from headwise.errors import ConfigError, RunError, counted, require
 from headwise.files import check_output, write_text
-from headwise.report.cells import ColumnRuns, Missing, cell_facts, column_runs, judge, missing_cells
-from headwise.report.heads import head_tables, paper_head_facts
-from headwise.report.paper import (
+from headwise.runs.folder import RunFolder, find_folders
+from headwise.studies.cells import (
+    ColumnRuns,
+    Missing,
+    cell_facts,
+    column_runs,
+    judge,
+    missing_cells,
+)
+from headwise.studies.heads import head_tables, paper_head_facts
+from headwise.studies.match import Matching, match
+from headwise.studies.paper import (
     Paper,
     check_metrics,
     check_seeds,
@@ -28,11 +37,9 @@ from headwise.report.paper import (
     read_paper,
     recipe,
 )
-from headwise.report.paper_pruning import PruningReport, pruning_report
-from headwise.report.paper_runs import Matching, match
-from headwise.report.paper_tables import paper_tables
-from headwise.report.tables import Fact, Table, fact_table, latex, latex_comment
-from headwise.runs.folder import RunFolder, find_folders
+from headwise.studies.paper_tables import paper_tables
+from headwise.studies.pruning import PruningReport, pruning_report
+from headwise.studies.render import Fact, Table, fact_table, latex, latex_comment
 
 STOP_CODES = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
 MAX_UNUSED = 30  # listed reasons for unused runs; the csv has all
@@ -97,7 +104,7 @@ def _output(config: ReportConfig) -> Path:
 
 
 def _compare(config: ReportConfig, run: str, other: str) -> None:
-    from headwise.report.paired import paired_tests
+    from headwise.studies.paired import paired_tests
 
     folders = RunFolder.existing(run).path, RunFolder.existing(other, "compare").path
     table = paired_tests(*folders, config.n_resamples)
@@ -108,8 +115,8 @@ def _compare(config: ReportConfig, run: str, other: str) -> None:
 
 
 def _draw(config: ReportConfig, folders: Sequence[Path], output: Path) -> None:
-    from headwise.report.figures import draw_figures, unanalysed
-    from headwise.report.figures_attention import draw_attention
+    from headwise.studies.figures import draw_figures, unanalysed
+    from headwise.studies.figures_attention import draw_attention
 
     if not folders:
         raise RunError("no runs to draw figures of")

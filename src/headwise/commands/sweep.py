@@ -141,7 +141,7 @@ class Sweep:
         if any("interrupted" in job for job in jobs):
             print("interrupted: the same command resumes, and starts jobs that were not started\n")
         path = self.folder.with_suffix(".md")
-        from headwise.report.comparison import sweep_table  # pandas is slow to import
+        from headwise.studies.sweep import sweep_table  # pandas is slow to import
 
         table = sweep_table(jobs).markdown()
         path.write_text(table, encoding="utf-8")

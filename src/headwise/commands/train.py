@@ -29,7 +29,6 @@ from headwise.losses.loss import Loss
 from headwise.model.family import Model
 from headwise.model.kernels import kernels_of
 from headwise.precision import matmul_dtype, use_deterministic_kernels
-from headwise.report.outcome import draw, summary
 from headwise.runs.environment import git_commit, rank_variables, versions
 from headwise.runs.failure import Failure, UntouchedRun
 from headwise.runs.fingerprint import fingerprint
@@ -38,6 +37,7 @@ from headwise.runs.records import Records
 from headwise.runs.results import Results
 from headwise.runs.summary import Summary
 from headwise.seed import seed_everything
+from headwise.studies.outcome import draw, summary
 from headwise.tasks.settings import check, resolve
 from headwise.tasks.task import Corpus, Data, Task, Validator, task_of
 from headwise.track.base import NullTracker, Tracker

@@ -315,7 +315,7 @@ class AnalyzeConfig(RunSelection):
 class ReportConfig:
     """`scripts/report.py`: tables of a paper, or a page or figures of runs."""
 
-    paper: Any = None  # a yaml of conf/paper; see `headwise.report.paper.Paper`
+    paper: Any = None  # a yaml of conf/paper; see `headwise.studies.paper.Paper`
     runs: list[str] = path(list)  # folders or globs; empty: those of the paper
     seeds: list[int] | None = None  # null: those of the paper
     overrides: list[str] = field(default_factory=list)  # added to every recipe: ["data.dir=FOLDER"]

@@ -8,9 +8,9 @@ from typing import Any
 from headwise.analysis.pruning import Heads, flat_heads, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
 from headwise.model.family import n_parameters
-from headwise.report.run_names import choice_name, corpus_name
-from headwise.report.tables import DECIMALS
 from headwise.runs.results import Results
+from headwise.studies.names import choice_name, corpus_name
+from headwise.studies.render import DECIMALS
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 

@@ -13,8 +13,8 @@ from headwise.page.document import page_text
 from headwise.page.readings import reading_contents
 from headwise.page.run import run_content
 from headwise.plots.style import failure_as_warning, figure_bytes
-from headwise.report.figures import figures_of, training_figures
 from headwise.runs.folder import RunFolder
+from headwise.studies.figures import figures_of, training_figures
 from headwise.tasks.loading import load
 from headwise.tasks.task import TrainedRun
 

@@ -19,9 +19,9 @@ from headwise.config.schema import Config
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.metrics.metric import Metric
-from headwise.report.paper import Recipe, decisive
 from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
+from headwise.studies.paper import Recipe, decisive
 from headwise.tasks.task import Task, task_of
 from headwise.track.jsonl import read_if_exists
 

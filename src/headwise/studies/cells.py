@@ -17,10 +17,10 @@ import pandas as pd
 from headwise.errors import DataError, RunError
 from headwise.metrics.metric import Floats, Metric
 from headwise.metrics.significance import Comparison, paired_bootstrap
-from headwise.report.paper import INIT, Column, Paper, Recipe
-from headwise.report.paper_runs import Matching, SavedRun, Unused
-from headwise.report.tables import Fact
 from headwise.runs.folder import RunFolder
+from headwise.studies.match import Matching, SavedRun, Unused
+from headwise.studies.paper import INIT, Column, Paper, Recipe
+from headwise.studies.render import Fact
 
 ROUNDING = 0.005  # tolerance between a saved score and the score of the saved sums
 MIN_TEXT_SHARE = 0.8  # of the paper's training pairs, for comparable scores

@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.report.paper_runs import read_run
-from headwise.report.tables import DECIMALS, Fact, Table, mean_and_deviation, pivot
 from headwise.runs.fingerprint import last_typed
+from headwise.studies.match import read_run
+from headwise.studies.render import DECIMALS, Fact, Table, mean_and_deviation, pivot
 
 BASELINE = "softmax"
 COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}

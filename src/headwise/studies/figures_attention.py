@@ -9,7 +9,7 @@ from headwise.analysis.observe import Observation
 from headwise.errors import DataError
 from headwise.plots.attention_maps import LayerMaps, attention_maps
 from headwise.plots.style import display_name, failure_as_warning, save
-from headwise.report.run_names import choice_name, corpus_name
+from headwise.studies.names import choice_name, corpus_name
 from headwise.tasks.loading import load
 from headwise.track.base import HeadValues
 

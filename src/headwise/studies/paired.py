@@ -11,9 +11,9 @@ from headwise.errors import DataError, RunError
 from headwise.markdown import markdown_table
 from headwise.metrics.classes import true_classes
 from headwise.metrics.significance import mcnemar, paired_bootstrap
-from headwise.report.cells import check_references, saved_items
-from headwise.report.paper_runs import SavedRun, read_run
-from headwise.report.tables import ARROW_NOTE, ARROWS, DECIMALS, signed
+from headwise.studies.cells import check_references, saved_items
+from headwise.studies.match import SavedRun, read_run
+from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, signed
 
 HEAD = (
     *("split and metric", "run", "compare", "run minus compare", "95 % interval"),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from headwise.report.paper import MARKS, Paper
-from headwise.report.tables import (
+from headwise.studies.paper import MARKS, Paper
+from headwise.studies.render import (
     ARROW_NOTE,
     ARROWS,
     EMPTY,
@@ -30,7 +30,7 @@ def paper_tables(
 
     Args:
         paper: its yaml.
-        facts: from `headwise.report.cells.cell_facts`.
+        facts: from `headwise.studies.cells.cell_facts`.
         n_resamples: of the comparisons.
         signs: column -> 1 if a higher score is better, else -1.
     """

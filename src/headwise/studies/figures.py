@@ -19,11 +19,11 @@ from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, Table, read
 from headwise.plots import runs as plots
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
-from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem, named_rows
-from headwise.report.outcome import figures as drawn_from_records
-from headwise.report.paper_pruning import effective_heads, pruning_tables
-from headwise.report.paper_runs import SavedRun
 from headwise.runs.folder import RunFolder
+from headwise.studies.match import SavedRun
+from headwise.studies.outcome import figures as drawn_from_records
+from headwise.studies.pruning import effective_heads, pruning_tables
+from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
 from headwise.track.jsonl import read_if_exists
 
 Read = Callable[[SavedRun], pd.DataFrame]

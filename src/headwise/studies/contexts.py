@@ -12,8 +12,8 @@ from headwise.config.folders import group_choices, group_node
 from headwise.files import write_text
 from headwise.plots.runs import context_curves
 from headwise.plots.style import failure_as_warning, save
-from headwise.report.tables import Table, pivot
 from headwise.runs.folder import RunFolder
+from headwise.studies.render import Table, pivot
 from headwise.tasks.task import TrainedRun
 
 Scores = Mapping[str, Mapping[str, Any]]  # split -> metric -> score

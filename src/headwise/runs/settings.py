@@ -1,6 +1,6 @@
 """Tables of every key of a training, its default and its meaning.
 
-    python -m headwise.report.settings [--write docs/settings.md]
+    python -m headwise.runs.settings [--write docs/settings.md]
 
 Defaults are those of `python train.py`; meanings are the comments of `headwise.config.schema`, and
 `headwise.runs.fingerprint` decides which keys are part of a run's fingerprint. With `--write`, the

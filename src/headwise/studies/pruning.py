@@ -16,10 +16,10 @@ from typing import Any
 import pandas as pd
 
 from headwise.files import read_json
-from headwise.report.figures_rows import named_rows
-from headwise.report.paper import Paper, PruningFact
-from headwise.report.paper_runs import SavedRun
-from headwise.report.tables import ARROWS, DECIMALS, EMPTY, Fact, Table, fact_table, pivot, signed
+from headwise.studies.match import SavedRun
+from headwise.studies.paper import Paper, PruningFact
+from headwise.studies.render import ARROWS, DECIMALS, EMPTY, Fact, Table, fact_table, pivot, signed
+from headwise.studies.rows import named_rows
 
 SCORE = "score"  # quantity of a statement without a unit
 N_NAMED = 3  # runs named in a list of commands

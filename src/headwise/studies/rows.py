@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.plots.style import drawable
-from headwise.report.paper_runs import SavedRun, differing_keys, read_run
-from headwise.report.run_names import OTHER_GROUPS, choice_name, class_word, corpus_name
+from headwise.studies.match import SavedRun, differing_keys, read_run
+from headwise.studies.names import OTHER_GROUPS, choice_name, class_word, corpus_name
 
 FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
 MAX_KEYS = 3  # in the name of a row

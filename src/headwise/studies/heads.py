@@ -17,14 +17,14 @@ from headwise.analysis.tables import COMPARISON, percent, read_settings
 from headwise.analysis.trajectories import MIN_CHANGE, MIN_RISE
 from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
-from headwise.report.cells import ColumnRuns
-from headwise.report.figures_rows import named_rows
-from headwise.report.head_facts import analysis_facts, facts_of_all_seeds
-from headwise.report.paper import Paper
-from headwise.report.paper_runs import read_run
-from headwise.report.paper_tables import mark_notes
-from headwise.report.quantities import OF_A_SITE, QUANTITIES
-from headwise.report.tables import Fact, Table, fact_table, pivot
+from headwise.studies.cells import ColumnRuns
+from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
+from headwise.studies.match import read_run
+from headwise.studies.paper import Paper
+from headwise.studies.paper_tables import mark_notes
+from headwise.studies.quantities import OF_A_SITE, QUANTITIES
+from headwise.studies.render import Fact, Table, fact_table, pivot
+from headwise.studies.rows import named_rows
 
 Key = tuple[str, str | None, int | None]  # quantity, site, layer
 # 97.5 % quantiles of Student's t, by degrees of freedom from 1

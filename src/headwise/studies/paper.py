@@ -18,8 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from headwise.config.schema import SITE_NAMES, Config, typed
 from headwise.errors import ConfigError, refuse, require
 from headwise.metrics.metric import Metric
-from headwise.report.quantities import QUANTITIES
 from headwise.runs.fingerprint import comparable
+from headwise.studies.quantities import QUANTITIES
 from headwise.tasks.settings import resolve
 from headwise.tasks.task import task_of
 

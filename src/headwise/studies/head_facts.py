@@ -19,7 +19,7 @@ from headwise.analysis.trajectories import (
     spearman,
     spearman_interval,
 )
-from headwise.report.paper_pruning import effective_heads
+from headwise.studies.pruning import effective_heads
 
 Value = tuple[str, str | None, int | None, float | None]
 

@@ -18,7 +18,7 @@ import pytest
 
 from command_line import CommandLine
 from guide import DOCS, ROOT
-from headwise.report.paper_runs import read_run
+from headwise.studies import match
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ TABLES: dict[str, Sequence[str]] = {
     "repulsion_dropout": ENCODERS,
     "label_fractions": ENCODERS,
 }
-READ_ONCE = functools.cache(read_run)  # several tables are of the same runs
+READ_ONCE = functools.cache(match.read_run)  # several tables are of the same runs
 
 
 def published(name: str) -> Path:
@@ -53,7 +53,7 @@ def test_tables_from_the_records_are_those_published(
     headwise: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str
 ) -> None:
     monkeypatch.chdir(ROOT)  # the text names runs by the paths that the command was given
-    monkeypatch.setattr("headwise.report.paper_runs.read_run", READ_ONCE)
+    monkeypatch.setattr(match, "read_run", READ_ONCE)
     headwise.ok("report", f"paper={table}", *TABLES[table], f"output={tmp_path}")
     for name in (f"{table}.md", f"{table}.tex"):
         text = (tmp_path / name).read_text(encoding="utf-8")

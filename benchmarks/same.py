@@ -1,168 +1,175 @@
-"""Whether two checkouts start from the same weights and train with the same losses, bit by bit.
+"""Whether two checkouts train, score and analyse alike, bit by bit.
 
-    HEADWISE_DATA=FOLDER python -m benchmarks.same OTHER_CHECKOUT
+    python -m benchmarks.same OTHER [--recipes NAME …]
 
-Six recipes of `RECIPES`, `model=tiny` on the first pairs of Multi30k: the sha256 of every initial
-tensor, and the loss of each of 20 updates. Each checkout runs its own copy of this file in a
-separate process, from its own sources, with one thread in float32. What was renamed since is
-mapped in one table, `RENAMED`, to the name it had first. Prints what differs; exits with 1 if
-anything does.
+Each recipe is trained for some updates through the command line, then its heads are analysed, and
+of two pruned. Compared are the files of the run folders: last tensors, losses, results, hypotheses,
+sums of test items, tables of heads. Each checkout runs its own copy of this file in a process with
+its own sources and one thread. OTHER may also be a file that `--record FILE` wrote on this machine.
+What was renamed since is mapped to the name it had first, in `RENAMED`. Prints what differs; exits
+with 1 if anything does.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import csv
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parents[1]
-UPDATES = 20
-COMMON = (
-    "data=multi30k",
-    "data.max_train_pairs=4000",
-    "data.test=[]",
-    "model=tiny",
-    "tokenizer.vocab_size=2000",
-    "trainer.max_tokens=1024",
-    "trainer.precision=fp32",
-    "trainer.progress=false",
-    "trainer.n_workers=1",
-    "tracker=none",
-)
+SMALL = """
+    model=tiny model.d_model=32 model.n_heads=2 model.d_ff=64 scheduler.warmup_updates=6
+    trainer=debug trainer.max_updates=24 trainer.validate_every=12 trainer.save_every=12
+    trainer.keep=2 trainer.average=2 trainer.valid_sentences=32 trainer.head_sentences=16
+    trainer.precision=fp32 trainer.progress=false tracker=none
+"""
+PAIRS = "data=builtin tokenizer.vocab_size=400 decode.beam=2 decode.max_length_extra=2"
+TEXT = "data=builtin_text tokenizer=bpe tokenizer.vocab_size=400 data.window=32"
+PICTURES = "data=images data.dir={scratch} data.shape=[6,6,1] data.window=36"
 RECIPES = {
-    "softmax": ("attention=softmax",),
-    "α-entmax": ("attention=alpha_entmax",),
-    "a pattern": ("attention=entmax15", "pattern=fixed"),
-    "repulsion": ("attention=softmax", "repulsion=svgd"),
-    "a whole kernel": ("attention=linformer",),
-    "gates": ("attention=alpha_entmax", "gates=hard_concrete", "scaling=length"),
+    "softmax": f"{PAIRS} attention=softmax",
+    "α-entmax": f"{PAIRS} attention=alpha_entmax",
+    "a pattern": f"{PAIRS} attention=entmax15 pattern=fixed",
+    "repulsion": f"{PAIRS} attention=softmax repulsion=svgd tokenizer.dropout=0.1",
+    "a whole kernel": f"{PAIRS} attention=linformer",
+    "gates": f"{PAIRS} attention=alpha_entmax gates=hard_concrete scaling=length",
+    "density": f"{TEXT} task=density attention=alpha_entmax decode.min_context=8",
+    "pictures": f"{PICTURES} attention=entmax15 positions=data_dims",
+    "masked LM": f"{TEXT} task=masked_lm attention=alpha_entmax positions=rotary",
+    "classification": "data=builtin_labelled tokenizer.vocab_size=400 model.cls_tokens=2",
 }
-# What a tensor's name matches in this checkout -> what it was called when this file was written.
-RENAMED = {
-    r"^(encoder\.layers\.\d+)\.self_attention": r"\1.attention",
-    r"^(encoder\.layers\.\d+)\.self_residual": r"\1.attention_residual",
-}
+PRUNED = ("gates", "classification")
+COMPARED = """
+    metrics.jsonl heads.jsonl results.json data.json checkpoints/last.pt sums/*.npz hypotheses/*
+    predictions/* samples/* analysis/*.csv pruning/*.csv
+"""
+# Of a path in these files: what may differ.
+IGNORED = re.compile(
+    r"results\.json/(fingerprint|wall_seconds|tokens_per_second|other_seconds|peak_memory_bytes|git"
+    r"|versions|finished_at)|data\.json/(fingerprint|versions)|metrics\.jsonl/\d+/time/"
+)
+# What a path or a tensor's name matches in this checkout -> its name when this file was written.
+RENAMED: dict[str, str] = {}
 
 
-def canonical(name: str) -> str:
-    """The first name of a tensor."""
-    for now, first in RENAMED.items():
-        name = re.sub(now, first, name)
-    return name
-
-
-def record() -> dict[str, Any]:
-    """Hashes of the initial tensors and the losses, by recipe."""
+def record(names: list[str]) -> dict[str, dict[str, str]]:
+    """Values by path in the files of the run folder, by recipe."""
     import torch
 
     torch.set_num_threads(1)
-    recorded = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name, overrides in RECIPES.items():
-            recorded[name] = of_recipe((*COMMON, *overrides), Path(scratch))
-    return recorded
+        generator = np.random.default_rng(1)
+        for split in ("train", "valid", "test"):
+            pictures = generator.integers(0, 256, (64, 6, 6, 1), dtype=np.uint8)
+            np.save(Path(scratch) / f"{split}.npy", pictures)
+        return {name: of_recipe(name, Path(scratch)) for name in names}
 
 
-def of_recipe(overrides: tuple[str, ...], scratch: Path) -> dict[str, Any]:
-    """One recipe, trained for some updates on its corpus."""
+def of_recipe(name: str, scratch: Path) -> dict[str, str]:
+    """Run the commands of a recipe, and read its run folder."""
+    recipe = f"{SMALL} {RECIPES[name]}".format(scratch=scratch).split()
+    headwise("train", *recipe, f"paths.outputs={scratch}/{name}", f"paths.cache={scratch}/cache")
+    (run,) = (path.parent for path in scratch.glob(f"{name}/*/*/results.json"))
+    headwise("analyze", f"run={run}", "data.sentences=50")
+    if name in PRUNED:
+        headwise("prune", f"run={run}", "table=true", "data.sentences=20")
+    values = {}
+    for path in (path for pattern in COMPARED.split() for path in sorted(run.glob(pattern))):
+        for key, value in leaves(str(path.relative_to(run)), content(path)):
+            for now, first in RENAMED.items():
+                key = re.sub(now, first, key)
+            values[key] = value
+    return {key: value for key, value in values.items() if not IGNORED.match(key)}
+
+
+def headwise(*arguments: str) -> None:
+    """Run a command in this process."""
+    from headwise.cli import main
+
+    sys.argv = ["headwise", *arguments]
+    main()
+
+
+def content(path: Path) -> Any:
+    """A file as nested dicts and lists; arrays as digests of shape, type and bits."""
     import torch
 
-    from benchmarks.updates import run_config
-    from headwise.config.instantiate import instantiate
-    from headwise.data.corpus import open_corpus
-    from headwise.data.encoded import prepare_corpus
-    from headwise.model.build import build_model
-    from headwise.seed import seed_everything
-    from headwise.tasks.task import task_of
-    from headwise.train.batches import training_batches
-    from headwise.train.distributed import Ranks
-    from headwise.train.step import build_step
-
-    config = run_config(*overrides)
-    corpus = open_corpus(config.data, scratch)
-    prepared = prepare_corpus(corpus, config.tokenizer, n_workers=1, progress=False)
-    tokenizers, ranks = prepared.tokenizers, Ranks(0, 1, torch.device("cpu"))
-    sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
-    seed_everything(config.seed, "model")
-    model = build_model(config, *sizes, tokenizers.joint)
-    tensors = {canonical(name): digest(tensor) for name, tensor in model.state_dict().items()}
-    step = build_step(config, model, instantiate(config.loss, "loss"), ranks)
-    losses = []
-    examples = task_of(config).examples(config, prepared, ranks, scratch / "epoch")
-    with training_batches(examples, ranks) as batches:
-        for update in range(1, UPDATES + 1):
-            step.window.zero_()
-            n_targets = step(update, [next(batches)])
-            losses.append(step.window[0].item() / n_targets)
-    return {"tensors": tensors, "losses": losses}
+    if path.suffix in (".pt", ".npz"):
+        arrays = np.load(path) if path.suffix == ".npz" else torch.load(path)["model"]
+        bits = ((k, f"{a.shape} {a.dtype}", np.asarray(a).tobytes()) for k, a in arrays.items())
+        return {name: sha256(kind.encode() + of_one).hexdigest() for name, kind, of_one in bits}
+    if path.suffix == ".png":
+        return sha256(path.read_bytes()).hexdigest()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if path.suffix == ".json":
+        return json.loads("\n".join(lines))
+    if path.suffix == ".csv":
+        return list(csv.DictReader(lines))
+    return [json.loads(line) for line in lines] if path.suffix == ".jsonl" else lines
 
 
-def digest(tensor: Any) -> str:
-    """sha256 of shape and bits."""
-    bits = tensor.detach().contiguous().numpy().tobytes()
-    return hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode() + bits).hexdigest()
+def leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The path of each value in nested dicts and lists, and the value as JSON."""
+    if not value or not isinstance(value, dict | list):
+        yield path, json.dumps(value, ensure_ascii=False)
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from leaves(f"{path}/{key}", inner)
 
 
-def recorded_in(checkout: Path) -> dict[str, Any]:
-    """Return the record of a checkout, computed in a separate process."""
+def recorded_in(checkout: Path, names: list[str]) -> Any:
+    """What `record` returns in a checkout, in a separate process, or read from a file."""
+    if checkout.is_file():
+        return json.loads(checkout.read_text(encoding="utf-8"))
     path = os.pathsep.join((str(checkout / "src"), str(checkout)))
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.same", "--record", file.name],
+            [sys.executable, "-m", "benchmarks.same", "--record", file.name, "--recipes", *names],
             cwd=checkout,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
             check=True,
         )
-        recorded: dict[str, Any] = json.loads(Path(file.name).read_text(encoding="utf-8"))
-    return recorded
+        return recorded_in(Path(file.name), names)
 
 
-def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """What is not the same, a line each."""
-    lines = []
-    for recipe in ours:
-        here, there = ours[recipe], theirs[recipe]
-        for name in sorted(set(here["tensors"]) | set(there["tensors"])):
-            if here["tensors"].get(name) != there["tensors"].get(name):
-                missing = [
-                    w for w, r in (("here", here), ("there", there)) if name not in r["tensors"]
-                ]
-                what = f"missing {missing[0]}" if missing else "other values"
-                lines.append(f"{recipe}: initial tensor {name}: {what}")
-        pairs = zip(here["losses"], there["losses"], strict=True)
-        unlike = [update for update, (a, b) in enumerate(pairs, start=1) if a != b]
-        if unlike:
-            a, b = here["losses"][unlike[0] - 1], there["losses"][unlike[0] - 1]
-            lines.append(f"{recipe}: loss from update {unlike[0]} on: {a!r} here, {b!r} there")
-    return lines
+def differences(recipe: str, here: dict[str, str], there: dict[str, str]) -> list[str]:
+    """What is not the same in a recipe, a line each, the first ones."""
+    lines = [
+        f"{recipe}: {path}: {here.get(path, 'missing')} here, {there.get(path, 'missing')} there"
+        for path in {**here, **there}
+        if here.get(path) != there.get(path)
+    ]
+    return lines[:5] + [f"{recipe}: {len(lines)} differences in all"] * bool(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("other", nargs="?", type=Path, help="another checkout")
+    parser.add_argument("other", nargs="?", type=Path, help="another checkout, or its record")
     parser.add_argument("--record", type=Path, help="write what this checkout does to a file")
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments = parser.parse_args()
     if arguments.record is not None:
-        arguments.record.write_text(json.dumps(record()), encoding="utf-8")
+        arguments.record.write_text(json.dumps(record(arguments.recipes)), encoding="utf-8")
         return
-    if arguments.other is None or not (arguments.other / "benchmarks" / "same.py").is_file():
-        parser.error("name another checkout, one that has benchmarks/same.py")
-    if not os.environ.get("HEADWISE_DATA"):
-        parser.error("set HEADWISE_DATA to the folder that holds multi30k_de_en")
-    ours, theirs = recorded_in(ROOT), recorded_in(arguments.other.resolve())
-    lines = differences(ours, theirs)
-    n_tensors = sum(len(recipe["tensors"]) for recipe in ours.values())
-    print(
-        "\n".join(lines)
-        or f"the same: {n_tensors} initial tensors, {UPDATES} losses of each of {len(ours)} recipes"
-    )
+    if arguments.other is None:
+        parser.error("name another checkout, or a file that --record wrote there")
+    checkouts = ROOT, arguments.other.resolve()
+    here, there = (recorded_in(checkout, arguments.recipes) for checkout in checkouts)
+    lines = [line for name in here for line in differences(name, here[name], there[name])]
+    n_values = sum(map(len, here.values()))
+    print("\n".join(lines) or f"the same: {n_values} values of {len(here)} recipes")
     sys.exit(bool(lines))
 
 

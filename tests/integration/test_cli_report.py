@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, composer, read_json
+from command_line import CommandLine, change_config, composer, read_json
 from fabricated_runs import (
     RECIPE,
     ROWS,
@@ -203,16 +203,21 @@ def test_pruning_facts_are_compared_with_the_paper(
         '{"removed": 0.2, "encoder_self": 4, "decoder_self": 1, "cross": 3, "bleu": 19.8}, '
         '{"removed": 0.3, "encoder_self": 3, "decoder_self": 1, "cross": 3, "bleu": 10.0}]}'
     )
-    (tmp_path / "runs" / "old").mkdir()
-    (tmp_path / "runs" / "old" / "config.yaml").write_text("seed: 1\nan_old_key: 2\n")
     fact = {"table": "Heads", "label": "can go", "paper": 20.0, "mark": "OK", "unit": "%",
             "measure": "removable", "tolerance": 0.5}  # fmt: skip
     write_paper(tmp_path, rows={}, columns={}, cells=[], baseline=None, speed={}, pruning=[fact])
     text = report().out
     assert "| can go | 20 % | 20 % (1) |" in text
-    assert "an_old_key" in text  # reported, and the other runs are used
     assert f"headwise prune run={tmp_path / 'runs' / 'b'} table=true" in text
     assert value(tmp_path, row="can go", origin="ours") == 20
+
+
+def test_run_with_an_unknown_key_is_rejected(runs: Write, report: Report) -> None:
+    change_config(runs("a", "softmax", 1, 1), trainer__an_old_key=2)
+    result = report()
+    assert result.code == 1
+    assert "runs/a/config.yaml" in result.err
+    assert "trainer.an_old_key is not known" in result.err
 
 
 def test_missing_folder_is_rejected_with_a_suggestion(report: Report, tmp_path: Path) -> None:

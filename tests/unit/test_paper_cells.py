@@ -73,8 +73,8 @@ def make_run(
         config=SimpleNamespace(
             data=SimpleNamespace(target="en"),
             loss=group_node("loss", "cross_entropy"),
-            trainer=SimpleNamespace(precision="float32"),
         ),
+        settings={"trainer": {"precision": "float32"}, "data": {}},
     )
 
 
@@ -166,7 +166,7 @@ def test_incomparable_runs_are_not_compared(
 @pytest.mark.parametrize(
     ("change", "messages"),
     [
-        (lambda run: vars(run.config.trainer).update(precision="bf16"), ["differ in precision"]),
+        (lambda run: run.settings["trainer"].update(precision="bf16"), ["differ in precision"]),
         (
             lambda run: vars(run).update(updates=600),
             ["600 updates instead of the recipe's 0"],

@@ -256,7 +256,7 @@ def _unused(matching: Matching) -> list[str]:
     lines = [f"{reason}: {', '.join(runs)}" for reason, runs in by_reason.items()]
     if len(lines) > MAX_UNUSED:
         lines[MAX_UNUSED:] = [f"and {len(lines) - MAX_UNUSED} more reasons, listed in the csv"]
-    return [*lines, *matching.unreadable]
+    return lines
 
 
 def _latex(report: _Report, tables: Sequence[Table]) -> str:

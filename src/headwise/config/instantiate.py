@@ -127,7 +127,7 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
             raise ConfigError(f"{key}.{name} is set internally and cannot be configured")
         if name not in parameters and not takes_any:
             raise unknown(f"{key}.", name, allowed)
-        hint_type = _type_hints(target).get(name)
+        hint_type = type_hints(target).get(name)
         if hint_type is not None and not fits(value, hint_type):
             expected = " or ".join(_types(hint_type))
             raise ConfigError(f"{key}.{name} must be of type {expected}, got {value!r}")
@@ -140,7 +140,8 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
             raise ConfigError(f"{key}.{name} is missing")
 
 
-def _type_hints(target: Any) -> dict[str, Any]:
+def type_hints(target: Any) -> dict[str, Any]:
+    """Argument of a constructor -> its type; empty if the types cannot be resolved."""
     constructor = target.__init__ if inspect.isclass(target) else target
     try:
         return typing.get_type_hints(constructor)

@@ -367,20 +367,6 @@ def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assign
     return expand_paths(cast(C, OmegaConf.to_object(node)))
 
 
-def read_back(content: dict[str, Any]) -> Config:
-    """A resolved config of plain types as the dataclass of training.
-
-    Raises:
-        OmegaConfBaseException: an unknown key, or a value of a wrong type.
-    """
-    merged = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), content))
-    schemas = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in SCHEMAS.values()}
-    for group in ("data", "decode"):
-        if (kind := schemas.get(merged[group].get("_target_"))) is not None:
-            merged[group] = OmegaConf.merge(OmegaConf.structured(kind), merged[group])
-    return typed(merged)
-
-
 @cache
 def register() -> None:
     """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`."""

@@ -68,15 +68,16 @@ def _drawn_sums(columns: Floats, n_resamples: int) -> Floats:
     Args:
         columns: (systems, items, statistics); the same draws for all systems.
     """
-    generator, n_items = np.random.default_rng(RANDOM_SEED), columns.shape[1]
+    generator, (n_systems, n_items, _) = np.random.default_rng(RANDOM_SEED), columns.shape
+    flat = columns.transpose(1, 0, 2).reshape(n_items, -1)  # one product for all systems
     sums = []
     for first in range(0, n_resamples, BATCH_SIZE):
         n_draws = min(BATCH_SIZE, n_resamples - first)
         indices = generator.integers(n_items, size=(n_draws, n_items))
         indices += np.arange(n_draws)[:, None] * n_items
         counts = np.bincount(indices.ravel(), minlength=n_draws * n_items).reshape(n_draws, n_items)
-        sums.append(counts.astype(np.float64) @ columns)
-    return np.concatenate(sums, axis=1)
+        sums.append(counts.astype(np.float64) @ flat)
+    return np.concatenate(sums).reshape(n_resamples, n_systems, -1).transpose(1, 0, 2)
 
 
 def scores_with_intervals(measured: Measured, n_resamples: int = 2000) -> dict[str, Score]:

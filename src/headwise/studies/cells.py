@@ -108,7 +108,7 @@ def _run_row(
         "recipe_updates": recipe.max_updates,
         "updates": run.updates,
         "stopped_early": results.stopped_early,
-        "precision": run.config.trainer.precision,
+        "precision": run.settings["trainer"]["precision"],
         "text": run.text and run.text[:8],
         "train_pairs": run.train_pairs,
         "machine": tuple(run.machine.items()),
@@ -300,7 +300,7 @@ def missing_cells(
 def _folders(recipe: Recipe, runs: Sequence[SavedRun]) -> list[str]:
     keys = {override.partition("=")[0] for override in recipe.overrides}
     values_by_key = {
-        "data.dir": {getattr(run.config.data, "dir", None) for run in runs},
+        "data.dir": {run.settings["data"].get("dir") for run in runs},
         "paths.outputs": {_outputs(run.folder) for run in runs},
     }
     common = {key: values.pop() for key, values in values_by_key.items() if len(values) == 1}

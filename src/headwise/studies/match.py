@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from headwise.config.instantiate import instantiate
+from headwise.config.saved import current, located
 from headwise.config.schema import Config
-from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.metrics.metric import Metric
-from headwise.runs.folder import RunFolder, read_config
+from headwise.runs.folder import RunFolder, saved_by_this_version, typed_config
 from headwise.runs.results import Results
 from headwise.studies.paper import Recipe, decisive
-from headwise.tasks.task import Task, task_of
+from headwise.tasks.task import Task
 from headwise.track.jsonl import read_if_exists
 
 CellKey = tuple[str, str]  # row and column of a cell
@@ -37,7 +36,7 @@ class SavedRun:
 
     Attributes:
         folder: its path.
-        config: the saved configuration.
+        settings: the saved configuration as plain types, with the keys of this version.
         decisive: flat keys that determine its result, without the seed.
         results: None if the run is not finished.
         text: hash of the training text, None if not recorded.
@@ -47,7 +46,7 @@ class SavedRun:
     """
 
     folder: Path
-    config: Config
+    settings: Mapping[str, Any]
     decisive: Mapping[str, Any]
     results: Results | None
     text: str | None
@@ -55,15 +54,21 @@ class SavedRun:
     train_pairs: int | None
     machine: Mapping[str, Any]
 
+    @functools.cached_property
+    def config(self) -> Config:
+        """The typed configuration."""
+        return typed_config(self.settings, self.folder)
+
     @property
     def seed(self) -> int:
         """The seed of the run."""
-        return self.config.seed
+        return int(self.settings["seed"])
 
     @functools.cached_property
     def task(self) -> Task[Any, Any]:
         """The task of the run."""
-        return task_of(self.config)
+        task: Task[Any, Any] = instantiate(located(self.settings["task"]), "task", Task)
+        return task
 
     @functools.cached_property
     def metric(self) -> Metric:
@@ -104,14 +109,12 @@ class Matching:
     """Runs by cell, and those that are not used.
 
     Attributes:
-        runs: all readable runs.
-        unreadable: error messages of the others.
+        runs: all of them.
     """
 
     runs: list[SavedRun] = field(default_factory=list)
     used: dict[CellKey, list[SavedRun]] = field(default_factory=dict)
     unused: list[Unused] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
 
 
 def read_run(path: Path) -> SavedRun:
@@ -121,16 +124,15 @@ def read_run(path: Path) -> SavedRun:
         RunError: config.yaml or results.json is invalid or from another version.
     """
     folder = RunFolder.existing(path)
-    config = read_config(folder)
-    container = OmegaConf.to_container(OmegaConf.structured(config))
-    assert isinstance(container, dict)
+    with saved_by_this_version(path):
+        settings = current(folder.read_config())
     environment, data = (
         read_json(path / name, missing_ok=True) for name in ("environment.json", "data.json")
     )
     return SavedRun(
         folder=path,
-        config=config,
-        decisive=decisive({str(key): value for key, value in container.items()}),
+        settings=settings,
+        decisive=decisive(settings),
         results=folder.read_results(),
         text=data.get("text"),
         vocabulary=data.get("vocabulary"),
@@ -144,20 +146,20 @@ def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[in
 
     Of two finished runs of one cell and seed, the one with more updates is used, else the first;
     the other is unused.
+
+    Raises:
+        RunError: a run is broken, or of another version.
     """
     matching = Matching(used={(r.cell.row, r.cell.column): [] for r in recipes})
     for path in folders:
-        try:
-            run = read_run(path)
-        except HeadwiseError as error:
-            matching.unreadable.append(str(error))
-            continue
+        run = read_run(path)
         matching.runs.append(run)
-        matches = [r for r in recipes if not differing(run, r)]
-        if recipes and not matches:
-            matching.unused.append(_nearest(run, recipes))
-        for recipe in matches:
-            _assign(matching, run, recipe, seeds)
+        differences = [differing(run, recipe) for recipe in recipes]
+        if all(differences) and recipes:
+            matching.unused.append(_nearest(run, recipes, differences))
+        for recipe, keys in zip(recipes, differences, strict=True):
+            if not keys:
+                _assign(matching, run, recipe, seeds)
     for runs in matching.used.values():
         runs.sort(key=lambda run: run.seed)
     return matching
@@ -217,16 +219,14 @@ def differing_keys(choices: Sequence[Mapping[str, Any]]) -> list[str]:
     return keys
 
 
-def _nearest(run: SavedRun, recipes: Sequence[Recipe]) -> Unused:
+def _nearest(
+    run: SavedRun, recipes: Sequence[Recipe], differences: Sequence[Sequence[str]]
+) -> Unused:
     """Return a run that fills no cell, with its differences to the nearest recipe."""
-    if not recipes:
-        return Unused(run, "the table has no recipes")
-    by_distance = [(len(differing(run, r)), number) for number, r in enumerate(recipes)]
-    n_differing, number = min(by_distance)
-    nearest, cell = recipes[number], recipes[number].cell
-    keys = differing(run, nearest)
+    number = min(range(len(recipes)), key=lambda number: len(differences[number]))
+    cell, keys = recipes[number].cell, differences[number]
     shown = "; ".join(keys[:6]) + (f"; and {len(keys) - 6} more" if len(keys) > 6 else "")
-    return Unused(run, f"nearest {cell.row} × {cell.column}, but {shown}", n_differing)
+    return Unused(run, f"nearest {cell.row} × {cell.column}, but {shown}", len(keys))
 
 
 def _shown(value: Any) -> str:

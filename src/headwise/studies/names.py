@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from headwise.config.folders import config_dir
+from headwise.config.saved import class_name
 from headwise.config.schema import Config
 from headwise.tasks.task import task_of
 
@@ -65,15 +66,16 @@ def corpus_name(config: Config) -> str:
 
 def class_word(target: Any) -> str:
     """Return the name of the yaml of a class, or the class name if it has no yaml."""
-    return _words().get(str(target), str(target).rpartition(".")[2])
+    name = class_name(target)
+    return _words().get(name, str(name).rpartition(".")[2])
 
 
 @cache
 def _words() -> dict[str, str]:
-    """Return class -> name of its yaml, the first if there are several."""
+    """Return name of a class -> that of its yaml, the first if there are several."""
     names: dict[str, str] = {}
     for path in sorted(config_dir().glob("*/*.yaml")):
         named = re.search(r"^_target_: (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         if named:
-            names.setdefault(named[1], path.stem)
+            names.setdefault(class_name(named[1]), path.stem)
     return names

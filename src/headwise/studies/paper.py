@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from headwise.config.saved import current
 from headwise.config.schema import SITE_NAMES, Config, typed
 from headwise.errors import ConfigError, refuse, require
 from headwise.metrics.metric import Metric
@@ -279,7 +280,7 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
     container["trainer"]["precision"] = precision
     metrics = {metric.name: metric for metric in task_of(config).metrics(config)}
     max_updates = container["trainer"]["max_updates"]
-    keys = decisive(container) | {INIT: cell.init is not None}
+    keys = decisive(current(container)) | {INIT: cell.init is not None}
     return Recipe(cell, overrides, keys, max_updates, metrics)
 
 
@@ -291,12 +292,12 @@ def check_metrics(paper: Paper, recipes: Sequence[Recipe]) -> None:
             raise refuse("paper.metrics", name, known)
 
 
-def decisive(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flat keys of a resolved configuration that determine its result, seed excluded.
+def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flat keys of `current` settings that determine a result, seed excluded.
 
     Of `init_from`, only whether it is set: runs of several seeds start from several others.
     """
-    flat = comparable(container)
+    flat = comparable(settings)
     flat.pop("seed", None)
     flat[INIT] = flat.get(INIT) is not None
     if flat.get("trainer.precision") == "auto":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from headwise.attention.build import completed
 from headwise.config.instantiate import instantiate
+from headwise.config.saved import named
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.errors import refuse, require
@@ -83,8 +84,9 @@ def _warn_of_warmup(schedule: object, max_updates: int) -> None:
 def resolve(config: Config) -> dict[str, Any]:
     """Resolve `auto` values and the names of variants in `config`, in place.
 
-    Returns the config as plain types, for the fingerprint and the run folder: `auto` may mean
-    another value on another machine, and a yaml may change later.
+    Returns the config as plain types with the names of classes, for the fingerprint and the run
+    folder: `auto` may mean another value on another machine, a yaml may change later, and modules
+    may move.
     """
     device = choose_device(config.trainer.device)
     config.trainer.monitor = config.trainer.monitor or task_of(config).monitored(config)
@@ -96,4 +98,4 @@ def resolve(config: Config) -> dict[str, Any]:
         for site, node in vars(nodes).items():
             if node is not None:
                 setattr(nodes, site, completed(group, node))
-    return asdict(config)
+    return cast(dict[str, Any], named(asdict(config)))

@@ -1,0 +1,137 @@
+"""Saved settings: names of classes, defaults of missing keys, renamed and unknown keys."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headwise.config import saved
+from headwise.config.folders import group_choices, group_node
+from headwise.config.keys import OPEN_GROUPS
+from headwise.config.saved import current, located, named, read_back, saved_classes
+from headwise.config.schema import SCHEMAS, Config, typed
+from headwise.errors import ConfigError
+from headwise.runs.fingerprint import comparable
+from headwise.tasks.settings import resolve
+
+Settings = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def settings_of(make: Any) -> Callable[..., Settings]:
+    """Map overrides to the settings that a run folder has."""
+    return lambda *overrides: resolve(typed(make(overrides)))
+
+
+def test_names_of_classes_are_unique() -> None:
+    nodes = [group_node(group, name) for group in OPEN_GROUPS for name in group_choices(group)]
+    paths = {node["_target_"] for node in nodes if "_target_" in node}
+    paths |= {f"{kind.__module__}.{kind.__qualname__}" for kind in SCHEMAS.values()}
+    names = sorted(path.rpartition(".")[2] for path in paths)
+    assert names == sorted(set(names))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("attention=mixed", "data=builtin", "attention@sites.cross=softmax"),
+        ("attention=linformer", "data=text", "optimizer=adamw"),
+        ("data=mnist", "task=classification", "repulsion=svgd", "activation=gelu"),
+    ],
+)
+def test_saved_settings_are_read_back(make: Any, overrides: tuple[str, ...]) -> None:
+    config = typed(make(overrides))
+    settings = resolve(config)
+    assert "headwise." not in str(settings)
+    assert settings["optimizer"]["_target_"].startswith("torch.optim.")
+    assert read_back(current(settings)) == config
+    assert located(settings) == located(named(located(settings)))
+
+
+def test_modules_may_move(settings_of: Callable[..., Settings]) -> None:
+    settings = settings_of("attention=alpha_entmax")
+    moved = copy.deepcopy(settings)
+    moved["attention"]["_target_"] = "headwise.old.place.AlphaEntmax"
+    moved["data"]["_target_"] = "headwise.old.DataConfig"
+    assert comparable(current(moved)) == comparable(current(settings))
+    assert read_back(current(moved)) == read_back(current(settings))
+
+
+@pytest.mark.parametrize(
+    "key", ["seed", "trainer.patience", "decode.beam", "data.cleaning", "attention.alpha_min",
+            "data.cleaning.max_ratio", "repulsion.sites", "model"]
+)  # fmt: skip
+def test_missing_keys_have_their_defaults(settings_of: Callable[..., Settings], key: str) -> None:
+    settings = settings_of("attention=alpha_entmax", "repulsion=svgd", "data=builtin")
+    old = copy.deepcopy(settings)
+    *groups, last = key.split(".")
+    node = old
+    for group in groups:
+        node = node[group]
+    del node[last]
+    if key == "model":  # has keys without defaults
+        with pytest.raises(ConfigError, match=r"model\.name is missing"):
+            current(old)
+    else:
+        assert current(old) == current(settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("an_old_key", "an_old_key is not known"),
+        ("trainer.patienc", r"trainer.patienc is not known.* Did you mean trainer.patience\?"),
+        ("decode.beams", "decode.beams is not known"),
+        ("attention.alpha_start", "attention.alpha_start is not known"),
+        ("sites.cross.alpha_start", "sites.cross.alpha_start is not known"),
+    ],
+)
+def test_unknown_keys_are_rejected(
+    settings_of: Callable[..., Settings], key: str, message: str
+) -> None:
+    settings = settings_of("attention=alpha_entmax", "attention@sites.cross=alpha_entmax")
+    *groups, last = key.split(".")
+    node = settings
+    for group in groups:
+        node = node[group]
+    node[last] = 1
+    with pytest.raises(ConfigError, match=message):
+        current(settings)
+
+
+def test_unknown_classes_are_rejected(settings_of: Callable[..., Settings]) -> None:
+    settings = settings_of("attention=softmax")
+    settings["attention"]["_target_"] = "Softmaxx"
+    with pytest.raises(ConfigError, match=r"no class Softmaxx\. Did you mean Softmax\?"):
+        current(settings)
+
+
+def test_renamed_keys_and_classes_are_read(
+    settings_of: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of("attention=alpha_entmax", "attention@sites.cross=alpha_entmax")
+    table = {
+        "TrainerConfig.waits": "patience",
+        "AlphaEntmax.start": "alpha_init",
+        "Config.training": "trainer",
+        "Adaptive": "AlphaEntmax",
+    }
+    monkeypatch.setattr(saved, "RENAMED", table)
+    old = copy.deepcopy(settings)
+    old["training"] = old.pop("trainer")
+    old["training"]["waits"] = old["training"].pop("patience")
+    for node in (old["attention"], old["sites"]["cross"]):
+        node |= {"_target_": "Adaptive", "start": node.pop("alpha_init")}
+    assert current(old) == current(settings)
+
+
+def test_renames_lead_to_keys_that_exist() -> None:
+    kinds = {kind.__name__: kind for kind in (*SCHEMAS.values(), Config)}
+    for old, new in saved.RENAMED.items():
+        name, _, key = old.partition(".")
+        assert key or new in saved_classes()
+        if key and name in kinds:
+            assert new in {*vars(kinds[name]), *kinds[name].__annotations__}

@@ -44,11 +44,9 @@ docs: .venv/.installed-docs ## the guide as a site that needs no network: site/i
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "the guide is in site/index.html"
 
-peers: .venv-peers/.installed ## training and search beside fairseq's, OpenNMT-py's, JoeyNMT's, transformers' (an hour)
+peers: .venv-peers/.installed ## training and search beside fairseq's, OpenNMT-py's, JoeyNMT's, transformers' (half an hour)
 	@.venv-peers/bin/python -m benchmarks.peers --threads 1
 	@.venv-peers/bin/python -m benchmarks.peers --threads 2
-	@.venv-peers/bin/python -m benchmarks.masked_lm_peer --threads 1
-	@$(if $(NANOGPT),$(BIN)/python -m benchmarks.nanogpt "$(NANOGPT)",echo "nanoGPT is left out: give its folder as NANOGPT=")
 
 # Never fails: without a browser its tests are skipped, with this target named as the reason.
 browser: ## Chromium for the tests of the page of heads, with apt-get as root; else says what to do

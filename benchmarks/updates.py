@@ -54,20 +54,19 @@ class Updates:
         config: of the run.
         model: a model, or the size of either vocabulary of a Transformer.
         batches: one an update.
-        ranks: of several processes; None: this process alone.
     """
 
     def __init__(
         self, config: Config, model: Model | int, batches: Sequence[Batch],
-        device: torch.device = CPU, ranks: Ranks | None = None,
+        device: torch.device = CPU,
     ) -> None:  # fmt: skip
         config.trainer.precision = resolve_precision(config.trainer.precision, device)
         seed_everything(config.seed, "model")
         if isinstance(model, int):
             model = build_model(config, model, model, config.tokenizer.joint)
         self.device = device
-        loss, ranks = instantiate(config.loss, "loss"), ranks or Ranks(0, 1, device)
-        self.step = build_step(config, model.to(device), loss, ranks)
+        loss, alone = instantiate(config.loss, "loss"), Ranks(0, 1, device)
+        self.step = build_step(config, model.to(device), loss, alone)
         self.batches, self.n_batches = itertools.cycle(batches), len(batches)
         self.n_updates = 0
 

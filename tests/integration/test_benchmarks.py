@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as everything
-from benchmarks import deep, entmax, masked_lm_peer, peers, training_step, updates, variants
+from benchmarks import deep, entmax, peers, training_step, updates, variants
 from benchmarks.toolkits import Headwise
 from torch import Tensor
 
@@ -96,19 +94,6 @@ def test_search_with_too_few_tokens_is_rejected(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(peers, "PEERS", (EndsEarly,))
     with pytest.raises(ValueError, match="returned 7 words instead of 8"):
         peers.compare("search", "tiny", 2, 8, 1)
-
-
-def test_masked_lm_is_trained_without_its_peer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.setattr("sys.argv", ["peer", "--quick", "--json", str(tmp_path / "peer.json")])
-    monkeypatch.setattr(logging.root.manager, "disable", 0)  # it disables logging: restored
-    masked_lm_peer.main()
-    figures = read_json(tmp_path / "peer.json")
-    assert list(figures["seconds"]) == list(figures["losses"]) == ["headwise"]
-    assert 0 < figures["losses"]["headwise"][0] < 7
-    assert "transformers is left out: " in capsys.readouterr().out
 
 
 def test_training_step_is_timed_relative_to_softmax(

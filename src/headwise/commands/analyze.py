@@ -25,18 +25,17 @@ from headwise.analysis.tables import (
     read_settings,
 )
 from headwise.analysis.trajectories import trajectory_rows
-from headwise.config.instantiate import instantiate
 from headwise.config.schema import AnalyzeConfig
 from headwise.data.digest import content_digest
 from headwise.errors import ConfigError, require
 from headwise.files import locked, write_json, write_text
-from headwise.losses.loss import Loss
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.studies.heads import write_comparison
 from headwise.studies.names import attention_name
-from headwise.tasks.evaluation import MAX_HEAD_TOKENS
+from headwise.tasks.inspection import inspected
 from headwise.tasks.loading import load_selected
 from headwise.tasks.reading import Inspected
+from headwise.tasks.scores import MAX_HEAD_TOKENS
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 
@@ -101,7 +100,7 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     """Analyse one run unless its analysis is current; returns the folder of the analysis."""
     run = load_selected(folder.path, config)
     max_tokens = min(run.config.trainer.max_tokens, MAX_TOKENS)
-    items = run.task.inspected(run, config.data, max_tokens, MAX_HEAD_TOKENS)
+    items = inspected(run, config.data, max_tokens, MAX_HEAD_TOKENS)
     about = _about(config, run, items)
     out = folder.path / FOLDER
     if not config.overwrite and _is_current(out, about):
@@ -179,10 +178,9 @@ def _measure(
     """Tables by name; adds the counts to `about`."""
     model, device, batches = run.model, run.device, items.batches
     bar = partial(tqdm, disable=not (config.progress and sys.stderr.isatty()))
-    loss: Loss = instantiate(run.config.loss, "loss")
     columns = {}
     if config.importance:
-        scores = head_importance(model, bar(batches, "importance"), loss, device)
+        scores = head_importance(model, bar(batches, "importance"), run.task.loss, device)
         columns = {"importance": scores.raw, "importance_normalised": scores.normalised}
         columns |= scores.gradients
     settings = config.offsets, _thresholds(config)

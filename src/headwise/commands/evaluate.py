@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headwise.config.instantiate import instantiate
 from headwise.config.schema import EvaluateConfig
-from headwise.errors import ConfigError, require, unknown
+from headwise.data.corpora.text import read_lines
+from headwise.data.encoded import Sides
+from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
 from headwise.studies.outcome import score_lines
-from headwise.tasks.evaluation import HYPOTHESES, evaluate_texts
 from headwise.tasks.loading import load_selected
+from headwise.tasks.scores import score
 from headwise.tasks.task import TrainedRun
-from headwise.tasks.texts import Sides, check_aligned, named_sets, read_lines
-from headwise.tasks.translation_run import TranslationRun
+from headwise.tasks.texts import check_aligned
 from headwise.train.distributed import Ranks
 
 
@@ -52,7 +51,7 @@ def _by_context(config: EvaluateConfig, out: RunFolder, contexts: list[Any]) -> 
     run = load_selected(config.run, replace(config, decode={**config.decode, "min_context": first}))
     most = run.search["max_windows"]
     require(most == 0, "decode.max_windows", "0 with several contexts (their tokens differ)", most)
-    runs = {n: run.task.loaded(run, {**run.search, "min_context": n}) for n in others}
+    runs = {n: run.searching({"min_context": n}) for n in others}
     name = config.name or f"results-{config.checkpoint}"
     by_context = {
         n: _evaluated(run_n, config, out, {}, f"{name}-min_context{n}")
@@ -85,14 +84,18 @@ def _evaluated(
     path = out.path / f"{name}.json"
     content = {**run.weights, "decode": run.search}
     all_scores, files = _earlier_scores(path, content)
-    scores = {}
-    hypotheses = ""
-    if isinstance(run, TranslationRun):
-        scored = _translated(run, config, out, texts, name)
-        hypotheses = f" and {out.path / HYPOTHESES / name}"
+    scores, task = {}, run.task
+    if texts:
+        data = task.of_files(run.folder.path, texts)
     else:
-        scored = _measured(run, config, out, name)
-    for split, of_split in scored:
+        folder, named = config.data.dir, config.data.test
+        splits = named or task.test_sets(run.folder.path, folder) or [run.config.data.valid]
+        for split in splits:
+            check_file_name("data.test", split)
+        data = run.data(splits, folder)
+    for split in texts or splits:
+        shared = run.model, data, Ranks(0, 1, run.device), out, split, name
+        of_split = score(task, *shared, progress=config.progress)
         files.pop(split, None)
         if split in texts:
             files[split] = _user_paths(config)
@@ -100,42 +103,8 @@ def _evaluated(
         all_scores[split] = scores[split] = of_split
         written = {**content, **({"files": files} if files else {}), "scores": all_scores}
         write_json(path, written)
-    print(f"written to {path}{hypotheses}")
+    print(f"written to {path}")
     return scores
-
-
-def _translated(
-    run: TranslationRun, config: EvaluateConfig, out: RunFolder, texts: dict[str, Sides], name: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the scores of each set: of the user's text, or else of named sets."""
-    texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
-    ranks = Ranks(0, 1, run.translator.device)
-    for split, sides in texts.items():
-        shared = run.translator, run.config, *sides, split, out, ranks
-        yield split, evaluate_texts(*shared, config.progress, name)[0]
-
-
-def _measured(
-    run: TrainedRun, config: EvaluateConfig, out: RunFolder, name: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the metrics of each split of a run without a search.
-
-    The statistics of every item are written to `sums/NAME/`.
-    """
-    path = config.data.source_file
-    require(path is None, "data.source_file", f"null with task={run.task.name}", path)
-    for key, value in config.decode.items():
-        if value is not None and key not in run.search:
-            raise unknown("decode.", key, list(run.search))
-    loss, data = instantiate(run.config.loss, "loss"), run.config.data
-    for split in config.data.test or data.test or [data.valid]:
-        check_file_name("data.test", split)
-        prepared = run.task.prepared_split(run, split, config.data.dir)
-        ranks = Ranks(0, 1, run.device)
-        shared = run.model, loss, prepared, run.config, ranks, split
-        measured = run.task.measured(*shared, progress=config.progress)
-        out.write_sums(Path(name, split), measured.unit, measured.items)
-        yield split, {**run.task.scores(measured)}
 
 
 def _user_paths(config: EvaluateConfig) -> dict[str, str]:
@@ -177,12 +146,3 @@ def _user_text(config: EvaluateConfig) -> dict[str, Sides]:
     check_aligned(sources, references, source, reference)
     stem = Path(source).name.removesuffix(".gz")
     return {stem: (sources, references)}
-
-
-def _normalised(texts: dict[str, Sides], run: TranslationRun) -> dict[str, Sides]:
-    """The user's text with the normalisation of the corpus."""
-    normalise = run.normaliser
-    return {
-        name: (list(map(normalise.source, sources)), list(map(normalise.target, references)))
-        for name, (sources, references) in texts.items()
-    }

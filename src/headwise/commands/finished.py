@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from headwise.config.schema import Config
 from headwise.errors import RunError, counted
 from headwise.files import replacing
 from headwise.runs.failure import UntouchedRun
@@ -35,7 +34,7 @@ def check_checkpoints(folder: RunFolder) -> None:
             )
 
 
-def valid_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:
+def valid_scores(folder: RunFolder, task: Task[Any], results: Results) -> dict[str, Any]:
     """Split -> scores, for splits whose references exist."""
     name = task.references
     return {
@@ -45,13 +44,11 @@ def valid_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> d
     }
 
 
-def final_results(
-    folder: RunFolder, task: Task[Any, Any], config: Config, corpus: Corpus
-) -> Results | None:
+def final_results(folder: RunFolder, task: Task[Any], corpus: Corpus) -> Results | None:
     """The results of a finished run with figures and scores of every test set, else None."""
     results = folder.read_results()
     updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
-    max_updates = config.trainer.max_updates
+    max_updates = task.config.trainer.max_updates
     if updates > max_updates:
         raise UntouchedRun(
             f"{folder.path} was already trained for {counted(updates, 'update')}, more than "
@@ -61,5 +58,5 @@ def final_results(
         return None
     # a process that was killed while it drew has written no time of it
     has_figures = "figures" in results.other_seconds and folder.figures.is_dir()
-    has_scores = set(task.splits(config, corpus)) <= set(valid_scores(folder, task, results))
+    has_scores = set(task.splits(corpus)) <= set(valid_scores(folder, task, results))
     return results if has_figures and has_scores else None

@@ -10,22 +10,19 @@ from pathlib import Path
 from headwise.commands.output import check_paths, write_blocks
 from headwise.config.labelled_data import PredictConfig
 from headwise.data.corpora.tables import check_columns, table_rows, table_stem
-from headwise.data.corpora.text import decoded_lines
+from headwise.data.corpora.text import decoded_lines, read_lines
 from headwise.data.density_corpus import files_below
 from headwise.data.labelled import Texts, texts_of
-from headwise.errors import DataError, RunError
+from headwise.errors import DataError
 from headwise.files import STDIN
 from headwise.tasks.loading import load_selected
 from headwise.tasks.predictions import COLUMNS, ClassifierRun, tsv_line
-from headwise.tasks.texts import read_lines
 
 
 def predict(config: PredictConfig) -> None:
     """Write a line per example: prediction, probability, and text or file, separated by tabs."""
     check_paths(config.buffer_size, config.output, {"input": config.input}, may_be_folder=True)
-    run = load_selected(config.run, config)
-    if not isinstance(run, ClassifierRun):
-        raise RunError(f"{run.folder.path} is a run of task={run.task.name}: it does not classify")
+    run: ClassifierRun = load_selected(config.run, config, "predict")
     examples: Iterator[Sequence[str]]
     if run.tokenizer is None:
         examples = _pictures(config.input)

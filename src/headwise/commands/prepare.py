@@ -18,13 +18,13 @@ def prepare(config: Config) -> dict[str, Any]:
     check(config)
     started = time.perf_counter()
     task = task_of(config)
-    corpus = task.open(config, Path(config.paths.cache))
-    prepared = task.prepare(corpus, config, config.trainer.progress)
+    corpus = task.open(Path(config.paths.cache))
+    prepared: Any = task.prepare(corpus)
     seconds = time.perf_counter() - started
     process, workers = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
     peak = max(resource.getrusage(who).ru_maxrss for who in (process, workers))
     peak_bytes = peak if sys.platform == "darwin" else peak * 1024
-    print(" ".join((config.data.name, "-".join(task.languages(config)))) + f": {prepared.folder}")
+    print(" ".join((config.data.name, "-".join(task.languages))) + f": {prepared.folder}")
     for name, value in prepared.report.items():
         print(f"  {name}: {value}")
     print(f"  test sets: {', '.join(corpus.test_sets)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -35,21 +34,21 @@ from headwise.analysis.pruning import (
 )
 from headwise.analysis.tables import HEAD_KEY
 from headwise.config.folders import group_node
-from headwise.config.instantiate import instantiate
 from headwise.config.schema import PruneConfig
 from headwise.data.conversion import progress_bar
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_json, write_text
-from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats
 from headwise.metrics.significance import paired_bootstrap
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.runs.folder import RunFolder, read_yaml
-from headwise.tasks.evaluation import HYPOTHESES
+from headwise.tasks.inspection import inspected
 from headwise.tasks.loading import load_selected
 from headwise.tasks.reading import Inspected
+from headwise.tasks.scores import main_metric
 from headwise.tasks.task import TrainedRun
+from headwise.tasks.texts import HYPOTHESES
 from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint
 from headwise.train.trainer import Validation
@@ -134,14 +133,13 @@ def _heads_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads)
 def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str]) -> Importance:
     """Importance of the heads; prints and writes it with the requested tables."""
     run.folder.check_writable()
-    items = run.task.inspected(run, config.data, run.config.trainer.max_tokens, math.inf)
-    loss: Loss = instantiate(run.config.loss, "loss")
-    importance = head_importance(run.model, items.batches, loss, run.device)
+    items = inspected(run, config.data, run.config.trainer.max_tokens)
+    importance = head_importance(run.model, items.batches, run.task.loss, run.device)
     print(f"importance of heads on {importance.n_sentences} sentences of {items.split}")
     print(_importance_table(importance, heads).to_string(index=False, float_format=FORMAT))
     folder = run.folder.path / "pruning"
     folder.mkdir(exist_ok=True)
-    monitor = run.task.main_metric(run.config)
+    monitor = main_metric(run.task)
     about = {
         **_origin(run),
         "split": items.split,
@@ -154,7 +152,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
     write_json(folder / "importance.json", {**about, "heads": heads, **values})
     order = pruning_order(importance.normalised, heads, sites)
     wants_tables = config.table or config.ablation
-    tables = _tables(config, run, items, order, sites, loss) if wants_tables else {}
+    tables = _tables(config, run, items, order, sites) if wants_tables else {}
     suffix = "" if len(set(sites)) == len(run.model.sites) else "-" + "-".join(sites)
     for name, rows in tables.items():
         frame = DataFrame(rows)
@@ -171,16 +169,15 @@ def _tables(
     items: Inspected,
     order: Sequence[Head],
     sites: Sequence[str],
-    loss: Loss,
 ) -> dict[str, list[dict[str, Any]]]:
     """The requested tables; each row is tested against all heads by a paired bootstrap."""
-    monitor = run.task.main_metric(run.config)
+    monitor, loss = main_metric(run.task), run.task.loss
     n_measured = 1 + 11 * config.table + 2 * len(order) * config.ablation
     tables = {}
     with progress_bar("tables", config.progress, n_measured, " measurements") as bar:
 
         def scores_and_items() -> tuple[dict[str, float], Floats]:
-            parts = items.measure(loss)
+            parts = items.measure()
             bar.update()
             of_monitor = next(part.items for part in parts if part.unit == monitor.unit)
             return Validation(parts).values(), of_monitor
@@ -262,8 +259,8 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
 def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Model:
     """The model without gates and with only the heads `kept`; its logits are verified."""
     model_config = replace(run.config.model, heads=kept)
-    config = replace(run.config, model=model_config, gates=gates)
-    smaller = run.task.model(config, run.sizes).to(run.device).eval()
+    task = run.task.changed(model=model_config, gates=gates)
+    smaller = task.model(run.sizes).to(run.device).eval()
     smaller.load_state_dict(pruned_state(run.model, smaller))
     check_pruned(run.model, kept, smaller)
     return smaller

@@ -8,13 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headwise.config.instantiate import instantiate
 from headwise.config.sampling import SampleConfig
 from headwise.data.conversion import progress_bar
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import DataError, refuse, require
 from headwise.files import STDOUT, check_output, is_stream
-from headwise.model.single import SingleStack
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import load_selected
 from headwise.tasks.samples import Samples, samples_path
@@ -33,8 +31,8 @@ def sample(config: SampleConfig) -> None:
         check_output(config.output)
     else:
         RunFolder.existing(config.run).check_writable("set output=FILE, or ")
-    run = load_selected(config.run, config)
-    samples = run.task.samples(run.config, run.folder)
+    run = load_selected(config.run, config, "sample")
+    samples: Samples[Any] = run.task.samples(run.folder)
     output = config.output or ""
     fits = not output or is_stream(output) or Path(output).suffix.lower() == samples.suffix
     require(fits, "output", f"a {samples.suffix} file with this data", config.output)
@@ -46,8 +44,7 @@ def sample(config: SampleConfig) -> None:
     if n_prompt + n_tokens > samples.size:
         log.info("longer than data.window=%d: see `length` in --help", samples.size)
     model = run.model.double() if config.precision == "fp64" else run.model
-    assert isinstance(model, SingleStack)
-    output_map = instantiate(run.config.loss, "loss").output_map
+    output_map = run.task.loss.output_map
     rows: list[list[int]] = []
     with progress_bar("sample", config.progress, config.n * n_tokens, " tokens") as bar:
         settings = {"advance": bar.update, **samples.settings}

@@ -33,6 +33,7 @@ from headwise.errors import ConfigError, refuse
 from headwise.files import is_locked, lock, locked
 from headwise.seed import derived_seed
 from headwise.tasks.settings import monitored
+from headwise.tasks.task import task_of
 from headwise.track.jsonl import read_if_exists
 
 JOURNAL = "journal.log"
@@ -241,7 +242,7 @@ class RunningTrial:
         if run is None:
             return None
         self.start(run)  # it may have been finished before
-        metric, lines = monitored(config), read_if_exists(run / "metrics.jsonl")
+        metric, lines = monitored(task_of(config)), read_if_exists(run / "metrics.jsonl")
         scores = [line[name] for line in lines if (name := f"valid/{metric.name}") in line]
         return max(scores, key=lambda score: metric.sign * score, default=math.nan)
 

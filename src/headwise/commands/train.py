@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,12 @@ import torch
 
 from headwise.analysis.collect import alphas, filled, reported
 from headwise.commands.finished import check_checkpoints, final_results, valid_scores
-from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.digest import combined_digest
 from headwise.data.prefetch import Prefetched
 from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
 from headwise.files import output_to, read_json, remove_partial
-from headwise.losses.loss import Loss
 from headwise.model.family import Model
 from headwise.model.kernels import kernels_of
 from headwise.precision import matmul_dtype, use_deterministic_kernels
@@ -38,8 +37,9 @@ from headwise.runs.results import Results
 from headwise.runs.summary import Summary
 from headwise.seed import seed_everything
 from headwise.studies.outcome import draw, summary
+from headwise.tasks.scores import main_metric, score, valid_heads, validate
 from headwise.tasks.settings import check, resolve
-from headwise.tasks.task import Corpus, Data, Task, Validator, task_of
+from headwise.tasks.task import Corpus, Data, Task, task_of
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
@@ -55,8 +55,6 @@ from headwise.train.step import build_step
 from headwise.train.trainer import Trainer, Trial
 
 log = logging.getLogger(__name__)
-
-Scorer = Callable[[str, RunFolder, Tracker], dict[str, Any]]  # see `Task.scorer`
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,7 @@ def train(
         check(config)
         if config.init_from is not None:
             RunFolder.existing(config.init_from, "init_from")
-        task = task_of(config)
-        print(describe_budget(config, lambda changed: task.model(changed, task.sizes(changed))))
+        print(describe_budget(task_of(config)))
         return Outcome(None, None)
     failure = Failure(
         lambda: _run_folder(config, resolve(config), overrides, []),
@@ -138,10 +135,10 @@ def _train(
         use_deterministic_kernels(ranks.device)
         task = task_of(config)
         with ranks.first_alone():  # the first rank downloads, the others read the cache
-            corpus = task.open(config, Path(config.paths.cache))
+            corpus = task.open(Path(config.paths.cache))
         folder = _run_folder(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
-        results = final_results(folder, task, config, corpus)
+        results = final_results(folder, task, corpus)
         if results is not None:
             if ranks.is_main:
                 lines = summary(folder, results, task.command)
@@ -150,11 +147,11 @@ def _train(
         if config.init_from is not None and not can_resume(folder):
             RunFolder.existing(config.init_from, "init_from")
         with ranks.first_alone():  # before a folder is made: a failure leaves none
-            prepared = task.prepare(corpus, config, config.trainer.progress and ranks.is_main)
+            prepared = task.prepare(corpus)
         # a job of a search that was adopted may still be running
         with _locked(folder, ranks, wait=launched.trial is not None):
             resumes = can_resume(folder)
-            metric, update = task.main_metric(config).name, folder.read_last().get("update", 0)
+            metric, update = main_metric(task).name, folder.read_last().get("update", 0)
             listed = Summary(task.name, metric, overrides, config.trainer.max_updates, update)
             if ranks.is_main:
                 check_checkpoints(folder)
@@ -240,7 +237,7 @@ def _tracker(
 class _Run:
     """The steps of one run, new or resumed."""
 
-    task: Task[Any, Any]
+    task: Task[Any]
     config: Config
     folder: RunFolder
     ranks: Ranks
@@ -259,13 +256,11 @@ class _Run:
                 self._write_data(corpus, prepared)
             seed_everything(self.config.seed, "model")
             model = self._model(prepared)
-            loss = instantiate(self.config.loss, "loss")
-            self._verify_kernels(model, loss)
-            examples = self.task.examples(self.config, prepared, self.ranks, self._scratch)
-            validator = self.task.validator(model, loss, prepared, self.config, self.ranks)
+            self._verify_kernels(model)
+            examples = self.task.examples(prepared, self.ranks, self._scratch)
             batches = training_batches(examples, self.ranks)
             with batches:
-                trainer = self._trainer(model, loss, validator, batches)
+                trainer = self._trainer(model, prepared, batches)
                 if self.ranks.is_main:
                     update, now = trainer.state.update, time.time()
                     self.listed = replace(self.listed, update=update, started=now)
@@ -276,8 +271,7 @@ class _Run:
                 self.launched.clock.end("validations", trainer.seconds - before)
         finally:
             self.records.close()
-        scorer = self.task.scorer(model, loss, prepared, self.config, self.ranks)
-        results = self._finish(trainer, validator, scorer, self.task.splits(self.config, corpus))
+        results = self._finish(trainer, prepared, self.task.splits(corpus))
         return Outcome(self.folder.path, results)
 
     def _write_data(self, corpus: Corpus, prepared: Data) -> None:
@@ -304,33 +298,27 @@ class _Run:
         self.folder.write_json("data.json", {**about, **prepared.report})
 
     def _model(self, prepared: Data) -> Model:
-        model: Model = self.task.training_model(self.config, prepared)
+        model = self.task.model(prepared.sizes, prepared)
         if self.config.init_from is not None and not can_resume(self.folder):
             origin = RunFolder.existing(self.config.init_from, "init_from")
             start_from(model, self.config, origin, prepared.vocabulary)
         return model.to(self.ranks.device)
 
-    def _verify_kernels(self, model: Model, loss: Loss) -> None:
+    def _verify_kernels(self, model: Model) -> None:
         """Verify the kernels of the run, and write their names to environment.json."""
         dtype = matmul_dtype(self.config.trainer.precision, self.ranks.device)
-        used = kernels_of(model, getattr(loss, "alpha", 1.0), dtype, self.ranks.gather)
+        used = kernels_of(model, getattr(self.task.loss, "alpha", 1.0), dtype, self.ranks.gather)
         if self.ranks.is_main:
             environment = read_json(self.folder.path / "environment.json")
             self.folder.write_json("environment.json", environment | {"kernels": used})
 
-    def _trainer(
-        self,
-        model: Model,
-        loss: Loss,
-        validator: Validator,
-        batches: Prefetched,
-    ) -> Trainer:
+    def _trainer(self, model: Model, prepared: Data, batches: Prefetched) -> Trainer:
         trainer = Trainer(
-            step=build_step(self.config, model, loss, self.ranks),
+            step=build_step(self.config, model, self.task.loss, self.ranks),
             loader=batches,
             folder=self.folder,
             records=self.records,
-            validate=validator,
+            validate=partial(validate, self.task, model, prepared, self.ranks),
             reported=lambda: reported(model),
             stop=self.launched.stop,
             trial=self.launched.trial,
@@ -338,19 +326,21 @@ class _Run:
         resume_or_start(trainer)
         return trainer
 
-    def _finish(
-        self, trainer: Trainer, validator: Validator, score: Scorer, splits: Sequence[str]
-    ) -> Results:
+    def _finish(self, trainer: Trainer, prepared: Data, splits: Sequence[str]) -> Results:
         """Choose the weights, evaluate the splits, write the results and the figures."""
         config, folder, model = self.config, self.folder, trainer.model
-        weights = choose_weights(trainer, validator.uses_part)
+        weights = choose_weights(trainer, self.task.validates_part(prepared))
         # skip splits that were evaluated with these weights
         earlier = folder.results_at(trainer.state.update)
         scores = valid_scores(folder, self.task, earlier) if earlier is not None else {}
         for name in splits:
             if name not in scores:
-                scores[name] = score(name, folder, self.tracker)
-        state, heads, clock = trainer.state, dict(validator.heads()), self.launched.clock
+                scores[name] = score(
+                    self.task, model, prepared, self.ranks, folder, name,
+                    tracker=self.tracker, progress=config.trainer.progress,
+                )  # fmt: skip
+        heads = valid_heads(self.task, model, prepared, self.ranks)
+        state, clock = trainer.state, self.launched.clock
         clock.end("evaluation")
         results = Results(
             scores=scores,
@@ -375,7 +365,7 @@ class _Run:
         if self.ranks.is_main:
             self.listed.with_results(results).write(folder.path)
             results.write(folder.results)  # before the figures, which may fail or take long
-            metric = self.task.monitored(config)
+            metric = main_metric(self.task).name
             split_scores = {f"{name}/{metric}": results.score(name, metric) for name in scores}
             self.tracker.summary(split_scores)
             draw(folder, self.tracker)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from headwise.commands.output import check_paths, write_blocks
 from headwise.config.schema import TranslateConfig
-from headwise.data.corpora.text import decoded_lines
+from headwise.data.corpora.text import decoded_lines, read_lines
 from headwise.errors import DataError, HeadwiseError
 from headwise.files import STDIN, STDOUT
-from headwise.tasks.loading import load_selected, translating
-from headwise.tasks.texts import read_lines
+from headwise.tasks.loading import load_selected
 from headwise.tasks.translation_run import TranslationRun
 
 PROMPT = "> "
@@ -23,7 +22,7 @@ def translate(config: TranslateConfig) -> None:
     """Translate a file or stdin in blocks of `buffer_size` lines; interactive at a terminal."""
     paths = {"input": config.input, "reference": config.reference}
     check_paths(config.buffer_size, config.output, paths)
-    run = translating(load_selected(config.run, config))
+    run: TranslationRun = load_selected(config.run, config, "translate")
     sources: Iterable[str]
     if config.input not in (None, STDIN):
         sources = read_lines(Path(config.input), may_be_empty=True)

@@ -11,9 +11,10 @@ import functools
 import importlib.metadata
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import is_resumed, make_once
@@ -35,10 +36,51 @@ if TYPE_CHECKING:
 
 __all__ = ["EncodedSplit", "IdStore", "PreparedCorpus", "prepare_corpus"]
 
+Sides = tuple[Sequence[str], Sequence[str]]  # aligned sentences: sources and targets
+
 FORMAT = 3  # increase when the files or the samples for them change
 SAMPLE_SEED = 1  # of the sample that trains a tokenizer; the same for all runs
 
 log = logging.getLogger(__name__)
+
+
+class Pairs(Protocol):
+    """Splits of sentence pairs, as text and as ids."""
+
+    tokenizers: TokenizerPair
+
+    def texts(self, split: str) -> Sides:
+        """Sources and targets of a split."""
+        ...
+
+    def encoded(self, split: str) -> EncodedSplit:
+        """The ids of the same pairs."""
+        ...
+
+
+@dataclass
+class EncodedTexts:
+    """Texts by split, encoded in memory (`Pairs`)."""
+
+    tokenizers: TokenizerPair
+    sets: Mapping[str, Sides]
+
+    def __post_init__(self) -> None:
+        self._ids = {name: encoded(self.tokenizers, sides) for name, sides in self.sets.items()}
+
+    def texts(self, split: str) -> Sides:
+        """See `Pairs.texts`."""
+        return self.sets[split]
+
+    def encoded(self, split: str) -> EncodedSplit:
+        """See `Pairs.encoded`."""
+        return self._ids[split]
+
+
+def encoded(tokenizers: TokenizerPair, sides: Sides) -> EncodedSplit:
+    """The ids of sentence pairs, in memory."""
+    pair = zip((tokenizers.source, tokenizers.target), sides, strict=True)
+    return EncodedSplit.from_lists(*(tokenizer.encode(list(side)) for tokenizer, side in pair))
 
 
 @dataclass
@@ -71,6 +113,16 @@ class PreparedCorpus:
     def save(self, folder: Path) -> None:
         """Write the tokenizers."""
         self.tokenizers.save(folder)
+
+    def texts(self, split: str) -> Sides:
+        """See `Pairs.texts`."""
+        return self.corpus.read(split)
+
+    def encoded(self, split: str) -> EncodedSplit:
+        """See `Pairs.encoded`."""
+        if split == self.corpus.config.valid:
+            return self.valid
+        return encoded(self.tokenizers, self.texts(split))
 
 
 def prepare_corpus(

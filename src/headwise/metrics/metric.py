@@ -52,6 +52,7 @@ class Metric:
         label: on axes and in tables.
         counts: key of `Score` -> column of the items whose sum it is.
         scope: what else determines it, shown beside it: a search, or the part of a split; or empty.
+        has_interval: whether scores have a confidence interval: the items are independent.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Metric:
     label: str
     counts: Mapping[str, int] = field(default_factory=dict)
     scope: str = ""
+    has_interval: bool = False
 
     @property
     def sign(self) -> int:

@@ -81,9 +81,10 @@ def _drawn_sums(columns: Floats, n_resamples: int) -> Floats:
 
 
 def scores_with_intervals(measured: Measured, n_resamples: int = 2000) -> dict[str, Score]:
-    """The scores of measured items, each with its 95 % bootstrap confidence interval."""
-    scores, (sums,) = measured.scores(), _drawn_sums(measured.items[None], n_resamples)
-    for metric in measured.metrics:
+    """The scores of measured items, with 95 % bootstrap intervals (`Metric.has_interval`)."""
+    scores, metrics = measured.scores(), [m for m in measured.metrics if m.has_interval]
+    sums = _drawn_sums(measured.items[None], n_resamples)[0] if metrics else measured.items
+    for metric in metrics:
         resampled = [metric.from_sums(row) for row in metric.used(sums)]
         low, high = np.quantile(resampled, [0.025, 0.975])
         scores[metric.name] |= {"low": float(low), "high": float(high)}

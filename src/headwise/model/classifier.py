@@ -79,6 +79,8 @@ class Classifier(OneStack):
         class_weights: see `Classes`.
     """
 
+    new_weights = ("output.",)
+
     def __init__(
         self,
         config: ModelConfig,

@@ -61,8 +61,10 @@ class Model(nn.Module):
         states: `inputs` -> states (B, N, D) that `output` maps to logits, for the column that the
             queries of the last site come from.
         output: from states to logits.
+        new_weights: beginnings of names of weights that another run's model need not have.
     """
 
+    new_weights: tuple[str, ...] = ()
     sites: tuple[Site, ...]
     columns: dict[str, Input]
     states: Callable[..., Tensor]

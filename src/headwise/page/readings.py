@@ -13,6 +13,7 @@ from headwise.analysis.observe import Observation
 from headwise.config.schema import SITE_KINDS
 from headwise.page.weights import by_cell, packed, rounded
 from headwise.plots.attention_maps import ROWS
+from headwise.tasks.inspection import readings
 from headwise.tasks.reading import Axes, Item
 from headwise.tasks.task import TrainedRun
 
@@ -20,7 +21,7 @@ from headwise.tasks.task import TrainedRun
 def reading_contents(run: TrainedRun, items: Sequence[Item]) -> list[dict[str, Any]]:
     """Return, for each item, the run's output texts, the axes of its sites, and all weights."""
     contents: list[dict[str, Any]] = [{} for _ in items]
-    for index, reading in run.task.readings(run, [item.input for item in items]):
+    for index, reading in readings(run, [item.input for item in items]):
         contents[index] = {
             "texts": dict(reading.texts),
             "axes": {site: _axes_content(site, axes) for site, axes in reading.axes.items()},

@@ -11,6 +11,7 @@ from headwise.model.family import n_parameters
 from headwise.runs.results import Results
 from headwise.studies.names import choice_name, corpus_name
 from headwise.studies.render import DECIMALS
+from headwise.tasks.scores import main_metric
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 
@@ -29,7 +30,7 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
         "name": folder.path.resolve().name,
         "attention": choice_name(config),
         "corpus": corpus_name(config),
-        "languages": run.task.languages(config),
+        "languages": run.task.languages,
         "facts": _facts(run, results),
         "scores": _scores(run, results),
         "findings": list(map(_rounded, FINDINGS.read(analysis))),
@@ -62,8 +63,8 @@ def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
 def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
     """Return every score: test sets first, and for each the main metric of the task first."""
     config, task = run.config, run.task
-    known = {m.name: (m.label, DECIMALS[m.sign]) for m in task.metrics(config)}
-    main = task.main_metric(config).name
+    known = {m.name: (m.label, DECIMALS[m.sign]) for m in task.metrics()}
+    main = main_metric(task).name
     scored = {} if results is None else results.scores
 
     def shown(name: str, score: Mapping[str, Any]) -> dict[str, Any]:

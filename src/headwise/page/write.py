@@ -15,6 +15,7 @@ from headwise.page.run import run_content
 from headwise.plots.style import failure_as_warning, figure_bytes
 from headwise.runs.folder import RunFolder
 from headwise.studies.figures import figures_of, training_figures
+from headwise.tasks.inspection import items as items_of
 from headwise.tasks.loading import load
 from headwise.tasks.task import TrainedRun
 
@@ -48,7 +49,7 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
             analyze(folder.path)
     runs = [load(folder.path, config.checkpoint, config.device) for folder in folders]
     _check_comparable(runs)
-    items = runs[0].task.items(runs[0], config.n_sentences, path)
+    items = items_of(runs[0], config.n_sentences, path)
     contents = [
         {**run_content(run), "readings": reading_contents(run, items.chosen)} for run in runs
     ]
@@ -71,9 +72,7 @@ def _folders(config: ReportConfig) -> list[RunFolder]:
 
 
 def _check_comparable(runs: Sequence[TrainedRun]) -> None:
-    kinds = [
-        f"{run.task.name} {' → '.join(run.task.languages(run.config))}".strip() for run in runs
-    ]
+    kinds = [f"{run.task.name} {' → '.join(run.task.languages)}".strip() for run in runs]
     if len(set(kinds)) > 1:
         raise ConfigError(
             f"compare={runs[1].folder.path} must be of the same task and languages as run "

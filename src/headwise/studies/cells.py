@@ -179,7 +179,7 @@ def _compare(column: ColumnRuns, row: str, baseline: str, n_resamples: int) -> N
     if pairs.empty:
         return
     run = pairs.run_x[0]
-    metric = {m.name: m for m in run.task.metrics(run.config)}.get(column.metrics[0])
+    metric = {m.name: m for m in run.task.metrics()}.get(column.metrics[0])
     if metric is None:  # noted by `_check`
         return
     try:
@@ -211,8 +211,8 @@ def check_references(runs: Sequence[SavedRun], test: str | None) -> None:
     """Raise `DataError` unless runs with references of `test` have the same ones."""
     texts: dict[bytes, SavedRun] = {}
     for run in runs:
-        if run.task.references:
-            path = run.folder / run.task.references.format(split=test)
+        if run.references:
+            path = run.folder / run.references.format(split=test)
             if not path.is_file():
                 raise DataError(f"{path} not found")
             texts.setdefault(path.read_bytes(), run)

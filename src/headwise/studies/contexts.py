@@ -14,6 +14,7 @@ from headwise.plots.runs import context_curves
 from headwise.plots.style import failure_as_warning, save
 from headwise.runs.folder import RunFolder
 from headwise.studies.render import Table, pivot
+from headwise.tasks.scores import main_metric
 from headwise.tasks.task import TrainedRun
 
 Scores = Mapping[str, Mapping[str, Any]]  # split -> metric -> score
@@ -32,7 +33,7 @@ def write_contexts(
         name: of the results.
         by_context: minimum context -> scores; the main metric is shown.
     """
-    metric = run.task.main_metric(run.config)
+    metric = main_metric(run.task)
     ours = (
         (split, context, scores[metric.name]["score"])
         for context, of_splits in sorted(by_context.items())

@@ -24,6 +24,7 @@ from headwise.studies.match import SavedRun
 from headwise.studies.outcome import figures as drawn_from_records
 from headwise.studies.pruning import effective_heads, pruning_tables
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
+from headwise.tasks.scores import main_metric
 from headwise.track.jsonl import read_if_exists
 
 Read = Callable[[SavedRun], pd.DataFrame]
@@ -210,6 +211,5 @@ def _scores(run: SavedRun) -> pd.DataFrame:
     """Return the main validation score of a run by update."""
     records, name = read_if_exists(RunFolder(run.folder).metrics), f"valid/{run.metric.name}"
     rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]
-    metrics = {metric.name: metric for metric in run.task.validation_metrics(run.config)}
-    label = metrics[run.metric.name].scoped_label
+    label = main_metric(run.task.quick()).scoped_label
     return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=label)

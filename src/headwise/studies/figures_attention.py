@@ -10,6 +10,7 @@ from headwise.errors import DataError
 from headwise.plots.attention_maps import LayerMaps, attention_maps
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.studies.names import choice_name, corpus_name
+from headwise.tasks.inspection import readings
 from headwise.tasks.loading import load
 from headwise.track.base import HeadValues
 
@@ -21,7 +22,7 @@ def draw_attention(
     checkpoint: str = "auto",
     device: str = "auto",
 ) -> list[Path]:
-    """Draw the attention weights of every head on a text; see `Task.readings`.
+    """Draw the attention weights of every head on a text; see `tasks.inspection.readings`.
 
     Heads with non-finite weights, and sites whose attention forms no weights, are left out.
 
@@ -42,7 +43,7 @@ def draw_attention(
     if not sentence.strip():
         raise DataError("sentence must not be empty")
     loaded = load(run, checkpoint, device)
-    ((_, reading),) = loaded.task.readings(loaded, [sentence])
+    ((_, reading),) = readings(loaded, [sentence])
     about = f"{display_name(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
     for site in dict.fromkeys(obs.site for obs in reading.observations):

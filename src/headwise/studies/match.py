@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwise.config.instantiate import instantiate
+from headwise.config.instantiate import target_class
 from headwise.config.saved import current, located
 from headwise.config.schema import Config
 from headwise.files import read_json
@@ -21,7 +21,8 @@ from headwise.metrics.metric import Metric
 from headwise.runs.folder import RunFolder, saved_by_this_version, typed_config
 from headwise.runs.results import Results
 from headwise.studies.paper import Recipe, decisive
-from headwise.tasks.task import Task
+from headwise.tasks.scores import main_metric
+from headwise.tasks.task import Task, task_of
 from headwise.track.jsonl import read_if_exists
 
 CellKey = tuple[str, str]  # row and column of a cell
@@ -65,20 +66,25 @@ class SavedRun:
         return int(self.settings["seed"])
 
     @functools.cached_property
-    def task(self) -> Task[Any, Any]:
+    def task(self) -> Task[Any]:
         """The task of the run."""
-        task: Task[Any, Any] = instantiate(located(self.settings["task"]), "task", Task)
-        return task
+        return task_of(self.config)
+
+    @property
+    def references(self) -> str:
+        """See `Task.references`; of its class, which needs no typed configuration."""
+        references: str = target_class(located(self.settings["task"]), "task").references
+        return references
 
     @functools.cached_property
     def metric(self) -> Metric:
         """The main metric of the run."""
-        return self.task.main_metric(self.config)
+        return main_metric(self.task)
 
     @functools.cached_property
     def sites(self) -> dict[str, int]:
         """Site -> number of layers, in the order of the model."""
-        return {site.name: site.n_layers for site in self.task.sites(self.config)}
+        return {site.name: site.n_layers for site in self.task.sites()}
 
     @property
     def updates(self) -> int:

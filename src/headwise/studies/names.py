@@ -60,7 +60,7 @@ def choice_name(config: Config) -> str:
 def corpus_name(config: Config) -> str:
     """Return the corpus and its languages, such as `Multi30k De→En`."""
     name = config.data.name
-    languages = "→".join(code.capitalize() for code in task_of(config).languages(config))
+    languages = "→".join(code.capitalize() for code in task_of(config).languages)
     return f"{CORPORA.get(name, name)} {languages}".strip()
 
 

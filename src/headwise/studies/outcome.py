@@ -30,9 +30,8 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
     from headwise.tasks.task import task_of  # imports pandas
 
     config = read_config(folder)
-    task = task_of(config)
-    names = {"loss", task.main_metric(config).name}
-    shown = [m for m in task.validation_metrics(config) if m.name in names]
+    main, *others = task_of(config).quick().metrics()
+    shown = [main, *(metric for metric in others if metric.name == "loss")]
     labels = {metric.name: metric.scoped_label for metric in shown}
     heads, metrics = (read_if_exists(record) for record in (folder.heads, folder.metrics))
     drawn = training_figures(heads, metrics, labels, name, config.model.heads)

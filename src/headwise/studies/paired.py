@@ -40,7 +40,7 @@ def _rows(run: SavedRun, other: SavedRun, n_resamples: int) -> Iterator[list[str
     scores, others = (r.results.scores if r.results else {} for r in (run, other))
     for split in (split for split in scores if split in others):
         check_references([run, other], split)
-        for metric in run.task.metrics(run.config):
+        for metric in run.task.metrics():
             if metric.name not in scores[split] or metric.name not in others[split]:
                 continue
             items = saved_items(run, metric, split)

@@ -278,7 +278,7 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
             f"paper: {cell.row} × {cell.column} does not compose ({' '.join(overrides)}): {reason}"
         ) from error
     container["trainer"]["precision"] = precision
-    metrics = {metric.name: metric for metric in task_of(config).metrics(config)}
+    metrics = {metric.name: metric for metric in task_of(config).metrics()}
     max_updates = container["trainer"]["max_updates"]
     keys = decisive(current(container)) | {INIT: cell.init is not None}
     return Recipe(cell, overrides, keys, max_updates, metrics)

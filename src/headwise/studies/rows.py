@@ -41,7 +41,7 @@ def corpus_rows(folders: Sequence[Path]) -> list[CorpusRows]:
     texts: dict[tuple[Any, ...], list[SavedRun]] = {}
     for folder in folders:
         run = read_run(folder)
-        languages = run.task.languages(run.config)
+        languages = run.task.languages
         key = run.config.data.name, languages, run.text, run.vocabulary
         texts.setdefault(key, []).append(run)
     corpora: list[CorpusRows] = []

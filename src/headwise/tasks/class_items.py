@@ -8,29 +8,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headwise.analysis.kinds import Places
-from headwise.analysis.observe import observations
 from headwise.config.density_data import ImageDataConfig
-from headwise.config.instantiate import instantiate
-from headwise.data.batch import Batch
 from headwise.data.class_store import PreparedClasses, example_ids
 from headwise.data.classes import ImageInputs, LabelledSplit, TextInputs
 from headwise.data.patches import grid_of
 from headwise.data.store import IdStore
-from headwise.data.token_stream import COLUMN, TOKENIZER, ids_text
-from headwise.data.tokenizer import EOS, Tokenizer
+from headwise.data.token_stream import COLUMN, ids_text
+from headwise.data.tokenizer import EOS
 from headwise.errors import DataError
-from headwise.losses.loss import Loss
 from headwise.tasks.density_items import MAX_WEIGHTS, selected
-from headwise.tasks.predictions import labels_of, predicted
-from headwise.tasks.reading import Axes, Item, Items, Reading, View, spaced
-from headwise.tasks.task import TrainedRun
-from headwise.tasks.texts import read_lines
+from headwise.tasks.predictions import ClassifierRun
+from headwise.tasks.reading import Axes, Given, Item, View
 
 SITE = "encoder_self"
 BETWEEN = "\t"  # the texts of a pair
@@ -49,27 +42,8 @@ def patch_id(values: Any) -> int:
     return zlib.crc32(bytes(values))
 
 
-def examples_to_show(run: TrainedRun, max_items: int, path: Path | None) -> Items:
-    """Examples of the first test set, evenly spaced, or the first lines of a file of text."""
-    data = run.config.data
-    is_image = isinstance(data, ImageDataConfig)
-    if path is None:
-        name = [*data.test, data.valid][0]
-        prepared = run.task.prepared_split(run, name, None)
-        n_all = len(prepared.split(name))
-        chosen = [_item(prepared, name, number) for number in spaced(range(n_all), max_items)]
-        return Items(name, "images" if is_image else "texts", chosen, n_all)
-    if is_image:
-        raise DataError(f"sentences={path} is text, but this run is on data={data.name}")
-    lines = [(number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()]
-    if not lines:
-        raise DataError(f"{path} has no text to show")
-    chosen = [Item(number, {"text": line}) for number, line in lines[:max_items]]
-    return Items(path.name, "texts", chosen, len(lines))
-
-
-def _item(prepared: PreparedClasses, name: str, number: int) -> Item:
-    """An example of a split with its label."""
+def example(prepared: PreparedClasses, name: str, number: int) -> Item:
+    """An example of a split to show, with its label."""
     split, tokenizer = prepared.split(name), prepared.tokenizer
     label = {"label": prepared.labels[split.classes[number]]}
     if tokenizer is None:
@@ -83,24 +57,17 @@ def _item(prepared: PreparedClasses, name: str, number: int) -> Item:
     return Item(number + 1, {"text": BETWEEN.join(texts), **label})
 
 
-def example_readings(run: TrainedRun, inputs: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
-    """Readings of texts, or of the values of images, with the prediction for each."""
-    labels = labels_of(run)
+def given_examples(run: ClassifierRun, inputs: Sequence[Any]) -> Iterator[Given]:
+    """Texts, or the values of images, with the prediction for each."""
     for index, example in enumerate(inputs):
         split = _split_of(run, example, f"item {index + 1}")
         batch, (axes, queries) = split.batch(np.arange(1)), _axes(run, split, len(inputs))
-        ((batch, observed),) = observations(run.model, [batch], run.device, queries, True)
-        yield index, Reading({SITE: axes}, observed, {"prediction": _predicted(run, batch, labels)})
+        (label, probability), *_ = run.predicted([batch])
+        texts = {"prediction": f"{label} ({100 * probability:.1f} %)"}
+        yield Given(batch, {SITE: axes}, texts, queries, with_cls=True)
 
 
-def _predicted(run: TrainedRun, batch: Batch, labels: Sequence[str]) -> str:
-    """The most probable label of a batch of one example, and its probability."""
-    loss = instantiate(run.config.loss, "loss", Loss)
-    (label,), (probability,) = predicted(run.model, loss, [batch], run.device)
-    return f"{labels[label]} ({100 * probability:.1f} %)"
-
-
-def _split_of(run: TrainedRun, example: Any, name: str) -> LabelledSplit:
+def _split_of(run: ClassifierRun, example: Any, name: str) -> LabelledSplit:
     """One example, with any class."""
     data, classes = run.config.data, np.zeros(1, np.int64)
     if isinstance(data, ImageDataConfig):
@@ -112,12 +79,12 @@ def _split_of(run: TrainedRun, example: Any, name: str) -> LabelledSplit:
     if len(texts) != (2 if data.pair else 1) or not all(map(str.strip, texts)):
         wanted = "two texts with a tab between them" if data.pair else "a text that is not empty"
         raise DataError(f"{name} must be {wanted}, got {example!r}")
-    tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
-    ids = example_ids(texts, tokenizer, data.max_length)
+    assert run.tokenizer is not None
+    ids = example_ids(texts, run.tokenizer, data.max_length)
     return LabelledSplit(TextInputs(IdStore.from_lists([ids])), classes)
 
 
-def _axes(run: TrainedRun, split: LabelledSplit, n_items: int) -> tuple[Axes, list[int] | None]:
+def _axes(run: ClassifierRun, split: LabelledSplit, n_items: int) -> tuple[Axes, list[int] | None]:
     """Names of queries and keys, or a view; and the numbers of the queries, None for all.
 
     CLS tokens are the first queries and keys.
@@ -125,8 +92,8 @@ def _axes(run: TrainedRun, split: LabelledSplit, n_items: int) -> tuple[Axes, li
     n_cls = run.model.n_prefix(COLUMN)
     cls = [f"CLS token {number}" for number in range(1, n_cls + 1)]
     if isinstance(split.inputs, TextInputs):
-        tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
-        names = tokenizer.labels(split.inputs.store[0].tolist())
+        assert run.tokenizer is not None
+        names = run.tokenizer.labels(split.inputs.store[0].tolist())
         return Axes([*cls, *names], [*cls, *names], " ".join(names)), None
     assert isinstance(split.inputs, ImageInputs)
     (image,), data = split.inputs.images, split.inputs.config

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.density_data import ImageDataConfig
-from headwise.config.instantiate import instantiate
 from headwise.config.labelled_data import LabelledDataConfig
-from headwise.config.schema import Config, PruneDataConfig, TokenizerConfig
+from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.batch import Batch
 from headwise.data.class_store import LABELS, N_VALUES, PreparedClasses, prepare_classes
 from headwise.data.classes import ClassCorpus, TrainingClasses, evaluation_batches, stratified
@@ -33,30 +31,21 @@ from headwise.data.patches import grid_of
 from headwise.data.token_stream import COLUMN
 from headwise.data.tokenizer import EOS
 from headwise.data.tokenizer_training import vocabulary_limits
-from headwise.errors import refuse, require
+from headwise.errors import DataError, refuse, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.classes import N_BEFORE, TOP, class_metrics, predictions
-from headwise.metrics.metric import Measured, Metric, Score
-from headwise.metrics.significance import scores_with_intervals
+from headwise.metrics.metric import Metric
 from headwise.model.build import build_classifier, check_model, parts_of
 from headwise.model.classifier import Classifier, pool_of
 from headwise.model.family import Model
 from headwise.model.gates import head_gates
 from headwise.model.patches import patch_embedding
 from headwise.model.places import site_alone
-from headwise.runs.folder import RunFolder
-from headwise.tasks.class_items import (
-    SITE,
-    example_readings,
-    examples_to_show,
-    patch_id,
-    places_of,
-)
-from headwise.tasks.evaluation import measure_losses
-from headwise.tasks.predictions import ClassifierRun, labels_of, write_predictions
-from headwise.tasks.reading import Inspected, Items, Reading
-from headwise.tasks.task import Sizes, Task, TrainedRun
+from headwise.tasks.class_items import SITE, example, given_examples, patch_id, places_of
+from headwise.tasks.predictions import ClassifierRun, Predictions, labels_of
+from headwise.tasks.reading import Candidates, Given, Spelling
+from headwise.tasks.task import Evaluation, Extra, Part, Sizes, Task
 from headwise.train.distributed import Ranks
 
 CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
@@ -91,12 +80,6 @@ def class_factors(weights: Any, counts: Mapping[str, int]) -> list[float] | None
     return weights and list(map(float, weights))
 
 
-def training_rows(config: Config, data: PreparedClasses) -> Rows:
-    """Numbers of the training examples in use, `data.label_fraction` of each class."""
-    classes = data.split(config.data.train).classes
-    return stratified(classes, config.data.label_fraction, config.seed)
-
-
 def max_positions(data: Any) -> int:
     """Number of positions of the longest input."""
     if isinstance(data, ImageDataConfig):
@@ -117,60 +100,72 @@ def on_patches(config: Config) -> Config:
     return replace(config, positions={**positions, **shape})
 
 
-def tokenizer_of(config: Config) -> TokenizerConfig | None:
-    """The tokenizer of a run: with `init_from` that of the other run; None for images."""
-    if isinstance(config.data, ImageDataConfig):
-        return None
-    if config.init_from is None or config.tokenizer.kind == "given":
-        return config.tokenizer
-    return replace(config.tokenizer, kind="given", folder=config.init_from)
-
-
-class Classification(Task[ClassCorpus, PreparedClasses]):
+class Classification(Task[PreparedClasses]):
     """One label for each text, pair of texts, or image.
 
     Args:
+        config: of the run.
         encoder_lr: factor of the learning rate of weights taken by `init_from`, all but those of
             classes and CLS tokens.
         frozen_layers: with `init_from`, the embeddings and so many first layers are not trained,
             but their gates are.
     """
 
-    monitor = "accuracy"
     data = tuple(CORPORA)
+    run = ClassifierRun
     command = "predict"
 
-    def __init__(self, encoder_lr: float = 1.0, frozen_layers: int | None = None) -> None:
+    def __init__(
+        self, config: Config, encoder_lr: float = 1.0, frozen_layers: int | None = None
+    ) -> None:
+        super().__init__(config)
         require(encoder_lr >= 0, "encoder_lr", "at least 0", encoder_lr)
         fits = frozen_layers is None or frozen_layers >= 0
         require(fits, "frozen_layers", "null or at least 0", frozen_layers)
         self.encoder_lr, self.frozen_layers = encoder_lr, frozen_layers
 
-    def sites(self, config: Config) -> tuple[Site, ...]:
+    @property
+    def is_image(self) -> bool:
+        """Whether the examples are images."""
+        return isinstance(self.config.data, ImageDataConfig)
+
+    @property
+    def unit(self) -> str:
+        """See `Task.unit`."""
+        return "images" if self.is_image else "texts"
+
+    @property
+    def row_tokens(self) -> int | None:
+        """See `Task.row_tokens`: the patches of an image."""
+        return max_positions(self.config.data) if self.is_image else None
+
+    @property
+    def tokenizer(self) -> TokenizerConfig | None:
+        """The tokenizer: with `init_from` that of the other run; None for images."""
+        config = self.config
+        if self.is_image or config.init_from is None or config.tokenizer.kind == "given":
+            return None if self.is_image else config.tokenizer
+        return replace(config.tokenizer, kind="given", folder=config.init_from)
+
+    def sites(self) -> tuple[Site, ...]:
         """See `Task.sites`."""
-        return (site_alone(config.model, SITE, COLUMN),)
+        return (site_alone(self.config.model, SITE, COLUMN),)
 
-    def metrics(self, config: Config) -> Sequence[Metric]:
-        """See `Task.metrics`."""
-        return self._metrics(config, config.data.labels and len(config.data.labels))
-
-    def _metrics(self, config: Config, n_classes: int | None) -> list[Metric]:
-        loss: Loss = instantiate(config.loss, "loss")
-        (unit,) = {metric.unit for metric in loss.metrics}
+    def metrics(self, data: PreparedClasses | None = None) -> Sequence[Metric]:
+        """See `Task.metrics`: the top-5 accuracy needs the number of classes."""
+        labels: Sequence[str] | None = self.config.data.labels if data is None else data.labels
+        (unit,) = {metric.unit for metric in self.loss.metrics}
         of_loss = [
             replace(metric, signature="per example", label=f"{metric.name} per example")
-            for metric in loss.metrics
+            for metric in self.loss.metrics
         ]
-        return [*class_metrics(n_classes, unit), *of_loss]
+        metrics = [*class_metrics(len(labels) if labels else None, unit), *of_loss]
+        return [replace(metric, has_interval=True) for metric in metrics]
 
-    def languages(self, config: Config) -> tuple[str, ...]:
-        """See `Task.languages`."""
-        return (config.data.language,) if config.data.language else ()
-
-    def check(self, config: Config) -> None:
+    def check(self) -> None:
         """See `Task.check`."""
-        self.open(config, machine_cache_dir())
-        config = on_patches(config)
+        self.open(machine_cache_dir())
+        config = on_patches(self.config)
         data = config.data
         share = data.label_fraction
         require(0 < share <= 1, "data.label_fraction", "above 0 and at most 1", share)
@@ -179,7 +174,7 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         is_list = isinstance(weights, list) and all(type(w) in (int, float) for w in weights)
         fits = weights in (None, "balanced") or is_list
         require(fits, "data.class_weights", "null, balanced or a list of numbers", weights)
-        (site,), is_tuned = self.sites(config), config.init_from is not None
+        (site,), is_tuned = self.sites(), config.init_from is not None
         lr, n = self.encoder_lr, self.frozen_layers
         require(lr == 1 or is_tuned, "task.encoder_lr", "1 without init_from=RUN", lr)
         allowed = f"null, or with init_from=RUN at most {site.n_layers}, the layers of the model"
@@ -188,34 +183,29 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
         longest, n = parts_of(config).positions.max_positions, max_positions(data)
         allowed = f"at least the {n} positions of data={data.name}"
         require(longest is None or longest >= n, "positions.max_positions", allowed, longest)
-        check_model(config, self.sites(config), {COLUMN: n})
+        check_model(config, self.sites(), {COLUMN: n})
 
-    def sizes(self, config: Config) -> Sizes:
+    def sizes(self) -> Sizes:
         """See `Task.sizes`."""
-        n_classes = len(config.data.labels or ("", ""))
-        tokenizer = tokenizer_of(config)
-        n_ids = N_VALUES if tokenizer is None else vocabulary_limits(tokenizer)["source"]
-        return {COLUMN: n_ids, LABELS: n_classes}
+        n_ids = N_VALUES if self.tokenizer is None else vocabulary_limits(self.tokenizer)["source"]
+        return {COLUMN: n_ids, LABELS: len(self.config.data.labels or ("", ""))}
 
-    def open(self, config: Config, cache: Path) -> ClassCorpus:
+    def open(self, cache: Path) -> ClassCorpus:
         """See `Task.open`."""
-        return CORPORA[type(config.data)](config.data, cache)
+        return CORPORA[type(self.config.data)](self.config.data, cache)
 
-    def prepare(self, corpus: ClassCorpus, config: Config, progress: bool) -> PreparedClasses:
+    def prepare(self, corpus: ClassCorpus) -> PreparedClasses:
         """See `Task.prepare`."""
-        labels = config.data.labels
-        return prepare_classes(corpus, tokenizer_of(config), labels, progress=progress)
+        labels, progress = self.config.data.labels, self.config.trainer.progress
+        return prepare_classes(corpus, self.tokenizer, labels, progress=progress)
 
-    def model(self, config: Config, sizes: Sizes) -> Classifier:
-        """See `Task.model`."""
-        return self._classifier(config, sizes)
-
-    def training_model(self, config: Config, data: PreparedClasses) -> Model:
-        """See `Task.training_model`; with the weights of classes, and frozen layers."""
-        classes = data.split(config.data.train).classes[training_rows(config, data)]
+    def model(self, sizes: Sizes, data: PreparedClasses | None = None) -> Classifier:
+        """See `Task.model`; one to train has the weights of classes, and frozen layers."""
+        if data is None:
+            return self._classifier(sizes)
+        classes = data.split(self.config.data.train).classes[self._training_rows(data)]
         counts = dict(zip(data.labels, np.bincount(classes).tolist(), strict=True))
-        weights = class_factors(config.data.class_weights, counts)
-        model = self._classifier(config, data.sizes, weights)
+        model = self._classifier(sizes, class_factors(self.config.data.class_weights, counts))
         n = self.frozen_layers
         frozen = () if n is None else ("embedding.", *(f"stack.layers.{i}." for i in range(n)))
         for name, parameter in model.named_parameters():
@@ -228,91 +218,76 @@ class Classification(Task[ClassCorpus, PreparedClasses]):
             gate.requires_grad_(True)
         return model
 
-    def _classifier(
-        self, config: Config, sizes: Sizes, weights: Sequence[float] | None = None
-    ) -> Classifier:
-        (site,) = self.sites(config)
-        data, width = config.data, config.model.d_model
-        if isinstance(data, ImageDataConfig):
+    def _classifier(self, sizes: Sizes, weights: Sequence[float] | None = None) -> Classifier:
+        (site,) = self.sites()
+        data, width = self.config.data, self.config.model.d_model
+        if self.is_image:
             table: nn.Module = patch_embedding(data.patch, data.shape[2], width)
         else:
             table = nn.Embedding(sizes[COLUMN], width)
         return build_classifier(
-            on_patches(config), table, sizes[LABELS], site, class_weights=weights
+            on_patches(self.config), table, sizes[LABELS], site, class_weights=weights
         )
 
-    def examples(
-        self, config: Config, data: PreparedClasses, ranks: Ranks, scratch: Path
-    ) -> Examples:
+    def _training_rows(self, data: PreparedClasses) -> Rows:
+        """Numbers of the training examples in use, `data.label_fraction` of each class."""
+        classes = data.split(self.config.data.train).classes
+        return stratified(classes, self.config.data.label_fraction, self.config.seed)
+
+    def examples(self, data: PreparedClasses, ranks: Ranks, scratch: Path) -> Examples:
         """See `Task.examples`."""
-        split, kept = data.split(config.data.train), training_rows(config, data)
-        budget = config.trainer.max_tokens, config.seed, ranks.n_shares
+        split, kept = data.split(self.config.data.train), self._training_rows(data)
+        budget = self.config.trainer.max_tokens, self.config.seed, ranks.n_shares
         return TrainingClasses(split, kept, *budget)
 
-    def batches(
-        self, data: PreparedClasses, config: Config, split: str, n_items: int | None = None
-    ) -> list[Batch]:
+    def batches(self, data: PreparedClasses, part: Part) -> list[Batch]:
         """See `Task.batches`."""
-        return evaluation_batches(data.split(split), config.trainer.max_tokens, n_items)
+        return evaluation_batches(data.split(part.split), self.config.trainer.max_tokens, part.n)
 
-    def measured(
-        self, model: Model, loss: Loss, data: PreparedClasses, config: Config, ranks: Ranks,
-        split: str, n_items: int | None = None, progress: bool = False,
-    ) -> Measured:  # fmt: skip
-        """See `Task.measured`."""
-        batches = self.batches(data, config, split, n_items)
-        n_classes = len(data.labels)
-        shared = model, loss, batches, ranks, partial(class_statistics, loss), progress
-        items = measure_losses(*shared, n_extra=N_BEFORE - 3 + 3 * n_classes).items
-        return Measured(items, self._metrics(config, n_classes))
+    def extra(self, data: PreparedClasses) -> Extra:
+        """See `Task.extra`."""
+        return N_BEFORE - 3 + 3 * len(data.labels), partial(class_statistics, self.loss)
 
-    def scores(self, measured: Measured) -> dict[str, Score]:
-        """See `Task.scores`; with confidence intervals."""
-        return scores_with_intervals(measured)
+    def evaluate(
+        self, model: Model, data: PreparedClasses, part: Part, ranks: Ranks, progress: bool = False
+    ) -> Evaluation:
+        """See `Task.evaluate`; with predictions."""
+        (measured,) = super().evaluate(model, data, part, ranks, progress).measured
+        return Evaluation([measured], Predictions(data, *predictions(measured.items)))
 
-    def write_items(
-        self, measured: Measured, data: PreparedClasses, split: str, folder: RunFolder
-    ) -> None:
-        """See `Task.write_items`: predictions and a confusion matrix."""
-        write_predictions(folder, split, data, *predictions(measured.items))
-
-    def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> ClassifierRun:
-        """See `Task.loaded`; there is no search."""
-        return ClassifierRun.from_run(run)
-
-    def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedClasses:
-        """See `Task.prepared_split`: encoded with the run's tokenizer and labels."""
-        data = replace(run.config.data, dir=folder or run.config.data.dir)
-        config = replace(run.config, data=data)
-        corpus = self.open(config, machine_cache_dir())
-        if split not in (known := [config.data.train, *self.splits(config, corpus)]):
-            raise refuse("data.split", split, known)
-        tokenizer = tokenizer_of(config)
+    def restored(
+        self, saved: Path, splits: Sequence[str], folder: str | None = None
+    ) -> PreparedClasses:
+        """See `Task.restored`: with the run's tokenizer and labels."""
+        data = replace(self.config.data, dir=folder or self.config.data.dir)
+        corpus = self.changed(data=data).open(machine_cache_dir())
+        for split in splits:
+            if split not in (known := [data.train, *self.splits(corpus)]):
+                raise refuse("data.split", split, known)
+        tokenizer = self.tokenizer
         if tokenizer is not None:
-            tokenizer = replace(tokenizer, kind="given", folder=str(run.folder.path))
-        return prepare_classes(corpus, tokenizer, labels_of(run), [split])
+            tokenizer = replace(tokenizer, kind="given", folder=str(saved))
+        return prepare_classes(corpus, tokenizer, labels_of(saved), splits)
 
-    def column_text(
-        self, data: PreparedClasses, config: Config, rows: list[list[int]]
-    ) -> ColumnText:
-        """See `Task.column_text`; the id of a patch of an image is `patch_id` of its values."""
+    def spellings(self, model: Model, data: PreparedClasses) -> Mapping[str, Spelling]:
+        """See `Task.spellings`; patches of an image are numbered by `patch_id`."""
         if data.tokenizer is None:
-            return ColumnText("", [list(map(patch_id, row)) for row in rows], lambda _: "")
+            places = places_of(self.config.data)
+            return {COLUMN: Spelling("", lambda _: "", patch_id, places)}
         marks, token = {EOS: "\n"}, data.tokenizer.id_to_piece
-        return ColumnText(config.data.language or "", rows, lambda i: marks.get(i) or token(i))
+        language = self.config.data.language or ""
+        return {COLUMN: Spelling(language, lambda i: marks.get(i) or token(i))}
 
-    def inspected(
-        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
-    ) -> Inspected:
-        """See `Task.inspected`."""
-        items = super().inspected(run, data, max_tokens, longest)
-        places = places_of(run.config.data)
-        return replace(items, unit="texts" if places is None else "images", places={COLUMN: places})
-
-    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
+    def items(self, data: PreparedClasses, split: str) -> Candidates:
         """See `Task.items`."""
-        return examples_to_show(run, max_items, path)
+        return Candidates(len(data.split(split)), partial(example, data, split), self.unit)
 
-    def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
-        """See `Task.readings`."""
-        return example_readings(run, texts)
+    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
+        """See `Task.items_of_lines`."""
+        if self.is_image:
+            raise DataError(f"a text cannot be shown: this run is on data={self.config.data.name}")
+        return super().items_of_lines(saved, lines)
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """See `Task.given`."""
+        return given_examples(run, inputs)

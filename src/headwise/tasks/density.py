@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise.analysis.kinds import Places
 from headwise.config.density_data import (
     BuiltinTextConfig,
     DensityDataConfig,
@@ -18,45 +19,36 @@ from headwise.config.density_data import (
     TextDataConfig,
     WindowsConfig,
 )
-from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, PruneDataConfig
 from headwise.data.loader import Examples
 from headwise.data.lossless import lossless
-from headwise.data.token_stream import (
-    COLUMN,
-    TOKENIZER,
-    PreparedTokens,
-)
+from headwise.data.token_stream import TOKENIZER, PreparedTokens
 from headwise.data.tokenizer import BOS, Tokenizer
 from headwise.data.windows import EvaluationWindows, TrainingWindows
+from headwise.errors import DataError
 from headwise.files import machine_cache_dir
-from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.family import Model
-from headwise.precision import autocast
 from headwise.runs.folder import RunFolder
 from headwise.tasks.density_items import (
     SITE,
+    given_texts,
+    given_values,
+    lines_as_windows,
     places_of,
-    text_items,
-    text_readings,
-    value_items,
-    value_readings,
+    text_windows,
+    value_candidates,
 )
-from headwise.tasks.evaluation import measure_losses
-from headwise.tasks.reading import Inspected, Items, Reading
+from headwise.tasks.reading import Candidates, Given
 from headwise.tasks.samples import (
     ImageSamples,
     MusicSamples,
     Samples,
     TextSamples,
-    write_validation_samples,
+    ValidationSamples,
 )
-from headwise.tasks.stream_task import StreamTask, is_text, open_corpus, scope_of
-from headwise.tasks.task import TrainedRun
-from headwise.track.base import Tracker
+from headwise.tasks.stream_task import StreamTask, is_text, scope_of
+from headwise.tasks.task import Evaluation, Part
 from headwise.train.distributed import Ranks
-from headwise.train.trainer import WriteOutputs, write_nothing
 
 SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {
     TextDataConfig: TextSamples,
@@ -77,80 +69,82 @@ class Density(StreamTask):
     site = SITE
     command = "sample"
 
-    def metrics(self, config: Config) -> Sequence[Metric]:
+    @property
+    def n_outputs(self) -> int:
+        """See `Task.n_outputs`: samples."""
+        return int(self.config.trainer.valid_samples)
+
+    def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:
         """See `Task.metrics`; bits per byte (or dimension) first if the loss has a nll."""
-        loss: Loss = instantiate(config.loss, "loss")
-        (unit,) = {metric.unit for metric in loss.metrics}
-        value = config.data.unit
+        (unit,) = {metric.unit for metric in self.loss.metrics}
+        value = self.config.data.unit
         names = f"bits_per_{value}", f"bits per {value}"
         counts = {"n_scored": 2, "n_bytes": 3}
-        windows: WindowsConfig = config.decode
+        windows: WindowsConfig = self.config.decode
         part = f"|max_windows:{windows.max_windows}" if windows.max_windows else ""
         signature = f"min_context:{windows.min_context}{part}"
         bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
-        metrics = [*([bits] if loss.measure == "nll" else []), *loss.metrics]
+        metrics = [*([bits] if self.loss.measure == "nll" else []), *self.loss.metrics]
         return [replace(metric, scope=scope_of(windows)) for metric in metrics]
 
-    def examples(
-        self, config: Config, data: PreparedTokens, ranks: Ranks, scratch: Path
-    ) -> Examples:
+    def examples(self, data: PreparedTokens, ranks: Ranks, scratch: Path) -> Examples:
         """See `Task.examples`."""
-        stream, trainer = data.stream(config.data.train), config.trainer
-        sizes = config.data.window, trainer.max_tokens, config.seed, ranks.n_shares
-        return TrainingWindows(stream, BOS, *sizes, aligned=config.data.aligned)
+        stream, trainer = data.stream(self.config.data.train), self.config.trainer
+        sizes = self.config.data.window, trainer.max_tokens, self.config.seed, ranks.n_shares
+        return TrainingWindows(stream, BOS, *sizes, aligned=self.config.data.aligned)
 
-    def batches(
-        self, data: PreparedTokens, config: Config, split: str, n_items: int | None = None
-    ) -> EvaluationWindows:
+    def batches(self, data: PreparedTokens, part: Part) -> EvaluationWindows:
         """See `Task.batches`: windows of `decode.min_context`."""
-        window, context = config.data.window, config.decode.min_context
-        n_tokens = n_items and window + (n_items - 1) * (window - context)
-        stream, most = data.stream(split).first(n_tokens), config.decode.max_windows
-        return EvaluationWindows(stream, BOS, window, config.trainer.max_tokens, context, most)
+        window, context = self.config.data.window, self.config.decode.min_context
+        n_tokens = part.n and window + (part.n - 1) * (window - context)
+        sizes = window, self.config.trainer.max_tokens, context, self.config.decode.max_windows
+        return EvaluationWindows(data.stream(part.split).first(n_tokens), BOS, *sizes)
 
-    def measured(
-        self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks,
-        split: str, n_items: int | None = None, progress: bool = False,
-    ) -> Measured:  # fmt: skip
-        """See `Task.measured`; adds the number of bytes of each window."""
-        windows = self.batches(data, config, split, n_items)
-        with autocast(ranks.device, config.decode.precision):
-            items = measure_losses(model, loss, windows, ranks, progress=progress).items
+    def evaluate(
+        self,
+        model: Model,
+        data: PreparedTokens,
+        part: Part,
+        ranks: Ranks,
+        progress: bool = False,
+    ) -> Evaluation:
+        """See `Task.evaluate`; with the number of bytes of each window, and samples."""
+        (losses,) = super().evaluate(model, data, part, ranks, progress).measured
+        windows = self.batches(data, part)
         n_bytes = [windows.stream.bytes_of(first, end) for first, end in windows.scored]
-        return Measured(np.column_stack((items, n_bytes)), self.metrics(config))
+        measured = Measured(np.column_stack((losses.items, n_bytes)), losses.metrics)
+        if not part.n_outputs:
+            return Evaluation([measured])
+        drawn = model, self.loss, self.samples, part.n_outputs, self.config.seed
+        return Evaluation([measured], ValidationSamples(*drawn))
 
-    def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
-        """See `Task.written`: samples."""
-        if not config.trainer.valid_samples:
-            return write_nothing
-
-        def write(folder: RunFolder, tracker: Tracker, update: int) -> None:
-            samples = self.samples(config, folder)
-            write_validation_samples(model, loss, samples, config, folder, tracker, update)
-
-        return write
-
-    def samples(self, config: Config, folder: RunFolder) -> Samples[Any]:
-        """See `Task.samples`."""
-        corpus = open_corpus(config.data, machine_cache_dir())
-        tokenizer, options = Tokenizer.load(folder.path / TOKENIZER), config.tokenizer
-        samples = SAMPLES[type(config.data)](corpus, tokenizer)
+    def samples(self, folder: RunFolder) -> Samples[Any]:
+        """Prompts and files of samples of a run."""
+        corpus = self.open(machine_cache_dir())
+        tokenizer, options = Tokenizer.load(folder.path / TOKENIZER), self.config.tokenizer
+        samples = SAMPLES[type(self.config.data)](corpus, tokenizer)
         # every character of the training text has a token: single bytes are not drawn
         if options.kind not in ("byte", "given") and options.character_coverage == 1:
             samples.barred += tuple(lossless(tokenizer).byte_ids.values())
         return samples
 
-    def inspected(
-        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
-    ) -> Inspected:
-        """See `StreamTask.inspected`; with the places of the values."""
-        items = super().inspected(run, data, max_tokens, longest)
-        return replace(items, places={COLUMN: places_of(run)})
+    def places(self, model: Model) -> Places | None:
+        """See `StreamTask.places`."""
+        return places_of(self.config, model)
 
-    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
+    def items(self, data: PreparedTokens, split: str) -> Candidates:
         """See `Task.items`: windows of text, images, or windows of other values."""
-        return (text_items if is_text(run.config) else value_items)(run, max_items, path)
+        ids = data.stream(split).ids
+        if is_text(self.config):
+            return text_windows(ids, self.config.data.window, data.tokenizer)
+        return value_candidates(ids, self.config.data, data.tokenizer, split)
 
-    def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
-        """See `Task.readings`."""
-        return (text_readings if is_text(run.config) else value_readings)(run, texts)
+    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
+        """See `Task.items_of_lines`: windows of one text."""
+        if not is_text(self.config):
+            raise DataError(f"a text cannot be shown: this run is on data={self.config.data.name}")
+        return lines_as_windows(saved, lines, self.config.data.window)
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """See `Task.given`."""
+        return (given_texts if is_text(self.config) else given_values)(run, inputs)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from headwise.analysis.kinds import NEAR, Places
-from headwise.analysis.observe import observations
 from headwise.config.density_data import ImageDataConfig
+from headwise.config.schema import Config
 from headwise.data.lossless import lossless
 from headwise.data.token_stream import (
     COLUMN,
@@ -27,10 +27,10 @@ from headwise.data.windows import EvaluationWindows, Ints
 from headwise.errors import DataError
 from headwise.files import machine_cache_dir
 from headwise.model.build import parts_of
-from headwise.tasks.reading import Axes, Item, Items, Reading, View, spaced
+from headwise.model.family import Model
+from headwise.tasks.reading import Axes, Candidates, Given, Item, View
 from headwise.tasks.stream_task import open_corpus
 from headwise.tasks.task import TrainedRun
-from headwise.tasks.texts import read_lines
 
 SITE = "decoder_self"
 MAX_TOKENS = 512  # shown of a text, whose tokens are rows and columns of a table
@@ -39,58 +39,61 @@ MAX_WEIGHTS = 2**23  # of all heads and windows on a page with pictures; determi
 COLOURS = "red", "green", "blue"
 
 
-def places_of(run: TrainedRun) -> Places | None:
-    """Places of the values that a run predicts; None: windows that do not start at rows of images.
+def places_of(config: Config, model: Model) -> Places | None:
+    """Places of the values that are predicted; None: windows do not start at rows of images.
 
     Rows of a sequence are strides of its pattern.
     """
-    data = run.config.data
+    data = config.data
     if isinstance(data, ImageDataConfig):
         row, channels = math.prod(data.shape[1:]), data.shape[2]
         is_whole = data.window % row == 0
         return Places(data.window, row, channels, 1, math.prod(data.shape)) if is_whole else None
-    patterns = [getattr(attention, "pattern", None) for _, _, attention in run.model.attentions()]
+    patterns = [getattr(attention, "pattern", None) for _, _, attention in model.attentions()]
     strides = [getattr(pattern, "stride", 0) for pattern in patterns]
-    row = max([*strides, getattr(parts_of(run.config).positions, "width", 0)])
+    row = max([*strides, getattr(parts_of(config).positions, "width", 0)])
     return Places(data.window, row if row > 2 * NEAR else None, 0, 1)
 
 
-def _set_to_show(run: TrainedRun) -> tuple[str, Any]:
-    """Name of the first test set, or of the validation set, and its tokens."""
-    name = [*run.config.data.test, run.config.data.valid][0]
-    return name, run.task.prepared_split(run, name, None).stream(name).ids
-
-
-def text_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
+def text_windows(ids: Ints, window: int, tokenizer: Tokenizer) -> Candidates:
     """Windows of text, without characters that a window boundary splits."""
-    window, tokenizer = run.config.data.window, Tokenizer.load(run.folder.path / TOKENIZER)
-    if path is None:
-        origin, ids = _set_to_show(run)
-    else:
-        lines = (f"{line}\n" for line in read_lines(path))
-        origin, ids = path.name, text_ids("".join(lines), tokenizer)
-    starts = range(0, len(ids), window)
-    chosen = [
-        Item(start // window + 1, {"text": text})
-        for start in (starts[:max_items] if path else spaced(starts, max_items))
-        if (text := ids_text(ids[start : start + window], tokenizer)).strip()
-    ]
-    if not chosen:
-        raise DataError(f"{path or origin} has no text to show")
-    return Items(origin, "windows", chosen, len(starts))
+
+    def item(number: int) -> Item:
+        text = ids_text(ids[number * window : (number + 1) * window], tokenizer)
+        return Item(number + 1, {"text": text})
+
+    return Candidates(-(-len(ids) // window), item, "windows")
 
 
-def text_readings(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
-    """Readings of texts, each truncated to one window, and to `MAX_TOKENS`."""
+def lines_as_windows(saved: Path, lines: Sequence[str], window: int) -> Candidates:
+    """Windows of the text of a user, encoded by the tokenizer of a run."""
+    tokenizer = Tokenizer.load(saved / TOKENIZER)
+    text = "".join(f"{line}\n" for line in lines)
+    return text_windows(text_ids(text, tokenizer), window, tokenizer)
+
+
+def value_candidates(ids: Ints, data: Any, tokenizer: Tokenizer, split: str) -> Candidates:
+    """Images, or windows of other values."""
+    is_image = isinstance(data, ImageDataConfig)
+    unit, size = ("image", math.prod(data.shape)) if is_image else ("window", data.window)
+
+    def item(number: int) -> Item:
+        of_item = ids[number * size : (number + 1) * size].tolist()
+        return Item(number + 1, {unit: f"{unit} of {split}"}, lossless(tokenizer).decode(of_item))
+
+    return Candidates(-(-len(ids) // size), item, f"{unit}s")
+
+
+def given_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[Given]:
+    """Texts, each truncated to one window, and to `MAX_TOKENS`."""
     data = run.config.data
     corpus = open_corpus(data, machine_cache_dir())
-    for index, (tokenizer, ids) in enumerate(encoded_texts(run, texts)):
+    for tokenizer, ids in encoded_texts(run, texts):
         starts = [n for n in range(len(ids)) if starts_document(ids.tolist(), n, corpus, tokenizer)]
         stream = TokenStream(ids, None, np.array(starts), data.document_mask)
-        batches = EvaluationWindows(stream, BOS, len(ids), len(ids))
-        ((batch, observed),) = observations(run.model, batches, run.device)
+        (batch,) = EvaluationWindows(stream, BOS, len(ids), len(ids))
         names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
-        yield index, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
+        yield Given(batch, {SITE: Axes(names, names, ids_text(ids, tokenizer))})
 
 
 def encoded_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[Tokenizer, Ints]]:
@@ -103,25 +106,8 @@ def encoded_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[Token
         yield tokenizer, text_ids(text, tokenizer)[:window]
 
 
-def value_items(run: TrainedRun, max_items: int, path: Path | None) -> Items:
-    """Images, or windows of other values, evenly spaced."""
-    data = run.config.data
-    if path is not None:
-        raise DataError(f"sentences={path} is text, but this run is on data={data.name}")
-    is_image = isinstance(data, ImageDataConfig)
-    unit, size = ("image", math.prod(data.shape)) if is_image else ("window", data.window)
-    values = lossless(Tokenizer.load(run.folder.path / TOKENIZER)).decode
-    origin, ids = _set_to_show(run)
-    name = {unit: f"{unit} of {origin}"}
-    chosen = [
-        Item(start // size + 1, name, values(ids[start : start + size].tolist()))
-        for start in spaced(range(0, len(ids), size), max_items)
-    ]
-    return Items(origin, f"{unit}s", chosen, -(-len(ids) // size))
-
-
-def value_readings(run: TrainedRun, items: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
-    """Readings of the values of images or windows, for queries spread over them."""
+def given_values(run: TrainedRun, items: Sequence[Any]) -> Iterator[Given]:
+    """The values of images or windows, for queries spread over them."""
     data = run.config.data
     tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
     n_heads = sum(attention.place.n_heads for _, _, attention in run.model.attentions())
@@ -134,10 +120,9 @@ def value_readings(run: TrainedRun, items: Sequence[Any]) -> Iterator[tuple[int,
         ids = content_ids(values[: data.window], tokenizer)
         n_queries = MAX_WEIGHTS // max(1, len(items) * n_heads * math.prod(shape[:2]))
         view = View(shape, values, selected(shape, n_queries, len(ids)), 1)
-        batches = EvaluationWindows(TokenStream(ids), BOS, data.window, data.window)
-        ((_, observed),) = observations(run.model, batches, run.device, view.queries)
+        (batch,) = EvaluationWindows(TokenStream(ids), BOS, data.window, data.window)
         names = [value_name(shape, query) for query in view.queries]
-        yield index, Reading({SITE: Axes(names, [], "", view=view)}, observed)
+        yield Given(batch, {SITE: Axes(names, [], "", view=view)}, queries=view.queries)
 
 
 def selected(shape: Sequence[int], n_queries: int, n_values: int) -> list[int]:

@@ -15,7 +15,6 @@ from headwise.model.kernels import kernels_of
 from headwise.precision import matmul_dtype
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks.task import TrainedRun, task_of
-from headwise.tasks.translation_run import TranslationRun
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
 from headwise.train.memory import keep_freed_memory
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 def load(
     run: str | Path, checkpoint: str = "auto", device: str = "auto", **search: Any
 ) -> TrainedRun:
-    """Load a run of any task; a run of translation is a `TranslationRun`.
+    """Load a run of any task, with the methods of its task (`Task.run`).
 
     Args:
         run: its folder.
@@ -45,32 +44,32 @@ def load(
     task = task_of(config)
     path = checkpoint_path(folder, checkpoint)  # raises before the model is built
     sizes = read_json(folder.path / "data.json")["sizes"]
-    model = task.model(config, sizes)
+    model = task.model(sizes)
     load_weights(model, load_checkpoint(path)["model"], str(path))
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
-    trained = TrainedRun(folder, config, task, model.eval().to(run_device), sizes, path, run_device)
-    trained = task.loaded(trained, search)
+    model = model.eval().to(run_device)
+    trained = task.run(folder, config, task, model, sizes, path, run_device).searching(search)
     dtype = matmul_dtype(trained.config.decode.precision, run_device)
     kernels_of(trained.model, None, dtype)  # verifies them
     return trained
 
 
-def load_selected(run: str | Path, selection: RunSelection) -> TrainedRun:
-    """Load a run with the checkpoint, device and search of a command; see `load`."""
-    keep_freed_memory()
-    search: Mapping[str, Any] = selection.decode if isinstance(selection, SearchSelection) else {}
-    return load(run, selection.checkpoint, selection.device, **search)
+def load_selected(run: str | Path, selection: RunSelection, command: str = "") -> Any:
+    """Load a run with the checkpoint, device and search of a command; see `load`.
 
-
-def translating(run: TrainedRun) -> TranslationRun:
-    """The run, if it is a run of translation.
+    Args:
+        command: only for runs of a task with this command, `Task.command`.
 
     Raises:
-        RunError: a run of another task.
+        RunError: also a run of a task with another command.
     """
-    if not isinstance(run, TranslationRun):
-        raise RunError(f"{run.folder.path} is a run of task={run.task.name}: it does not translate")
-    return run
+    keep_freed_memory()
+    search: Mapping[str, Any] = selection.decode if isinstance(selection, SearchSelection) else {}
+    loaded = load(run, selection.checkpoint, selection.device, **search)
+    if command not in ("", loaded.task.command):
+        name = f"{loaded.folder.path} is a run of task={loaded.task.name}"
+        raise RunError(f"{name}: headwise {command} does not apply to it")
+    return loaded
 
 
 def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:

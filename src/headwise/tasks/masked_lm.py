@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.observe import observations
-from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples
@@ -28,16 +26,13 @@ from headwise.data.tokenizer import BOS
 from headwise.data.windows import Ints
 from headwise.errors import require
 from headwise.languages import has_spaces
-from headwise.losses.loss import Loss
 from headwise.metrics.classes import percent
-from headwise.metrics.metric import Floats, Measured, Metric
+from headwise.metrics.metric import Floats, Metric
 from headwise.model.family import Model
-from headwise.precision import autocast
-from headwise.tasks.density_items import encoded_texts, text_items
-from headwise.tasks.evaluation import measure_losses
-from headwise.tasks.reading import Axes, Items, Reading
+from headwise.tasks.density_items import encoded_texts, lines_as_windows, text_windows
+from headwise.tasks.reading import Axes, Candidates, Given
 from headwise.tasks.stream_task import StreamTask, scope_of
-from headwise.tasks.task import TrainedRun
+from headwise.tasks.task import Extra, Part
 from headwise.train.distributed import Ranks
 
 SITE = "encoder_self"
@@ -69,18 +64,19 @@ class MaskedLM(StreamTask):
 
     def __init__(
         self,
+        config: Config,
         mlm_probability: float = 0.15,
         mask_replace_prob: float = 0.8,
         random_replace_prob: float = 0.1,
         whole_words: bool = False,
     ) -> None:
+        super().__init__(config)
         shares = mlm_probability, mask_replace_prob, random_replace_prob
         self.settings = MaskSettings(*shares, whole_words)
 
-    def metrics(self, config: Config) -> Sequence[Metric]:
+    def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:
         """See `Task.metrics`: bits (if the loss has a nll), accuracy, and those of the loss."""
-        loss: Loss = instantiate(config.loss, "loss")
-        most, unit = config.decode.max_windows, loss.metrics[0].unit
+        most, unit = self.config.decode.max_windows, self.loss.metrics[0].unit
         signature = str(self.settings) + (f"|max_windows:{most}" if most else "")
         counts = {"n_scored": 2}
         bits = Metric(
@@ -91,69 +87,62 @@ class MaskedLM(StreamTask):
             *("masked_accuracy", "higher", percent, (2, 3), signature, unit),
             *("masked accuracy (%)", counts),
         )
-        metrics = [*([bits] if loss.measure == "nll" else []), accuracy, *loss.metrics]
-        return [replace(metric, scope=scope_of(config.decode)) for metric in metrics]
+        metrics = [*([bits] if self.loss.measure == "nll" else []), accuracy, *self.loss.metrics]
+        return [replace(metric, scope=scope_of(self.config.decode)) for metric in metrics]
 
-    def check(self, config: Config) -> None:
+    def check(self) -> None:
         """See `Task.check`."""
-        super().check(config)
-        code, words = config.data.language, self.settings.whole_words
+        super().check()
+        code, words = self.config.data.language, self.settings.whole_words
         allowed = f"false with data.language={code}, which has no spaces between words"
         require(not (words and code) or has_spaces(code), "task.whole_words", allowed, words)
 
-    def check_windows(self, config: Config) -> None:
-        """See `StreamTask.check_windows`; windows do not overlap."""
-        super().check_windows(config)
-        context = config.decode.min_context
+    def check_search(self) -> None:
+        """See `StreamTask.check_search`; windows do not overlap."""
+        super().check_search()
+        context = self.config.decode.min_context
         require(context == 0, "decode.min_context", f"0 with task={self.name}", context)
 
-    def examples(
-        self, config: Config, data: PreparedTokens, ranks: Ranks, scratch: Path
-    ) -> Examples:
+    def examples(self, data: PreparedTokens, ranks: Ranks, scratch: Path) -> Examples:
         """See `Task.examples`."""
-        stream, trainer = data.stream(config.data.train), config.trainer
-        sizes = config.data.window, trainer.max_tokens, config.seed, ranks.n_shares
+        stream, trainer = data.stream(self.config.data.train), self.config.trainer
+        sizes = self.config.data.window, trainer.max_tokens, self.config.seed, ranks.n_shares
         masking = Masking(self.settings, data.tokenizer)
         return MaskedTrainingWindows(stream, BOS, *sizes, masking=masking)
 
-    def batches(
-        self, data: PreparedTokens, config: Config, split: str, n_items: int | None = None
-    ) -> MaskedEvaluationWindows:
+    def batches(self, data: PreparedTokens, part: Part) -> MaskedEvaluationWindows:
         """See `Task.batches`: windows side by side."""
-        window, most = config.data.window, config.decode.max_windows
-        stream = data.stream(split).first(n_items and n_items * window)
-        sizes = window, config.trainer.max_tokens, 0, most
+        window, most = self.config.data.window, self.config.decode.max_windows
+        stream = data.stream(part.split).first(part.n and part.n * window)
+        sizes = window, self.config.trainer.max_tokens, 0, most
         masking = Masking(self.settings, data.tokenizer)
         return MaskedEvaluationWindows(stream, BOS, *sizes, masking=masking)
 
-    def measured(
-        self, model: Model, loss: Loss, data: PreparedTokens, config: Config, ranks: Ranks,
-        split: str, n_items: int | None = None, progress: bool = False,
-    ) -> Measured:  # fmt: skip
-        """See `Task.measured`; adds the number of correct predictions of each window."""
-        windows = self.batches(data, config, split, n_items)
-        with autocast(ranks.device, config.decode.precision):
-            measured = measure_losses(model, loss, windows, ranks, is_correct, progress)
-        return Measured(measured.items, self.metrics(config))
+    def extra(self, data: PreparedTokens) -> Extra:
+        """See `Task.extra`: whether a prediction is correct."""
+        return 1, is_correct
 
-    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
+    def items(self, data: PreparedTokens, split: str) -> Candidates:
         """See `Task.items`: windows of text."""
-        return text_items(run, max_items, path)
+        return text_windows(data.stream(split).ids, self.config.data.window, data.tokenizer)
 
-    def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
-        """See `Task.readings`: with all chosen tokens masked, and their predictions."""
+    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
+        """See `Task.items_of_lines`: windows of one text."""
+        return lines_as_windows(saved, lines, self.config.data.window)
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """See `Task.given`: with all chosen tokens masked, and their predictions."""
         settings = replace(self.settings, mask_replace_prob=1.0, random_replace_prob=0.0)
         start = np.zeros(1, np.int64)
-        for index, (tokenizer, ids) in enumerate(encoded_texts(run, texts)):
+        for index, (tokenizer, ids) in enumerate(encoded_texts(run, inputs)):
             masking = Masking(settings, tokenizer)
-            masked = masking.batch(TokenStream(ids), start, len(ids), start, (index,))
-            ((batch, observed),) = observations(run.model, [masked], run.device)
+            batch = masking.batch(TokenStream(ids), start, len(ids), start, (index,))
             names = tokenizer.labels(ids.tolist())
-            for place in masked.scored_R.tolist():
+            for place in batch.scored_R.tolist():
                 names[place] = f"<mask:{names[place]}>"
             axes = Axes(names, names, ids_text(ids, tokenizer), NOTE)
-            filled = ids_text(_filled(run.model, batch, ids), tokenizer)
-            yield index, Reading({SITE: axes}, observed, {"prediction": filled})
+            filled = ids_text(_filled(run.model, batch.to(run.device), ids), tokenizer)
+            yield Given(batch, {SITE: axes}, {"prediction": filled})
 
 
 @torch.no_grad()

@@ -1,12 +1,13 @@
 """Predictions of classifiers: of new texts and pictures, and of the splits of a run.
 
-Axes: N examples, R rows of a batch, C classes.
+Axes: N examples, R rows of a batch, D width, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from headwise.config.instantiate import instantiate
 from headwise.data.batch import Batch
 from headwise.data.class_store import LABELS, PreparedClasses, example_ids
 from headwise.data.classes import ImageInputs, LabelledSplit, TextInputs, evaluation_batches
@@ -26,10 +26,10 @@ from headwise.data.token_stream import TOKENIZER
 from headwise.data.tokenizer import Tokenizer
 from headwise.errors import DataError
 from headwise.files import read_json, write_text
-from headwise.losses.loss import Loss
-from headwise.model.family import Model, evaluating
+from headwise.model.family import evaluating
 from headwise.runs.folder import RunFolder
-from headwise.tasks.task import TrainedRun
+from headwise.tasks.task import Outputs, TrainedRun
+from headwise.track.base import Tracker
 
 FOLDER = "predictions"  # of a run
 COLUMNS = ("prediction", "probability")
@@ -37,7 +37,6 @@ PICTURE = "picture"  # column with the file of a picture
 CONFUSION = ".confusion.csv"  # end of the name of a file: counts by label (row) and prediction
 
 Example = str | Path | Image  # a text, or a picture: its file or its values
-Predicted = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]  # classes, probabilities, (N,)
 
 
 class Prediction(NamedTuple):
@@ -47,48 +46,26 @@ class Prediction(NamedTuple):
     probability: float
 
 
-def labels_of(run: TrainedRun) -> list[str]:
+def labels_of(saved: Path) -> list[str]:
     """Names of the classes of a run."""
-    labels: list[str] = read_json(run.folder.path / "data.json")[LABELS]
+    labels: list[str] = read_json(saved / "data.json")[LABELS]
     return labels
-
-
-@torch.no_grad()
-def predicted(
-    model: Model, loss: Loss, batches: Sequence[Batch], device: torch.device
-) -> Predicted:
-    """The most probable class of each row of the batches, and its probability."""
-    n_rows = sum(map(len, batches))
-    classes_N, probabilities_N = np.zeros(n_rows, np.int64), np.zeros(n_rows)
-    with evaluating(model):
-        for batch in (batch.to(device) for batch in batches):
-            states_RD = batch.scored(model.states(**model.inputs(batch)))
-            best = loss.log_probs(model.output(states_RD)).max(1)
-            rows = np.asarray(batch.rows)
-            classes_N[rows] = best.indices.cpu().numpy()
-            probabilities_N[rows] = best.values.double().exp().cpu().numpy()
-    return classes_N, probabilities_N
 
 
 @dataclass(frozen=True)
 class ClassifierRun(TrainedRun):
-    """A finished classifier.
+    """A finished classifier."""
 
-    Attributes:
-        tokenizer: of its texts; None for a classifier of pictures.
-        labels: names of its classes.
-    """
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """Tokenizer of its texts; None for a classifier of pictures."""
+        path = self.folder.path / TOKENIZER
+        return Tokenizer.load(path) if path.is_file() else None
 
-    tokenizer: Tokenizer | None
-    labels: Sequence[str]
-
-    @classmethod
-    def from_run(cls, run: TrainedRun) -> ClassifierRun:
-        """The run with its tokenizer and labels."""
-        path = run.folder.path / TOKENIZER
-        tokenizer = Tokenizer.load(path) if path.is_file() else None
-        attributes = {field.name: getattr(run, field.name) for field in fields(TrainedRun)}
-        return cls(**attributes, tokenizer=tokenizer, labels=labels_of(run))
+    @cached_property
+    def labels(self) -> list[str]:
+        """Names of its classes."""
+        return labels_of(self.folder.path)
 
     @property
     def columns(self) -> list[str]:
@@ -117,10 +94,20 @@ class ClassifierRun(TrainedRun):
         inputs = self._pictures(parts) if self.tokenizer is None else self._texts(parts)
         split = LabelledSplit(inputs, np.zeros(len(parts), np.int64))
         batches = evaluation_batches(split, self.config.trainer.max_tokens)
-        loss = instantiate(self.config.loss, "loss", Loss)
-        classes_N, probabilities_N = predicted(self.model, loss, batches, self.device)
-        pairs = zip(classes_N.tolist(), probabilities_N.tolist(), strict=True)
-        return [Prediction(self.labels[label], probability) for label, probability in pairs]
+        return self.predicted(batches)
+
+    @torch.no_grad()
+    def predicted(self, batches: Sequence[Batch]) -> list[Prediction]:
+        """The label of each row of the batches."""
+        found: dict[int, Prediction] = {}
+        with evaluating(self.model):
+            for batch in (batch.to(self.device) for batch in batches):
+                states_RD = batch.scored(self.model.states(**self.model.inputs(batch)))
+                log_probs, classes = self.task.loss.log_probs(self.model.output(states_RD)).max(1)
+                best = zip(classes.tolist(), log_probs.double().exp().tolist(), strict=True)
+                predictions = [Prediction(self.labels[label], share) for label, share in best]
+                found |= zip(batch.rows, predictions, strict=True)
+        return [found[row] for row in sorted(found)]
 
     def _texts(self, examples: Sequence[Sequence[Any]]) -> TextInputs:
         assert self.tokenizer is not None
@@ -150,24 +137,29 @@ def tsv_line(prediction: Prediction, *others: str) -> str:
     return "\t".join(" ".join(cell.split()) for cell in cells)
 
 
-def write_predictions(
-    folder: RunFolder,
-    split: str,
-    data: PreparedClasses,
-    predicted_N: npt.NDArray[np.int64],
-    probabilities_N: npt.NDArray[np.float64],
-) -> None:
-    """Write `predictions/<split>.tsv` (with labels and texts) and `<split>.confusion.csv`."""
-    labels, true_N = data.labels, data.split(split).classes
-    is_text = data.tokenizer is not None
-    columns = text_columns(data.corpus.config) if is_text else ["number"]
-    lines = ["\t".join((*COLUMNS, "label", *columns))]
-    for number, (example, label) in enumerate(data.corpus.rows(split)):
-        prediction = Prediction(labels[predicted_N[number]], probabilities_N[number])
-        lines.append(tsv_line(prediction, label, *(example if is_text else [str(number + 1)])))
-    (folder.path / FOLDER).mkdir(exist_ok=True)
-    write_text(folder.path / FOLDER / f"{split}.tsv", "\n".join(lines) + "\n")
-    counts_CC = np.zeros((len(labels), len(labels)), np.int64)
-    np.add.at(counts_CC, (true_N, predicted_N), 1)
-    counts = pd.DataFrame(counts_CC, labels, labels).to_csv(index_label="label")
-    write_text(folder.path / FOLDER / f"{split}{CONFUSION}", counts)
+@dataclass
+class Predictions(Outputs):
+    """Predictions of a split: class and probability of each example, (N,)."""
+
+    data: PreparedClasses
+    classes_N: npt.NDArray[np.int64]
+    probabilities_N: npt.NDArray[np.float64]
+
+    def write(self, folder: RunFolder, name: Path, tracker: Tracker) -> Mapping[str, Any]:
+        """Write `predictions/<name>.tsv` (with labels and texts) and `<name>.confusion.csv`."""
+        data, split = self.data, name.name
+        labels, true_N = data.labels, data.split(split).classes
+        is_text = data.tokenizer is not None
+        columns = text_columns(data.corpus.config) if is_text else ["number"]
+        lines = ["\t".join((*COLUMNS, "label", *columns))]
+        for number, (example, label) in enumerate(data.corpus.rows(split)):
+            shown = Prediction(labels[self.classes_N[number]], self.probabilities_N[number])
+            lines.append(tsv_line(shown, label, *(example if is_text else [str(number + 1)])))
+        path = folder.path / FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(Path(f"{path}.tsv"), "\n".join(lines) + "\n")
+        counts_CC = np.zeros((len(labels), len(labels)), np.int64)
+        np.add.at(counts_CC, (true_N, self.classes_N), 1)
+        counts = pd.DataFrame(counts_CC, labels, labels).to_csv(index_label="label")
+        write_text(Path(f"{path}{CONFUSION}"), counts)
+        return {}

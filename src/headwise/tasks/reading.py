@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 from headwise.analysis.kinds import Places
 from headwise.analysis.observe import Observation
 from headwise.analysis.survey import ColumnText
-from headwise.data.batch import Batch
+from headwise.data.batch import Batch, Column
 from headwise.data.patches import grid_of
-from headwise.losses.loss import Loss
+from headwise.errors import DataError, RunError
 from headwise.metrics.metric import Measured
+from headwise.model.family import Model
 
 T = TypeVar("T")
 
@@ -61,6 +64,41 @@ class Items:
     chosen: Sequence[Item]
     n_all: int
     note: str = ""
+
+
+class Candidates(NamedTuple):
+    """Items to choose from.
+
+    Attributes:
+        n: their number.
+        item: number, from 0 -> the item.
+        unit: what they are, in the plural.
+        preferred: numbers of which up to a quarter of the chosen ones are taken.
+        note: says so.
+    """
+
+    n: int
+    item: Callable[[int], Item]
+    unit: str
+    preferred: Sequence[int] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How the values of a column are written.
+
+    Attributes:
+        language: language code; empty: words are not measured.
+        name: of an id; empty if it has none.
+        number: of a value that is no id, equal for equal values.
+        places: of its positions, for kinds of heads; None: unknown.
+    """
+
+    language: str = ""
+    name: Callable[[int], str] = str
+    number: Callable[[Any], int] = int
+    places: Places | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +162,25 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Given:
+    """An input of a user.
+
+    Attributes:
+        batch: the input alone.
+        axes: of the attention, by name of the site.
+        texts: name -> text that the model generated.
+        queries: numbers of the queries to observe; None: all.
+        with_cls: CLS tokens are the first queries and keys.
+    """
+
+    batch: Batch
+    axes: Mapping[str, Axes]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    queries: Sequence[int] | None = None
+    with_cls: bool = False
+
+
+@dataclass(frozen=True)
 class Inspected:
     """Items of a split (sentences, windows) for the analysis of heads.
 
@@ -142,7 +199,7 @@ class Inspected:
     batches: Sequence[Batch]
     texts: Mapping[str, ColumnText]
     numbers: Sequence[int]
-    measure: Callable[[Loss], Sequence[Measured]]
+    measure: Callable[[], Sequence[Measured]]
     n_left_out: int = 0
     unit: str = "sentences"
     places: Mapping[str, Places | None] = field(default_factory=dict)
@@ -157,3 +214,29 @@ def spaced(items: Sequence[T], max_items: int) -> list[T]:
     """At max_items `max_items` items, evenly spaced, starting with the first."""
     n = min(max_items, len(items))
     return [items[i * len(items) // n] for i in range(n)]
+
+
+def rows_of(batches: Sequence[Batch], column: str) -> list[list[Any]]:
+    """The values of a column for each item of batches, in the order of their `rows`."""
+    items = {
+        row: ids
+        for b in batches
+        for row, ids in zip(b.rows, b.columns[column].items(), strict=True)
+    }
+    return [items[row] for row in sorted(items)]
+
+
+def given_ids(model: Model, inputs: Sequence[Any]) -> Iterator[Given]:
+    """Texts of ids, with spaces between them, for a model that reads one column."""
+    if len(model.columns) != 1:
+        raise RunError("inputs of a model with several columns cannot be read from text")
+    (name,), none = model.columns, torch.zeros(0, dtype=torch.long)
+    for number, text in enumerate(inputs, 1):
+        try:
+            ids = [int(token) for token in text.split()]
+        except ValueError as error:
+            raise DataError(f"item {number} must be numbers, got {text!r}") from error
+        column = Column(torch.tensor([ids]), torch.tensor([len(ids)]))
+        labels = list(map(str, ids))
+        axes = {site.name: Axes(labels, labels, text) for site in model.sites}
+        yield Given(Batch({name: column}, none, none, [0], 0), axes)

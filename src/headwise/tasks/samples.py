@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from headwise.config.schema import Config
 from headwise.data.corpora.pictures import Image, picture, write_png
 from headwise.data.images import ImageCorpus
 from headwise.data.lossless import lossless
@@ -26,6 +26,7 @@ from headwise.losses.loss import Loss
 from headwise.model.family import Model
 from headwise.model.single import SingleStack
 from headwise.runs.folder import RunFolder
+from headwise.tasks.task import Outputs
 from headwise.track.base import Tracker
 
 SAMPLES = "samples"  # folder of a run
@@ -277,28 +278,37 @@ def samples_path(folder: RunFolder, stem: str, samples: Samples[Any]) -> Path:
     return path
 
 
-def write_validation_samples(
-    model: Model,
-    loss: Loss,
-    samples: Samples[Any],
-    config: Config,
-    folder: RunFolder,
-    tracker: Tracker,
-    update: int,
-) -> None:
-    """Draw `trainer.valid_samples` samples, the same random numbers at each validation.
+@dataclass(frozen=True)
+class ValidationSamples(Outputs):
+    """Samples of a model in training, drawn with the same random numbers at each validation.
 
     Torch's generators are not used, so the training does not depend on it.
+
+    Args:
+        model: in training.
+        loss: of the training.
+        samples: folder of a run -> prompts and files.
+        n: number of samples.
+        seed: of the random numbers.
     """
-    numbers = range(1, config.trainer.valid_samples + 1)
-    assert isinstance(model, SingleStack)
-    n_tokens, sampling = min(samples.size, samples.at_validations), Sampling(seed=config.seed)
-    prompts: list[list[int]] = [[] for _ in numbers]
-    arguments = model, loss.output_map, prompts, numbers, n_tokens, sampling
-    try:
-        rows = draw_samples(*arguments, **samples.settings)
-    except RunError as error:  # a sparse output early in training
-        log.warning("no samples at update %d: %s", update, error)
-        return
-    paths = samples.write(rows, samples_path(folder, f"update_{update:08d}", samples))
-    samples.log(rows, paths, tracker, update)
+
+    model: Model
+    loss: Loss
+    samples: Callable[[RunFolder], Samples[Any]]
+    n: int
+    seed: int
+
+    def write_validation(self, folder: RunFolder, tracker: Tracker, update: int) -> None:
+        """See `Outputs.write_validation`; the samples are drawn here, by the first rank alone."""
+        samples, numbers = self.samples(folder), range(1, self.n + 1)
+        assert isinstance(self.model, SingleStack)
+        n_tokens, sampling = min(samples.size, samples.at_validations), Sampling(seed=self.seed)
+        prompts: list[list[int]] = [[] for _ in numbers]
+        arguments = self.model, self.loss.output_map, prompts, numbers, n_tokens, sampling
+        try:
+            rows = draw_samples(*arguments, **samples.settings)
+        except RunError as error:  # a sparse output early in training
+            log.warning("no samples at update %d: %s", update, error)
+            return
+        paths = samples.write(rows, samples_path(folder, f"update_{update:08d}", samples))
+        samples.log(rows, paths, tracker, update)

@@ -17,7 +17,8 @@ from headwise.errors import refuse, require
 from headwise.metrics.metric import Metric
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
-from headwise.tasks.task import task_of
+from headwise.tasks.scores import main_metric
+from headwise.tasks.task import Task, task_of
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
@@ -46,24 +47,23 @@ def check(config: Config) -> None:
     check_tracker(config.tracker)
     check_tokenizer_config(config.tokenizer)
     require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
-    task.check(config)
-    monitored(config)
+    task.check()
+    monitored(task)
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
-    instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites(config))
+    instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites())
 
 
-def monitored(config: Config) -> Metric:
-    """The metric of `trainer.monitor`, else that of the task.
+def monitored(task: Task[Any]) -> Metric:
+    """The metric of `trainer.monitor`, else the main one of the task.
 
     Raises:
         ConfigError: the task has no such metric.
     """
-    task = task_of(config)
-    metrics = {metric.name: metric for metric in task.metrics(config)}
-    monitor = config.trainer.monitor or task.monitored(config)
+    metrics = {metric.name: metric for metric in task.metrics()}
+    monitor = task.config.trainer.monitor or next(iter(metrics))
     if monitor not in metrics:
         raise refuse("trainer.monitor", monitor, metrics)
     return metrics[monitor]
@@ -89,7 +89,7 @@ def resolve(config: Config) -> dict[str, Any]:
     may move.
     """
     device = choose_device(config.trainer.device)
-    config.trainer.monitor = config.trainer.monitor or task_of(config).monitored(config)
+    config.trainer.monitor = config.trainer.monitor or main_metric(task_of(config)).name
     for part in (config.trainer, config.decode):
         part.precision = resolve_precision(part.precision, device)
     for group, sites in SITE_GROUPS.items():

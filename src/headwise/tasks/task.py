@@ -1,38 +1,45 @@
-"""The interface of a task: its data, model, metrics and the outputs of a run.
+"""The interface of a task: its data, model, metrics and outputs, built once for a run's settings.
 
 The training loop (`headwise.train`) is independent of tasks; `task=` selects one for a command.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 import torch
+from torch import Tensor
 
-from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, PruneDataConfig
+from headwise.config.keys import with_changes
+from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.digest import content_digest
 from headwise.data.loader import Examples
-from headwise.errors import RunError, refuse, require
+from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
-from headwise.metrics.metric import Measured, Metric, Score
+from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
+from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder
-from headwise.tasks.evaluation import head_values, measure_losses
-from headwise.tasks.reading import Inspected, Items, Reading
-from headwise.tasks.samples import Samples
-from headwise.track.base import HeadValues, Tracker
+from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.reading import Candidates, Given, Item, Spelling, given_ids, rows_of
+from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
-from headwise.train.trainer import Validation, WriteOutputs, write_nothing
 
 Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
+Sides = tuple[Sequence[str], Sequence[str]]  # aligned lines: sources and references
+# S; logits (R, V) and targets (R,) of the scored positions -> more statistics of each, (R, S)
+Extra = tuple[int, Callable[[Tensor, Tensor], Tensor]]
 
 
 class Corpus(Protocol):
@@ -81,30 +88,54 @@ class Data(Protocol):
         ...
 
 
-class Validator(Protocol):
-    """Validation during training."""
+@dataclass(frozen=True)
+class Part:
+    """The first items of a split.
 
-    @property
-    def uses_part(self) -> bool:
-        """Whether a call measures a part of the validation set, unless asked for the whole."""
-        ...
+    Attributes:
+        split: its name.
+        n: number of items; None: all.
+        n_outputs: outputs are made of so many of them; None: of all.
+        longest: items with more tokens are left out, by tasks whose items differ in length.
+    """
 
-    def __call__(self, whole: bool = False) -> Validation:
-        """Measure the model with its current weights; `whole`: on the whole validation set."""
-        ...
+    split: str
+    n: int | None = None
+    n_outputs: int | None = None
+    longest: float = math.inf
 
-    def heads(self) -> dict[str, HeadValues]:
-        """Current statistics of the heads, on the first rank."""
-        ...
+
+class Outputs:
+    """What a model made of items, such as translations; by default nothing is written of it."""
+
+    def write(self, folder: RunFolder, name: Path, tracker: Tracker) -> Mapping[str, Any]:
+        """Write the outputs of a split; return scores that are no metrics, as in results.json.
+
+        Args:
+            folder: where to write.
+            name: of the split, with the subfolder.
+            tracker: which logs a part of them.
+        """
+        return {}
+
+    def write_validation(self, folder: RunFolder, tracker: Tracker, update: int) -> None:
+        """Write the outputs of a validation after `update` updates."""
+
+
+class Evaluation(NamedTuple):
+    """Statistics of items with their metrics, and the outputs."""
+
+    measured: Sequence[Measured]  # one for each unit of items
+    outputs: Outputs = Outputs()
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run folder with its model, of any task.
+    """A run folder with its model, of any task; a task may have a subclass with more methods.
 
     Attributes:
         folder: its paths and small files.
-        config: the settings of its training.
+        config: the settings of its training, and of its search.
         task: selected by the config.
         model: in evaluation mode, on `device`, with the weights of `checkpoint`.
         sizes: of its vocabularies.
@@ -114,7 +145,7 @@ class TrainedRun:
 
     folder: RunFolder
     config: Config
-    task: Task[Any, Any]
+    task: Task[Any]
     model: Model
     sizes: Sizes
     checkpoint: Path
@@ -127,13 +158,35 @@ class TrainedRun:
 
     @property
     def search(self) -> dict[str, Any]:
-        """Settings of the search that affect the scores; recorded with them."""
-        return {}
+        """Settings below `decode` that affect the scores; recorded with them."""
+        decode = self.config.decode
+        names = [field.name for field in fields(decode) if field.name[0] != "_"]
+        return {name: getattr(decode, name) for name in names} if self.task.searches else {}
 
     @property
     def facts(self) -> dict[str, str]:
         """Name -> value of additional facts for the page of the run."""
         return {}
+
+    def searching(self, changes: Mapping[str, Any]) -> Self:
+        """The run with other settings below `decode`; None leaves a setting unchanged.
+
+        Raises:
+            ConfigError: an unknown `decode.<key>`, or a value that is not allowed.
+        """
+        if not self.task.searches:
+            for key in (key for key, value in changes.items() if value is not None):
+                raise unknown("decode.", key, [])
+            return self
+        decode = with_changes(self.config.decode, "decode", changes)
+        task = self.task.changed(decode=decode)
+        task.check_search()
+        decode.precision = resolve_precision(decode.precision, self.device)
+        return replace(self, config=task.config, task=task)
+
+    def data(self, splits: Sequence[str], folder: str | None = None) -> Any:
+        """Splits, encoded as in the training; see `Task.restored`."""
+        return self.task.restored(self.folder.path, splits, folder)
 
 
 @dataclass(frozen=True)
@@ -158,240 +211,206 @@ class NoFiles:
         """Write nothing: a finished run needs no files."""
 
 
-@dataclass(frozen=True)
-class SplitValidator:
-    """A `Validator` made of functions of the whole set; `write` is that of its `Validation`."""
-
-    measure: Callable[[], Sequence[Measured]]
-    heads: Callable[[], dict[str, HeadValues]]
-    write: WriteOutputs = write_nothing
-    uses_part: ClassVar[bool] = False
-
-    def __call__(self, whole: bool = False) -> Validation:
-        """Measure the model with its current weights."""
-        return Validation(self.measure(), self.heads, self.write)
+D = TypeVar("D")
 
 
-C = TypeVar("C", bound=Corpus)
-D = TypeVar("D", bound=Data)
-
-
-class Task(Generic[C, D]):
-    """Base class of tasks; each task is one module of `headwise.tasks`.
+class Task(ABC, Generic[D]):
+    """Base class of tasks; the constructor takes the config and the keys below `task`.
 
     Attributes:
-        monitor: default metric for the `best` checkpoint and early stopping.
         data: the class of its `data`, or several.
+        searches: whether settings below `decode` affect its scores.
+        run: the class of a loaded run.
         command: that applies a finished run; empty if there is none.
         references: file in a run folder with the hash of the references; `{split}` is replaced.
     """
 
-    monitor: str
-    data: type | tuple[type, ...] = object
-    command = ""
-    references = ""
+    data: ClassVar[type | tuple[type, ...]] = object
+    searches: ClassVar[bool] = False
+    run: ClassVar[type[TrainedRun]] = TrainedRun
+    command: ClassVar[str] = ""
+    references: ClassVar[str] = ""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
 
     @property
     def name(self) -> str:
         """Name in the yaml files of data."""
         return type(self).__name__.lower()
 
-    def sites(self, config: Config) -> tuple[Site, ...]:
-        """Attention sites of a model of this task."""
-        raise NotImplementedError
-
-    def metrics(self, config: Config) -> Sequence[Metric]:
-        """Metrics of a validation, available before data is read."""
-        raise NotImplementedError
-
-    def validation_metrics(self, config: Config) -> Sequence[Metric]:
-        """`metrics` with the scope of validations."""
-        return self.metrics(config)
-
-    def languages(self, config: Config) -> tuple[str, ...]:
+    @property
+    def languages(self) -> tuple[str, ...]:
         """Language codes of the data, source first."""
-        return ()
+        codes = (getattr(self.config.data, key, None) for key in ("source", "target", "language"))
+        return tuple(code for code in codes if code)
 
-    def monitored(self, config: Config) -> str:
-        """Metric that selects the best checkpoint unless `trainer.monitor` is set."""
-        return self.monitor
+    @property
+    def unit(self) -> str:
+        """What its items are, in the plural."""
+        return "sentences"
 
-    def main_metric(self, config: Config) -> Metric:
-        """Metric of tables and curves: the task's monitor if measured, else the run's monitor."""
-        metrics = {metric.name: metric for metric in self.metrics(config)}
-        return metrics.get(self.monitored(config)) or metrics[config.trainer.monitor or ""]
+    @property
+    def row_tokens(self) -> int | None:
+        """Tokens of every row; None: rows have different numbers of tokens."""
+        return None
 
-    def check(self, config: Config) -> None:
-        """Raise `ConfigError` for invalid settings of this task, before data is read."""
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs of a validation."""
+        return 0
 
-    def sizes(self, config: Config) -> Sizes:
+    @cached_property
+    def loss(self) -> Loss:
+        """The loss of the config."""
+        return instantiate(self.config.loss, "loss", Loss)  # type: ignore[no-any-return]
+
+    def changed(self, **changes: Any) -> Self:
+        """The task with other settings of the config."""
+        other = copy(self)
+        other.config = replace(self.config, **changes)
+        return other
+
+    # -- before data is read ------------------------------------------------------------------
+
+    @abstractmethod
+    def sites(self) -> tuple[Site, ...]:
+        """Attention sites of a model."""
+
+    @abstractmethod
+    def sizes(self) -> Sizes:
         """Sizes of the vocabularies before data is read; upper limits if they depend on text."""
-        raise NotImplementedError
 
-    def open(self, config: Config, cache: Path) -> C:
-        """Locate the data; by default there are no files."""
-        return cast(C, NoFiles(config.data.test, self.sizes(config)))
+    @abstractmethod
+    def metrics(self, data: D | None = None) -> Sequence[Metric]:
+        """Metrics of a validation, the main one first; some may be known with the data only."""
 
-    def prepare(self, corpus: C, config: Config, progress: bool) -> D:
-        """Prepare the data; the first rank is called first and fills the cache for the others."""
+    def check(self) -> None:
+        """Raise `ConfigError` for invalid settings of this task."""
+
+    def check_search(self) -> None:
+        """Raise `ConfigError` for invalid settings below `decode`."""
+
+    # -- data, model, training ----------------------------------------------------------------
+
+    def open(self, cache: Path) -> Any:
+        """Locate the data, a `Corpus`; by default there are no files."""
+        return NoFiles(self.config.data.test, self.sizes())
+
+    def splits(self, corpus: Corpus) -> list[str]:
+        """Splits that are evaluated at the end: the validation set and the test sets."""
+        return list(dict.fromkeys((self.config.data.valid, *corpus.test_sets)))
+
+    def prepare(self, corpus: Any) -> D:
+        """Prepare opened data; the first rank is called first, and fills the cache for all."""
         return cast(D, corpus)
 
-    def model(self, config: Config, sizes: Sizes) -> Model:
-        """Build a model for vocabularies of these sizes."""
-        raise NotImplementedError
+    @abstractmethod
+    def model(self, sizes: Sizes, data: D | None = None) -> Model:
+        """Build a model for vocabularies of these sizes; with `data` one to train on them."""
 
-    def training_model(self, config: Config, data: D) -> Model:
-        """Build a model to train on prepared data; by default `model`."""
-        return self.model(config, data.sizes)
-
-    def examples(self, config: Config, data: D, ranks: Ranks, scratch: Path) -> Examples:
+    @abstractmethod
+    def examples(self, data: D, ranks: Ranks, scratch: Path) -> Examples:
         """Training examples; `scratch` is a folder for temporary files of an epoch."""
-        raise NotImplementedError
 
-    def batches(
-        self, data: D, config: Config, split: str, n_items: int | None = None
-    ) -> Sequence[Batch]:
-        """Batches of the first `n_items` of a split, or of all; their `rows` start at 0.
+    # -- evaluation ---------------------------------------------------------------------------
 
-        Used by the default methods below.
-        """
-        raise NotImplementedError
+    @abstractmethod
+    def batches(self, data: D, part: Part) -> Sequence[Batch]:
+        """Batches of the items of a part; their `rows` count these items from 0."""
 
-    def measured(
-        self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks,
-        split: str, n_items: int | None = None, progress: bool = False,
-    ) -> Measured:  # fmt: skip
-        """The `metrics` of a split, or of its first `n_items`; with a bar if `progress`."""
-        batches = self.batches(data, config, split, n_items)
-        return measure_losses(model, loss, batches, ranks, progress=progress)
+    def too_long(self, data: D, part: Part) -> Sequence[int]:
+        """Numbers, from 0, of the first items that `batches` leaves out by `Part.longest`."""
+        return ()
 
-    def scores(self, measured: Measured) -> dict[str, Score]:
-        """Scores at the end of a run, in the form of results.json."""
-        return measured.scores()
+    def extra(self, data: D) -> Extra | None:
+        """Statistics of an item after the loss, its measure, and the number of targets."""
+        return None
 
-    def write_items(self, measured: Measured, data: D, split: str, folder: RunFolder) -> None:
-        """Write what was measured of each item at the end of a run; by default nothing more."""
+    def evaluate(
+        self, model: Model, data: D, part: Part, ranks: Ranks, progress: bool = False
+    ) -> Evaluation:
+        """Measure the `metrics` of a part, and make its outputs; with a bar if `progress`."""
+        n_extra, extra = self.extra(data) or (0, None)
+        batches = self.batches(data, part)
+        items = measure_losses(model, self.loss, batches, ranks, extra, progress, n_extra).items
+        return Evaluation([Measured(items, self.metrics(data))])
 
-    def validator(
-        self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
-    ) -> Validator:
-        """Validator for the validation split."""
-        split, n_items = config.data.valid, config.trainer.head_sentences
-        return SplitValidator(
-            lambda: [self.measured(model, loss, data, config, ranks, split)],
-            lambda: head_values(model, self.batches(data, config, split, n_items), ranks),
-            self.written(model, loss, config),
-        )
+    def quick(self) -> Self:
+        """The task with the search of validations, which takes less time."""
+        return self
 
-    def written(self, model: Model, loss: Loss, config: Config) -> WriteOutputs:
-        """Function that writes outputs of the model at a validation; by default none."""
-        return write_nothing
+    def validates_part(self, data: D) -> bool:
+        """Whether a validation computes metrics of a part of the split; see `n_outputs`."""
+        return False
 
-    def scorer(
-        self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
-    ) -> Callable[[str, RunFolder, Tracker], dict[str, Any]]:
-        """Function (split, folder, tracker) -> scores in the form of results.json.
+    # -- a finished run -----------------------------------------------------------------------
 
-        It writes the outputs that it scores to the folder and the tracker.
-        """
+    def test_sets(self, saved: Path, folder: str | None = None) -> Sequence[str]:
+        """Test sets of a run in `saved`, or of the corpus in a folder."""
+        return cast(Sequence[str], self.config.data.test)
 
-        def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
-            measured = self.measured(model, loss, data, config, ranks, split)
-            if ranks.is_main:
-                folder.write_sums(split, measured.unit, measured.items)
-                self.write_items(measured, data, split, folder)
-            return {**self.scores(measured)}
-
-        return score
-
-    def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> TrainedRun:
-        """The run as this task's subclass of `TrainedRun`.
+    def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> D:
+        """Splits of the data of a run, encoded as in its training.
 
         Args:
-            search: settings of the search that replace the run's; ignored without a search.
-        """
-        return run
-
-    def samples(self, config: Config, folder: RunFolder) -> Samples[Any]:
-        """Prompts and files of samples of a run; a RunError if the task draws none."""
-        raise RunError(f"{folder.path} is a run of task={self.name}: it draws no samples")
-
-    def inspected(
-        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
-    ) -> Inspected:
-        """Items for the analysis of heads; by default the first items of a split.
-
-        Args:
-            data: the split, and the number of its items.
-            max_tokens: tokens per batch, with padding.
-            longest: items with more tokens are left out; the default leaves none out.
+            saved: the run folder, with tokenizers and names of labels.
+            splits: names.
+            folder: of other files of a user, read instead.
 
         Raises:
-            ConfigError: the split does not exist (the default).
-            DataError: its text does not exist, or all its items are too long.
+            ConfigError: a split or folder that the task does not read.
+            DataError: the data does not exist.
         """
-        config = replace(run.config, trainer=replace(run.config.trainer, max_tokens=max_tokens))
-        split = data.split or config.data.valid
-        prepared = self.prepared_split(run, split, data.dir)
-        batches = self.batches(prepared, config, split, data.sentences)
-        texts = {
-            name: self.column_text(prepared, config, _items_by_row(batches, name))
-            for name in batches[0].columns
-        }
-        shared = prepared, config, Ranks(0, 1, run.device), split, data.sentences
-        return Inspected(
-            split,
-            batches,
-            texts,
-            range(1, sum(map(len, batches)) + 1),
-            lambda loss: [self.measured(run.model, loss, *shared)],
-        )
-
-    def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> D:
-        """Data with a split of the run; tasks on text can read another folder."""
         require(folder is None, "data.dir", f"null with task={self.name}", folder)
-        corpus = self.open(run.config, machine_cache_dir())
-        if split not in self.splits(run.config, corpus):
-            raise refuse("data.split", split, self.splits(run.config, corpus))
-        return self.prepare(corpus, run.config, False)
+        corpus = self.open(machine_cache_dir())
+        for split in splits:
+            if split not in self.splits(corpus):
+                raise refuse("data.split", split, self.splits(corpus))
+        return self.prepare(corpus)
 
-    def column_text(self, data: D, config: Config, rows: list[list[int]]) -> ColumnText:
-        """Rows of ids with the name of each id; by default its number."""
-        return ColumnText("", rows, str)
+    def of_files(self, saved: Path, sets: Mapping[str, Sides]) -> D:
+        """Aligned lines of a user as splits."""
+        raise ConfigError(f"data.source_file must be null with task={self.name}")
 
-    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
-        """Items to show with attention: of the run's first test set, or the first ones of a file.
+    # -- heads: analysis and pages ------------------------------------------------------------
+
+    def plain(self) -> Self:
+        """The task whose items are all items of a split, with each token once."""
+        return self
+
+    def spellings(self, model: Model, data: D) -> Mapping[str, Spelling]:
+        """How the ids of each column are written; by default they are numbers."""
+        return {name: Spelling() for name in model.columns}
+
+    def items(self, data: D, split: str) -> Candidates:
+        """Items of a split to show; by default their ids, for a task with one column."""
+        batches = self.batches(data, Part(split))
+        columns = list(batches[0].columns) if batches else []
+        if len(columns) != 1:
+            raise RunError(f"task={self.name} defines no items to show a run on")
+        rows = rows_of(batches, columns[0])
+
+        def item(number: int) -> Item:
+            return Item(number + 1, {columns[0]: " ".join(map(str, rows[number]))})
+
+        return Candidates(len(rows), item, self.unit)
+
+    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
+        """Items to show of a file of a user; by default each line that is not empty."""
+        items = [Item(n, {"text": line}) for n, line in enumerate(lines, 1) if line.strip()]
+        return Candidates(len(items), items.__getitem__, self.unit)
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """Each input of a user, `Item.input`, as a batch, with names of its queries and keys.
 
         Raises:
-            DataError: the text is empty or cannot be read.
-            RunError: the task does not define it.
+            DataError: what cannot be the model's input.
         """
-        raise RunError(f"task={self.name} defines no items to show a run on")
-
-    def readings(self, run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
-        """Yield the index and the reading of each text, or `Item.values`, in any order.
-
-        Raises:
-            DataError: a text that cannot be the model's input.
-        """
-        raise NotImplementedError
-
-    def splits(self, config: Config, corpus: C) -> list[str]:
-        """Splits that are evaluated at the end: the validation set and the test sets."""
-        return list(dict.fromkeys((config.data.valid, *corpus.test_sets)))
+        return given_ids(run.model, inputs)
 
 
-def _items_by_row(batches: Sequence[Batch], column: str) -> list[list[int]]:
-    """The ids of each item of batches, in the order of their `rows`."""
-    items = {
-        row: ids
-        for b in batches
-        for row, ids in zip(b.rows, b.columns[column].items(), strict=True)
-    }
-    return [items[row] for row in sorted(items)]
-
-
-def task_of(config: Config) -> Task[Any, Any]:
+def task_of(config: Config) -> Task[Any]:
     """The task that a config selects."""
-    task: Task[Any, Any] = instantiate(config.task, "task", Task)
+    task: Task[Any] = instantiate(config.task, "task", Task, config=config)
     return task

@@ -1,4 +1,4 @@
-"""Input text of commands: named test sets and files of the user."""
+"""Named sets of sentence pairs: in a run folder, or in a corpus."""
 
 from __future__ import annotations
 
@@ -6,36 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headwise.analysis.survey import ColumnText
-from headwise.config.schema import DataConfig, PruneDataConfig
-from headwise.data.batching import evaluation_batches
-from headwise.data.corpora.text import decoded_lines, open_bytes
-from headwise.data.corpus import open_corpus
+from headwise.config.schema import DataConfig
+from headwise.data.corpora.text import read_lines
+from headwise.data.corpus import Corpus, open_corpus
+from headwise.data.encoded import Sides
 from headwise.data.origins import joined_splits
-from headwise.data.store import EncodedSplit
-from headwise.decode.hypothesis import search_name
 from headwise.errors import DataError
-from headwise.file_names import check_file_name
-from headwise.files import is_stream, machine_cache_dir
-from headwise.losses.loss import Loss
-from headwise.metrics.bleu import score_translations
-from headwise.metrics.metric import Measured
-from headwise.runs.folder import RunFolder
-from headwise.tasks.evaluation import HYPOTHESES, measure_losses
-from headwise.tasks.reading import Inspected
-from headwise.tasks.task import TrainedRun
-from headwise.tasks.translation_run import TranslationRun
-from headwise.train.distributed import Ranks
+from headwise.files import machine_cache_dir
 
-Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
-
-
-def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
-    """Read a file, plain or .gz, with one sentence per line."""
-    if not (path.is_file() or is_stream(path)):
-        raise DataError(f"{path} not found")
-    with open_bytes(path) as stream:
-        return list(decoded_lines(stream, str(path), may_be_empty))
+HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
 
 
 def check_aligned(
@@ -49,52 +28,49 @@ def check_aligned(
         )
 
 
-def named_sets(run: TrainedRun, names: list[str], folder: str | None) -> dict[str, Sides]:
+def named_sets(
+    data: DataConfig, saved: Path, names: Sequence[str], folder: str | None = None
+) -> dict[str, Sides]:
     """Sources and references by set, from the run folder or else from the corpus.
 
     Args:
-        run: a run of translation.
-        names: sets; empty for the test sets of the run.
+        data: of a run of translation.
+        saved: the run folder.
+        names: sets.
         folder: of a corpus; all sets are read from it if given.
 
     Raises:
         DataError: a set does not exist, or its sides are not aligned.
     """
-    requested = names or run.config.data.test
     if folder is not None:
-        return _corpus_sets(run, requested, folder)
-    saved = _saved_sets(run.folder)
-    requested = requested or _saved_tests(run)
-    parts = {name: joined_splits(name, saved) for name in requested}
-    absent = [name for name in requested if not set(parts[name]) <= set(saved)]
-    others = _corpus_sets(run, absent, None) if absent or not requested else {}
-    local = {name: _saved_set(run.folder, parts[name]) for name in requested if name not in absent}
-    return {name: {**local, **others}[name] for name in requested or others}
+        return _read(opened(data, names, folder))
+    there = _saved_sets(saved)
+    parts = {name: joined_splits(name, there) for name in names}
+    absent = [name for name in names if not set(parts[name]) <= set(there)]
+    others = _read(opened(data, absent, None)) if absent else {}
+    return {
+        name: others[name] if name in others else _saved_set(saved, parts[name]) for name in names
+    }
 
 
-def set_to_show(run: TrainedRun) -> str:
-    """The first test set of a run, or its validation set if it has none."""
-    data: DataConfig = run.config.data
-    return [*data.test, *_saved_tests(run), data.valid][0]
+def saved_tests(saved: Path, data: DataConfig) -> list[str]:
+    """Names of the test sets in a run folder."""
+    return [name for name in _saved_sets(saved) if name != data.valid]
 
 
-def _saved_tests(run: TrainedRun) -> list[str]:
-    return [name for name in _saved_sets(run.folder) if name != run.config.data.valid]
-
-
-def _saved_sets(folder: RunFolder) -> list[str]:
+def _saved_sets(saved: Path) -> list[str]:
     """Names of the sets whose sources and references are in the run folder."""
-    texts = folder.path / HYPOTHESES
+    texts = saved / HYPOTHESES
     names = [path.name.removesuffix(".src.txt") for path in texts.glob("*.src.txt")]
     return sorted(name for name in names if (texts / f"{name}.ref.txt").is_file())
 
 
-def _saved_set(folder: RunFolder, names: list[str]) -> Sides:
+def _saved_set(saved: Path, names: Sequence[str]) -> Sides:
     """Concatenation of sets of the run folder."""
     both: tuple[list[str], list[str]] = [], []
     for name in names:
         sources, references = (
-            read_lines(folder.path / HYPOTHESES / f"{name}.{side}.txt") for side in ("src", "ref")
+            read_lines(saved / HYPOTHESES / f"{name}.{side}.txt") for side in ("src", "ref")
         )
         check_aligned(sources, references, f"{name}.src.txt", f"{name}.ref.txt")
         both[0].extend(sources)
@@ -102,15 +78,14 @@ def _saved_set(folder: RunFolder, names: list[str]) -> Sides:
     return both
 
 
-def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[str, Sides]:
-    """Sets `test` of the run's corpus, or all of its test sets if empty."""
-    data = run.config.data
+def opened(data: DataConfig, test: Sequence[str], folder: str | None) -> Corpus:
+    """The run's corpus, or that in a folder, with sets `test`, or all of its test sets if empty."""
     data_dir = data.dir
-    data = replace(data, dir=folder or data_dir, test=test)
+    data = replace(data, dir=folder or data_dir, test=list(test))
     if test:  # the training text may be absent
         data = replace(data, train=test[0], valid=test[0])
     try:
-        corpus = open_corpus(data, machine_cache_dir())
+        return open_corpus(data, machine_cache_dir())
     except DataError as error:
         if data_dir is None or folder is not None:
             raise
@@ -120,38 +95,7 @@ def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[s
             f"data.dir={data_dir}, here {Path(data_dir).absolute()}. Set "
             "data.dir= to the folder that holds them"
         ) from error
+
+
+def _read(corpus: Corpus) -> dict[str, Sides]:
     return {name: corpus.read(name) for name in corpus.config.test}
-
-
-def inspected_pairs(
-    run: TranslationRun, data: PruneDataConfig, max_tokens: int, longest: float
-) -> Inspected:
-    """The requested split, from the run's folder or else from its corpus; see `Task.inspected`."""
-    name = data.split or run.config.data.valid
-    check_file_name("data.split", name)
-    sides = named_sets(run, [name], data.dir)[name]
-    sources, references = (sentences[: data.sentences] for sentences in sides)
-    pair, languages = run.tokenizers, run.config.data
-    ids = pair.source.encode(sources), pair.target.encode(references)
-    pairs = zip(range(1, len(sources) + 1), sources, references, *ids, strict=True)
-    rows = [row for row in pairs if max(map(len, row[3:])) <= longest]
-    if not rows:
-        raise DataError(f"{name} has no sentence of up to {longest} tokens")
-    n_left_out = len(sources) - len(rows)
-    numbers, sources, references, source_ids, target_ids = zip(*rows, strict=True)
-    split = EncodedSplit.from_lists(source_ids, target_ids)
-    batches = list(evaluation_batches(split, max_tokens))
-
-    def measure(loss: Loss) -> list[Measured]:
-        hypotheses = [translation.text for translation in run.translator.translate(sources)]
-        scope = search_name(run.translator.config)
-        return [
-            score_translations(hypotheses, references, languages.target, scope),
-            measure_losses(run.model, loss, batches, Ranks(0, 1, run.device)),
-        ]
-
-    texts = {
-        "source": ColumnText(languages.source, source_ids, pair.source.id_to_piece),
-        "target": ColumnText(languages.target, target_ids, pair.target.id_to_piece),
-    }
-    return Inspected(name, batches, texts, numbers, measure, n_left_out)

@@ -2,159 +2,232 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from headwise.attention.place import Site
-from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, DataConfig, PruneDataConfig
-from headwise.data.batching import TrainingPairs
+from headwise.config.schema import DataConfig
+from headwise.data.batch import Batch
+from headwise.data.batching import TrainingPairs, evaluation_batches
 from headwise.data.bpe_dropout_epochs import EpochSplits
+from headwise.data.cleaning import Normaliser
 from headwise.data.corpus import Corpus, check_data_config, open_corpus
-from headwise.data.encoded import PreparedCorpus, prepare_corpus
+from headwise.data.encoded import EncodedTexts, Pairs, PreparedCorpus, Sides, prepare_corpus
 from headwise.data.loader import Examples
+from headwise.data.store import EncodedSplit
+from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.decode.hypothesis import check_decode_config, search_name
 from headwise.decode.translator import Translator
 from headwise.errors import require
-from headwise.losses.loss import Loss
-from headwise.metrics.bleu import UNIT, text_metrics
+from headwise.metrics.bleu import UNIT, score_translations, text_metrics
 from headwise.metrics.external import check_commands
 from headwise.metrics.metric import Metric
 from headwise.model.build import build_model, check_model, parts_of
+from headwise.model.family import Model
 from headwise.model.transformer import Transformer, encoder_decoder_sites
-from headwise.runs.folder import RunFolder
-from headwise.tasks.evaluation import HYPOTHESES, TranslationValidator, evaluate_texts
-from headwise.tasks.reading import Inspected, Items, Reading
-from headwise.tasks.task import Sizes, Task, TrainedRun
-from headwise.tasks.texts import inspected_pairs
-from headwise.tasks.translation_readings import chosen_sentences, readings
+from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.reading import Candidates, Given, Spelling
+from headwise.tasks.task import Evaluation, Outputs, Part, Sizes, Task
+from headwise.tasks.texts import HYPOTHESES, named_sets, opened, saved_tests
+from headwise.tasks.translation_readings import given_sentences, line_pairs, sentence_candidates
 from headwise.tasks.translation_run import TranslationRun
-from headwise.track.base import Tracker
+from headwise.tasks.translations import Translations
 from headwise.train.distributed import Ranks
 
 COMPILED_LENGTH_MULTIPLE = 8  # limits the recompilations of a compiled model
-MAX_LOGGED = 100  # sentences of a test set that a tracker logs
 
 
-class Translation(Task[Corpus, PreparedCorpus]):
+class Translation(Task[Pairs]):
     """Translation of sentences from a parallel corpus."""
 
-    monitor = "bleu"
     data = DataConfig
+    searches = True
+    run = TranslationRun
     command = "translate"
     references = f"{HYPOTHESES}/{{split}}.ref.sha256"
 
-    def sites(self, config: Config) -> tuple[Site, ...]:
+    @property
+    def n_outputs(self) -> int:
+        """See `Task.n_outputs`."""
+        return self.config.trainer.valid_sentences
+
+    def sites(self) -> tuple[Site, ...]:
         """See `Task.sites`."""
-        return encoder_decoder_sites(config.model)
+        return encoder_decoder_sites(self.config.model)
 
-    def metrics(self, config: Config) -> Sequence[Metric]:
-        """See `Task.metrics`."""
-        loss: Loss = instantiate(config.loss, "loss")
-        return [*loss.metrics, *text_metrics(config.data.target)]
+    def metrics(self, data: Pairs | None = None) -> Sequence[Metric]:
+        """See `Task.metrics`; those of text have the search as their scope."""
+        scope = search_name(self.config.decode)
+        return [*text_metrics(self.config.data.target, scope), *self.loss.metrics]
 
-    def validation_metrics(self, config: Config) -> Sequence[Metric]:
-        """See `Task.validation_metrics`: with the search."""
-        scope = search_name(replace(config.decode, method="beam", beam=config.trainer.valid_beam))
-        return [replace(m, scope=scope if m.unit == UNIT else "") for m in self.metrics(config)]
-
-    def languages(self, config: Config) -> tuple[str, ...]:
-        """See `Task.languages`."""
-        return config.data.source, config.data.target
-
-    def check(self, config: Config) -> None:
+    def check(self) -> None:
         """See `Task.check`."""
-        check_decode_config(config.decode)
-        check_commands(config.decode.external)
+        config = self.config
+        self.check_search()
         check_data_config(config.data)
         n_tokens = config.tokenizer.max_sentence_tokens
         longest = parts_of(config).positions.max_positions
         allowed = f"above tokenizer.max_sentence_tokens={n_tokens}"
         require(longest is None or longest > n_tokens, "positions.max_positions", allowed, longest)
-        check_model(config, self.sites(config), {"source": n_tokens + 1})  # and eos
-        units = {metric.name: metric.unit for metric in self.metrics(config)}
-        monitor, n_sentences = config.trainer.monitor, config.trainer.valid_sentences
-        is_measured = units.get(monitor or self.monitor) != UNIT or n_sentences > 0
-        allowed = f"at least 1 with trainer.monitor={monitor or self.monitor}"
-        require(is_measured, "trainer.valid_sentences", allowed, n_sentences)
+        check_model(config, self.sites(), {"source": n_tokens + 1})  # and eos
+        units = {metric.name: metric.unit for metric in self.metrics()}
+        monitor = config.trainer.monitor or self.metrics()[0].name
+        is_measured = units.get(monitor) != UNIT or self.n_outputs > 0
+        allowed = f"at least 1 with trainer.monitor={monitor}"
+        require(is_measured, "trainer.valid_sentences", allowed, self.n_outputs)
 
-    def sizes(self, config: Config) -> Sizes:
+    def check_search(self) -> None:
+        """See `Task.check_search`."""
+        check_decode_config(self.config.decode)
+        check_commands(self.config.decode.external)
+
+    def sizes(self) -> Sizes:
         """See `Task.sizes`."""
-        return vocabulary_limits(config.tokenizer)
+        return vocabulary_limits(self.config.tokenizer)
 
-    def open(self, config: Config, cache: Path) -> Corpus:
+    def open(self, cache: Path) -> Corpus:
         """See `Task.open`."""
-        return open_corpus(config.data, cache)
+        return open_corpus(self.config.data, cache)
 
-    def prepare(self, corpus: Corpus, config: Config, progress: bool) -> PreparedCorpus:
+    def prepare(self, corpus: Corpus) -> PreparedCorpus:
         """See `Task.prepare`."""
-        return prepare_corpus(corpus, config.tokenizer, config.trainer.n_workers, progress)
+        trainer = self.config.trainer
+        return prepare_corpus(corpus, self.config.tokenizer, trainer.n_workers, trainer.progress)
 
-    def model(self, config: Config, sizes: Sizes) -> Transformer:
-        """See `Task.model`."""
-        return build_model(config, sizes["source"], sizes["target"], config.tokenizer.joint)
+    def model(self, sizes: Sizes, data: Pairs | None = None) -> Transformer:
+        """See `Task.model`.
 
-    def examples(
-        self, config: Config, data: PreparedCorpus, ranks: Ranks, scratch: Path
-    ) -> Examples:
+        Raises:
+            DataError: a sentence of the validation or a test set is too long for the model.
+        """
+        joint = self.config.tokenizer.joint
+        model = build_model(self.config, sizes["source"], sizes["target"], joint)
+        if isinstance(data, PreparedCorpus):  # fail before the training, not after it
+            translator = Translator(model, data.tokenizers, self.config.decode)
+            valid = self.config.data.valid
+            if model.max_source is not None:
+                for name in self.splits(data.corpus):
+                    translator.check_sources(data.texts(name)[0], name)
+            translator.check_targets((data.encoded(valid).target.lengths + 1).tolist(), valid)
+        return model
+
+    def examples(self, data: Pairs, ranks: Ranks, scratch: Path) -> Examples:
         """See `Task.examples`."""
-        trainer, dropout = config.trainer, config.tokenizer.dropout
+        assert isinstance(data, PreparedCorpus)
+        trainer, dropout, seed = (
+            self.config.trainer,
+            self.config.tokenizer.dropout,
+            self.config.seed,
+        )
         progress = trainer.progress and ranks.is_main
-        settings = dropout, config.seed, scratch, trainer.n_workers, progress
+        settings = dropout, seed, scratch, trainer.n_workers, progress
         return TrainingPairs(
             EpochSplits(data, *settings) if dropout else data.train,
             trainer.max_tokens,
-            config.seed,
+            seed,
             ranks.n_shares,
             length_multiple=COMPILED_LENGTH_MULTIPLE if trainer.compile else 1,
         )
 
-    def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> TranslationRun:
-        """See `Task.loaded`."""
-        return TranslationRun.from_run(run, search)
+    def batches(self, data: Pairs, part: Part) -> Sequence[Batch]:
+        """See `Task.batches`."""
+        split, too_long = data.encoded(part.split), self.too_long(data, part)
+        if len(too_long) or part.n is not None:
+            rows = np.setdiff1d(np.arange(len(split))[: part.n], too_long)
+            sides = ([side[i].tolist() for i in rows] for side in (split.source, split.target))
+            split = EncodedSplit.from_lists(*sides)
+        return list(evaluation_batches(split, self.config.trainer.max_tokens))
 
-    def inspected(
-        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
-    ) -> Inspected:
-        """See `Task.inspected`."""
-        assert isinstance(run, TranslationRun)
-        return inspected_pairs(run, data, max_tokens, longest)
+    def too_long(self, data: Pairs, part: Part) -> Sequence[int]:
+        """See `Task.too_long`."""
+        split = data.encoded(part.split)
+        longer_N = np.maximum(split.source.lengths, split.target.lengths)
+        numbers: list[int] = np.flatnonzero(longer_N[: part.n] > part.longest).tolist()
+        return numbers
 
-    def items(self, run: TrainedRun, max_items: int, path: Path | None) -> Items:
-        """See `Task.items`."""
-        assert isinstance(run, TranslationRun)
-        return chosen_sentences(run, max_items, path)
+    def evaluate(
+        self, model: Model, data: Pairs, part: Part, ranks: Ranks, progress: bool = False
+    ) -> Evaluation:
+        """See `Task.evaluate`: scores of translations, then losses.
 
-    def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
-        """See `Task.readings`: the target is the run's translation."""
-        assert isinstance(run, TranslationRun)
-        return readings(run, texts)
-
-    def validator(
-        self, model: Any, loss: Loss, data: PreparedCorpus, config: Config, ranks: Ranks
-    ) -> TranslationValidator:
-        """See `Task.validator`."""
-        return TranslationValidator(model, loss, data, config, ranks)
-
-    def scorer(
-        self, model: Any, loss: Loss, data: PreparedCorpus, config: Config, ranks: Ranks
-    ) -> Callable[[str, RunFolder, Tracker], dict[str, Any]]:
-        """See `Task.scorer`: writes hypotheses to the folder."""
-        tokenizers, output = data.tokenizers, loss.output_map
-        translator = Translator(model, tokenizers, config.decode, ranks.device, output)
-
-        def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
-            sides = data.corpus.read(split)
-            progress = config.trainer.progress
-            scores, hypotheses = evaluate_texts(
-                translator, config, *sides, split, folder, ranks, progress
+        The loss is left out if a reference is longer than the model's learned positions.
+        """
+        assert isinstance(model, Transformer)
+        measured, outputs = [], Outputs()
+        sources, references = (side[: part.n] for side in data.texts(part.split))
+        n = len(sources) if part.n_outputs is None else min(part.n_outputs, len(sources))
+        if n:
+            translator = Translator(
+                model, data.tokenizers, self.config.decode, ranks.device, self.loss.output_map
             )
-            rows = list(zip(*sides, hypotheses, strict=True))[:MAX_LOGGED]
-            columns = ["source", "reference", "hypothesis"]
-            tracker.log_table(f"hypotheses/{split}", columns, rows)
-            return scores
+            shown = progress and sys.stderr.isatty()
+            share = translator.translate(ranks.share(list(sources[:n])), progress=shown)
+            sides, translations = (sources[:n], references[:n]), ranks.gather(share)
+            outputs = Translations(*sides, translations, self.config.decode.external)
+            of_part = f", first {n} sentences" if n < len(sources) else ""
+            scope = search_name(self.config.decode) + of_part
+            target = self.config.data.target
+            measured.append(score_translations(outputs.texts, references[:n], target, scope))
+        limit = model.target_embedding.max_positions
+        if limit is None or data.encoded(part.split).target.lengths[: part.n].max() + 1 <= limit:
+            batches = self.batches(data, part)
+            measured.append(measure_losses(model, self.loss, batches, ranks, progress=progress))
+        return Evaluation(measured, outputs)
 
-        return score
+    def quick(self) -> Self:
+        """See `Task.quick`: `trainer.valid_beam`."""
+        beam = self.config.trainer.valid_beam
+        method = "greedy" if beam == 1 else "beam"
+        return self.changed(decode=replace(self.config.decode, method=method, beam=beam, n_best=1))
+
+    def validates_part(self, data: Pairs) -> bool:
+        """See `Task.validates_part`."""
+        return 0 < self.n_outputs < len(data.encoded(self.config.data.valid))
+
+    def test_sets(self, saved: Path, folder: str | None = None) -> Sequence[str]:
+        """See `Task.test_sets`; text of a user without names has those in the run folder."""
+        data = self.config.data
+        names = data.test or ([] if folder else saved_tests(saved, data))
+        return names if names or not folder else opened(data, [], folder).config.test
+
+    def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> Pairs:
+        """See `Task.restored`: from the run folder, or else from the corpus."""
+        sets = named_sets(self.config.data, saved, splits, folder)
+        return EncodedTexts(TokenizerPair.load(saved), sets)
+
+    def of_files(self, saved: Path, sets: Mapping[str, Sides]) -> Pairs:
+        """See `Task.of_files`: with the normalisation of the corpus."""
+        data = self.config.data
+        normalise = Normaliser(data.cleaning.normalise, data.source, data.target)
+        sides = {
+            name: (list(map(normalise.source, sources)), list(map(normalise.target, references)))
+            for name, (sources, references) in sets.items()
+        }
+        return EncodedTexts(TokenizerPair.load(saved), sides)
+
+    def spellings(self, model: Model, data: Pairs) -> Mapping[str, Spelling]:
+        """See `Task.spellings`."""
+        pair = data.tokenizers
+        return {
+            "source": Spelling(self.config.data.source, pair.source.id_to_piece),
+            "target": Spelling(self.config.data.target, pair.target.id_to_piece),
+        }
+
+    def items(self, data: Pairs, split: str) -> Candidates:
+        """See `Task.items`."""
+        pairs = zip(*data.texts(split), strict=True)
+        return sentence_candidates(pairs, self.config.data.source)
+
+    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
+        """See `Task.items_of_lines`: a source a line; a tab and a reference may follow."""
+        return sentence_candidates(line_pairs(lines), self.config.data.source)
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """See `Task.given`: the target is the run's translation."""
+        return given_sentences(run, inputs)

@@ -6,9 +6,10 @@ backward pass of the configured model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -16,11 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.attention.scores import ScoreAttention
-from headwise.config.density_data import DensityDataConfig
 from headwise.config.folders import group_node
 from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
-from headwise.data.windows import windows_per_batch
 from headwise.model.family import Model, n_parameters
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
@@ -33,7 +32,27 @@ BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
 SAVED_SHARE = {"fp32": 1.0, "bf16": 0.68}
 
 
-MakeModel = Callable[[Config], Model]
+class Planned(Protocol):
+    """What is known of a run before its data are read; a `headwise.tasks.task.Task`."""
+
+    config: Config
+
+    @property
+    def row_tokens(self) -> int | None:
+        """Tokens of every row; None: rows have different numbers of tokens."""
+        ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """Sizes of the vocabularies, or their upper limits."""
+        ...
+
+    def model(self, sizes: Mapping[str, int]) -> Model:
+        """Build a model."""
+        ...
+
+    def changed(self, **changes: Any) -> Self:
+        """The same with other settings."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -60,42 +79,33 @@ class Budget:
     keys_per_query: float | None
 
 
-def row_tokens(config: Config) -> int:
-    """Return the tokens of a row: a window of density data, else an assumed sentence."""
-    is_density = isinstance(config.data, DensityDataConfig)
-    return config.data.window if is_density else SENTENCE_TOKENS
+def batch_tokens(task: Planned) -> int:
+    """Return the tokens of a full batch of a rank; rows of one length are whole."""
+    most, length = task.config.trainer.max_tokens, task.row_tokens
+    return most if length is None else max(1, most // length) * length
 
 
-def batch_tokens(config: Config) -> int:
-    """Return the tokens of a full batch of a rank; windows are whole."""
-    most = config.trainer.max_tokens
-    if not isinstance(config.data, DensityDataConfig):
-        return most
-    return windows_per_batch(most, config.data.window) * config.data.window
-
-
-def budget(config: Config, make_model: MakeModel, length: int | None = None) -> Budget:
+def budget(task: Planned, length: int | None = None) -> Budget:
     """Estimate for full batches of rows with `length` tokens in every column.
 
     Products of masked pairs that are computed are counted: all of dense attention; with a pattern,
     those of the slots of its layout.
 
     Args:
-        config: of the run.
-        make_model: config -> model.
-        length: None: `row_tokens`.
+        task: of the run.
+        length: None: that of every row, or `SENTENCE_TOKENS`.
     """
-    trainer, length = config.trainer, length or row_tokens(config)
-    tokens = batch_tokens(config)
-    model, flops, saved_bytes = _counted(config, make_model, length, with_flops=True)
+    trainer, length = task.config.trainer, length or task.row_tokens or SENTENCE_TOKENS
+    tokens = batch_tokens(task)
+    model, flops, saved_bytes = _counted(task, length, with_flops=True)
     keys = _keys_per_query(model, length)
     if keys is not None and _is_fused(model):  # kernels save the same as without a pattern
         none = group_node("pattern", "none")
-        config = replace(config, pattern=none, pattern_sites=SitesConfig())
-        _, _, saved_bytes = _counted(config, make_model, length)
-    if config.model.recompute:
-        config = replace(config, model=replace(config.model, recompute=False))
-        _, _, all_bytes = _counted(config, make_model, length)
+        task = task.changed(pattern=none, pattern_sites=SitesConfig())
+        _, _, saved_bytes = _counted(task, length)
+    if task.config.model.recompute:
+        task = task.changed(model=replace(task.config.model, recompute=False))
+        _, _, all_bytes = _counted(task, length)
         saved_bytes += all_bytes / sum(len(stack.layers) for stack in model.stacks)
     # the run may be planned on a machine without the GPU
     device = torch.device("cuda") if trainer.device == "cuda" else choose_device(trainer.device)
@@ -137,11 +147,11 @@ def _keys_per_query(model: Model, length: int) -> float | None:
 
 
 def _counted(
-    config: Config, make_model: MakeModel, length: int, with_flops: bool = False
+    task: Planned, length: int, with_flops: bool = False
 ) -> tuple[Model, dict[str, float], float]:
     """A model on the meta device; FLOPs by part and saved bytes of a batch of `ROWS` rows."""
     with torch.device("meta"):
-        model = make_model(config)
+        model = task.model(task.sizes())
         ids = torch.zeros(ROWS, length, dtype=torch.long)
         column = Column(ids, torch.zeros(ROWS, dtype=torch.long))
         batch = Batch(dict.fromkeys(model.columns, column), ids, ids, list(range(ROWS)), 0)
@@ -186,17 +196,17 @@ def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
     return {"projections": float(total - sum(parts.values())), **parts}
 
 
-def describe_budget(config: Config, make_model: MakeModel) -> str:
+def describe_budget(task: Planned) -> str:
     """Parameters, memory and FLOPs of an update, as text."""
-    needs = budget(config, make_model)
+    needs, config, length = budget(task), task.config, task.row_tokens
     trainer, n_updates = config.trainer, config.trainer.max_updates
     flops = sum(needs.flops.values())
-    length, tokens = row_tokens(config), batch_tokens(config) * trainer.accumulate
-    rows, note = "padded tokens per side and rank", []
-    if isinstance(config.data, DensityDataConfig):
-        rows = f"tokens per rank (windows of {length:,})"
+    tokens = batch_tokens(task) * trainer.accumulate
+    if length is None:
+        rows = "padded tokens per side and rank"
+        note = [f"(sentences of {SENTENCE_TOKENS} tokens; shorter ones need less)"]
     else:
-        note = [f"(sentences of {length} tokens; shorter ones need less)"]
+        rows, note = f"tokens per rank (rows of {length:,})", []
     if needs.keys_per_query is not None:
         note.append(f"(pattern: {needs.keys_per_query:,.0f} keys per query in the last layer)")
     recomputed = " (those of one layer, and every layer's input)" if config.model.recompute else ""

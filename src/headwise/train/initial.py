@@ -10,7 +10,6 @@ from headwise.attention.protocol import Attention
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.errors import CheckpointError, RunError
 from headwise.files import read_json
-from headwise.model.classifier import Classifier
 from headwise.model.family import Model
 from headwise.model.places import typed_heads
 from headwise.runs.fingerprint import comparable
@@ -101,9 +100,9 @@ def _optional(model: Model, names: Iterable[str]) -> dict[str, str]:
     for name in names:
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
         part = name.removeprefix(prefix)
-        is_of_classes = isinstance(model, Classifier) and name.startswith("output.")
+        is_new = name.startswith(model.new_weights)
         is_variant = prefix and part.split(".")[0] not in PROJECTIONS
-        if "cls" in name.split(".") or is_of_classes or is_variant:
+        if "cls" in name.split(".") or is_new or is_variant:
             parts[name] = part
     return parts
 

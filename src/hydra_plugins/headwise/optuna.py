@@ -71,6 +71,7 @@ class OptunaSweeper(Sweeper):
         """
         from headwise.commands.search import Searcher, open_study, write_outputs
         from headwise.tasks.settings import check, monitored
+        from headwise.tasks.task import task_of
 
         for key in ("n_trials", "n_jobs"):
             n = self.search[key]
@@ -80,7 +81,7 @@ class OptunaSweeper(Sweeper):
             del config["hydra"]  # what jobs get
         settings: Config = typed(config)
         check(settings)
-        metric = monitored(settings)
+        metric = monitored(task_of(settings))
         direction = "maximize" if metric.better == "higher" else "minimize"
         space, seeds, fixed = self._parse(arguments)
         identity = fingerprint(asdict(settings)), sorted(fixed), sorted(space.items()), seeds

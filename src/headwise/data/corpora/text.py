@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from headwise.errors import DataError
+from headwise.files import is_stream
 
 MAX_LINE = 2**20  # bytes
 ONE_A_LINE = "Write one sentence a line; tr '\\r' '\\n' converts carriage returns to line feeds"
@@ -100,6 +101,14 @@ def decoded_lines(
         ) from error
     if number == 0 and not may_be_empty:
         raise DataError(f"{name} is empty; it must have one sentence a line")
+
+
+def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
+    """Read a file, plain or .gz, with one sentence per line."""
+    if not (path.is_file() or is_stream(path)):
+        raise DataError(f"{path} not found")
+    with open_bytes(path) as stream:
+        return list(decoded_lines(stream, str(path), may_be_empty))
 
 
 def aligned(

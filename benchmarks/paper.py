@@ -23,13 +23,13 @@ from headwise.train.distributed import Ranks
 
 def of_recipe(*overrides: str) -> Updates:
     """Updates of a recipe on the first batch of its training data."""
-    config = run_config(*overrides, "trainer.device=cpu", "tracker=none")
+    config = run_config(*overrides, "trainer.device=cpu", "trainer.progress=false", "tracker=none")
     task = task_of(config)
     with tempfile.TemporaryDirectory() as scratch:
-        data = task.prepare(task.open(config, Path(scratch)), config, False)
-        examples = task.examples(config, data, Ranks(0, 1, CPU), Path(scratch))
+        data = task.prepare(task.open(Path(scratch)))
+        examples = task.examples(data, Ranks(0, 1, CPU), Path(scratch))
         batch = examples.collate(0, examples.plan(0)[0])
-    return Updates(config, task.model(config, data.sizes), [batch])
+    return Updates(config, task.model(data.sizes), [batch])
 
 
 def main() -> None:

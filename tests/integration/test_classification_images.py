@@ -20,6 +20,7 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import typed
 from headwise.data.loader import BatchLoader
 from headwise.errors import DataError
+from headwise.tasks.inspection import items, readings
 from headwise.tasks.task import task_of
 from headwise.train.distributed import Ranks
 from opened_page import OpenedPage, needs_browser, started_browser
@@ -75,9 +76,9 @@ def examples(overrides: list[str], *changes: str) -> Any:
     with composer() as make:
         config = typed(make([*overrides, *changes]))
     task = task_of(config)
-    data = task.prepare(task.open(config, Path(config.paths.cache)), config, False)
+    data = task.prepare(task.open(Path(config.paths.cache)))
     ranks = Ranks(0, 1, torch.device("cpu"))
-    return task.examples(config, data, ranks, Path(config.paths.cache)), data
+    return task.examples(data, ranks, Path(config.paths.cache)), data
 
 
 def test_a_share_of_the_labels_is_the_same_of_every_class(overrides: list[str]) -> None:
@@ -97,8 +98,8 @@ def test_class_weights_are_those_of_the_rows_in_use(overrides: list[str], tmp_pa
     with composer() as make:
         config = typed(make([*overrides, *changes]))
     task = task_of(config)
-    data = task.prepare(task.open(config, Path(config.paths.cache)), config, False)
-    weights = task.training_model(config, data).output.weights
+    data = task.prepare(task.open(Path(config.paths.cache)))
+    weights = task.model(data.sizes, data).output.weights
     assert weights.tolist() == pytest.approx([5 / (3 * n) for n in (1, 1, 3)])
 
 
@@ -159,9 +160,9 @@ def test_page_has_a_query_per_cls_token_over_an_image(headwise: CommandLine, run
 
 def test_weights_on_the_page_are_those_of_the_cls_tokens(run: Path) -> None:
     loaded = load(run, device="cpu")
-    (item,) = loaded.task.items(loaded, 1, None).chosen
-    ((_, reading),) = loaded.task.readings(loaded, [item.input])
-    split = loaded.task.prepared_split(loaded, "test", None).split("test")
+    (item,) = items(loaded, 1).chosen
+    (reading,) = readings(loaded, [item.input])
+    split = loaded.data(["test"]).split("test")
     with torch.no_grad(), recorded_weights(loaded.model) as weights:
         loaded.model(**loaded.model.inputs(split.batch(np.array([item.number - 1]))))
     for observation in reading.observations:
@@ -194,8 +195,8 @@ def test_browser_draws_patches_and_cls_tokens(headwise: CommandLine, run: Path) 
 def test_every_attention_reads_patches(overrides: list[str], make: Any, attention: str) -> None:
     config = typed(make([*overrides, f"attention={attention}"]))
     task = task_of(config)
-    task.check(config)
-    model = task.model(config, {"tokens": 256, "labels": 3})
+    task.check()
+    model = task.model({"tokens": 256, "labels": 3})
     images = torch.randint(256, (2, 6, 48), dtype=torch.uint8)
     logits = model(images, torch.full((2,), 6))
     assert logits.shape == (2, 1, 3)
@@ -212,7 +213,7 @@ def test_text_is_refused_for_images(headwise: CommandLine, run: Path, tmp_path: 
     assert "is text, but this run is on data=image_folder" in refusal.err
     loaded = load(run, device="cpu")
     with pytest.raises(DataError, match="item 1 has no values of data=image_folder to show"):
-        next(loaded.task.readings(loaded, ["left"]))
+        next(readings(loaded, ["left"]))
 
 
 def test_new_pictures_are_labelled(headwise: CommandLine, run: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from headwise.attention.recorder import recorded_weights
 from headwise.commands.train import train
 from headwise.config.schema import typed
 from headwise.errors import DataError
+from headwise.tasks.inspection import inspected, readings
 
 SMALL = [
     "data=labelled", "model=tiny", "model.layers=2", "model.d_model=16", "model.n_heads=2",
@@ -60,8 +61,8 @@ def test_analysis_has_every_text_once(headwise: CommandLine, run: Path) -> None:
     loaded = load(run, device="cpu")
     with composer() as make:
         data = make(["run=x"], "analyze").data
-    inspected = loaded.task.inspected(loaded, typed(data), 30, 1000)
-    (text,) = inspected.texts.values()
+    shown = inspected(loaded, typed(data), 30, 1000)
+    (text,) = shown.texts.values()
     spelled = ["".join(map(text.spelling, row)) for row in text.ids]
     assert spelled == ["".join(f"<0x{ord(c):02X}>" for c in content) for content, _ in TEXTS]
 
@@ -81,7 +82,7 @@ def test_page_has_label_prediction_and_a_row_per_cls_token(
     assert axes["queries"][:5] == ["CLS token 1", "CLS token 2", "b", "a", "d"]
     weights = np.frombuffer(zlib.decompress(base64.b64decode(reading["weights"])), "<f4")
     loaded = load(run, device="cpu")
-    batch = loaded.task.prepared_split(loaded, "test", None).split("test").batch(np.array([1]))
+    batch = loaded.data(["test"]).split("test").batch(np.array([1]))
     with torch.no_grad(), recorded_weights(loaded.model) as recorded:
         loaded.model(**loaded.model.inputs(batch))
     expected = np.stack([recorded["encoder_self"][layer][0] for layer in (1, 2)])
@@ -111,4 +112,4 @@ def test_pairs_have_a_page(headwise: CommandLine, overrides: list[str], tmp_path
     assert data["runs"][0]["readings"][0]["axes"]["encoder_self"]["keys"].count("</s>") == 2
     loaded = load(run, device="cpu")
     with pytest.raises(DataError, match="item 1 must be two texts with a tab between them"):
-        next(loaded.task.readings(loaded, ["one text"]))
+        next(readings(loaded, ["one text"]))

@@ -192,7 +192,7 @@ def test_only_classifiers_of_text_predict(
     headwise: CommandLine, trained: Path, tmp_path: Path
 ) -> None:
     result = headwise("predict", f"run={trained}", f"input={trained / 'config.yaml'}")
-    assert_rejected(result, 1, "is a run of task=translation: it does not classify")
+    assert_rejected(result, 1, "is a run of task=translation: headwise predict does not apply")
     result = headwise("predict", f"run={trained}", f"input={tmp_path / 'missing'}")
     assert_rejected(result, 1, "not found")
 
@@ -272,8 +272,8 @@ def training_model(folder: Path, *more: str) -> tuple[Any, Any]:
     with composer() as make:
         config = typed(make(command(folder, *more)))
     task = task_of(config)
-    data = task.prepare(task.open(config, folder / "cache"), config, False)
-    return config, task.training_model(config, data)
+    data = task.prepare(task.open(folder / "cache"))
+    return config, task.model(data.sizes, data)
 
 
 def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(folder: Path, single: Path) -> None:

@@ -22,6 +22,7 @@ from command_line import (
     write_sentence,
 )
 from corpus_writers import serve_folder
+from headwise.tasks.inspection import readings
 from headwise.train.checkpoint import checkpoint_path
 
 TEXT_METRICS = ("bleu", "bleu_tokenised", "chrf", "chrf++")
@@ -294,10 +295,10 @@ def test_string_instead_of_list_is_rejected(run: Path) -> None:
         lambda: translator.translate(line),
         lambda: loaded.score([line], line),
         lambda: translator.score(line, [line]),
-        lambda: list(loaded.task.readings(loaded, line)),
+        lambda: list(readings(loaded, line)),
     ]
     for call in calls:
         with pytest.raises(package.errors.DataError, match="list of sentences"):
             call()
     with pytest.raises(package.errors.DataError, match="source line 2 is empty"):
-        list(loaded.task.readings(loaded, [line, " "]))
+        list(readings(loaded, [line, " "]))

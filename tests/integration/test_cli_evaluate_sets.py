@@ -34,14 +34,14 @@ def test_results_name_files_while_their_scores_remain(
 def test_scores_are_saved_if_a_later_set_fails(
     headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score = evaluate.evaluate_texts
+    score = evaluate.score
 
-    def fail_at_test_b(*arguments: Any) -> Any:
+    def fail_at_test_b(*arguments: Any, **options: Any) -> Any:
         if "test_b" in arguments:
             raise DataError("no more")
-        return score(*arguments)
+        return score(*arguments, **options)
 
-    monkeypatch.setattr(evaluate, "evaluate_texts", fail_at_test_b)
+    monkeypatch.setattr(evaluate, "score", fail_at_test_b)
     assert_rejected(headwise("evaluate", f"run={run}", "data.test=[test_a,test_b]"), 1, "no more")
     assert set(read_results(run)["scores"]) == {"test_a"}
 

@@ -123,4 +123,4 @@ def test_bad_input_is_refused_in_one_message(
 
 def test_translation_draws_no_samples(headwise: CommandLine, trained: Path) -> None:
     ended = headwise("sample", f"run={trained}")
-    assert_rejected(ended, 1, "is a run of task=translation: it draws no samples")
+    assert_rejected(ended, 1, "is a run of task=translation: headwise sample does not apply")

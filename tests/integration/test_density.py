@@ -23,6 +23,7 @@ from headwise.data.token_stream import text_ids
 from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
 from headwise.studies import contexts
+from headwise.tasks.inspection import inspected, items
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
 from plain_decoder import PlainDecoder
@@ -77,7 +78,7 @@ def test_bits_per_byte_and_alphas_match_the_weights(run: Path, overrides: list[s
     results = read_json(run / "results.json")
     with composer() as make:
         config = typed(make(overrides))
-    model = task_of(config).model(config, {"tokens": 260}).double().eval()
+    model = task_of(config).model({"tokens": 260}).double().eval()
     weights = load_checkpoint(run / "checkpoints" / f"{results['weights']}.pt")["model"]
     model.load_state_dict(weights)
     for split in ("valid", "test"):
@@ -116,7 +117,7 @@ def test_a_limit_of_scored_windows_is_lifted_by_evaluate_and_not_for_heads(
     assert "decode.max_windows must be 0 with several contexts" in refused.err
     run = load(folder)
     data = PruneDataConfig(sentences=3)
-    assert sum(map(len, run.task.inspected(run, data, 64, 64).batches)) == 3
+    assert sum(map(len, inspected(run, data, 64, 64).batches)) == 3
 
 
 def test_bits_of_masked_documents_match_those_of_each_document(
@@ -126,7 +127,7 @@ def test_bits_of_masked_documents_match_those_of_each_document(
     headwise.ok("train", *options, "trainer.max_updates=6")
     with composer() as make:
         config = typed(make(options))
-    model = task_of(config).model(config, {"tokens": 260}).double().eval()
+    model = task_of(config).model({"tokens": 260}).double().eval()
     (folder,) = run_folders(tmp_path)
     results = read_json(folder / "results.json")
     weights = load_checkpoint(folder / "checkpoints" / f"{results['weights']}.pt")["model"]
@@ -272,7 +273,7 @@ def test_page_shows_windows_of_a_text(headwise: CommandLine, run: Path, tmp_path
         assert blocks == [("decoder_self", layer, shape) for layer in (1, 2)]
     assert names["keys"] == ["<s>", *"hen\u2581H", "<0xC3>", "<0xA4>", *"uschen\u2581"]
     loaded = load(run, device="cpu")
-    numbers = [item.number for item in loaded.task.items(loaded, 2, None).chosen]
+    numbers = [item.number for item in items(loaded, 2).chosen]
     assert numbers == [1, 4]
 
 

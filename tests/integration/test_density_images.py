@@ -25,6 +25,7 @@ from headwise.data.tokenizer import BOS, N_SPECIALS
 from headwise.errors import DataError
 from headwise.tasks import density_items
 from headwise.tasks.density_items import selected
+from headwise.tasks.inspection import items, readings
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
 from opened_page import OpenedPage, needs_browser, started_browser
@@ -64,7 +65,7 @@ def bits(run: Path, overrides: list[str], documents: Any, window: int) -> float:
     """Bits per dimension of documents in windows, computed in float64."""
     with composer() as make:
         config = typed(make(overrides))
-    model = task_of(config).model(config, {"tokens": 260}).double().eval()
+    model = task_of(config).model({"tokens": 260}).double().eval()
     weights = f"{read_json(run / 'results.json')['weights']}.pt"
     model.load_state_dict(load_checkpoint(run / "checkpoints" / weights)["model"])
     inputs, targets, nats = [], [], 0.0
@@ -111,7 +112,7 @@ def test_page_has_the_weights_over_an_image(headwise: CommandLine, run: Path) ->
     (reading,) = data["runs"][0]["readings"]
     axes = reading["axes"]["decoder_self"]
     loaded = load(run, device="cpu")
-    (item,) = loaded.task.items(loaded, 1, None).chosen
+    (item,) = items(loaded, 1).chosen
     assert item.values is not None
     assert base64.b64decode(axes["view"]["values"]) == item.values
     assert axes["view"]["queries"] == list(range(VALUES))
@@ -128,11 +129,11 @@ def test_page_has_the_weights_over_an_image(headwise: CommandLine, run: Path) ->
 def test_text_is_refused_for_images(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("Haus", encoding="utf-8")
     refusal = headwise("report", f"run={run}", "page=true", f"sentences={tmp_path}/text")
-    message = f"sentences={tmp_path}/text is text, but this run is on data=images"
+    message = "sentences= is text, but this run is on data=images"
     assert (refusal.code, refusal.err) == (1, f"headwise: {message}\n")
     loaded = load(run, device="cpu")
     with pytest.raises(DataError, match="item 1 has no values of data=images to show"):
-        next(loaded.task.readings(loaded, ["Haus"]))
+        next(readings(loaded, ["Haus"]))
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from headwise.config.schema import typed
 from headwise.data.token_stream import text_ids
 from headwise.data.tokenizer import MASK, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
+from headwise.tasks.inspection import items, readings
 from headwise.tasks.settings import check
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import NO_DROPOUT, Runs, assert_same_metrics
@@ -158,9 +159,9 @@ def test_page_names_masked_tokens_and_shows_predictions(
         assert prediction
         assert "mask" not in prediction
     loaded = load(run, device="cpu")
-    texts = [item.text for item in loaded.task.items(loaded, 2, None).chosen]
-    first, second = (list(loaded.task.readings(loaded, texts)) for _ in range(2))
-    assert [reading.axes for _, reading in first] == [reading.axes for _, reading in second]
+    texts = [item.text for item in items(loaded, 2).chosen]
+    first, second = (list(readings(loaded, texts)) for _ in range(2))
+    assert [reading.axes for reading in first] == [reading.axes for reading in second]
 
 
 @CASES
@@ -237,6 +238,8 @@ def test_dry_run_and_sample_name_the_task(
     headwise: CommandLine, run: Path, overrides: list[str]
 ) -> None:
     printed = headwise.ok("train", *overrides, "dry_run=true").out
-    assert "tokens per rank (windows of 16)" in printed
+    assert "tokens per rank (rows of 16)" in printed
     refused = headwise("sample", f"run={run}")
-    assert_rejected(refused, refused.code, "is a run of task=masked_lm: it draws no samples")
+    assert_rejected(
+        refused, refused.code, "is a run of task=masked_lm: headwise sample does not apply"
+    )

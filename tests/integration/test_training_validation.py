@@ -22,9 +22,11 @@ from headwise.kernels import native, verification
 from headwise.kernels.checks import Case
 from headwise.losses.loss import CrossEntropy
 from headwise.runs.folder import RunFolder, read_config
-from headwise.tasks import evaluation
+from headwise.tasks import evaluation, translation
+from headwise.tasks import scores as scoring
 from headwise.tasks.evaluation import measure_losses
 from headwise.tasks.task import task_of
+from headwise.tasks.translations import write_lines
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
@@ -134,7 +136,7 @@ def test_saved_sums_give_every_score(tmp_path: Path) -> None:
     results = run.read_results()
     for split, scores in results.scores.items():
         config = read_config(run)
-        metrics = task_of(config).metrics(config)
+        metrics = task_of(config).metrics()
         assert {metric.name for metric in metrics} == set(scores)
         for metric in metrics:
             items = run.read_sums(split, metric.unit)
@@ -162,7 +164,7 @@ def test_head_statistics_use_first_short_sentences(
     (text / "valid.de").write_text("Hund\nHund sieht Haus\nKatze\nHaus\nBaum\nAuto\n", "utf-8")
     (text / "valid.en").write_text("".join(f"{line}\n" for line in targets), "utf-8")
     monkeypatch.setattr(evaluation, "head_statistics", record_rows)
-    monkeypatch.setattr(evaluation, "MAX_HEAD_TOKENS", 6)
+    monkeypatch.setattr(scoring, "MAX_HEAD_TOKENS", 6)
     run = train_small(tmp_path, "tokenizer=char", "trainer.head_sentences=3")
     encode = headwise.load(str(run), device="cpu").tokenizers.target.encode
     assert analysed[0] == sorted([BOS, *ids] for ids in encode(["cat", "house", "tree"]))
@@ -176,7 +178,7 @@ def test_validation_translates_with_the_map_of_the_loss(
 ) -> None:
     scored: list[tuple[list[str], dict[str, float]]] = []
     translators: list[Translator] = []
-    score = evaluation.score_translations
+    score = translation.score_translations
 
     def record_scores(hypotheses: list[str], references: list[str], *arguments: str) -> Any:
         measured = score(hypotheses, references, *arguments)
@@ -188,8 +190,8 @@ def test_validation_translates_with_the_map_of_the_loss(
             super().__init__(*args, **kwargs)
             translators.append(self)
 
-    monkeypatch.setattr(evaluation, "score_translations", record_scores)
-    monkeypatch.setattr(evaluation, "Translator", RecordedTranslator)
+    monkeypatch.setattr(translation, "score_translations", record_scores)
+    monkeypatch.setattr(translation, "Translator", RecordedTranslator)
     overrides = (f"loss={loss}", "trainer.valid_sentences=2", f"trainer.valid_beam={beam}")
     run = train_small(tmp_path, *overrides, "decode.n_best=2", "trainer.progress=true")
     name = "greedy" if beam == 1 else f"beam {beam}"
@@ -198,7 +200,7 @@ def test_validation_translates_with_the_map_of_the_loss(
     assert results is not None
     config = read_config(RunFolder(run))
     assert results.scores["valid"]["bleu"]["scope"] == f"beam {config.decode.beam}"
-    metrics = task_of(config).validation_metrics(config)
+    metrics = task_of(config).quick().metrics()
     assert {m.scope for m in metrics if m.name in ("bleu", "loss")} == {name, ""}
     references, scores = scored[0]
     assert references == lines(tmp_path, "en")[:2]
@@ -213,5 +215,5 @@ def test_validation_translates_with_the_map_of_the_loss(
 
 def test_line_breaks_in_translations_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "valid.txt"
-    evaluation.write_lines(path, ["a\nb", "", "c\u2028d\r"])
+    write_lines(path, ["a\nb", "", "c\u2028d\r"])
     assert path.read_text(encoding="utf-8") == "a b\n\nc d\n"

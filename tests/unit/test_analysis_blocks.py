@@ -83,7 +83,7 @@ def test_long_windows_never_have_all_weights(make: Any) -> None:
     config = typed(
         make(["data=text", f"data.window={n}", "model=tiny", "attention=softmax", *options])
     )
-    model = task_of(config).model(config, {COLUMN: 260})
+    model = task_of(config).model({COLUMN: 260})
     ids = torch.randint(4, 260, (1, n), generator=torch.Generator().manual_seed(0))
     empty = torch.zeros(0, dtype=torch.long)
     batch = Batch({COLUMN: Column(ids, torch.tensor([n]))}, empty, empty, [0], 0)

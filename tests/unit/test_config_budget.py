@@ -18,7 +18,6 @@ from headwise.data.tokenizer_training import train_tokenizer
 from headwise.model.build import build_model
 from headwise.model.family import n_parameters
 from headwise.tasks.task import task_of
-from headwise.tasks.translation import Translation
 from headwise.train.budget import Budget, budget, describe_budget
 from headwise.train.optim import build_optimizer
 from saved_memory import n_bytes, saved_storages
@@ -26,12 +25,7 @@ from saved_memory import n_bytes, saved_storages
 pytestmark = pytest.mark.slow
 
 SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
-TASK = Translation()
 N_ROWS, LENGTH = 4, 30  # a length that equals no width
-
-
-def make_model(config: Config) -> Any:
-    return TASK.model(config, TASK.sizes(config))
 
 
 def density_budget(*overrides: str) -> Budget:
@@ -40,12 +34,11 @@ def density_budget(*overrides: str) -> Budget:
     sizes = ("data.window=512", "trainer.max_tokens=1500", "trainer.precision=fp32")
     with composer() as make:
         config = typed(make([*small, *sizes, "attention=softmax", *overrides]))
-    task = task_of(config)
-    return budget(config, lambda changed: task.model(changed, task.sizes(changed)))
+    return budget(task_of(config))
 
 
 def estimate(config: Config, *length: int) -> Budget:
-    return budget(config, make_model, *length)
+    return budget(task_of(config), *length)
 
 
 def config_of(*overrides: str) -> Any:
@@ -141,7 +134,7 @@ def test_accumulation_adds_flops_but_no_memory() -> None:
 
 def test_description_adds_up_over_batches_and_updates() -> None:
     config = config_of("trainer.accumulate=2", "trainer.max_updates=1000", "model.recompute=true")
-    text = describe_budget(config, make_model)
+    text = describe_budget(task_of(config))
     ((tokens, flops, unit),) = re.findall(r"update: (\S+) .*, (\S+) (\w)FLOP", text)
     assert int(tokens) == 2 * N_ROWS * LENGTH
     total = sum(estimate(config).flops.values())
@@ -169,7 +162,7 @@ def test_density_recipes_have_the_published_number_of_parameters(
         config = typed(make([f"experiment=child2019/{recipe}"]))
     task = task_of(config)
     with torch.device("meta"):
-        model = task.model(config, task.sizes(config))
+        model = task.model(task.sizes())
     assert n_parameters(model) == pytest.approx(millions * 1e6, rel=0.02)
 
 

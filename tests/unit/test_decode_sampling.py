@@ -321,6 +321,6 @@ def test_tokens_that_are_no_text_are_barred(
         overrides = [f"tokenizer={kind}", f"tokenizer.character_coverage={coverage}"]
         config = typed(compose(["data=text", f"data.dir={tmp_path}", *overrides]))
     TOKENIZERS[kind].save(tmp_path / "tokenizer.model")
-    barred = set(Density().samples(config, RunFolder(tmp_path)).settings["barred"])
+    barred = set(Density(config).samples(RunFolder(tmp_path)).settings["barred"])
     assert {PAD, UNK, BOS} <= barred
     assert len(barred & set(range(N_SPECIALS, N_SPECIALS + 256))) == n

@@ -6,16 +6,20 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from headwise.analysis.observe import Observation
+from headwise.config.schema import TokenizerConfig
+from headwise.data.tokenizer import TokenizerPair
+from headwise.data.tokenizer_training import train_tokenizer
 from headwise.errors import DataError
 from headwise.page.readings import weight_contents
 from headwise.runs.folder import RunFolder
-from headwise.tasks.translation_readings import chosen_sentences
+from headwise.tasks.inspection import items as items_to_show
+from headwise.tasks.translation import Translation
 from headwise.tasks.translation_run import TranslationRun
 
 
@@ -29,8 +33,12 @@ def run(
         lines = "".join(f"{others.get(line, f'{side} {line}')}\n" for line in range(1, n_lines + 1))
         (folder / "hypotheses" / f"news.{side}.txt").write_text(lines, encoding="utf-8")
     data = SimpleNamespace(test=["news"], valid="valid", dir=None, source=source)
-    config = SimpleNamespace(data=data)
-    return cast(TranslationRun, SimpleNamespace(folder=RunFolder(folder), config=config))
+    tokenizer = train_tokenizer(iter(["ab"] * 9), TokenizerConfig(kind="byte"))
+    TokenizerPair(tokenizer, tokenizer, joint=True).save(folder)
+    config: Any = SimpleNamespace(data=data)
+    none: Any = None
+    task = Translation(config)
+    return TranslationRun(RunFolder(folder), config, task, none, {}, folder, torch.device("cpu"))
 
 
 def lines_of(items: Any) -> list[tuple[int, str, str | None]]:
@@ -43,7 +51,7 @@ def lines_of(items: Any) -> list[tuple[int, str, str | None]]:
 def test_lines_of_the_test_set_are_evenly_spaced_and_not_empty(
     tmp_path: Path, n_lines: int, n_sentences: int, expected: list[int]
 ) -> None:
-    items = chosen_sentences(run(tmp_path, n_lines), n_sentences, None)
+    items = items_to_show(run(tmp_path, n_lines), n_sentences)
     assert items.origin == "news"
     assert lines_of(items) == [(line, f"src {line}", f"ref {line}") for line in expected]
 
@@ -55,17 +63,17 @@ def test_test_set_is_detected_if_not_configured(tmp_path: Path) -> None:
     texts = list((tmp_path / "hypotheses").iterdir())
     for path in texts:
         shutil.copy(path, path.with_name(path.name.replace("news", "valid")))
-    assert chosen_sentences(trained, 2, None).origin == "news"
+    assert items_to_show(trained, 2).origin == "news"
     for path in texts:
         path.unlink()
-    assert chosen_sentences(trained, 2, None).origin == "valid"
+    assert items_to_show(trained, 2).origin == "valid"
 
 
 def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
     questions = dict.fromkeys((12, 19, 26, 33, 40), "Wo ist „der Hund“?")
     # an interrogative word and no question, and a question without such a word
     others = {11: "Der Ort, wo er ist.", 18: "Ist er da?"}
-    items = chosen_sentences(run(tmp_path, 41, others={**questions, **others}), 8, None)
+    items = items_to_show(run(tmp_path, 41, others={**questions, **others}), 8)
     lines = [item.number for item in items.chosen]
     assert lines == sorted(lines)
     assert len(lines) == 8
@@ -80,12 +88,12 @@ def test_user_sentences_keep_their_order_and_may_have_references(tmp_path: Path)
     path = tmp_path / "mine.de"
     path.write_text("Ein Hund.\n\n  Zwei. \tTwo.\nDrei.\n", encoding="utf-8")
     trained = run(tmp_path, 4)
-    items = chosen_sentences(trained, 2, path)
+    items = items_to_show(trained, 2, path)
     assert items.origin == "mine.de"
     assert lines_of(items) == [(1, "Ein Hund.", None), (3, "Zwei.", "Two.")]
     path.write_text("\n \n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"mine\.de has no sentence to show"):
-        chosen_sentences(trained, 2, path)
+    with pytest.raises(DataError, match=r"mine\.de has no text to show"):
+        items_to_show(trained, 2, path)
 
 
 def test_heads_with_nan_are_omitted() -> None:

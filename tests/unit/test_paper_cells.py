@@ -16,6 +16,7 @@ import pytest
 
 from fabricated_runs import MACHINE, METRICS, REFERENCES, translations
 from headwise.config.folders import group_node
+from headwise.config.schema import DecodeConfig
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.metric import Measured, Metric
 from headwise.metrics.significance import Comparison
@@ -60,6 +61,11 @@ def make_run(
     (folder / "hypotheses" / "test.ref.sha256").write_text(str(hash(tuple(references))))
     measured = score_translations(lines, references, "en")
     RunFolder(folder).write_sums("test", "translation", measured.items)
+    config: Any = SimpleNamespace(
+        data=SimpleNamespace(target="en"),
+        decode=DecodeConfig(),
+        loss=group_node("loss", "cross_entropy"),
+    )
     return SimpleNamespace(
         folder=folder,
         seed=seed,
@@ -69,11 +75,9 @@ def make_run(
         tokens_per_second=speed,
         machine=MACHINE,
         results=Results({"test": dict(measured.scores())}),
-        task=Translation(),
-        config=SimpleNamespace(
-            data=SimpleNamespace(target="en"),
-            loss=group_node("loss", "cross_entropy"),
-        ),
+        task=Translation(config),
+        references=Translation.references,
+        config=config,
         settings={"trainer": {"precision": "float32"}, "data": {}},
     )
 
@@ -277,7 +281,7 @@ def test_rows_of_others_are_not_compared_with_our_baseline() -> None:
 BITS = Metric(
     "bits_per_byte", "lower", lambda sums: sums[0] / sums[1], (0, 1), "s", "window", "bits per byte"
 )
-DENSITY = SimpleNamespace(metrics=lambda config: [BITS], references=None)
+DENSITY = SimpleNamespace(metrics=lambda: [BITS])
 
 
 def make_density_run(folder: Path, seed: int, bits: float) -> Any:
@@ -287,7 +291,7 @@ def make_density_run(folder: Path, seed: int, bits: float) -> Any:
     items = np.column_stack((windows * 10, np.full(40, 10.0)))
     RunFolder(folder).write_sums("test", "window", items)
     run.results = Results({"test": dict(Measured(items, [BITS]).scores())})
-    run.task = DENSITY
+    run.task, run.references = DENSITY, None
     return run
 
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from head_counting import CPU, Dense, build, with_normaliser
+from headwise.tasks.inspection import readings
 from headwise.tasks.reading import Axes
-from headwise.tasks.translation_readings import NOTE, readings
+from headwise.tasks.translation_readings import NOTE, given_sentences
 
 
 @dataclass
@@ -46,10 +47,10 @@ def test_decoder_reads_the_translation_of_the_run() -> None:
         tokenizers=SimpleNamespace(source=Numbers("s"), target=Numbers("t")),
         translator=SimpleNamespace(translate=translate),
         normaliser=SimpleNamespace(source=str.strip),
+        task=SimpleNamespace(given=given_sentences),
         device=CPU,
     )
-    by_index = dict(readings(run, [" 5 6 7", "4 "]))
-    first, second = by_index[0], by_index[1]
+    first, second = readings(run, [" 5 6 7", "4 "])
     source, read, written = ["s5", "s6", "s7", "s3"], ["t2", "t8", "t9"], ["t8", "t9", "…"]
     assert first.axes == {
         "encoder_self": Axes(source, source, "5 6 7"),

@@ -63,12 +63,12 @@ def test_scores_are_shown_with_their_scope(score: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("windows", "scope"), [(0, ""), (128, "128 windows")])
 def test_metrics_of_some_windows_say_so(task: str, windows: int, scope: str) -> None:
     config = typed(composed("data=text", f"task={task}", f"decode.max_windows={windows}"))
-    assert {metric.scope for metric in task_of(config).metrics(config)} == {scope}
+    assert {metric.scope for metric in task_of(config).metrics()} == {scope}
 
 
 def test_loss_of_a_classifier_is_per_example() -> None:
     config = typed(composed("data=labelled", "data.dir=x"))
-    metrics = {metric.name: metric for metric in task_of(config).metrics(config)}
+    metrics = {metric.name: metric for metric in task_of(config).metrics()}
     assert metrics["loss"].label == "loss per example"
     assert metrics["nll"].signature == "per example"
 

@@ -89,7 +89,7 @@ def _evaluated(
         data = task.of_files(run.folder.path, texts)
     else:
         folder, named = config.data.dir, config.data.test
-        splits = named or task.test_sets(run.folder.path, folder) or [run.config.data.valid]
+        splits = named or run.test_sets(folder) or [run.config.data.valid]
         for split in splits:
             check_file_name("data.test", split)
         data = run.data(splits, folder)

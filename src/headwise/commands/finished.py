@@ -10,7 +10,8 @@ from headwise.files import replacing
 from headwise.runs.failure import UntouchedRun
 from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
-from headwise.tasks.task import Corpus, Task
+from headwise.tasks.data import Corpus
+from headwise.tasks.task import Task
 
 
 def check_checkpoints(folder: RunFolder) -> None:

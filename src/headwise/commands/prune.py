@@ -70,7 +70,9 @@ def prune(config: PruneConfig) -> Path | None:
             cannot be pruned.
     """
     _check(config)
-    run = load_selected(config.run, config)
+    run: TrainedRun = load_selected(config.run, replace(config, decode={}))
+    # the default is a search of translations, which other tasks lack
+    run = run.searching({key: value for key, value in config.decode.items() if key in run.search})
     sites = chosen_sites("sites", config.sites, run.model.sites)
     heads = present_heads(run.model)
     kept = _heads_without_measuring(config, run, heads)

@@ -37,9 +37,10 @@ from headwise.runs.results import Results
 from headwise.runs.summary import Summary
 from headwise.seed import seed_everything
 from headwise.studies.outcome import draw, summary
+from headwise.tasks.data import Corpus, Data
 from headwise.tasks.scores import main_metric, score, valid_heads, validate
 from headwise.tasks.settings import check, resolve
-from headwise.tasks.task import Corpus, Data, Task, task_of
+from headwise.tasks.task import Task, task_of
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights

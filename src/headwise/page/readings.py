@@ -20,14 +20,14 @@ from headwise.tasks.task import TrainedRun
 
 def reading_contents(run: TrainedRun, items: Sequence[Item]) -> list[dict[str, Any]]:
     """Return, for each item, the run's output texts, the axes of its sites, and all weights."""
-    contents: list[dict[str, Any]] = [{} for _ in items]
-    for index, reading in readings(run, [item.input for item in items]):
-        contents[index] = {
+    return [
+        {
             "texts": dict(reading.texts),
             "axes": {site: _axes_content(site, axes) for site, axes in reading.axes.items()},
             **weight_contents(reading.observations, reading.axes),
         }
-    return contents
+        for reading in readings(run, [item.input for item in items])
+    ]
 
 
 def _axes_content(site: str, axes: Axes) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
         "updates": f"{n_updates:,}" if n_updates else "",
         "seed": str(run.config.seed),
         "weights shown": f"checkpoint {run.checkpoint.stem}",
-        **run.facts,
+        "search": main_metric(run.task).scope,
         "heads measured": _other_weights(run),
     }
     return [[name, fact] for name, fact in facts.items() if fact]

@@ -43,7 +43,7 @@ def draw_attention(
     if not sentence.strip():
         raise DataError("sentence must not be empty")
     loaded = load(run, checkpoint, device)
-    ((_, reading),) = readings(loaded, [sentence])
+    (reading,) = readings(loaded, [sentence])
     about = f"{display_name(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
     for site in dict.fromkeys(obs.site for obs in reading.observations):

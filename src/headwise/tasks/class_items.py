@@ -14,10 +14,9 @@ import numpy as np
 
 from headwise.analysis.kinds import Places
 from headwise.config.density_data import ImageDataConfig
-from headwise.data.class_store import PreparedClasses, example_ids
+from headwise.data.class_store import PreparedClasses
 from headwise.data.classes import ImageInputs, LabelledSplit, TextInputs
 from headwise.data.patches import grid_of
-from headwise.data.store import IdStore
 from headwise.data.token_stream import COLUMN, ids_text
 from headwise.data.tokenizer import EOS
 from headwise.errors import DataError
@@ -69,19 +68,16 @@ def given_examples(run: ClassifierRun, inputs: Sequence[Any]) -> Iterator[Given]
 
 def _split_of(run: ClassifierRun, example: Any, name: str) -> LabelledSplit:
     """One example, with any class."""
-    data, classes = run.config.data, np.zeros(1, np.int64)
+    data = run.config.data
     if isinstance(data, ImageDataConfig):
         if not isinstance(example, bytes) or len(example) != prod(data.shape):
             raise DataError(f"{name} has no values of data={data.name} to show")
-        image = np.frombuffer(example, np.uint8).reshape(1, *data.shape)
-        return LabelledSplit(ImageInputs(image, data), classes)
+        return run.split([[np.frombuffer(example, np.uint8).reshape(data.shape)]])
     texts = str(example).split(BETWEEN) if data.pair else [str(example)]
     if len(texts) != (2 if data.pair else 1) or not all(map(str.strip, texts)):
         wanted = "two texts with a tab between them" if data.pair else "a text that is not empty"
         raise DataError(f"{name} must be {wanted}, got {example!r}")
-    assert run.tokenizer is not None
-    ids = example_ids(texts, run.tokenizer, data.max_length)
-    return LabelledSplit(TextInputs(IdStore.from_lists([ids])), classes)
+    return run.split([texts])
 
 
 def _axes(run: ClassifierRun, split: LabelledSplit, n_items: int) -> tuple[Axes, list[int] | None]:

@@ -43,9 +43,10 @@ from headwise.model.gates import head_gates
 from headwise.model.patches import patch_embedding
 from headwise.model.places import site_alone
 from headwise.tasks.class_items import SITE, example, given_examples, patch_id, places_of
+from headwise.tasks.data import Sizes
 from headwise.tasks.predictions import ClassifierRun, Predictions, labels_of
 from headwise.tasks.reading import Candidates, Given, Spelling
-from headwise.tasks.task import Evaluation, Extra, Part, Sizes, Task
+from headwise.tasks.task import Evaluation, Extra, Part, Task
 from headwise.train.distributed import Ranks
 
 CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
@@ -259,10 +260,9 @@ class Classification(Task[PreparedClasses]):
         self, saved: Path, splits: Sequence[str], folder: str | None = None
     ) -> PreparedClasses:
         """See `Task.restored`: with the run's tokenizer and labels."""
-        data = replace(self.config.data, dir=folder or self.config.data.dir)
-        corpus = self.changed(data=data).open(machine_cache_dir())
+        corpus = self.reading(folder).open(machine_cache_dir())
         for split in splits:
-            if split not in (known := [data.train, *self.splits(corpus)]):
+            if split not in (known := [self.config.data.train, *self.splits(corpus)]):
                 raise refuse("data.split", split, known)
         tokenizer = self.tokenizer
         if tokenizer is not None:
@@ -285,7 +285,7 @@ class Classification(Task[PreparedClasses]):
     def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
         """See `Task.items_of_lines`."""
         if self.is_image:
-            raise DataError(f"a text cannot be shown: this run is on data={self.config.data.name}")
+            raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
         return super().items_of_lines(saved, lines)
 
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:

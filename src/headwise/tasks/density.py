@@ -101,12 +101,7 @@ class Density(StreamTask):
         return EvaluationWindows(data.stream(part.split).first(n_tokens), BOS, *sizes)
 
     def evaluate(
-        self,
-        model: Model,
-        data: PreparedTokens,
-        part: Part,
-        ranks: Ranks,
-        progress: bool = False,
+        self, model: Model, data: PreparedTokens, part: Part, ranks: Ranks, progress: bool = False
     ) -> Evaluation:
         """See `Task.evaluate`; with the number of bytes of each window, and samples."""
         (losses,) = super().evaluate(model, data, part, ranks, progress).measured
@@ -142,7 +137,7 @@ class Density(StreamTask):
     def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
         """See `Task.items_of_lines`: windows of one text."""
         if not is_text(self.config):
-            raise DataError(f"a text cannot be shown: this run is on data={self.config.data.name}")
+            raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
         return lines_as_windows(saved, lines, self.config.data.window)
 
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:

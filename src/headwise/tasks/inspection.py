@@ -88,7 +88,8 @@ def items(run: TrainedRun, max_items: int, path: Path | None = None) -> Items:
         candidates = task.items_of_lines(saved, read_lines(path))
         numbers = list(range(min(max_items, candidates.n)))
     else:
-        origin = [*task.test_sets(saved), run.config.data.valid][0]
+        names = *run.config.data.test, *task.saved_tests(saved), run.config.data.valid
+        origin = names[0]
         candidates = task.items(run.data([origin]), origin)
         preferred = spaced(candidates.preferred, max_items // PREFERRED_SHARE)
         others = [n for n in range(candidates.n) if n not in set(preferred)]
@@ -100,13 +101,13 @@ def items(run: TrainedRun, max_items: int, path: Path | None = None) -> Items:
     return Items(origin, candidates.unit, chosen, candidates.n, note)
 
 
-def readings(run: TrainedRun, inputs: Sequence[Any]) -> Iterator[tuple[int, Reading]]:
-    """Yield the index and the reading of each text, or `Item.input`, in order.
+def readings(run: TrainedRun, inputs: Sequence[Any]) -> Iterator[Reading]:
+    """Yield the reading of each text, or `Item.input`.
 
     Raises:
         DataError: a text that cannot be the model's input.
     """
-    for index, given in enumerate(run.task.given(run, inputs)):
+    for given in run.task.given(run, inputs):
         shown = given.queries, given.with_cls
         ((_, observed),) = observations(run.model, [given.batch], run.device, *shown)
-        yield index, Reading(given.axes, observed, given.texts)
+        yield Reading(given.axes, observed, given.texts)

@@ -91,10 +91,7 @@ class ClassifierRun(TrainedRun):
                     f"example {number} has {len(example)} parts; {self.folder.path} classifies "
                     f"{len(columns)}: {', '.join(columns)}"
                 )
-        inputs = self._pictures(parts) if self.tokenizer is None else self._texts(parts)
-        split = LabelledSplit(inputs, np.zeros(len(parts), np.int64))
-        batches = evaluation_batches(split, self.config.trainer.max_tokens)
-        return self.predicted(batches)
+        return self.predicted(evaluation_batches(self.split(parts), self.config.trainer.max_tokens))
 
     @torch.no_grad()
     def predicted(self, batches: Sequence[Batch]) -> list[Prediction]:
@@ -109,11 +106,14 @@ class ClassifierRun(TrainedRun):
                 found |= zip(batch.rows, predictions, strict=True)
         return [found[row] for row in sorted(found)]
 
-    def _texts(self, examples: Sequence[Sequence[Any]]) -> TextInputs:
-        assert self.tokenizer is not None
+    def split(self, examples: Sequence[Sequence[Any]]) -> LabelledSplit:
+        """Examples of a user, each a list of its parts, with any class."""
+        classes_N = np.zeros(len(examples), np.int64)
+        if self.tokenizer is None:
+            return LabelledSplit(self._pictures(examples), classes_N)
         longest = self.config.data.max_length
         ids = [example_ids(texts, self.tokenizer, longest) for texts in examples]
-        return TextInputs(IdStore.from_lists(ids))
+        return LabelledSplit(TextInputs(IdStore.from_lists(ids)), classes_N)
 
     def _pictures(self, examples: Sequence[Sequence[Any]]) -> ImageInputs:
         shape = tuple(self.config.data.shape)

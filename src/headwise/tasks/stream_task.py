@@ -31,8 +31,9 @@ from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.precision import autocast, check_precision
+from headwise.tasks.data import Sizes
 from headwise.tasks.reading import Spelling
-from headwise.tasks.task import Evaluation, Part, Sizes, Task
+from headwise.tasks.task import Evaluation, Part, Task
 from headwise.train.distributed import Ranks
 
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
@@ -132,12 +133,7 @@ class StreamTask(Task[PreparedTokens]):
         return build_single(self.config, sizes[COLUMN], *self.sites())
 
     def evaluate(
-        self,
-        model: Model,
-        data: PreparedTokens,
-        part: Part,
-        ranks: Ranks,
-        progress: bool = False,
+        self, model: Model, data: PreparedTokens, part: Part, ranks: Ranks, progress: bool = False
     ) -> Evaluation:
         """See `Task.evaluate`; with `decode.precision`."""
         with autocast(ranks.device, self.config.decode.precision):
@@ -155,9 +151,9 @@ class StreamTask(Task[PreparedTokens]):
         self, saved: Path, splits: Sequence[str], folder: str | None = None
     ) -> PreparedTokens:
         """See `Task.restored`."""
-        data = replace(self.config.data, dir=folder or self.config.data.dir)
         tokenizer = replace(self.config.tokenizer, kind="given", folder=str(saved))
-        return prepare_tokens(open_corpus(data, machine_cache_dir()), tokenizer, splits=splits)
+        corpus = self.reading(folder).open(machine_cache_dir())
+        return prepare_tokens(corpus, tokenizer, splits=splits)
 
     def places(self, model: Model) -> Places | None:
         """Places of the values; by default unknown."""

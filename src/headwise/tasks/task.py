@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from headwise.config.keys import with_changes
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.digest import content_digest
+from headwise.data.encoded import Sides
 from headwise.data.loader import Examples
 from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
@@ -31,61 +32,14 @@ from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder
+from headwise.tasks.data import Corpus, NoFiles, Sizes
 from headwise.tasks.evaluation import measure_losses
 from headwise.tasks.reading import Candidates, Given, Item, Spelling, given_ids, rows_of
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 
-Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
-Sides = tuple[Sequence[str], Sequence[str]]  # aligned lines: sources and references
 # S; logits (R, V) and targets (R,) of the scored positions -> more statistics of each, (R, S)
 Extra = tuple[int, Callable[[Tensor, Tensor], Tensor]]
-
-
-class Corpus(Protocol):
-    """Data whose files are located but not read yet."""
-
-    @property
-    def test_sets(self) -> Sequence[str]:
-        """Names of the splits that are evaluated at the end of a run."""
-        ...
-
-    def hashes(self) -> list[str]:
-        """Hashes of the training and validation data; part of the run folder's name."""
-        ...
-
-
-class Data(Protocol):
-    """Prepared data, ready for training."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes of the vocabularies."""
-        ...
-
-    @property
-    def vocabulary(self) -> str:
-        """Hash of the vocabularies."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the ids."""
-        ...
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """Counts of the preparation."""
-        ...
-
-    @property
-    def folder(self) -> Path | None:
-        """Its folder in the cache; None without files."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write what a finished run needs, such as tokenizers, to the run folder."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -163,11 +117,6 @@ class TrainedRun:
         names = [field.name for field in fields(decode) if field.name[0] != "_"]
         return {name: getattr(decode, name) for name in names} if self.task.searches else {}
 
-    @property
-    def facts(self) -> dict[str, str]:
-        """Name -> value of additional facts for the page of the run."""
-        return {}
-
     def searching(self, changes: Mapping[str, Any]) -> Self:
         """The run with other settings below `decode`; None leaves a setting unchanged.
 
@@ -184,31 +133,15 @@ class TrainedRun:
         decode.precision = resolve_precision(decode.precision, self.device)
         return replace(self, config=task.config, task=task)
 
+    def test_sets(self, folder: str | None = None) -> Sequence[str]:
+        """Its test sets, or those of the data in a folder."""
+        task, named = self.task, self.config.data.test
+        saved = [] if folder else task.saved_tests(self.folder.path)
+        return named or saved or task.reading(folder).open(machine_cache_dir()).test_sets
+
     def data(self, splits: Sequence[str], folder: str | None = None) -> Any:
         """Splits, encoded as in the training; see `Task.restored`."""
         return self.task.restored(self.folder.path, splits, folder)
-
-
-@dataclass(frozen=True)
-class NoFiles:
-    """The `Corpus` and `Data` of a task that generates its examples."""
-
-    test_sets: Sequence[str]
-    sizes: Sizes
-    vocabulary = fingerprint = "no files"
-    folder = None
-
-    def hashes(self) -> list[str]:
-        """Empty: the examples depend on the settings alone."""
-        return []
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """Empty: there is no preparation."""
-        return {}
-
-    def save(self, folder: Path) -> None:
-        """Write nothing: a finished run needs no files."""
 
 
 D = TypeVar("D")
@@ -346,9 +279,17 @@ class Task(ABC, Generic[D]):
 
     # -- a finished run -----------------------------------------------------------------------
 
-    def test_sets(self, saved: Path, folder: str | None = None) -> Sequence[str]:
-        """Test sets of a run in `saved`, or of the corpus in a folder."""
-        return cast(Sequence[str], self.config.data.test)
+    def saved_tests(self, saved: Path) -> Sequence[str]:
+        """Test sets of a run that are in its folder, if `data.test` does not name them."""
+        return ()
+
+    def reading(self, folder: str | None) -> Self:
+        """The task with data in another folder; None: as configured."""
+        if folder is None:
+            return self
+        has_files = hasattr(self.config.data, "dir")
+        require(has_files, "data.dir", f"null with task={self.name}", folder)
+        return self.changed(data=replace(self.config.data, dir=folder))
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> D:
         """Splits of the data of a run, encoded as in its training.
@@ -362,8 +303,7 @@ class Task(ABC, Generic[D]):
             ConfigError: a split or folder that the task does not read.
             DataError: the data does not exist.
         """
-        require(folder is None, "data.dir", f"null with task={self.name}", folder)
-        corpus = self.open(machine_cache_dir())
+        corpus = self.reading(folder).open(machine_cache_dir())
         for split in splits:
             if split not in self.splits(corpus):
                 raise refuse("data.split", split, self.splits(corpus))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headwise.config.schema import DataConfig
 from headwise.data.corpora.text import read_lines
-from headwise.data.corpus import Corpus, open_corpus
+from headwise.data.corpus import open_corpus
 from headwise.data.encoded import Sides
 from headwise.data.origins import joined_splits
 from headwise.errors import DataError
@@ -43,22 +43,17 @@ def named_sets(
         DataError: a set does not exist, or its sides are not aligned.
     """
     if folder is not None:
-        return _read(opened(data, names, folder))
-    there = _saved_sets(saved)
+        return _corpus_sets(data, names, folder)
+    there = saved_sets(saved)
     parts = {name: joined_splits(name, there) for name in names}
     absent = [name for name in names if not set(parts[name]) <= set(there)]
-    others = _read(opened(data, absent, None)) if absent else {}
+    others = _corpus_sets(data, absent, None) if absent else {}
     return {
         name: others[name] if name in others else _saved_set(saved, parts[name]) for name in names
     }
 
 
-def saved_tests(saved: Path, data: DataConfig) -> list[str]:
-    """Names of the test sets in a run folder."""
-    return [name for name in _saved_sets(saved) if name != data.valid]
-
-
-def _saved_sets(saved: Path) -> list[str]:
+def saved_sets(saved: Path) -> list[str]:
     """Names of the sets whose sources and references are in the run folder."""
     texts = saved / HYPOTHESES
     names = [path.name.removesuffix(".src.txt") for path in texts.glob("*.src.txt")]
@@ -78,24 +73,19 @@ def _saved_set(saved: Path, names: Sequence[str]) -> Sides:
     return both
 
 
-def opened(data: DataConfig, test: Sequence[str], folder: str | None) -> Corpus:
-    """The run's corpus, or that in a folder, with sets `test`, or all of its test sets if empty."""
+def _corpus_sets(data: DataConfig, names: Sequence[str], folder: str | None) -> dict[str, Sides]:
+    """Sets of the run's corpus, or of that in a folder."""
     data_dir = data.dir
-    data = replace(data, dir=folder or data_dir, test=list(test))
-    if test:  # the training text may be absent
-        data = replace(data, train=test[0], valid=test[0])
+    # the training text may be absent
+    data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
     try:
-        return open_corpus(data, machine_cache_dir())
+        corpus = open_corpus(data, machine_cache_dir())
     except DataError as error:
         if data_dir is None or folder is not None:
             raise
-        named = f" {', '.join(test)}" if test else ""
         raise DataError(
-            f"{error}\nThe run folder does not hold the test sets{named}; searched in the run's "
-            f"data.dir={data_dir}, here {Path(data_dir).absolute()}. Set "
+            f"{error}\nThe run folder does not hold the test sets {', '.join(names)}; searched in "
+            f"the run's data.dir={data_dir}, here {Path(data_dir).absolute()}. Set "
             "data.dir= to the folder that holds them"
         ) from error
-
-
-def _read(corpus: Corpus) -> dict[str, Sides]:
-    return {name: corpus.read(name) for name in corpus.config.test}
+    return {name: corpus.read(name) for name in names}

@@ -31,10 +31,11 @@ from headwise.metrics.metric import Metric
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.transformer import Transformer, encoder_decoder_sites
+from headwise.tasks.data import Sizes
 from headwise.tasks.evaluation import measure_losses
 from headwise.tasks.reading import Candidates, Given, Spelling
-from headwise.tasks.task import Evaluation, Outputs, Part, Sizes, Task
-from headwise.tasks.texts import HYPOTHESES, named_sets, opened, saved_tests
+from headwise.tasks.task import Evaluation, Outputs, Part, Task
+from headwise.tasks.texts import HYPOTHESES, named_sets, saved_sets
 from headwise.tasks.translation_readings import given_sentences, line_pairs, sentence_candidates
 from headwise.tasks.translation_run import TranslationRun
 from headwise.tasks.translations import Translations
@@ -190,11 +191,9 @@ class Translation(Task[Pairs]):
         """See `Task.validates_part`."""
         return 0 < self.n_outputs < len(data.encoded(self.config.data.valid))
 
-    def test_sets(self, saved: Path, folder: str | None = None) -> Sequence[str]:
-        """See `Task.test_sets`; text of a user without names has those in the run folder."""
-        data = self.config.data
-        names = data.test or ([] if folder else saved_tests(saved, data))
-        return names if names or not folder else opened(data, [], folder).config.test
+    def saved_tests(self, saved: Path) -> Sequence[str]:
+        """See `Task.saved_tests`."""
+        return [name for name in saved_sets(saved) if name != self.config.data.valid]
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> Pairs:
         """See `Task.restored`: from the run folder, or else from the corpus."""

@@ -31,13 +31,6 @@ class TranslationRun(TrainedRun):
         """Tokenizers of source and target."""
         return self.translator.tokenizers
 
-    @property
-    def facts(self) -> dict[str, str]:
-        """See `TrainedRun.facts`."""
-        settings = self.config.decode
-        is_greedy = settings.method == "greedy"
-        return {"search": "greedy" if is_greedy else f"beam {settings.beam}"}
-
     @cached_property
     def normaliser(self) -> Normaliser:
         """Text normalisation of the corpus, also applied to input sentences."""

@@ -81,7 +81,7 @@ def _heads(run: SavedRun) -> Iterator[str]:
 def _sums(run: SavedRun) -> Iterator[str]:
     folder, used = RunFolder(run.folder), set()
     for split, scores in run.results.scores.items() if run.results else ():
-        metrics = {metric.name: metric for metric in run.task.metrics(run.config)}
+        metrics = {metric.name: metric for metric in run.task.metrics()}
         if scores.keys() != metrics.keys():
             yield f"results.json: {split} has {sorted(scores)}, not {sorted(metrics)}"
         for name in scores.keys() & metrics.keys():

@@ -38,7 +38,7 @@ def test_every_head_has_a_row_without_missing_values() -> None:
 def test_scores_have_their_search_and_enough_digits() -> None:
     bleu = Metric("bleu", "higher", lambda sums: sums[0], None, "", "unit", "BLEU")
     metrics = [bleu, replace(bleu, name="loss", better="lower", label="loss")]
-    task: Any = SimpleNamespace(metrics=lambda _: metrics, main_metric=lambda _: bleu)
+    task: Any = SimpleNamespace(metrics=lambda: metrics)
     run: Any = SimpleNamespace(task=task, config=SimpleNamespace(data=SimpleNamespace(valid="v")))
     scores = {"bleu": {"score": 1.0, "scope": "beam 5"}, "loss": {"score": 1.0}, "comet": {}}
     shown = [(s["metric"], s["decimals"]) for s in _scores(run, Results(scores={"test": scores}))]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,26 +19,18 @@ from headwise.config.density_data import (
     TextDataConfig,
     WindowsConfig,
 )
-from headwise.data.loader import Examples
 from headwise.data.lossless import lossless
 from headwise.data.token_stream import TOKENIZER, PreparedTokens
-from headwise.data.tokenizer import BOS, Tokenizer
+from headwise.data.tokenizer import Tokenizer
 from headwise.data.windows import EvaluationWindows, TrainingWindows
-from headwise.errors import DataError
 from headwise.files import machine_cache_dir
 from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.tasks.density_items import (
     SITE,
-    given_texts,
-    given_values,
-    lines_as_windows,
     places_of,
-    text_windows,
-    value_candidates,
 )
-from headwise.tasks.reading import Candidates, Given
 from headwise.tasks.samples import (
     ImageSamples,
     MusicSamples,
@@ -46,7 +38,7 @@ from headwise.tasks.samples import (
     TextSamples,
     ValidationSamples,
 )
-from headwise.tasks.stream_task import StreamTask, is_text, scope_of
+from headwise.tasks.stream_task import StreamTask, Windows, scope_of
 from headwise.tasks.task import Evaluation, Part
 from headwise.train.distributed import Ranks
 
@@ -87,25 +79,16 @@ class Density(StreamTask):
         metrics = [*([bits] if self.loss.measure == "nll" else []), *self.loss.metrics]
         return [replace(metric, scope=scope_of(windows)) for metric in metrics]
 
-    def examples(self, data: PreparedTokens, ranks: Ranks, scratch: Path) -> Examples:
-        """See `Task.examples`."""
-        stream, trainer = data.stream(self.config.data.train), self.config.trainer
-        sizes = self.config.data.window, trainer.max_tokens, self.config.seed, ranks.n_shares
-        return TrainingWindows(stream, BOS, *sizes, aligned=self.config.data.aligned)
-
-    def batches(self, data: PreparedTokens, part: Part) -> EvaluationWindows:
-        """See `Task.batches`: windows of `decode.min_context`."""
-        window, context = self.config.data.window, self.config.decode.min_context
-        n_tokens = part.n and window + (part.n - 1) * (window - context)
-        sizes = window, self.config.trainer.max_tokens, context, self.config.decode.max_windows
-        return EvaluationWindows(data.stream(part.split).first(n_tokens), BOS, *sizes)
+    def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
+        """See `StreamTask.windows`."""
+        return partial(TrainingWindows, aligned=self.config.data.aligned), EvaluationWindows
 
     def evaluate(
         self, model: Model, data: PreparedTokens, part: Part, ranks: Ranks, progress: bool = False
     ) -> Evaluation:
         """See `Task.evaluate`; with the number of bytes of each window, and samples."""
         (losses,) = super().evaluate(model, data, part, ranks, progress).measured
-        windows = self.batches(data, part)
+        windows: EvaluationWindows = self.batches(data, part)
         n_bytes = [windows.stream.bytes_of(first, end) for first, end in windows.scored]
         measured = Measured(np.column_stack((losses.items, n_bytes)), losses.metrics)
         if not part.n_outputs:
@@ -126,20 +109,3 @@ class Density(StreamTask):
     def places(self, model: Model) -> Places | None:
         """See `StreamTask.places`."""
         return places_of(self.config, model)
-
-    def items(self, data: PreparedTokens, split: str) -> Candidates:
-        """See `Task.items`: windows of text, images, or windows of other values."""
-        ids = data.stream(split).ids
-        if is_text(self.config):
-            return text_windows(ids, self.config.data.window, data.tokenizer)
-        return value_candidates(ids, self.config.data, data.tokenizer, split)
-
-    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
-        """See `Task.items_of_lines`: windows of one text."""
-        if not is_text(self.config):
-            raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
-        return lines_as_windows(saved, lines, self.config.data.window)
-
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
-        """See `Task.given`."""
-        return (given_texts if is_text(self.config) else given_values)(run, inputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from headwise.files import machine_cache_dir
 from headwise.model.build import parts_of
 from headwise.model.family import Model
 from headwise.tasks.reading import Axes, Candidates, Given, Item, View
-from headwise.tasks.stream_task import open_corpus
 from headwise.tasks.task import TrainedRun
 
 SITE = "decoder_self"
@@ -65,13 +63,6 @@ def text_windows(ids: Ints, window: int, tokenizer: Tokenizer) -> Candidates:
     return Candidates(-(-len(ids) // window), item, "windows")
 
 
-def lines_as_windows(saved: Path, lines: Sequence[str], window: int) -> Candidates:
-    """Windows of the text of a user, encoded by the tokenizer of a run."""
-    tokenizer = Tokenizer.load(saved / TOKENIZER)
-    text = "".join(f"{line}\n" for line in lines)
-    return text_windows(text_ids(text, tokenizer), window, tokenizer)
-
-
 def value_candidates(ids: Ints, data: Any, tokenizer: Tokenizer, split: str) -> Candidates:
     """Images, or windows of other values."""
     is_image = isinstance(data, ImageDataConfig)
@@ -87,7 +78,7 @@ def value_candidates(ids: Ints, data: Any, tokenizer: Tokenizer, split: str) -> 
 def given_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[Given]:
     """Texts, each truncated to one window, and to `MAX_TOKENS`."""
     data = run.config.data
-    corpus = open_corpus(data, machine_cache_dir())
+    corpus = run.task.open(machine_cache_dir())
     for tokenizer, ids in encoded_texts(run, texts):
         starts = [n for n in range(len(ids)) if starts_document(ids.tolist(), n, corpus, tokenizer)]
         stream = TokenStream(ids, None, np.array(starts), data.document_mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
-from headwise.data.loader import Examples
 from headwise.data.masking import (
     MaskedEvaluationWindows,
     MaskedTrainingWindows,
@@ -22,18 +21,16 @@ from headwise.data.masking import (
     MaskSettings,
 )
 from headwise.data.token_stream import PreparedTokens, TokenStream, ids_text
-from headwise.data.tokenizer import BOS
 from headwise.data.windows import Ints
 from headwise.errors import require
 from headwise.languages import has_spaces
 from headwise.metrics.classes import percent
 from headwise.metrics.metric import Floats, Metric
 from headwise.model.family import Model
-from headwise.tasks.density_items import encoded_texts, lines_as_windows, text_windows
-from headwise.tasks.reading import Axes, Candidates, Given
-from headwise.tasks.stream_task import StreamTask, scope_of
-from headwise.tasks.task import Extra, Part
-from headwise.train.distributed import Ranks
+from headwise.tasks.density_items import encoded_texts
+from headwise.tasks.reading import Axes, Given
+from headwise.tasks.stream_task import StreamTask, Windows, scope_of
+from headwise.tasks.task import Extra
 
 SITE = "encoder_self"
 NOTE = "The model reads <mask> for a token named <mask:…>."
@@ -103,32 +100,15 @@ class MaskedLM(StreamTask):
         context = self.config.decode.min_context
         require(context == 0, "decode.min_context", f"0 with task={self.name}", context)
 
-    def examples(self, data: PreparedTokens, ranks: Ranks, scratch: Path) -> Examples:
-        """See `Task.examples`."""
-        stream, trainer = data.stream(self.config.data.train), self.config.trainer
-        sizes = self.config.data.window, trainer.max_tokens, self.config.seed, ranks.n_shares
+    def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
+        """See `StreamTask.windows`: with masks."""
         masking = Masking(self.settings, data.tokenizer)
-        return MaskedTrainingWindows(stream, BOS, *sizes, masking=masking)
-
-    def batches(self, data: PreparedTokens, part: Part) -> MaskedEvaluationWindows:
-        """See `Task.batches`: windows side by side."""
-        window, most = self.config.data.window, self.config.decode.max_windows
-        stream = data.stream(part.split).first(part.n and part.n * window)
-        sizes = window, self.config.trainer.max_tokens, 0, most
-        masking = Masking(self.settings, data.tokenizer)
-        return MaskedEvaluationWindows(stream, BOS, *sizes, masking=masking)
+        kinds = MaskedTrainingWindows, MaskedEvaluationWindows
+        return partial(kinds[0], masking=masking), partial(kinds[1], masking=masking)
 
     def extra(self, data: PreparedTokens) -> Extra:
         """See `Task.extra`: whether a prediction is correct."""
         return 1, is_correct
-
-    def items(self, data: PreparedTokens, split: str) -> Candidates:
-        """See `Task.items`: windows of text."""
-        return text_windows(data.stream(split).ids, self.config.data.window, data.tokenizer)
-
-    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
-        """See `Task.items_of_lines`: windows of one text."""
-        return lines_as_windows(saved, lines, self.config.data.window)
 
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
         """See `Task.given`: with all chosen tokens masked, and their predictions."""

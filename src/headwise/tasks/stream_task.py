@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -20,19 +21,33 @@ from headwise.config.density_data import (
 from headwise.config.schema import Config
 from headwise.data.builtin.text import BuiltinText
 from headwise.data.images import ImageCorpus
+from headwise.data.loader import Examples
 from headwise.data.music import MusicCorpus
 from headwise.data.plain_text import text_corpus
-from headwise.data.token_stream import COLUMN, DensityCorpus, PreparedTokens, prepare_tokens
-from headwise.data.tokenizer import BOS, EOS, MASK
+from headwise.data.token_stream import (
+    COLUMN,
+    TOKENIZER,
+    DensityCorpus,
+    PreparedTokens,
+    prepare_tokens,
+    text_ids,
+)
+from headwise.data.tokenizer import BOS, EOS, MASK, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
-from headwise.errors import require
+from headwise.errors import DataError, require
 from headwise.files import machine_cache_dir
 from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.precision import autocast, check_precision
 from headwise.tasks.data import Sizes
-from headwise.tasks.reading import Spelling
+from headwise.tasks.density_items import (
+    given_texts,
+    given_values,
+    text_windows,
+    value_candidates,
+)
+from headwise.tasks.reading import Candidates, Given, Spelling
 from headwise.tasks.task import Evaluation, Part, Task
 from headwise.train.distributed import Ranks
 
@@ -42,6 +57,7 @@ CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
     ImageDataConfig: ImageCorpus,
     MusicDataConfig: MusicCorpus,
 }
+Windows = Callable[..., Any]  # stream, start id, sizes -> windows
 MASK_NAME = "\u2581<mask>"  # a word of its own
 
 
@@ -54,11 +70,6 @@ def is_text(config: Config) -> bool:
 def scope_of(windows: WindowsConfig) -> str:
     """The part of a split that is scored, see `Metric`."""
     return f"{windows.max_windows} windows" if windows.max_windows else ""
-
-
-def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
-    """Locate the files of a data config."""
-    return CORPORA[type(data)](data, cache)
 
 
 class StreamTask(Task[PreparedTokens]):
@@ -86,7 +97,7 @@ class StreamTask(Task[PreparedTokens]):
         """See `Task.check`."""
         config, window = self.config, self.config.data.window
         require(window >= 1, "data.window", "at least 1", window)
-        open_corpus(config.data, machine_cache_dir())
+        self.open(machine_cache_dir())
         fits = is_text(config) or config.tokenizer.kind == "byte"
         kind = f"byte with data={config.data.name}"
         require(fits, "tokenizer.kind", kind, config.tokenizer.kind)
@@ -120,7 +131,7 @@ class StreamTask(Task[PreparedTokens]):
 
     def open(self, cache: Path) -> DensityCorpus:
         """See `Task.open`."""
-        return open_corpus(self.config.data, cache)
+        return CORPORA[type(self.config.data)](self.config.data, cache)
 
     def prepare(self, corpus: DensityCorpus) -> PreparedTokens:
         """See `Task.prepare`."""
@@ -131,6 +142,24 @@ class StreamTask(Task[PreparedTokens]):
     def model(self, sizes: Sizes, data: PreparedTokens | None = None) -> Model:
         """See `Task.model`."""
         return build_single(self.config, sizes[COLUMN], *self.sites())
+
+    @abstractmethod
+    def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
+        """Classes of the windows of training and of evaluation, with their own arguments."""
+
+    def examples(self, data: PreparedTokens, ranks: Ranks, scratch: Path) -> Examples:
+        """See `Task.examples`."""
+        config, stream = self.config, data.stream(self.config.data.train)
+        sizes = config.data.window, config.trainer.max_tokens, config.seed, ranks.n_shares
+        examples: Examples = self.windows(data)[0](stream, BOS, *sizes)
+        return examples
+
+    def batches(self, data: PreparedTokens, part: Part) -> Any:
+        """See `Task.batches`: windows of `decode.min_context`, an `EvaluationWindows`."""
+        window, windows = self.config.data.window, self.config.decode
+        n_tokens = part.n and window + (part.n - 1) * (window - windows.min_context)
+        sizes = window, self.config.trainer.max_tokens, windows.min_context, windows.max_windows
+        return self.windows(data)[1](data.stream(part.split).first(n_tokens), BOS, *sizes)
 
     def evaluate(
         self, model: Model, data: PreparedTokens, part: Part, ranks: Ranks, progress: bool = False
@@ -167,3 +196,22 @@ class StreamTask(Task[PreparedTokens]):
         marks, token = {BOS: "", EOS: "\n", MASK: MASK_NAME}, data.tokenizer.id_to_piece
         language = self.config.data.language or ""
         return {COLUMN: Spelling(language, lambda i: marks.get(i, token(i)), places=places)}
+
+    def items(self, data: PreparedTokens, split: str) -> Candidates:
+        """See `Task.items`: windows of text, images, or windows of other values."""
+        ids = data.stream(split).ids
+        if is_text(self.config):
+            return text_windows(ids, self.config.data.window, data.tokenizer)
+        return value_candidates(ids, self.config.data, data.tokenizer, split)
+
+    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
+        """See `Task.items_of_lines`: windows of one text."""
+        if not is_text(self.config):
+            raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
+        tokenizer = Tokenizer.load(saved / TOKENIZER)
+        ids = text_ids("".join(f"{line}\n" for line in lines), tokenizer)
+        return text_windows(ids, self.config.data.window, tokenizer)
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """See `Task.given`."""
+        return (given_texts if is_text(self.config) else given_values)(run, inputs)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import CommandLine, assert_rejected, read_json, run_folders
+from command_line import CommandLine, assert_rejected, page_data, read_json, run_folders
 from guide import DOCS, ROOT, blocks_of
 from headwise import load
 from headwise.analysis.tables import HEADS
@@ -114,6 +114,23 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path, site: s
     assert curve[0]["accuracy"] == pytest.approx(scores["valid"]["accuracy"]["score"])
     assert curve[0]["loss"] == pytest.approx(scores["valid"]["loss"]["score"]) != curve[-1]["loss"]
     assert_rejected(headwise("analyze", f"run={run}", "data.split=tset"), 2, "data.split", "test")
+
+
+def test_run_is_evaluated_and_shown(headwise: CommandLine, run: Path, site: str) -> None:
+    headwise.ok("evaluate", f"run={run}", "data.test=[test,valid]")
+    scores = read_json(run / "results.json")["scores"]
+    assert read_json(run / "results-auto.json")["scores"] == scores
+    refused = headwise("evaluate", f"run={run}", "decode.beam=3")
+    assert_rejected(refused, 2, "decode.beam is not known")
+    headwise.ok("report", f"run={run}", "page=true", "n_sentences=2")
+    (shown,), items = page_data(run)["runs"], page_data(run)["items"]["chosen"]
+    assert [item["number"] for item in items] == [1, 11]
+    bits = np.random.default_rng([*b"test", 10]).integers(2, size=LENGTH)
+    assert items[1]["texts"]["bits"] == " ".join(map(str, bits))
+    (axes,) = shown["readings"][1]["axes"].values()
+    assert axes["queries"] == axes["keys"] == list(map(str, bits))
+    assert [block["site"] for block in shown["readings"][1]["blocks"]] == [site, site]
+    assert {score["metric"] for score in shown["scores"] if score["is_main"]} == {"accuracy"}
 
 
 def test_stopped_run_resumes_bitwise_equal(

@@ -44,7 +44,7 @@ Extra = tuple[int, Callable[[Tensor, Tensor], Tensor]]
 
 @dataclass(frozen=True)
 class Part:
-    """The first items of a split.
+    """The first items of a split that are not too long.
 
     Attributes:
         split: its name.
@@ -253,7 +253,7 @@ class Task(ABC, Generic[D]):
         """Batches of the items of a part; their `rows` count these items from 0."""
 
     def too_long(self, data: D, part: Part) -> Sequence[int]:
-        """Numbers, from 0, of the first items that `batches` leaves out by `Part.longest`."""
+        """Numbers, from 0, of items before the last one of a part that are left out of it."""
         return ()
 
     def extra(self, data: D) -> Extra | None:

@@ -18,7 +18,7 @@ from headwise.data.bpe_dropout_epochs import EpochSplits
 from headwise.data.cleaning import Normaliser
 from headwise.data.corpus import Corpus, check_data_config, open_corpus
 from headwise.data.encoded import EncodedTexts, Pairs, PreparedCorpus, Sides, prepare_corpus
-from headwise.data.loader import Examples
+from headwise.data.loader import Examples, Rows
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import vocabulary_limits
@@ -138,9 +138,9 @@ class Translation(Task[Pairs]):
 
     def batches(self, data: Pairs, part: Part) -> Sequence[Batch]:
         """See `Task.batches`."""
-        split, too_long = data.encoded(part.split), self.too_long(data, part)
-        if len(too_long) or part.n is not None:
-            rows = np.setdiff1d(np.arange(len(split))[: part.n], too_long)
+        split = data.encoded(part.split)
+        rows = _rows(split, part)
+        if len(rows) < len(split):
             sides = ([side[i].tolist() for i in rows] for side in (split.source, split.target))
             split = EncodedSplit.from_lists(*sides)
         return list(evaluation_batches(split, self.config.trainer.max_tokens))
@@ -148,9 +148,9 @@ class Translation(Task[Pairs]):
     def too_long(self, data: Pairs, part: Part) -> Sequence[int]:
         """See `Task.too_long`."""
         split = data.encoded(part.split)
-        longer_N = np.maximum(split.source.lengths, split.target.lengths)
-        numbers: list[int] = np.flatnonzero(longer_N[: part.n] > part.longest).tolist()
-        return numbers
+        rows = _rows(split, part).tolist()
+        end = rows[-1] + 1 if rows and len(rows) == part.n else len(split)
+        return sorted(set(range(end)) - set(rows))
 
     def evaluate(
         self, model: Model, data: Pairs, part: Part, ranks: Ranks, progress: bool = False
@@ -230,3 +230,9 @@ class Translation(Task[Pairs]):
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
         """See `Task.given`: the target is the run's translation."""
         return given_sentences(run, inputs)
+
+
+def _rows(split: EncodedSplit, part: Part) -> Rows:
+    """Numbers of the pairs of a part."""
+    longer_N = np.maximum(split.source.lengths, split.target.lengths)
+    return np.flatnonzero(longer_N <= part.longest)[: part.n]

@@ -1,0 +1,74 @@
+"""Contract of every task, on the built-in data that name it, before data is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from command_line import composer
+from headwise.config.folders import group_choices
+from headwise.config.schema import typed
+from headwise.tasks.scores import main_metric
+from headwise.tasks.settings import check, resolve
+from headwise.tasks.task import Task, TrainedRun, task_of
+
+SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16")
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """Built-in data with each task that they name."""
+    with composer() as make:
+        for data in (name for name in group_choices("data") if name.startswith("builtin")):
+            yield from ((data, task) for task in make([f"data={data}"]).data.tasks)
+
+
+CASES = list(cases())
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def task(request: pytest.FixtureRequest) -> Task[Any]:
+    data, name = request.param
+    with composer() as make:
+        config = typed(make([f"data={data}", f"task={name}", *SMALL]))
+    check(config)
+    task = task_of(config)
+    assert task.name == name
+    return task
+
+
+def test_every_task_has_built_in_data() -> None:
+    assert {name for _, name in CASES} == set(group_choices("task"))
+
+
+def test_the_first_metric_is_monitored_and_all_are_validated(task: Task[Any]) -> None:
+    names = [metric.name for metric in task.metrics()]
+    assert len(set(names)) == len(names)
+    assert "loss" in names
+    assert resolve(task.config)["trainer"]["monitor"] == names[0] == main_metric(task).name
+    assert [metric.name for metric in task.quick().metrics()] == names
+
+
+def test_the_model_has_the_sites_and_reads_the_columns(task: Task[Any]) -> None:
+    model = task.model(task.sizes())
+    assert model.sites == task.sites()
+    assert {name for site in model.sites for name in (site.queries, site.keys)} <= set(
+        model.columns
+    )
+
+
+def test_other_settings_leave_the_task_itself_unchanged(task: Task[Any]) -> None:
+    trainer = replace(task.config.trainer, max_tokens=7)
+    for other in (task.changed(trainer=trainer), task.quick(), task.plain()):
+        assert type(other) is type(task)
+        assert {**vars(other), "config": None} == {**vars(task), "config": None}
+    assert task.changed(trainer=trainer).config.trainer.max_tokens == 7
+    assert task.config.trainer.max_tokens != 7
+
+
+def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task: Task[Any]) -> None:
+    assert issubclass(task.run, TrainedRun)
+    has_method = hasattr(task.run, task.command) or hasattr(task, f"{task.command}s")
+    assert has_method or not task.command

@@ -38,7 +38,7 @@ def run(
     config: Any = SimpleNamespace(data=data)
     none: Any = None
     task = Translation(config)
-    return TranslationRun(RunFolder(folder), config, task, none, {}, folder, torch.device("cpu"))
+    return TranslationRun(RunFolder(folder), task, none, {}, folder, torch.device("cpu"))
 
 
 def lines_of(items: Any) -> list[tuple[int, str, str | None]]:

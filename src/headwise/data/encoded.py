@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import is_resumed, make_once
@@ -44,23 +44,9 @@ SAMPLE_SEED = 1  # of the sample that trains a tokenizer; the same for all runs
 log = logging.getLogger(__name__)
 
 
-class Pairs(Protocol):
-    """Splits of sentence pairs, as text and as ids."""
-
-    tokenizers: TokenizerPair
-
-    def texts(self, split: str) -> Sides:
-        """Sources and targets of a split."""
-        ...
-
-    def encoded(self, split: str) -> EncodedSplit:
-        """The ids of the same pairs."""
-        ...
-
-
 @dataclass
 class EncodedTexts:
-    """Texts by split, encoded in memory (`Pairs`)."""
+    """Splits of sentence pairs, encoded in memory."""
 
     tokenizers: TokenizerPair
     sets: Mapping[str, Sides]
@@ -69,11 +55,11 @@ class EncodedTexts:
         self._ids = {name: encoded(self.tokenizers, sides) for name, sides in self.sets.items()}
 
     def texts(self, split: str) -> Sides:
-        """See `Pairs.texts`."""
+        """Sources and targets of a split."""
         return self.sets[split]
 
     def encoded(self, split: str) -> EncodedSplit:
-        """See `Pairs.encoded`."""
+        """The ids of the same pairs."""
         return self._ids[split]
 
 
@@ -115,14 +101,17 @@ class PreparedCorpus:
         self.tokenizers.save(folder)
 
     def texts(self, split: str) -> Sides:
-        """See `Pairs.texts`."""
+        """See `EncodedTexts.texts`."""
         return self.corpus.read(split)
 
     def encoded(self, split: str) -> EncodedSplit:
-        """See `Pairs.encoded`."""
+        """See `EncodedTexts.encoded`."""
         if split == self.corpus.config.valid:
             return self.valid
         return encoded(self.tokenizers, self.texts(split))
+
+
+Pairs = PreparedCorpus | EncodedTexts
 
 
 def prepare_corpus(

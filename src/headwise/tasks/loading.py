@@ -48,7 +48,7 @@ def load(
     load_weights(model, load_checkpoint(path)["model"], str(path))
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
     model = model.eval().to(run_device)
-    trained = task.run(folder, config, task, model, sizes, path, run_device).searching(search)
+    trained = task.run(folder, task, model, sizes, path, run_device).searching(search)
     dtype = matmul_dtype(trained.config.decode.precision, run_device)
     kernels_of(trained.model, None, dtype)  # verifies them
     return trained

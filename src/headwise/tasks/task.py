@@ -89,8 +89,7 @@ class TrainedRun:
 
     Attributes:
         folder: its paths and small files.
-        config: the settings of its training, and of its search.
-        task: selected by the config.
+        task: with the settings of its training, and of its search.
         model: in evaluation mode, on `device`, with the weights of `checkpoint`.
         sizes: of its vocabularies.
         checkpoint: the file of its weights.
@@ -98,12 +97,16 @@ class TrainedRun:
     """
 
     folder: RunFolder
-    config: Config
     task: Task[Any]
     model: Model
     sizes: Sizes
     checkpoint: Path
     device: torch.device
+
+    @property
+    def config(self) -> Config:
+        """The settings of its training, and of its search."""
+        return self.task.config
 
     @property
     def weights(self) -> dict[str, str]:
@@ -131,7 +134,7 @@ class TrainedRun:
         task = self.task.changed(decode=decode)
         task.check_search()
         decode.precision = resolve_precision(decode.precision, self.device)
-        return replace(self, config=task.config, task=task)
+        return replace(self, task=task)
 
     def test_sets(self, folder: str | None = None) -> Sequence[str]:
         """Its test sets, or those of the data in a folder."""

@@ -86,14 +86,14 @@ def _evaluated(
     all_scores, files = _earlier_scores(path, content)
     scores, task = {}, run.task
     if texts:
-        data = task.of_files(run.folder.path, texts)
+        splits, data = list(texts), task.of_files(run.folder.path, texts)
     else:
         folder, named = config.data.dir, config.data.test
-        splits = named or run.test_sets(folder) or [run.config.data.valid]
+        splits = list(named or run.test_sets(folder) or [run.config.data.valid])
         for split in splits:
             check_file_name("data.test", split)
         data = run.data(splits, folder)
-    for split in texts or splits:
+    for split in splits:
         shared = run.model, data, Ranks(0, 1, run.device), out, split, name
         of_split = score(task, *shared, progress=config.progress)
         files.pop(split, None)

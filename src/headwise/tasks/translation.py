@@ -121,17 +121,13 @@ class Translation(Task[Pairs]):
     def examples(self, data: Pairs, ranks: Ranks, scratch: Path) -> Examples:
         """See `Task.examples`."""
         assert isinstance(data, PreparedCorpus)
-        trainer, dropout, seed = (
-            self.config.trainer,
-            self.config.tokenizer.dropout,
-            self.config.seed,
-        )
+        config, trainer, dropout = self.config, self.config.trainer, self.config.tokenizer.dropout
         progress = trainer.progress and ranks.is_main
-        settings = dropout, seed, scratch, trainer.n_workers, progress
+        settings = dropout, config.seed, scratch, trainer.n_workers, progress
         return TrainingPairs(
             EpochSplits(data, *settings) if dropout else data.train,
             trainer.max_tokens,
-            seed,
+            config.seed,
             ranks.n_shares,
             length_multiple=COMPILED_LENGTH_MULTIPLE if trainer.compile else 1,
         )

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.variants [--quick] [--model tiny|small] [--json FILE]
 
-The rows are those of `conf/variant/`, each configured as `python train.py variant=…` composes it,
-with its loss and its repulsion. Batches are random, of 2048 tokens with sentences of 16, as
+The rows are those of `conf/study/variants.yaml`, each with its overrides, so with its loss and its
+repulsion. Batches are random, of 2048 tokens with sentences of 16, as
 Multi30k's are. Variants run interleaved in one process; the ratios are of medians. Memory is that
 of a step after the forward pass, without the model and its optimizer. With one thread the time is
 that of the processor, which other load on the machine lengthens less; else it is that of the clock.
@@ -14,7 +14,8 @@ from __future__ import annotations
 from benchmarks.clock import medians
 from benchmarks.command import arguments, keep
 from benchmarks.updates import Updates
-from headwise.config.folders import group_choices
+from headwise.config.folders import group_node
+from headwise.studies.study import read_study
 from headwise.train.memory import keep_freed_memory
 
 VOCABULARY, BASELINE = 2000, "softmax"
@@ -24,8 +25,8 @@ def measure(model: str, repeats: int) -> dict[str, dict[str, float]]:
     """Return variant -> median seconds and bytes of a step, interleaved; 0 bytes: unknown."""
     keep_freed_memory()
     updates = {
-        name: Updates.of_short_sentences(VOCABULARY, f"variant={name}", f"model={model}")
-        for name in group_choices("variant")
+        name: Updates.of_short_sentences(VOCABULARY, *(row.overrides or ()), f"model={model}")
+        for name, row in read_study(group_node("study", "variants")).rows.items()
     }
     taken = medians(updates, repeats)
     return {

@@ -34,19 +34,19 @@ METRICS = {"bleu_tokenised": "tokenised BLEU", "bleu": "BLEU (13a)"}
 MACHINE = {"platform": "Linux", "cpus": 2, "threads": 1, "gpu": None, "world_size": 1}
 
 
-def write_paper(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) -> str:
-    """Write a paper of two rows and one column; returns its config folder."""
-    cells = [
-        {"row": row, "column": "mine", "paper": value, "mark": mark,
-         "overrides": [*recipe, f"attention={row}"]}
-        for row, value, mark in (("softmax", 30.0, "OK"), ("entmax15", 30.5, "r+"))
-    ]  # fmt: skip
+def write_study(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) -> str:
+    """Write a study of two rows and one column; returns its config folder."""
+    paper = {"values": {"softmax": 30.0, "entmax15": 30.5}, "mark": "r+"}
     content = {
-        "name": "tiny", "title": "A tiny paper", "baseline": "softmax", "seeds": [1, 2],
-        "metrics": METRICS, "rows": ROWS, "columns": {"mine": {"label": "Mine", "test": "test"}},
-        "cells": cells, "speed": {"entmax15": {"value": 90.0, "mark": "OK"}}, **changes,
+        "name": "tiny", "title": "A tiny study", "baseline": "softmax", "seeds": [1, 2],
+        "metrics": METRICS,
+        "rows": {n: {"label": label, "overrides": [f"attention={n}"]} for n, label in ROWS.items()},
+        "columns": {
+            "mine": {"label": "Mine", "test": "test", "overrides": [*recipe], "paper": paper}
+        },
+        "speed": {"values": {"entmax15": 90.0}, "mark": "OK"}, **changes,
     }  # fmt: skip
-    path = folder / "configs" / "paper" / "tiny.yaml"
+    path = folder / "configs" / "study" / "tiny.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(yaml.safe_dump(content, allow_unicode=True, sort_keys=False), encoding="utf-8")
     return str(path.parents[1])
@@ -112,8 +112,8 @@ def write_run(
     return folder
 
 
-def csv_rows(tmp_path: Path, **values: str) -> list[dict[str, str]]:
-    """Rows of the CSV file that have these values."""
-    with open(tmp_path / "tables" / "tiny.csv", encoding="utf-8") as handle:
+def csv_rows(tmp_path: Path, part: str = "", **values: str) -> list[dict[str, str]]:
+    """Rows of a CSV file of the table that have these values."""
+    with open(tmp_path / "tables" / f"tiny{part}.csv", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
     return [row for row in rows if all(row[key] == value for key, value in values.items())]

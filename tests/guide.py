@@ -51,7 +51,7 @@ NOT_RUN = {
     "OMP_NUM_THREADS=1": "measures for hours; see test_benchmarks.py",
     "HEADWISE_DATA=FOLDER": "measures for hours on a corpus",
     "python train.py -m experiment=variants_multi30k": "as experiment=variants, which runs",
-    "python -m headwise": "writes pages; see test_report_tables.py",
+    "python -m headwise": "writes pages; see test_generated_tables.py",
 }
 # One small run of each kind of task; `runnable` puts them in place of FOLDER.
 SMALL_RUNS = """

@@ -98,7 +98,7 @@ class _Command(socketserver.BaseRequestHandler):
 def shortened(name: str, arguments: Sequence[str]) -> list[str]:
     """The arguments of `python` or `headwise`, with `SHORT` added where they train.
 
-    If there are runs, the recipes of a paper's table get it too, so that short runs fill its cells.
+    If there are runs, the recipes of a study get it too, so that short runs fill its cells.
     """
     argv = list(arguments)
     command = os.path.basename(argv[0]) if argv else ""
@@ -112,7 +112,7 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
         of_pairs = () if has_pairs else ("data.", "tokenizer.", "decode.")
         return [*argv, *(a for a in SHORT if not a.startswith(of_pairs)), *builtin]
     has_runs = any(Path("outputs").glob("*/*/config.yaml"))
-    is_table = command == "report" and any(a.startswith("paper=") for a in argv)
+    is_table = command == "table" and any(a.startswith("study=") for a in argv)
     if is_table and has_runs and not any("results/" in a for a in argv):
         recipes = ",".join(f"'{override}'" for override in (*SHORT, SHORT_BUILTIN))
         return [*argv, f"overrides=[{recipes}]"]

@@ -1,4 +1,5 @@
-"""The commands: train, prepare, evaluate, translate, predict, sample, prune, analyze, report, runs.
+"""The commands: train, prepare, evaluate, translate, predict, sample, prune, analyze, table,
+figures, page, compare, runs.
 
 Hydra composes the configuration; errors that a user can fix are printed as one message without a
 traceback.
@@ -42,7 +43,10 @@ COMMANDS = {
     "sample": "commands.sample:sample",
     "prune": "commands.prune:prune",
     "analyze": "commands.analyze:analyze_runs",
-    "report": "commands.report:report_runs",
+    "table": "commands.table:table",
+    "figures": "commands.figures:figures",
+    "page": "commands.page:page",
+    "compare": "commands.compare:compare",
     "runs": "commands.runs:list_runs",
 }
 STARTED = time.perf_counter()  # of the process, nearly

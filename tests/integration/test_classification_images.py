@@ -140,7 +140,7 @@ def test_heads_of_images_are_analysed_and_pruned(headwise: CommandLine, run: Pat
 
 
 def test_page_has_a_query_per_cls_token_over_an_image(headwise: CommandLine, run: Path) -> None:
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=3")
+    headwise.ok("page", f"run={run}", "n_sentences=3")
     data = page_data(run)
     labels = [item["texts"]["label"] for item in data["items"]["chosen"]]
     assert labels == CLASSES
@@ -173,7 +173,7 @@ def test_weights_on_the_page_are_those_of_the_cls_tokens(run: Path) -> None:
 @pytest.mark.slow
 @needs_browser
 def test_browser_draws_patches_and_cls_tokens(headwise: CommandLine, run: Path) -> None:
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=2")
+    headwise.ok("page", f"run={run}", "n_sentences=2")
     browsers = started_browser()
     opened = OpenedPage(next(browsers), run / "page.html", ".view canvas")
     page = opened.page
@@ -208,7 +208,7 @@ def test_every_attention_reads_patches(overrides: list[str], make: Any, attentio
 
 def test_text_is_refused_for_images(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("left", encoding="utf-8")
-    refusal = headwise("report", f"run={run}", "page=true", f"sentences={tmp_path}/text")
+    refusal = headwise("page", f"run={run}", f"sentences={tmp_path}/text")
     assert (refusal.code, refusal.err.count("\n")) == (1, 1)
     assert "is text, but this run is on data=image_folder" in refusal.err
     loaded = load(run, device="cpu")
@@ -290,6 +290,6 @@ def test_other_models_have_a_page(
     updates = "trainer.max_updates=2", "scheduler.warmup_updates=1"
     headwise.ok("train", *overrides, f"paths.outputs={tmp_path}", *updates, *changes)
     (run,) = run_folders(tmp_path)
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=1")
+    headwise.ok("page", f"run={run}", "n_sentences=1")
     axes = page_data(run)["runs"][0]["readings"][0]["axes"]["encoder_self"]
     assert len(axes["view"]["queries"]) == (9 if "positions=learned" in changes else 96)

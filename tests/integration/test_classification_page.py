@@ -70,7 +70,7 @@ def test_analysis_has_every_text_once(headwise: CommandLine, run: Path) -> None:
 def test_page_has_label_prediction_and_a_row_per_cls_token(
     headwise: CommandLine, run: Path
 ) -> None:
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=4")
+    headwise.ok("page", f"run={run}", "n_sentences=4")
     data = page_data(run)
     assert [tuple(item["texts"].values()) for item in data["items"]["chosen"]] == TEXTS
     reading = data["runs"][0]["readings"][1]
@@ -91,14 +91,14 @@ def test_page_has_label_prediction_and_a_row_per_cls_token(
 
 def test_page_shows_a_file_of_text(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     (tmp_path / "new").write_text("day\n\nbad day\n", encoding="utf-8")
-    headwise.ok("report", f"run={run}", "page=true", f"sentences={tmp_path}/new")
+    headwise.ok("page", f"run={run}", f"sentences={tmp_path}/new")
     chosen = page_data(run)["items"]["chosen"]
     assert chosen == [
         {"number": 1, "texts": {"text": "day"}},
         {"number": 3, "texts": {"text": "bad day"}},
     ]
     (tmp_path / "new").write_text("\n", encoding="utf-8")
-    refusal = headwise("report", f"run={run}", "page=true", f"sentences={tmp_path}/new")
+    refusal = headwise("page", f"run={run}", f"sentences={tmp_path}/new")
     assert (refusal.code, refusal.err.count("\n")) == (1, 1)
     assert "new has no text to show" in refusal.err
 
@@ -106,7 +106,7 @@ def test_page_shows_a_file_of_text(headwise: CommandLine, run: Path, tmp_path: P
 def test_pairs_have_a_page(headwise: CommandLine, overrides: list[str], tmp_path: Path) -> None:
     headwise.ok("train", *overrides, "data.pair=other", f"paths.outputs={tmp_path}")
     (run,) = run_folders(tmp_path)
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=2")
+    headwise.ok("page", f"run={run}", "n_sentences=2")
     data = page_data(run)
     assert data["items"]["chosen"][0]["texts"]["text"] == "a good day\tyad doog a"
     assert data["runs"][0]["readings"][0]["axes"]["encoder_self"]["keys"].count("</s>") == 2

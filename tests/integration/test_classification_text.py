@@ -121,7 +121,7 @@ def test_predictions_and_confusion_agree_with_the_scores(single: Path) -> None:
 def test_figures_of_a_run_have_its_confusion_matrices(
     headwise: CommandLine, single: Path, tmp_path: Path
 ) -> None:
-    headwise.ok("report", f"run={single}", "figures=true", f"output={tmp_path}")
+    headwise.ok("figures", f"run={single}", f"output={tmp_path}")
     assert (tmp_path / "confusion-test.png").is_file()
     assert (tmp_path / "confusion-valid.svg").is_file()
 
@@ -345,7 +345,7 @@ def test_runs_are_compared_on_the_same_rows(
     headwise: CommandLine, single: Path, train_run: Run, tmp_path: Path
 ) -> None:
     other, output = train_run(), tmp_path / "tests.md"
-    result = headwise.ok("report", f"run={single}", f"compare={other}", f"output={output}")
+    result = headwise.ok("compare", f"run={single}", f"other={other}", f"output={output}")
     assert output.read_text(encoding="utf-8") == result.out
     lines = [line.split("|")[1:-1] for line in result.out.splitlines() if line.startswith("|")]
     rows_of = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines[2:]}
@@ -371,5 +371,5 @@ def test_runs_are_compared_on_the_same_rows(
 def test_runs_of_different_tasks_are_not_compared(
     headwise: CommandLine, single: Path, trained: Path
 ) -> None:
-    result = headwise("report", f"run={single}", f"compare={trained}")
+    result = headwise("compare", f"run={single}", f"other={trained}")
     assert_rejected(result, 1, "not scored by the same metrics on the same")

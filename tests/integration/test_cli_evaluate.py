@@ -92,7 +92,7 @@ def test_read_only_run_is_evaluated_elsewhere(
     ("command", "others"),
     [
         ("evaluate", "set output=FOLDER, or "),
-        ("report page=true", "set output=FILE.html, or "),
+        ("page", "set output=FILE.html, or "),
         ("analyze", ""),
     ],
 )

@@ -107,7 +107,7 @@ def test_heads_of_images_have_kinds(headwise: CommandLine, run: Path) -> None:
 
 
 def test_page_has_the_weights_over_an_image(headwise: CommandLine, run: Path) -> None:
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=1")
+    headwise.ok("page", f"run={run}", "n_sentences=1")
     data = page_data(run)
     (reading,) = data["runs"][0]["readings"]
     axes = reading["axes"]["decoder_self"]
@@ -128,7 +128,7 @@ def test_page_has_the_weights_over_an_image(headwise: CommandLine, run: Path) ->
 
 def test_text_is_refused_for_images(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("Haus", encoding="utf-8")
-    refusal = headwise("report", f"run={run}", "page=true", f"sentences={tmp_path}/text")
+    refusal = headwise("page", f"run={run}", f"sentences={tmp_path}/text")
     message = "sentences= is text, but this run is on data=images"
     assert (refusal.code, refusal.err) == (1, f"headwise: {message}\n")
     loaded = load(run, device="cpu")
@@ -142,7 +142,7 @@ def test_text_is_refused_for_images(headwise: CommandLine, run: Path, tmp_path: 
 def test_browser_draws_the_weights_over_the_image(
     headwise: CommandLine, run: Path, theme: str
 ) -> None:
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=2")
+    headwise.ok("page", f"run={run}", "n_sentences=2")
     browsers = started_browser()
     opened = OpenedPage(next(browsers), run / "page.html", ".view canvas", color_scheme=theme)
     page = opened.page
@@ -202,7 +202,7 @@ def test_windows_within_a_row_have_a_page_and_no_kinds(
     headwise.ok("analyze", f"run={run}")
     assert not KINDS.path(run / "analysis").is_file()
     monkeypatch.setattr(density_items, "MAX_WEIGHTS", 8 * 16 * 8)  # of 8 heads: few queries
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=1")
+    headwise.ok("page", f"run={run}", "n_sentences=1")
     axes = page_data(run)["runs"][0]["readings"][0]["axes"]["decoder_self"]
     assert axes["view"]["queries"] == [3, 4, 5]
 
@@ -223,7 +223,7 @@ def test_bits_of_music_start_every_piece_anew(headwise: CommandLine, tmp_path: P
     scores = json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
     expected = bits(run, overrides, codes, 20)
     assert scores["test"]["bits_per_dimension"]["score"] == pytest.approx(expected, rel=1e-6)
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=2")
+    headwise.ok("page", f"run={run}", "n_sentences=2")
     axes = page_data(run)["runs"][0]["readings"][1]["axes"]["decoder_self"]
     fourth = np.concatenate([code.flatten() for code in codes])[60:80]
     assert base64.b64decode(axes["view"]["values"]) == fourth.tobytes()

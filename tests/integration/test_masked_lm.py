@@ -144,7 +144,7 @@ def test_page_names_masked_tokens_and_shows_predictions(
 ) -> None:
     path = tmp_path / "own.txt"
     path.write_text("der Hund sieht das Häuschen\nder Hund\n", encoding="utf-8")
-    headwise.ok("report", f"run={run}", "page=true", f"sentences={path}", "n_sentences=2")
+    headwise.ok("page", f"run={run}", f"sentences={path}", "n_sentences=2")
     page = (run / "page.html").read_text(encoding="utf-8")
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     assert data["items"]["unit"] == "windows"

@@ -122,7 +122,7 @@ def test_run_is_evaluated_and_shown(headwise: CommandLine, run: Path, site: str)
     assert read_json(run / "results-auto.json")["scores"] == scores
     refused = headwise("evaluate", f"run={run}", "decode.beam=3")
     assert_rejected(refused, 2, "decode.beam is not known")
-    headwise.ok("report", f"run={run}", "page=true", "n_sentences=2")
+    headwise.ok("page", f"run={run}", "n_sentences=2")
     (shown,), items = page_data(run)["runs"], page_data(run)["items"]["chosen"]
     assert [item["number"] for item in items] == [1, 11]
     bits = np.random.default_rng([*b"test", 10]).integers(2, size=LENGTH)

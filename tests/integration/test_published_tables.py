@@ -54,7 +54,7 @@ def test_tables_from_the_records_are_those_published(
 ) -> None:
     monkeypatch.chdir(ROOT)  # the text names runs by the paths that the command was given
     monkeypatch.setattr(match, "read_run", READ_ONCE)
-    headwise.ok("report", f"paper={table}", *TABLES[table], f"output={tmp_path}")
+    headwise.ok("table", f"study={table}", *TABLES[table], f"output={tmp_path}")
     for name in (f"{table}.md", f"{table}.tex"):
         text = (tmp_path / name).read_text(encoding="utf-8")
         if os.environ.get("WRITE_TABLES"):

@@ -17,7 +17,10 @@ PATHS = {
     "sample": ["run", "prompt_file", "output"],
     "prune": ["run", "output", "data.dir"],
     "analyze": ["run", "output", "data.dir", "runs"],
-    "report": ["run", "compare", "sentences", "output", "runs"],
+    "table": ["output", "runs"],
+    "figures": ["run", "output", "runs"],
+    "page": ["run", "other", "sentences", "output"],
+    "compare": ["run", "other", "output"],
     "runs": ["runs"],
 }
 

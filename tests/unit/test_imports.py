@@ -15,7 +15,7 @@ LIGHT = {  # modules -> packages that they must not load
     "entmax": "hydra omegaconf sentencepiece datasets wandb",
     "commands.runs": "torch pandas matplotlib",
     "tasks.loading, commands.translate, commands.analyze": "torch._dynamo",
-    "studies.outcome, track": "matplotlib pandas seaborn wandb",
+    "commands.outcome, track": "matplotlib pandas seaborn wandb",
 }
 
 

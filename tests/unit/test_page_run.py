@@ -42,4 +42,4 @@ def test_scores_have_their_search_and_enough_digits() -> None:
     run: Any = SimpleNamespace(task=task, config=SimpleNamespace(data=SimpleNamespace(valid="v")))
     scores = {"bleu": {"score": 1.0, "scope": "beam 5"}, "loss": {"score": 1.0}, "comet": {}}
     shown = [(s["metric"], s["decimals"]) for s in _scores(run, Results(scores={"test": scores}))]
-    assert shown == [("BLEU (beam 5)", 2), ("loss", 4), ("comet", 2)]
+    assert shown == [("BLEU (beam 5)", 2), ("loss", 3), ("comet", 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from headwise.metrics.metric import Measured, Metric
 from headwise.metrics.significance import (
     Comparison,
     mcnemar,
+    mean_interval,
     paired_bootstrap,
     scores_with_intervals,
+    t_quantile,
 )
 
 WORDS = [f"w{i}" for i in range(30)]
@@ -128,18 +131,47 @@ def test_invalid_comparisons_are_rejected() -> None:
         compare([many], [many], 0)
 
 
-def test_improvement_is_positive_for_both_directions_of_a_metric() -> None:
+def test_difference_is_one_of_the_metric() -> None:
     """Items are nats and tokens; columns that the metric does not read have no effect."""
     generator = np.random.default_rng(1)
     base = np.column_stack((generator.random(60), generator.gamma(9, size=60), np.full(60, 4.0)))
     lower = base - [0.0, 0.5, 0.0]
     nll = Metric("nll", "lower", lambda sums: float(sums[0] / sums[1]), (1, 2), "", "loss", "")
     result = paired_bootstrap([lower], [base], nll, 200)
-    assert result.difference == pytest.approx(0.125)
-    assert (result.low, result.high) == pytest.approx((0.125, 0.125))
+    assert result.difference == pytest.approx(-0.125)
+    assert (result.low, result.high) == pytest.approx((-0.125, -0.125))
     assert result.p_value == 1 / 201
     score = Metric("score", "higher", nll.from_sums, (1, 2), "", "loss", "")
     assert paired_bootstrap([lower], [base], score, 200).difference == pytest.approx(-0.125)
+
+
+def test_t_intervals_are_those_of_the_tables() -> None:
+    two_sided = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 30: 2.0423, 1000: 1.9623}
+    assert {n: round(t_quantile(n), 4) for n in two_sided} == two_sided
+    assert t_quantile(2, 0.9) == pytest.approx(2.9200, abs=1e-4)
+    # mean 2, deviation 1, three values
+    assert mean_interval([1, 2, 3]) == pytest.approx((-0.48414, 4.48414), abs=1e-5)
+    assert mean_interval([1.0]) is None
+
+
+def test_blocks_of_dependent_items_are_drawn() -> None:
+    """Neighbours are correlated by 0.5: the interval of a mean is wider by up to the root of 3."""
+    generator, n_items = np.random.default_rng(0), 1000
+    noise = generator.normal(size=n_items)
+    items = np.empty((n_items, 1))
+    items[0] = noise[0]
+    for i in range(1, n_items):
+        items[i] = 0.5 * items[i - 1] + noise[i]
+    mean = Metric("mean", "higher", lambda sums: sums[0] / n_items, [0], "", "", "")
+    width = {}
+    for consecutive in (False, True):
+        metric = replace(mean, consecutive=consecutive, has_interval=True)
+        test = paired_bootstrap([items], [np.zeros_like(items)], metric, 2000)
+        width[consecutive] = test.high - test.low
+        score = scores_with_intervals(Measured(items, [metric]))["mean"]
+        assert score["high"] - score["low"] == pytest.approx(width[consecutive], rel=0.1)
+    # (block_length(1000) == 10) gives 1 + 2 * sum of (1 - k / 10) * 0.5**k = 2.6 of the variance
+    assert width[True] / width[False] == pytest.approx(2.6**0.5, rel=0.08)
 
 
 def test_default_number_of_resamples_gives_a_stable_p_value(
@@ -169,7 +201,8 @@ def test_intervals_of_scores_are_those_of_their_distribution() -> None:
     is_right = np.arange(400) < 300
     items = np.column_stack((np.ones(400), is_right)).astype(float)
     share = Metric("accuracy", "higher", lambda s: float(s[1] / s[0]), (0, 1), "", "row", "")
-    score = scores_with_intervals(Measured(items, [share]))["accuracy"]
+    measured = Measured(items, [replace(share, has_interval=True)])
+    score = scores_with_intervals(measured)["accuracy"]
     deviation = np.sqrt(0.75 * 0.25 / 400)
     assert score["score"] == 0.75
     assert score["low"] == pytest.approx(0.75 - 1.96 * deviation, abs=0.004)

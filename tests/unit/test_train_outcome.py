@@ -14,12 +14,13 @@ from omegaconf import OmegaConf
 
 from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
+from headwise.commands.outcome import draw, shown_score, summary
 from headwise.config.folders import composed
 from headwise.config.schema import typed
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.runs.results import Results
-from headwise.studies.outcome import _confusion, draw, figures, shown_score, summary
+from headwise.studies.figures import _confusion, drawn_from_records
 from headwise.tasks.task import task_of
 from headwise.track.base import NullTracker
 from headwise.train.clock import Clock
@@ -161,7 +162,7 @@ def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
     tables = []
     monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: tables.append(t))
-    figures(folder)
+    drawn_from_records(folder)
     assert list(tables[0]["head"]) == [2, 5]
 
 
@@ -189,7 +190,7 @@ def test_names_of_classes_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     counts = pd.DataFrame(np.eye(6, dtype=int), labels, labels).to_csv(index_label="label")
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "test.confusion.csv").write_text(counts)
-    monkeypatch.setattr("headwise.plots.confusion.confusion_matrix", lambda counts, title: counts)
+    monkeypatch.setattr("headwise.studies.figures.confusion_matrix", lambda counts, title: counts)
     drawn: Any = _confusion(RunFolder(tmp_path), "")["confusion-test"]
     assert drawn.index.tolist() == drawn.columns.tolist() == labels
     assert (drawn.to_numpy() == np.eye(6)).all()

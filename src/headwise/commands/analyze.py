@@ -61,7 +61,7 @@ def analyze_runs(config: AnalyzeConfig) -> list[Path]:
     if config.runs:
         runs = {folder.parent: folder for folder in analyses}
         output = Path(config.output)
-        print(write_comparison(runs, _thresholds(config), output))
+        print(write_comparison(runs, output))
     return analyses
 
 

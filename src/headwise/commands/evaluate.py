@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headwise.commands.outcome import score_lines
 from headwise.config.schema import EvaluateConfig
 from headwise.data.corpora.text import read_lines
 from headwise.data.encoded import Sides
@@ -13,7 +13,6 @@ from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
-from headwise.studies.outcome import score_lines
 from headwise.tasks.loading import load_selected
 from headwise.tasks.scores import score
 from headwise.tasks.task import TrainedRun
@@ -24,8 +23,7 @@ from headwise.train.distributed import Ranks
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Score a trained run on test sets, translated or measured; returns the scores by set.
 
-    Earlier scores in the same file, with the same weights and search, are preserved. A list as
-    `decode.min_context` is evaluated one by one, and gives the scores by context.
+    Earlier scores in the same file, with the same weights and search, are preserved.
     """
     name = config.name
     if name is not None:
@@ -35,31 +33,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
     texts = _user_text(config)
     out = _out(config)
-    contexts = config.decode.get("min_context")
-    if isinstance(contexts, list):
-        return _by_context(config, out, contexts)
     return _evaluated(load_selected(config.run, config), config, out, texts, name)
-
-
-def _by_context(config: EvaluateConfig, out: RunFolder, contexts: list[Any]) -> dict[str, Any]:
-    """Evaluate with each minimum context, then write a table and a figure."""
-    from headwise.studies.contexts import write_contexts
-
-    is_list = bool(contexts) and all(type(n) is int for n in contexts)
-    require(is_list, "decode.min_context", "a number or a list of numbers", contexts)
-    first, *others = dict.fromkeys(contexts)
-    run = load_selected(config.run, replace(config, decode={**config.decode, "min_context": first}))
-    most = run.search["max_windows"]
-    require(most == 0, "decode.max_windows", "0 with several contexts (their tokens differ)", most)
-    runs = {n: run.searching({"min_context": n}) for n in others}
-    name = config.name or f"results-{config.checkpoint}"
-    by_context = {
-        n: _evaluated(run_n, config, out, {}, f"{name}-min_context{n}")
-        for n, run_n in {first: run, **runs}.items()
-    }
-    for path in write_contexts(run, out, name, by_context):
-        print(f"written to {path}")
-    return {str(n): scores for n, scores in by_context.items()}
 
 
 def _out(config: EvaluateConfig) -> RunFolder:

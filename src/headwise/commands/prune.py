@@ -190,7 +190,8 @@ def _tables(
             values, without_some = scores_and_items()
             test = paired_bootstrap([without_some], [with_all], monitor, N_RESAMPLES)
             scores = {name: values[name] for name in (monitor.name, "loss", loss.measure)}
-            return {**scores, "difference": test.difference, "p_value": test.p_value}
+            gain = monitor.sign * test.difference  # above 0: better without these heads
+            return {**scores, "difference": gain, "p_value": test.p_value}
 
         def sort_key(row: Mapping[str, float]) -> tuple[float, ...]:
             return monitor.sign * row[monitor.name], -row["loss"]

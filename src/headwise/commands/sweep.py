@@ -141,11 +141,13 @@ class Sweep:
         if any("interrupted" in job for job in jobs):
             print("interrupted: the same command resumes, and starts jobs that were not started\n")
         path = self.folder.with_suffix(".md")
-        from headwise.studies.sweep import sweep_table  # pandas is slow to import
+        from headwise.studies.sweep import sweep_tables  # pandas is slow to import
 
-        table = sweep_table(jobs).markdown()
-        path.write_text(table, encoding="utf-8")
-        print(f"\nmeans over seeds, written to {path}\n{table}\n")
+        _, tables = sweep_tables(jobs)
+        text = "\n".join(table.markdown() for table in tables)
+        path.write_text(text, encoding="utf-8")
+        print(f"\nmeans over seeds, written to {path}\n{text}\n")
+        print(f"as LaTeX and CSV: headwise table 'runs=[{self.folder}]'")
 
     def _record(self, number: int) -> Path:
         return self.folder / f"{number}.json"

@@ -19,6 +19,7 @@ import torch
 
 from headwise.analysis.collect import alphas, filled, reported
 from headwise.commands.finished import check_checkpoints, final_results, valid_scores
+from headwise.commands.outcome import draw, summary
 from headwise.config.schema import Config
 from headwise.data.digest import combined_digest
 from headwise.data.prefetch import Prefetched
@@ -36,7 +37,6 @@ from headwise.runs.records import Records
 from headwise.runs.results import Results
 from headwise.runs.summary import Summary
 from headwise.seed import seed_everything
-from headwise.studies.outcome import draw, summary
 from headwise.tasks.data import Corpus, Data
 from headwise.tasks.scores import main_metric, score, valid_heads, validate
 from headwise.tasks.settings import check, resolve

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from headwise.config.commands import CompareConfig, FiguresConfig, PageConfig, TableConfig
 from headwise.config.density_data import (
     BuiltinTextConfig,
     ImageDataConfig,
@@ -299,7 +300,7 @@ class AnalyzeConfig(RunSelection):
     """`scripts/analyze.py`: tables of measures of the heads of a run."""
 
     run: str | None = path()  # run folder
-    runs: list[str] = path(list)  # several runs: folders or globs, as in report
+    runs: list[str] = path(list)  # several runs: folders or globs
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
     offsets: int = 5  # relative positions -N to N that are analysed
     positional_share: float = 0.9  # minimum share of queries, positional head (Voita et al. 2019)
@@ -311,29 +312,6 @@ class AnalyzeConfig(RunSelection):
     output: str = path("outputs/analysis")  # folder of the comparison of runs=
 
 
-@dataclass
-class ReportConfig:
-    """`scripts/report.py`: tables of a paper, or a page or figures of runs."""
-
-    paper: Any = None  # a yaml of conf/paper; see `headwise.studies.paper.Paper`
-    runs: list[str] = path(list)  # folders or globs; empty: those of the paper
-    seeds: list[int] | None = None  # null: those of the paper
-    overrides: list[str] = field(default_factory=list)  # added to every recipe: ["data.dir=FOLDER"]
-    n_resamples: int = 10_000  # of the paired bootstrap
-    launch: bool = False  # train missing runs first
-    run: str | None = path()  # folder of a run, for page and figures
-    page: bool = False  # write one html file to inspect the heads of `run`
-    compare: str | None = path()  # a second run: on the page, or paired tests between the two
-    n_sentences: int = 20  # number of sentences on the page
-    sentences: str | None = path(stream=STDIN)  # a file; null: from a test set of the run
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
-    device: str = "auto"
-    figures: bool = False  # write figures for print: of `run`, `runs` or the runs of `paper`
-    sentence: str | None = None  # with figures=true: draw the attention of all heads of `run` on it
-    heads: bool = False  # analyse the heads of the runs of the paper, as tables
-    output: str | None = path()  # null: outputs/reports/<paper>, or in the run folder
-
-
 KINDS: dict[str, type] = {  # command -> dataclass
     "train": Config,
     "evaluate": EvaluateConfig,
@@ -342,7 +320,10 @@ KINDS: dict[str, type] = {  # command -> dataclass
     "sample": SampleConfig,
     "prune": PruneConfig,
     "analyze": AnalyzeConfig,
-    "report": ReportConfig,
+    "table": TableConfig,
+    "figures": FiguresConfig,
+    "page": PageConfig,
+    "compare": CompareConfig,
     "runs": RunsConfig,
 }
 

@@ -52,7 +52,8 @@ class Metric:
         label: on axes and in tables.
         counts: key of `Score` -> column of the items whose sum it is.
         scope: what else determines it, shown beside it: a search, or the part of a split; or empty.
-        has_interval: whether scores have a confidence interval: the items are independent.
+        has_interval: whether scores have a confidence interval.
+        consecutive: whether neighbouring items depend on each other, as windows of one text do.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Metric:
     counts: Mapping[str, int] = field(default_factory=dict)
     scope: str = ""
     has_interval: bool = False
+    consecutive: bool = False
 
     @property
     def sign(self) -> int:

@@ -1,4 +1,4 @@
-"""The page of a run: `scripts/report.py run=… page=true`."""
+"""The page of a run: `scripts/page.py run=…`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headwise.analysis.tables import FOLDER, SETTINGS
-from headwise.config.schema import ReportConfig
+from headwise.config.commands import PageConfig
 from headwise.errors import ConfigError, DataError, require
 from headwise.files import is_stream, write_text
 from headwise.page.document import page_text
@@ -20,8 +20,8 @@ from headwise.tasks.loading import load
 from headwise.tasks.task import TrainedRun
 
 
-def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
-    """Write the page of `config.run`; `config.compare` adds a second run.
+def write_page(config: PageConfig, analyze: Callable[[Path], object]) -> Path:
+    """Write the page of `config.run`; `config.other` adds a second run.
 
     A run folder without an analysis is analysed first; an existing analysis is used unchanged.
 
@@ -60,14 +60,14 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
     return out
 
 
-def _folders(config: ReportConfig) -> list[RunFolder]:
+def _folders(config: PageConfig) -> list[RunFolder]:
     if config.run is None:
         raise ConfigError("run is missing: set run=FOLDER, the run folder to show")
     folders = [RunFolder.existing(config.run)]
-    if config.compare is not None:
-        folders.append(RunFolder.existing(config.compare, "compare"))
+    if config.other is not None:
+        folders.append(RunFolder.existing(config.other, "other"))
         if folders[0].path.resolve() == folders[1].path.resolve():
-            raise ConfigError(f"compare={config.compare} must be another run than run={config.run}")
+            raise ConfigError(f"other={config.other} must be another run than run={config.run}")
     return folders
 
 
@@ -75,12 +75,12 @@ def _check_comparable(runs: Sequence[TrainedRun]) -> None:
     kinds = [f"{run.task.name} {' → '.join(run.task.languages)}".strip() for run in runs]
     if len(set(kinds)) > 1:
         raise ConfigError(
-            f"compare={runs[1].folder.path} must be of the same task and languages as run "
+            f"other={runs[1].folder.path} must be of the same task and languages as run "
             f"({kinds[0]}), got {kinds[1]}"
         )
 
 
-def _output(config: ReportConfig, folders: Sequence[RunFolder]) -> Path:
+def _output(config: PageConfig, folders: Sequence[RunFolder]) -> Path:
     """Return the path of the page."""
     if config.output is None:
         folders[0].check_writable("set output=FILE.html, or ")
@@ -95,7 +95,7 @@ def _output(config: ReportConfig, folders: Sequence[RunFolder]) -> Path:
 
 
 def _pictures(folders: Sequence[RunFolder]) -> list[tuple[str, bytes]]:
-    """Return title and svg of every figure that `report figures=true` draws of these runs."""
+    """Return title and svg of every figure that `scripts/figures.py` draws of these runs."""
     figures = list(figures_of([folder.path for folder in folders]).values())
     if len(folders) > 1:  # the training figures of each run first
         figures = [

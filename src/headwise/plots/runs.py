@@ -290,22 +290,3 @@ def score_curves(table: pd.DataFrame) -> Figure:
         update_axis(axes)
     legend_right(drawn)
     return figure
-
-
-@styled
-def context_curves(table: pd.DataFrame, what: str = "") -> Figure:
-    """Draw scores by the minimum context of evaluation, one line per name.
-
-    Args:
-        table: columns name, run, metric, min_context and score.
-        what: the data, for the title.
-    """
-    title = titled("Scores by minimum context", what)
-    figure, drawn = panels(table, "metric", title)
-    style = series_style(table["name"])
-    for axes, part in drawn:
-        mean_curves(axes, part, "min_context", "score", "name", **style)
-        axes.set(xlabel="minimum context (tokens)", ylabel=part["metric"].iloc[0])
-        update_axis(axes)
-    legend_right(drawn)
-    return figure

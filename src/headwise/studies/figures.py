@@ -17,14 +17,18 @@ from matplotlib.figure import Figure
 
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, Table, read_settings
 from headwise.plots import runs as plots
+from headwise.plots.confusion import confusion_matrix
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
-from headwise.runs.folder import RunFolder
+from headwise.plots.training import training_figures as plots_of_training
+from headwise.runs.folder import RunFolder, read_config
 from headwise.studies.match import SavedRun
-from headwise.studies.outcome import figures as drawn_from_records
 from headwise.studies.pruning import effective_heads, pruning_tables
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
+from headwise.tasks.predictions import CONFUSION
+from headwise.tasks.predictions import FOLDER as PREDICTIONS
 from headwise.tasks.scores import main_metric
+from headwise.tasks.task import task_of
 from headwise.track.jsonl import read_if_exists
 
 Read = Callable[[SavedRun], pd.DataFrame]
@@ -81,6 +85,36 @@ def training_figures(run: Path) -> dict[str, Figure]:
     (corpus,) = corpus_rows([run])
     (name,) = corpus.rows
     return drawn_from_records(RunFolder.existing(run), f"{display_name(name)}, {corpus.corpus}")
+
+
+def drawn_from_records(folder: RunFolder, name: str = "") -> dict[str, Figure]:
+    """Return file name -> figure of a run over its training, from its records.
+
+    Args:
+        folder: of the run.
+        name: of what was trained, for the titles.
+    """
+    config = read_config(folder)
+    main, *others = task_of(config).quick().metrics()
+    shown = [main, *(metric for metric in others if metric.name == "loss")]
+    labels = {metric.name: metric.scoped_label for metric in shown}
+    heads, metrics = (read_if_exists(record) for record in (folder.heads, folder.metrics))
+    drawn = plots_of_training(heads, metrics, labels, name, config.model.heads)
+    return drawn | _confusion(folder, name)
+
+
+def _confusion(folder: RunFolder, name: str) -> dict[str, Figure]:
+    """Return file name -> figure of the confusion matrices of a classifier."""
+    of_run = f" ({name})" if name else ""
+    figures = {}
+    for path in sorted((folder.path / PREDICTIONS).glob(f"*{CONFUSION}")):
+        split = path.name.removesuffix(CONFUSION)
+        with failure_as_warning(f"confusion-{split}"):
+            # names of classes are text, "NA" too
+            counts = pd.read_csv(path, index_col=0, dtype={"label": str}, keep_default_na=False)
+            title = f"Predictions of {split}{of_run}"
+            figures[f"confusion-{split}"] = confusion_matrix(counts, title)
+    return figures
 
 
 def unanalysed(runs: Sequence[Path]) -> list[Path]:

@@ -5,38 +5,37 @@ The quantities are those of Correia et al. 2019, section 5.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from headwise.analysis.roles import MIN_CONTRAST, MIN_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, percent, read_settings
-from headwise.analysis.trajectories import MIN_CHANGE, MIN_RISE
 from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
-from headwise.studies.cells import ColumnRuns
+from headwise.metrics.significance import mean_interval
 from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
 from headwise.studies.match import read_run
-from headwise.studies.paper import Paper
-from headwise.studies.paper_tables import mark_notes
 from headwise.studies.quantities import OF_A_SITE, QUANTITIES
-from headwise.studies.render import Fact, Table, fact_table, pivot
+from headwise.studies.render import Table, pivot
 from headwise.studies.rows import named_rows
+from headwise.studies.study import Study
+from headwise.studies.tables import mark_notes
 
 Key = tuple[str, str | None, int | None]  # quantity, site, layer
-# 97.5 % quantiles of Student's t, by degrees of freedom from 1
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+FACT = ("column", "row", "origin", "quantity", "site", "layer", "value", "seed", "run", "mark",
+        "note")  # fmt: skip
+BY_SEED = "over seeds with its 95 % interval (Student's t). Seeds:"
+GLOSSARY = "The quantities are explained in the guide, docs/first-run.md, Terms."
 
 
-def write_comparison(runs: Mapping[Path, Path], thresholds: Thresholds, output: Path) -> str:
+def write_comparison(runs: Mapping[Path, Path], output: Path) -> str:
     """Write comparison.csv and comparison.md, and return the text of the latter.
 
     Args:
         runs: folder of each run -> folder of its analysis.
-        thresholds: of the analyses.
         output: folder of the files.
     """
     labels = dict(zip(runs, run_labels(list(runs)), strict=True))
@@ -45,16 +44,14 @@ def write_comparison(runs: Mapping[Path, Path], thresholds: Thresholds, output: 
         for run, analysis in runs.items()
         for value in analysis_facts(run, analysis)
     ]
-    facts = fact_table(rows)
-    frame = head_frame(facts, ["row"])
-    notes = ["– : not measured, or no such head."]
+    frame = head_frame(_tidy(rows), ["row"])
+    notes = [f"– : not measured, or no such head. {GLOSSARY}"]
     for run, analysis in runs.items():
         settings = read_settings(analysis)
         notes.append(
             f"{labels[run]}: `{run}`, {settings['sentences']} sentences of {settings['split']}, "
             f"weights `{settings['checkpoint']}`"
         )
-    notes += definitions(facts.quantity, thresholds)
     text = Table("", frame, notes).markdown()
     output.mkdir(parents=True, exist_ok=True)
     columns = ("run", "quantity", "site", "layer", "value")
@@ -63,6 +60,12 @@ def write_comparison(runs: Mapping[Path, Path], thresholds: Thresholds, output: 
     )
     write_text(output / "comparison.md", text)
     return f"{text}\nwritten to {output}"
+
+
+def _tidy(facts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return facts as a table; missing values are None."""
+    table = pd.DataFrame(list(facts), columns=FACT, dtype=object)
+    return table.where(table.notna(), None)
 
 
 def run_labels(folders: Sequence[Path]) -> list[str]:
@@ -150,107 +153,58 @@ def _difference_text(cell: pd.DataFrame) -> str:
 
 
 def interval_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """Format a mean with its 95 % t interval, `0.52 [0.45, 0.59]`; the mean if all are equal."""
-    mean, half = statistics.fmean(values), half_interval(values)
-    if half == 0:
+    """Format a mean with its 95 % t interval, `0.52 [0.45, 0.59]`; the mean if all look equal."""
+    mean, bounds = statistics.fmean(values), mean_interval(values)
+    texts = [shown(x).removesuffix(" %") for x in bounds or ()]
+    if {text.lstrip("+-") for text in texts} <= {shown(mean).removesuffix(" %").lstrip("+-")}:
         return shown(mean)
-    low, high = (shown(x).removesuffix(" %") for x in (mean - half, mean + half))
-    return f"{shown(mean)} [{low}, {high}]"
+    return f"{shown(mean)} [{', '.join(texts)}]"
 
 
-def half_interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean by Student's t; 0 for a single value."""
-    n = len(values)
-    if n < 2:
-        return 0.0
-    quantile = T_QUANTILES[n - 2] if n - 2 < len(T_QUANTILES) else 1.96 + 2.4 / (n - 1)
-    return quantile * statistics.stdev(values) / math.sqrt(n)
+# -- of a study -----------------------------------------------------------------------------------
 
 
-def definitions(quantities: Iterable[str], thresholds: Thresholds) -> list[str]:
-    """Return the definitions of the given quantities."""
-    positional = percent(thresholds.positional_share)
-    texts = {
-        "previous_share": "A head at -1 (+1) has its largest weight on the token before (after) "
-        f"in at least {positional} of the queries that have one (Voita et al. 2019).",
-        "merge_score_1": "Merge score of a word: the largest weight of one of its tokens on the "
-        "others; of a word of one token its weight on itself. A head's is the mean over words. A "
-        f"merging head (of Correia et al. 2019) has {percent(thresholds.merge_score)}, and "
-        f"{percent(MIN_SPLIT_SCORE)} over words of several tokens. Mass inside the word: "
-        "share of the weight of the tokens of words that stays in the same word.",
-        "question_weight": "An interrogation head (of Correia et al. 2019) gives at least "
-        f"{percent(thresholds.question_weight)} of the weight of question words to the question "
-        "mark, and less by at least "
-        f"{MIN_CONTRAST * 100:.0f} points to the last token from the same words in statements.",
-        "rare_share": "Points at the rarest token (after Voita et al. 2019, who exclude sentences "
-        "of frequent words): most tokens of the sentence have their largest weight there.",
-        "alpha_turned": f"An α turns if it ends {MIN_RISE} or more above its lowest value; it "
-        f"falls first if its first change of {MIN_CHANGE} or more is a decrease.",
-        "alpha_order_low": "Interval of the rank correlation: Fisher's transformation with the "
-        "standard error of Fieller et al. (1957).",
-        "alpha_groups": "Sarle's coefficient suggests two groups above 5/9. p: how often samples "
-        "of one normal distribution favour two so much; the heads of all seeds together.",
-        "density": "Density is the share of visible keys whose weight is not 0.",
-        "confidence": "Confidence is the mean of the largest weights of a head's queries.",
-        "query_gradient": "Gradient of the loss on the whole set with respect to the query "
-        "projections, divided by the norm of these; mean over the heads of a layer.",
-        "effective_heads": "Effective heads: those left, of all sites, when heads are removed in "
-        "order of importance until the score is significantly lower (p < 0.05, paired bootstrap).",
-        "diversity": "Diversity is the Jensen-Shannon divergence of the heads of a layer, "
-        "logarithm to the base of the number of heads.",
-    }
-    return [text for quantity, text in texts.items() if quantity in set(quantities)]
-
-
-# -- of a paper -----------------------------------------------------------------------------------
-
-
-def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
-    """Return a table per corpus with the rows of the paper as columns; the first has definitions.
+def head_tables(
+    study: Study, runs: pd.DataFrame, analyses: Mapping[Path, Path]
+) -> tuple[pd.DataFrame, list[Table]]:
+    """Return the quantities of the heads, a row each, and a table for each column of the study.
 
     Without any run, the only table is that of the paper.
 
     Args:
-        facts: of `paper_head_facts`.
+        study: its yaml.
+        runs: of `headwise.studies.compare.Compared`.
+        analyses: folder of a run -> folder of its analysis.
     """
-    paper_facts = facts[facts.origin == "paper"]
+    published, measured = map(_tidy, (_published_facts(study), _measured_facts(runs, analyses)))
     tables = []
-    for name, column in paper.columns.items():
-        ours = facts[facts.column == name]
-        if ours.empty:
-            continue
-        parts = [
-            part
-            for row in paper.rows
-            if row in set(ours.row)
-            for part in (paper_facts[paper_facts.row == row], ours[ours.row == row])
-        ]
-        both = pd.concat(parts)
-        both.loc[~both.row.isin(paper_facts.row), "origin"] = ""
-        frame = head_frame(both, ["row", "origin"]).rename(columns=paper.rows, level=0)
-        seeds = both[both.origin != "paper"].groupby("row", sort=False).run.nunique()
-        n_seeds = ", ".join(f"{paper.rows[row]} {n}" for row, n in seeds.items())
-        note = (
-            "On the validation set; mean over seeds with its 95 % interval (Student's t). "
-            f"Seeds: {n_seeds}."
+    for name, ours in measured.groupby("column", sort=False):
+        rows = [row for row in study.rows if row in set(ours.row)]
+        both = pd.concat(
+            facts[facts.row == row] for row in rows for facts in (published, ours) if len(facts)
         )
-        tables.append(Table(f"Heads, {column.label}", frame, [note]))
-        differences = differences_to_baseline(ours, paper.baseline)
+        is_published = both.row.isin(published.row)
+        both["origin"] = both.origin.where(is_published, "")
+        frame = head_frame(both, ["row", "origin"]).rename(columns=study.labels, level=0)
+        seeds = ours.groupby("row", sort=False).run.nunique()
+        n_seeds = ", ".join(f"{study.labels[row]} {n}" for row, n in seeds.items())
+        label = study.columns[name].label
+        note = f"On the validation set; mean {BY_SEED} {n_seeds}. {GLOSSARY}"
+        tables.append(Table(f"Heads, {label}", frame, [note]))
+        differences = differences_to_baseline(ours, study.baseline)
         if len(differences):
-            frame = head_frame(differences, ["row"], _difference_text)
-            frame = frame.rename(columns=paper.rows)
-            title = f"Heads, {column.label}: differences to {paper.rows[paper.baseline or '']}"
+            frame = head_frame(differences, ["row"], _difference_text).rename(columns=study.labels)
+            title = f"Heads, {label}: differences to {study.labels[study.baseline or '']}"
             note = "Mean over pairs of runs of a seed, with its 95 % interval; shares in points."
             tables.append(Table(title, frame, [note]))
-    if not tables and len(paper_facts):
-        order = [row for row in paper.rows if row in set(paper_facts.row)]
-        frame = head_frame(paper_facts, ["row"])[[(row,) for row in order]]
-        tables.append(Table("Heads, in the paper", frame.rename(columns=paper.rows)))
+    if not tables and len(published):
+        of_paper = [(row,) for row in study.rows if row in set(published.row)]
+        frame = head_frame(published, ["row"])[of_paper].rename(columns=study.labels)
+        tables.append(Table("Heads, in the paper", frame, [GLOSSARY]))
     if tables:
-        marks = mark_notes(number.mark for number in paper.heads)
-        tables[0].notes += ([paper.heads_note] if paper.heads_note else []) + marks
-        tables[0].notes += definitions(facts.quantity, Thresholds())
-    return tables
+        marks = mark_notes(numbers.mark for numbers in study.heads)
+        tables[0].notes += ([study.heads_note] if study.heads_note else []) + marks
+    return pd.concat([published, measured]), tables
 
 
 def differences_to_baseline(ours: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
@@ -262,30 +216,22 @@ def differences_to_baseline(ours: pd.DataFrame, baseline: str | None) -> pd.Data
     return others.assign(value=others.value - others.value_of_baseline)
 
 
-def paper_head_facts(
-    paper: Paper,
-    columns: Sequence[ColumnRuns],
-    analyses: Mapping[Path, Path],
-) -> Iterator[Fact]:
-    """Yield the quantities of heads in the paper, and those of every run of a cell.
+def _published_facts(study: Study) -> Iterator[dict[str, Any]]:
+    for numbers in study.heads:
+        place = {"origin": "paper", "quantity": numbers.quantity, "site": numbers.site}
+        for row in (row for row in study.rows if row in {**numbers.values, **numbers.text}):
+            about = {"value": numbers.values.get(row), "mark": numbers.mark}
+            yield {**place, "row": row, **about, "note": numbers.text.get(row)}
 
-    Args:
-        analyses: folder of a run that fills a cell -> folder of its analysis.
-    """
-    for number in paper.heads:
-        place = {"origin": "paper", "quantity": number.quantity, "site": number.site}
-        for row in (row for row in paper.rows if row in {**number.values, **number.text}):
-            about = {"value": number.values.get(row), "mark": number.mark}
-            yield {**place, "row": row, **about, "note": number.text.get(row)}
-    for column in columns:
-        for row, runs in column.runs.groupby("row", sort=False):
-            place = {"row": row, "column": column.name, "origin": "ours"}
-            facts = []
-            analysed = [run for run in runs.run if run.folder in analyses]
-            for run in analysed:
-                about = {"seed": run.seed, "run": str(run.folder)}
-                measured = analysis_facts(run.folder, analyses[run.folder])
-                facts += [{**about, **fact} for fact in measured]
-            facts += facts_of_all_seeds([analyses[run.folder] for run in analysed])
-            for fact in facts:
-                yield {**place, **fact, "value": float(f"{fact['value']:.6g}")}
+
+def _measured_facts(runs: pd.DataFrame, analyses: Mapping[Path, Path]) -> Iterator[dict[str, Any]]:
+    """Yield the quantities of each run, and of the runs of a cell together."""
+    for (column, row), cell in runs.groupby(["column", "row"], sort=False):
+        place = {"column": column, "row": row, "origin": "ours"}
+        analysed = [run for run in cell.saved if run.folder in analyses]
+        for run in analysed:
+            about = {"seed": run.seed, "run": str(run.folder)}
+            for fact in analysis_facts(run.folder, analyses[run.folder]):
+                yield {**place, **about, **fact}
+        for fact in facts_of_all_seeds([analyses[run.folder] for run in analysed]):
+            yield {**place, **fact}

@@ -1,4 +1,4 @@
-"""Assign runs to the cells of a paper by their configuration.
+"""Assign runs to the cells of a study by their configuration.
 
 Names of folders do not matter. A run fills a cell if every decisive key of its resolved
 configuration equals the recipe's; other runs are listed with the differing keys.
@@ -20,7 +20,7 @@ from headwise.files import read_json
 from headwise.metrics.metric import Metric
 from headwise.runs.folder import RunFolder, saved_by_this_version, typed_config
 from headwise.runs.results import Results
-from headwise.studies.paper import Recipe, decisive
+from headwise.studies.study import Recipe, decisive
 from headwise.tasks.scores import main_metric
 from headwise.tasks.task import Task, task_of
 from headwise.track.jsonl import read_if_exists
@@ -75,6 +75,11 @@ class SavedRun:
         """See `Task.references`; of its class, which needs no typed configuration."""
         references: str = target_class(located(self.settings["task"]), "task").references
         return references
+
+    @functools.cached_property
+    def metrics(self) -> Sequence[Metric]:
+        """The metrics of its task."""
+        return self.task.metrics()
 
     @functools.cached_property
     def metric(self) -> Metric:

@@ -1,13 +1,13 @@
-"""Facts, one per row, and tables pivoted from them, as Markdown and LaTeX (booktabs)."""
+"""Tables of text as Markdown and LaTeX (booktabs)."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from headwise.markdown import markdown_table
@@ -15,61 +15,15 @@ from headwise.markdown import markdown_table
 EMPTY = "–"  # text of an empty cell
 ARROWS = {1: "↑", -1: "↓"}  # which way a score is better, by the sign of its metric
 ARROW_NOTE = "↑: higher is better, ↓: lower is better."
-DECIMALS = {1: 2, -1: 4}  # of per cent and of losses and bits
-Fact = Mapping[str, Any]
-COLUMNS = (
-    "paper",
-    "row",
-    "column",
-    "test",
-    "origin",  # paper or ours
-    "quantity",
-    "site",  # of heads
-    "layer",
-    "value",
-    "mark",  # of the paper's numbers: OK, r+ or r-
-    "n_seeds",
-    "seed",
-    "signature",
-    "run",
-    "note",
-)
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{letter: rf"\{letter}" for letter in "{}&%$#_"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "α": r"$\alpha$",
-    "Δ": r"$\Delta$",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "→": r"$\rightarrow$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "−": r"$-$",
-    "–": "--",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "²": r"\textsuperscript{2}",
-    "†": r"\textdagger{}",
+DECIMALS = {1: 2, -1: 3}  # of per cent and of losses and bits
+_MATHS = {
+    **{"α": r"\alpha", "Δ": r"\Delta", "±": r"\pm", "×": r"\times", "→": r"\rightarrow"},
+    **{"↑": r"\uparrow", "↓": r"\downarrow", "−": "-", "≤": r"\leq", "≥": r"\geq", "²": "^2"},
+    **{"†": r"\dagger", "<": "<", ">": ">", "|": "|"},
 }
-
-
-def fact_table(facts: Iterable[Fact]) -> pd.DataFrame:
-    """Return facts as one tidy table; missing values are None."""
-    table = pd.DataFrame(list(facts), columns=COLUMNS, dtype=object)
-    return table.where(table.notna(), None)
-
-
-def select(facts: pd.DataFrame, **values: Any) -> pd.DataFrame:
-    """Return the facts with these values; a list allows several values."""
-    for key, value in values.items():
-        facts = facts[facts[key].isin(value if isinstance(value, list) else [value])]
-    return facts
+_ESCAPED = {letter: f"\\{letter}" for letter in "{}&%$#_"}
+_WORDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX = {**{k: f"${v}$" for k, v in _MATHS.items()}, **_ESCAPED, **_WORDS, "–": "--", '"': "''"}
 
 
 def pivot(
@@ -77,7 +31,7 @@ def pivot(
     row: str,
     columns: Sequence[str],
     cell_text: Callable[[pd.DataFrame], str],
-    rows: Iterable[Any] | None = None,
+    rows: Iterable[str] | None = None,
 ) -> pd.DataFrame:
     """Return a table of text: a cell for each row and column, in the order of their first facts.
 
@@ -89,7 +43,7 @@ def pivot(
         rows: names of the rows; None: those of the facts.
     """
     texts = {key: cell_text(cell) for key, cell in facts.groupby([row, *columns], sort=False)}
-    names = list(dict.fromkeys(facts[row]) if rows is None else rows)
+    names = list(dict.fromkeys(facts[row] if rows is None else rows))
     keys = list(dict.fromkeys(facts[list(columns)].itertuples(index=False, name=None)))
     cells = [[texts.get((name, *key), EMPTY) for key in keys] for name in names]
     labels = pd.MultiIndex.from_tuples(keys) if keys else None
@@ -97,9 +51,7 @@ def pivot(
 
 
 def mean_and_deviation(values: Sequence[float], decimals: int = 2) -> str:
-    """Format `12.34 ± 0.56`; a single value has no deviation, no value is a dash."""
-    if not len(values):
-        return "-"
+    """Format `12.34 ± 0.56`; a single value has no deviation."""
     mean = f"{statistics.fmean(values):.{decimals}f}"
     return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
 
@@ -108,6 +60,11 @@ def signed(value: float, decimals: int = 2) -> str:
     """Format a difference: `+0.12`, `−0.12`, and `0.00` without a sign."""
     text = f"{value:+.{decimals}f}".replace("-", "−")
     return text if float(f"{value:.{decimals}f}") else text[1:]
+
+
+def interval(bounds: tuple[float, float] | None, decimals: int = 2) -> str:
+    """Format `[−0.12 to +0.34]`; a dash for None."""
+    return EMPTY if bounds is None else f"[{' to '.join(signed(x, decimals) for x in bounds)}]"
 
 
 @dataclass
@@ -120,12 +77,14 @@ class Table:
             name), where the name may be empty.
         notes: below the table.
         corner: header of the names of the rows.
+        bold: which cells are bold, as an array of the frame's shape; None: none.
     """
 
     title: str
     frame: pd.DataFrame
     notes: list[str] = field(default_factory=list)
     corner: str = ""
+    bold: np.ndarray | None = None
 
     @property
     def headers(self) -> list[str]:
@@ -142,7 +101,10 @@ class Table:
 
     def markdown(self) -> str:
         """Return heading, table and notes as Markdown."""
-        rows = [[name, *cells] for name, cells in self.rows]
+        frame = self.frame
+        if self.bold is not None:
+            frame = frame.mask(self.bold, "**" + frame + "**")
+        rows = [list(map(str, cells)) for cells in frame.itertuples(name=None)]
         table = markdown_table([self.corner, *self.headers], rows)
         notes = "".join(f"\n- {note}" for note in self.notes)
         heading = f"## {self.title}\n\n" if self.title else ""
@@ -163,8 +125,11 @@ class Table:
             pd.MultiIndex.from_tuples(names) if is_grouped else [name[0] for name in names]
         )
         frame.index = [latex(name) for name, _ in self.rows]
-        body = frame.to_latex(
-            escape=False, multicolumn_format="c", column_format=f"l{'r' * len(names)}"
+        styler = frame.style
+        if self.bold is not None:
+            styler.apply(lambda _: np.where(self.bold, "textbf:--rwrap", ""), axis=None)
+        body = styler.to_latex(
+            hrules=True, multicol_align="c", column_format=f"l{'r' * len(names)}"
         )
         notes = "".join(f"{latex(note)}\\par\n" for note in self.notes)
         below = f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize\\raggedright\n{notes}}}\n"

@@ -1,4 +1,4 @@
-"""Table of the runs of a sweep: means over seeds, and cost relative to a baseline.
+"""Tables of the runs of a sweep: means over seeds, cost, heads; and differences to a baseline.
 
 Jobs that differ only in `seed=` are one row. Speed and memory were measured by the runs and are
 ratios of medians to the baseline's row; they are comparable only between runs made one after
@@ -13,62 +13,58 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from headwise.runs.fingerprint import last_typed
+from headwise.studies.compare import SCORES, differences, supported
 from headwise.studies.match import read_run
-from headwise.studies.render import DECIMALS, Fact, Table, mean_and_deviation, pivot
+from headwise.studies.render import (
+    ARROW_NOTE,
+    ARROWS,
+    DECIMALS,
+    EMPTY,
+    Table,
+    mean_and_deviation,
+    pivot,
+)
+from headwise.studies.tables import OVER_SEEDS, SEEDS_NOTE, difference_texts, items_note
 
 BASELINE = "softmax"
 COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}
 HEADS = ("density", "diversity")
 STOPPED = ("interrupted", "pruned")  # keys of a job's record
-FACT = ["row", "quantity", "site", "value", "sign"]  # sign: of scores, 1 where higher is better
+N_RESAMPLES = 2000  # at the end of every sweep
 
 
-def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the comparison as a table.
+def sweep_tables(
+    jobs: Sequence[Mapping[str, Any]], n_resamples: int = N_RESAMPLES
+) -> tuple[pd.DataFrame, list[Table]]:
+    """Return the scores, a row per run and split, and the tables.
 
-    Scores are those of the main metric, mean ± sample standard deviation, the best of several
-    rows in bold. Ratios are to the row named softmax, else to the first row. Density and diversity
-    are means over heads and layers, see `headwise.analysis.collect.head_statistics`.
+    Scores are those of the main metric, mean ± sample standard deviation. The baseline is the row
+    named softmax, else the first row. Density and diversity are means over heads and layers, see
+    `headwise.analysis.collect.head_statistics`.
 
     Args:
         jobs: records of a sweep: overrides, and the folder of the run, an error, or interrupted.
+        n_resamples: of the intervals over items.
     """
-    facts = pd.DataFrame(_facts(jobs, job_names(jobs)), columns=FACT)
-    baseline = BASELINE if BASELINE in set(facts.row) else facts.row[0]
-    costs = facts[facts.quantity.isin(COSTS)].astype({"value": float})
-    medians = costs.groupby(["quantity", "row"]).value.median()
-    sites = list(facts.site.dropna().unique())
-    heads = {
-        **{quantity: f"{name}, {baseline} = 1" for quantity, name in COSTS.items()},
-        **{quantity: f"{quantity} {'/'.join(sites)}".strip() for quantity in HEADS},
-    }
-    scores = facts[facts.sign.notna()].astype({"value": float, "sign": float})
-    signed = scores.assign(value=scores.value * scores.sign)
-    means = signed.groupby(["quantity", "row"]).value.mean()
-    best = {rows.idxmax() for _, rows in means.groupby("quantity") if len(rows) > 1}
-
-    def cell_text(cell: pd.DataFrame) -> str:
-        first = cell.iloc[0]
-        if first.quantity == "runs":
-            return _counts(cell.value)
-        if first.quantity in COSTS:
-            value, base = (medians.get((first.quantity, row)) for row in (first.row, baseline))
-            return f"{value / base:.2f}" if pd.notna(value) and base else "-"
-        if first.quantity in HEADS:
-            site_means = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
-            values = [site_means.get(site) for site in sites]
-            return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in values)
-        score = mean_and_deviation(cell.value, DECIMALS[int(first.sign)])
-        return f"**{score}**" if (first.quantity, first.row) in best else score
-
-    frame = pivot(facts, "row", ["quantity"], cell_text)
-    order = [*scores.quantity.unique(), "runs", *COSTS, *HEADS]
-    frame = frame.reindex(columns=[(name,) for name in order], fill_value="-")
-    frame.columns = [heads.get(name, name) for name in order]
-    return Table("", frame.replace("–", "-"))
+    names = job_names(jobs)
+    runs = [read_run(Path(job["run"])) if "run" in job else None for job in jobs]
+    scores = pd.DataFrame(_scores(names, runs), columns=SCORES)
+    baseline = BASELINE if BASELINE in names else names[0]
+    signs = {row.column: row.saved.metric.sign for row in scores.itertuples()}
+    facts = pd.DataFrame(_facts(jobs, names, runs), columns=["row", "quantity", "site", "value"])
+    tables = [_main(scores, facts, baseline, signs)]
+    tested = scores[
+        [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
+    ]
+    notes: dict[str, list[str]] = {column: [] for column in signs}
+    found = differences(tested if len(tested) else scores, baseline, notes, n_resamples)
+    if len(found):
+        tables.append(_differences(found, baseline, signs, notes, n_resamples))
+    return scores, tables
 
 
 def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -85,26 +81,87 @@ def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _facts(jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Fact]:
-    for job, row in zip(jobs, names, strict=True):
-        run = read_run(Path(job["run"])) if "run" in job else None
+def _scores(names: Sequence[str], runs: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    for row, run in zip(names, runs, strict=True):
+        for split in run.results.scores if run is not None and run.results else ():
+            metric, score = run.metric, run.results.score(split, run.metric.name)
+            if score is not None:
+                yield {
+                    **{"row": row, "column": f"{metric.label} {split}", "test": split},
+                    **{"seed": run.seed, "metric": metric.name, "score": score},
+                    "signature": run.results.signature(split, metric.name),
+                    **{"run": str(run.folder), "saved": run, "updates": run.updates},
+                }
+
+
+def _facts(
+    jobs: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Sequence[Any]
+) -> Iterator[tuple[str, str, str | None, Any]]:
+    """Yield row, quantity, site and value of everything but scores."""
+    for job, row, run in zip(jobs, names, runs, strict=True):
         results = None if run is None else run.results
         failure = next((state for state in STOPPED if state in job), "failed")
-        yield {"row": row, "quantity": "runs", "value": "" if results else failure}
-        if run is None or results is None:
+        yield row, "runs", None, "" if results else failure
+        if results is None:
             continue
-        metric = run.metric
-        direction = "" if metric.better == "higher" else ", lower is better"
-        for split in results.scores:
-            name, value = f"{metric.label} {split}{direction}", results.score(split, metric.name)
-            if value is not None:
-                yield {"row": row, "quantity": name, "value": value, "sign": metric.sign}
         for quantity in COSTS:
-            yield {"row": row, "quantity": quantity, "value": getattr(results, quantity)}
+            yield row, quantity, None, getattr(results, quantity)
         for quantity in HEADS:
             for site, layers in results.heads.get(quantity, {}).items():
                 for value in itertools.chain.from_iterable(layers):
-                    yield {"row": row, "quantity": quantity, "site": site, "value": value}
+                    yield row, quantity, site, value
+
+
+def _main(
+    scores: pd.DataFrame, facts: pd.DataFrame, baseline: str, signs: Mapping[str, int]
+) -> Table:
+    """Return the table of scores, number of runs, cost and heads."""
+    costs = facts[facts.quantity.isin(COSTS)].astype({"value": float})
+    medians = costs.groupby(["quantity", "row"]).value.median()
+    sites = list(facts.site.dropna().unique())
+
+    def cell_text(cell: pd.DataFrame) -> str:
+        first = cell.iloc[0]
+        if first.quantity == "runs":
+            return _counts(cell.value)
+        if first.quantity in COSTS:
+            value, base = (medians.get((first.quantity, row)) for row in (first.row, baseline))
+            return f"{value / base:.2f}" if pd.notna(value) and base else EMPTY
+        if first.quantity in HEADS:
+            means = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
+            values = [means.get(site) for site in sites]
+            return " / ".join(EMPTY if pd.isna(mean) else f"{mean:.2f}" for mean in values)
+        return mean_and_deviation(cell.value, DECIMALS[signs[first.quantity]])
+
+    of_scores = scores.rename(columns={"column": "quantity", "score": "value"})
+    every = pd.concat([facts, of_scores[["row", "quantity", "value"]]])
+    frame = pivot(every, "row", ["quantity"], cell_text, facts.row)
+    headers = {
+        **{column: f"{column} {ARROWS[sign]}" for column, sign in signs.items()},
+        "runs": "runs",
+        **{quantity: f"{name}, {baseline} = 1" for quantity, name in COSTS.items()},
+        **{quantity: f"{quantity} {'/'.join(sites)}".strip() for quantity in HEADS},
+    }
+    frame = frame.reindex(columns=[(name,) for name in headers], fill_value=EMPTY)
+    frame.columns = list(headers.values())
+    return Table("", frame)
+
+
+def _differences(
+    found: pd.DataFrame, baseline: str, signs: Mapping[str, int],
+    notes: Mapping[str, Sequence[str]], n_resamples: int,
+) -> Table:  # fmt: skip
+    texts = [
+        difference_texts(r, DECIMALS[signs[r.column]], n_resamples) for r in found.itertuples()
+    ]
+    index = [f"{row.column} {ARROWS[signs[row.column]]}, {row.row}" for row in found.itertuples()]
+    frame = pd.DataFrame(texts, index=index).rename(columns={"ours": "difference"})
+    marks = np.outer(
+        found.over_seeds.map(supported), frame.columns.isin(["difference", OVER_SEEDS])
+    )
+    about = [ARROW_NOTE, SEEDS_NOTE, items_note(n_resamples)]
+    about += [f"{column}: {note}." for column, of_column in notes.items() for note in of_column]
+    return Table(f"Difference to {baseline}, runs paired by seed", frame, about, bold=marks)
 
 
 def _counts(outcomes: pd.Series) -> str:

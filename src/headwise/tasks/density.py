@@ -77,7 +77,8 @@ class Density(StreamTask):
         signature = f"min_context:{windows.min_context}{part}"
         bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
         metrics = [*([bits] if self.loss.measure == "nll" else []), *self.loss.metrics]
-        return [replace(metric, scope=scope_of(windows)) for metric in metrics]
+        scope, consecutive = scope_of(windows), not self.config.data.aligned
+        return [replace(metric, scope=scope, consecutive=consecutive) for metric in metrics]
 
     def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
         """See `StreamTask.windows`."""

@@ -85,7 +85,8 @@ class MaskedLM(StreamTask):
             *("masked accuracy (%)", counts),
         )
         metrics = [*([bits] if self.loss.measure == "nll" else []), accuracy, *self.loss.metrics]
-        return [replace(metric, scope=scope_of(self.config.decode)) for metric in metrics]
+        scope = scope_of(self.config.decode)
+        return [replace(metric, scope=scope, consecutive=True) for metric in metrics]
 
     def check(self) -> None:
         """See `Task.check`."""

@@ -1,8 +1,0 @@
-"""`python scripts/report.py …`; see the README."""
-
-from __future__ import annotations
-
-from headwise.cli import main
-
-if __name__ == "__main__":
-    main("report")

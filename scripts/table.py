@@ -1,0 +1,8 @@
+"""`python scripts/table.py …`; see the README."""
+
+from __future__ import annotations
+
+from headwise.cli import main
+
+if __name__ == "__main__":
+    main("table")

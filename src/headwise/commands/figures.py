@@ -1,0 +1,42 @@
+"""`scripts/figures.py`: figures of one run or of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headwise.config.commands import FiguresConfig
+from headwise.errors import ConfigError, RunError
+from headwise.runs.folder import RunFolder, find_folders
+from headwise.studies.figures import draw_figures, unanalysed
+from headwise.studies.figures_attention import draw_attention
+
+
+def figures(config: FiguresConfig) -> None:
+    """Draw the figures.
+
+    Raises:
+        ConfigError: no run, or options that cannot be combined.
+        RunError: a folder is no run.
+        DataError: the sentence is empty or too long for the model.
+    """
+    if (config.run is None) == (not config.runs):
+        raise ConfigError("give run=FOLDER for figures of a run, or runs=[FOLDER,…] of several")
+    if config.sentence is not None and config.run is None:
+        raise ConfigError("sentence=… needs run=FOLDER")
+    if config.run is not None:
+        folders = [RunFolder.existing(config.run).path]
+        output = Path(config.output or folders[0] / "figures")
+    else:
+        folders, output = find_folders(config.runs), Path(config.output or "outputs/figures")
+    if not folders:
+        raise RunError("no runs to draw figures of")
+    files = draw_figures(folders, output)
+    if config.sentence is not None:
+        checkpoint, device = config.checkpoint, config.device
+        files += draw_attention(folders[0], config.sentence, output, checkpoint, device)
+    if without_tables := unanalysed(folders):
+        print(
+            f"{len(without_tables)} of {len(folders)} runs have no tables of their heads; run "
+            f"scripts/analyze.py for them: {without_tables[0]} …"
+        )
+    print(f"written to {output}: {len(files)} files of figures", flush=True)

@@ -1,0 +1,69 @@
+"""What a training does with its finished run: figures, and a summary for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from shlex import quote
+from typing import Any
+
+from headwise.analysis.alpha_table import alpha_table
+from headwise.errors import counted
+from headwise.runs.folder import RunFolder, read_config
+from headwise.runs.results import Results
+from headwise.track.base import Tracker
+
+FORMATS = ("png", "svg")  # of the figures of a training
+
+
+def draw(folder: RunFolder, tracker: Tracker) -> None:
+    """Save the figures of a run, and log them to its tracker."""
+    from headwise.plots.style import save  # imports seaborn
+    from headwise.studies.figures import drawn_from_records
+
+    for name, figure in drawn_from_records(folder).items():
+        path = folder.figures / f"{name}.png"
+        if path in save(figure, path, FORMATS):
+            tracker.log_image(f"figures/{name}", path)
+
+
+def summary(folder: RunFolder, results: Results, command: str = "") -> str:
+    """Return scores, α, paths, the next `command`, and what was not scored, for the terminal."""
+    of_run, has_tests = quote(f"run={folder.path}"), bool(read_config(folder).data.test)
+    evaluation = f"headwise evaluate {of_run} 'data.test=[NAME]'"
+    phases = results.other_seconds
+    others = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases.items())
+    lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
+    if results.alpha:
+        lines += ["", alpha_table(results.alpha, read_config(folder).model.heads)]
+    lines += [
+        "",
+        f"{counted(results.updates, 'update')}, {results.tokens} targets, "
+        f"{results.wall_seconds:.0f} s of training, "
+        f"{results.tokens_per_second or 0:.0f} targets/s",
+        *([f"{sum(phases.values()):.0f} s outside training: {others}"] if phases else []),
+        f"run folder  {folder.path}",
+        f"figures     {folder.figures}",
+        *([f"{command:<11} headwise {command} {of_run}"] if command else []),
+        *([] if has_tests else [f"not scored  a test set: {evaluation}"]),
+    ]
+    return "\n".join(lines)
+
+
+def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one line per metric."""
+    return [f"{split:>24}  {metric:<14} {shown_score(score)}" for metric, score in scores.items()]
+
+
+def shown_score(score: Mapping[str, Any]) -> str:
+    """Format a score with its signature, the exactness of a search, or the warning of a command."""
+    if "exact" in score:
+        exact, support = 100 * score["exact"], score["support"]
+        return f"{exact:6.2f}  % of searches exact; {support:.1f} tokens per step"
+    if "score" not in score:
+        return f"{'-':>6}  {score['warning']}"
+    scope = f"{score['scope']}, " if "scope" in score else ""
+    if "n_bytes" in score:
+        return f"{score['score']:8.4f}  {scope}{score['n_bytes']} bytes, {score['signature']}"
+    interval = f"[{score['low']:.2f}, {score['high']:.2f}]  " if "low" in score else ""
+    how = score.get("signature", score.get("command", ""))
+    return f"{score['score']:6.2f}  {interval}{scope}{how}"

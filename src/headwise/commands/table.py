@@ -1,0 +1,268 @@
+"""`scripts/table.py`: the tables of a study or of a sweep, as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from headwise.analysis.tables import FOLDER, read_settings
+from headwise.commands.analyze import analyze_folders
+from headwise.commands.sweep import Sweep
+from headwise.config.commands import TableConfig
+from headwise.config.folders import group_choices
+from headwise.config.schema import AnalyzeConfig
+from headwise.errors import ConfigError, RunError, counted, require
+from headwise.files import write_text
+from headwise.runs.folder import RunFolder, find_folders, read_yaml
+from headwise.studies.compare import Compared, gathered, judge
+from headwise.studies.heads import head_tables
+from headwise.studies.match import Matching, match
+from headwise.studies.missing import Missing, missing_cells
+from headwise.studies.render import Table, latex, latex_comment
+from headwise.studies.study import (
+    Study,
+    check_metrics,
+    check_seeds,
+    read_study,
+    recipe,
+    selected,
+)
+from headwise.studies.sweep import sweep_tables
+from headwise.studies.tables import study_tables
+
+STOP_CODES = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
+MAX_UNUSED = 10  # listed reasons for unused runs; the csv has all
+MAIN = "from headwise.cli import main; main()"
+OF_A_STUDY = ("rows", "columns", "seeds", "overrides", "launch", "heads")
+
+
+def table(config: TableConfig) -> None:
+    """Write the tables.
+
+    Raises:
+        ConfigError: neither a study nor runs, or options that cannot be combined.
+        RunError: a folder does not exist, or a launched training failed.
+    """
+    require(config.n_resamples >= 1, "n_resamples", "at least 1", config.n_resamples)
+    if config.study is not None:
+        _study(config)
+        return
+    if not config.runs:
+        studies = ", ".join(group_choices("study"))
+        raise ConfigError(
+            f"give study=NAME for the tables of a study ({studies}), or runs=[FOLDER,…] for a "
+            "table of the runs in folders, or of a sweep"
+        )
+    if needless := [key for key in OF_A_STUDY if getattr(config, key)]:
+        raise ConfigError(f"{needless[0]}=… needs study=NAME")
+    _sweep(config)
+
+
+def _write(
+    output: Path, name: str, text: str, tex: str, frames: Mapping[str, pd.DataFrame]
+) -> None:
+    """Write NAME.md and NAME.tex, and frames as NAME.csv or NAME-FRAME.csv."""
+    output.mkdir(parents=True, exist_ok=True)
+    contents = {f"{name}.md": text, f"{name}.tex": tex}
+    for key, frame in frames.items():
+        if len(frame) or not key:
+            shown = frame.drop(columns="saved", errors="ignore")
+            contents["-".join(filter(None, (name, key))) + ".csv"] = shown.to_csv(index=False)
+    for file, content in contents.items():
+        write_text(output / file, content)
+    print(f"{text}\nwritten to {output}: {', '.join(contents)}", flush=True)
+
+
+def _sweep(config: TableConfig) -> None:
+    """Write the table of the runs in folders, or of the jobs of a sweep."""
+    jobs: list[Mapping[str, Any]] = []
+    for path in config.runs:
+        folder = Path(path)
+        records = Sweep(folder.name, folder).jobs()
+        jobs += records or [
+            {"overrides": read_yaml(run / "overrides.yaml"), "run": str(run)}
+            for run in find_folders([path])
+        ]
+    if not jobs:
+        raise RunError(f"no runs in {', '.join(config.runs)}")
+    scores, tables = sweep_tables(jobs, config.n_resamples)
+    name = Path(config.runs[0]).resolve().name if len(config.runs) == 1 else "runs"
+    output = Path(config.output or "outputs/tables")
+    text = "\n".join(table.markdown() for table in tables)
+    _write(output, name, text, _latex(name, name, tables), {"": scores})
+
+
+def _latex(name: str, title: str, tables: Sequence[Table]) -> str:
+    parts = [latex_comment(f"{title}\nNeeds \\usepackage{{booktabs,adjustbox}}.")]
+    for shown in tables:
+        slug = re.sub(r"[^a-z0-9]+", "-", shown.title.lower()).strip("-")
+        parts.append(shown.latex("-".join(filter(None, (f"tab:{name}", slug)))))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+# -- a study --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """A study with its matching runs."""
+
+    study: Study
+    matching: Matching
+    compared: Compared
+    missing: list[Missing]
+
+
+def _study(config: TableConfig) -> None:
+    if config.seeds is not None:
+        check_seeds("seeds", config.seeds)
+    study = selected(read_study(config.study), config.rows, config.columns)
+    found, failed = _gather(config, study), []
+    tried: set[tuple[str, str, int]] = set()
+    while config.launch and (ready := _ready(found.missing, tried)):
+        failed += _launch(ready)
+        found = _gather(config, study)
+    judge(study, found.compared, config.n_resamples)
+    tables = study_tables(study, found.compared, config.n_resamples)
+    unused = [{"run": str(u.run.folder), "reason": u.reason} for u in found.matching.unused]
+    frames = {
+        "": found.compared.scores,
+        "differences": found.compared.differences,
+        "unused": pd.DataFrame(unused, columns=["run", "reason"]),
+    }
+    if config.heads:
+        runs = found.compared.runs
+        folders = list(dict.fromkeys(run.folder for run in runs.saved))
+        frames["heads"], of_heads = head_tables(study, runs, _analyses(config, folders))
+        tables += of_heads
+    tex = _latex(study.name, study.title, tables)
+    tex += "".join(f"\\par {latex(note)}\n" for note in study.notes)
+    tex += latex_comment("\n".join(f"missing: {m.command}" for m in found.missing))
+    output = Path(config.output or f"outputs/tables/{study.name}")
+    _write(output, study.name, _markdown(config, found, tables), tex, frames)
+    if failed:
+        commands = "\n".join(f"  {missing.command}" for missing in failed)
+        raise RunError(f"{len(failed)} of the launched commands failed:\n{commands}")
+
+
+def _gather(config: TableConfig, study: Study) -> _Gathered:
+    """The runs by cell, before averaging and comparison."""
+    seeds = config.seeds if config.seeds is not None else study.seeds
+    recipes = [recipe(cell, config.overrides) for cell in study.cells]
+    check_metrics(study, recipes)
+    matching = match(recipes, _run_folders(config, study), seeds)
+    compared = gathered(study, recipes, matching)
+    return _Gathered(study, matching, compared, missing_cells(compared.runs, recipes, seeds))
+
+
+def _run_folders(config: TableConfig, study: Study) -> list[Path]:
+    paths = config.runs or study.runs
+    missing_ok = config.launch or not config.runs
+    # launched runs may be in a new folder
+    folders = find_folders([*paths, *(study.runs if config.launch else ())], missing_ok)
+    if not folders:
+        print(f"no runs in {', '.join(paths) or 'any folder: give runs=[FOLDER,…]'}")
+    return folders
+
+
+def _markdown(config: TableConfig, found: _Gathered, tables: Sequence[Table]) -> str:
+    study, matching = found.study, found.matching
+    notes = list(study.notes)
+    if config.overrides:
+        notes.append(f"Every recipe is changed by: {' '.join(config.overrides)}")
+    parts = [f"# {study.title}", _bullets(notes), *(shown.markdown().strip() for shown in tables)]
+    if found.missing:
+        entries = [
+            f"{study.labels[cell.row]} × {study.columns[cell.column].label}, seed "
+            f"{', '.join(map(str, cell.seeds))}: `{cell.command}`"
+            for cell in found.missing
+        ]
+        hint = (
+            "Each command trains a missing run, or resumes it; HEADWISE_DATA or data.dir=FOLDER is "
+            "the folder of the text."
+        )
+        parts.append(f"## Missing\n\n{hint}\n\n{_bullets(entries)}")
+    if matching.unused:
+        parts.append(f"## Runs not used\n\n{_bullets(_unused(matching))}")
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _unused(matching: Matching) -> list[str]:
+    """Unused runs grouped by reason, those with the fewest differences first."""
+    by_reason: dict[str, list[str]] = {}
+    for unused in sorted(matching.unused, key=lambda unused: unused.n_differing):
+        by_reason.setdefault(unused.reason, []).append(f"`{unused.run.folder}`")
+    lines = [
+        f"{reason}: {runs[0]}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
+        for reason, runs in by_reason.items()
+    ]
+    if len(lines) > MAX_UNUSED:
+        lines[MAX_UNUSED:] = [f"and {len(lines) - MAX_UNUSED} more reasons, listed in the csv"]
+    return lines
+
+
+def _analyses(config: TableConfig, folders: Sequence[Path]) -> dict[Path, Path]:
+    """Folder of each run -> folder of its analysis; runs without weights may have none."""
+    with_weights = [f for f in folders if any(RunFolder(f).checkpoints.glob("*.pt"))]
+    runs, analyses = list(map(str, with_weights)), {}
+    if runs:
+        of_heads = AnalyzeConfig(runs=runs, checkpoint=config.checkpoint, device=config.device)
+        analyses = dict(zip(with_weights, analyze_folders(of_heads), strict=True))
+    analyses |= {f: f / FOLDER for f in folders if f not in analyses and read_settings(f / FOLDER)}
+    if without := [folder for folder in folders if folder not in analyses]:
+        number = counted(len(without), "run")
+        print(f"not analysed: {number} without weights, such as {without[0]}", flush=True)
+    return analyses
+
+
+def _ready(missing: Sequence[Missing], tried: set[tuple[str, str, int]]) -> list[Missing]:
+    """The cells that can be trained now, added to `tried`; those that were tried are left out."""
+    ready = []
+    for cell in (cell for cell in missing if cell.waits_for is None):
+        keys = {(cell.row, cell.column, seed) for seed in cell.seeds}
+        if not keys <= tried:
+            ready.append(cell)
+            tried |= keys
+    return ready
+
+
+def _launch(missing: Sequence[Missing]) -> list[Missing]:
+    """Run the commands in sequence, each in a new process; returns those that failed.
+
+    Raises:
+        KeyboardInterrupt: a command was stopped by SIGINT or SIGTERM.
+    """
+    failed = []
+    for number, cell in enumerate(missing, start=1):
+        print(f"[{number}/{len(missing)}] {cell.command}", flush=True)
+        command = [sys.executable, "-c", MAIN, "train", *_config_dirs(), *cell.arguments]
+        process = subprocess.run(command, env=os.environ, check=False)
+        if process.returncode in STOP_CODES:
+            raise KeyboardInterrupt
+        if process.returncode:
+            failed.append(cell)
+            print(f"failed with exit code {process.returncode}: {cell.command}", flush=True)
+    return failed
+
+
+def _config_dirs() -> list[str]:
+    """The `--config-dir` options of this command."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    paths = [source.path for source in sources if source.provider == "command-line"]
+    return [argument for path in paths for argument in ("--config-dir", path)]

@@ -1,0 +1,248 @@
+"""The tables of a study: a paper's numbers and ours, differences, speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headwise.studies.compare import Compared, supported
+from headwise.studies.render import (
+    ARROW_NOTE,
+    ARROWS,
+    DECIMALS,
+    EMPTY,
+    Table,
+    interval,
+    mean_and_deviation,
+    signed,
+)
+from headwise.studies.study import MARKS, Published, Study
+
+NOT_AVERAGED = "not averaged"
+MISSING = "missing"
+OVER_SEEDS, OVER_ITEMS, P_VALUE = "95 % over seeds", "95 % over items", "p over items"
+SEEDS_NOTE = (
+    "Over seeds: Student's t interval of the differences of runs paired by seed; bold: it excludes "
+    "0. It is not corrected for the number of cells."
+)
+
+
+def items_note(n_resamples: int) -> str:
+    """Explain intervals over items."""
+    return (
+        "Over items: paired bootstrap over the items of the test set (Koehn 2004), "
+        f"{n_resamples:,} draws, the same items for both rows and all seeds; of windows of one "
+        "text, blocks of neighbours."
+    )
+
+
+def study_tables(study: Study, compared: Compared, n_resamples: int) -> list[Table]:
+    """Return every table that is not empty.
+
+    Args:
+        study: its yaml.
+        compared: its runs.
+        n_resamples: of the intervals over items.
+    """
+    tables = [_main(study, compared)] if study.columns else []
+    others = [name for name in study.metrics if name not in study.compared.values()]
+    for metric in others if len(compared.scores) else ():
+        frame = _ours(study, compared, dict.fromkeys(study.columns, metric))
+        frame.columns = [study.columns[name].label for name in frame]
+        title = f"The same runs in {study.metrics[metric]}"
+        tables.append(Table(title, frame, _signatures(study, compared, [metric])))
+    if study.baseline is not None:
+        tables.append(_differences(study, compared, study.baseline, n_resamples))
+        if study.speed is not None:
+            tables.append(_speeds(study, compared, study.baseline, study.speed))
+    return [table for table in tables if table.frame.size]
+
+
+def _ours(study: Study, compared: Compared, metrics: Mapping[str, str]) -> pd.DataFrame:
+    """Return the means of our runs, with columns by name; `metrics`: column -> its metric."""
+    groups = dict(list(compared.scores.groupby(["row", "column", "metric"]).score))
+    trained = set(compared.scores[["row", "column"]].itertuples(index=False, name=None))
+
+    def text(row: str, column: str) -> str:
+        if (row, column) not in trained:
+            return MISSING
+        if compared.problems.get(column):
+            return NOT_AVERAGED
+        scores = groups.get((row, column, metrics[column]), pd.Series(dtype=float)).tolist()
+        decimals = _decimals(study, compared, column)
+        return f"{mean_and_deviation(scores, decimals)} ({len(scores)})" if scores else EMPTY
+
+    texts: dict[str, dict[str, str]] = {}
+    for cell in study.cells:
+        texts.setdefault(cell.column, {})[cell.row] = text(cell.row, cell.column)
+    frame = pd.DataFrame(texts, index=list(study.rows)).fillna(EMPTY)
+    return frame.rename(index=study.labels)
+
+
+def _decimals(study: Study, compared: Compared, column: str) -> int:
+    decimals = study.columns[column].decimals
+    return DECIMALS[compared.signs[column]] if decimals is None else decimals
+
+
+def _published(numbers: Published) -> dict[str, str]:
+    """Return the texts of a column of a paper, with its digits, and its mark unless it is OK."""
+    n_digits = max(len(f"{value:.10g}".partition(".")[2]) for value in numbers.values.values())
+    values = numbers.values.items()
+    return {row: f"{value:.{n_digits}f}{_marked(numbers.mark)}" for row, value in values}
+
+
+def _main(study: Study, compared: Compared) -> Table:
+    """Return the main table, with the paper's numbers and ours."""
+    ours, columns = _ours(study, compared, study.compared), {}
+    is_published = any(column.paper is not None for column in study.columns.values())
+    common = _common_metric(study)
+    for name, column in study.columns.items():
+        label = f"{column.label} ({column.unit})" if column.unit else column.label
+        if common is None and not column.unit:
+            metric = study.metrics[study.compared[name]]
+            label = f"{label}: {metric}{_direction(compared.signs[name])}"
+        if column.paper is not None:
+            columns[label, "paper"] = pd.Series(_published(column.paper)).rename(study.labels)
+        if column.overrides is not None:
+            columns[label, "ours" if is_published else ""] = ours[name]
+    frame = pd.DataFrame(columns, index=list(study.labels.values())).fillna(EMPTY)
+    title = common or "scores"
+    if {compared.signs[name] for name, column in study.columns.items() if not column.unit} == {-1}:
+        title += _direction(-1)
+    title = f"{title[0].upper()}{title[1:]}" + (", the paper's and ours" if is_published else "")
+    return Table(title, frame, _main_notes(study, compared))
+
+
+def _main_notes(study: Study, compared: Compared) -> list[str]:
+    notes = []
+    if len(compared.scores):
+        notes.append(
+            "Ours: mean ± standard deviation over seeds (number of seeds); of one seed the mean "
+            "alone."
+        )
+    notes += mark_notes(c.paper.mark for c in study.columns.values() if c.paper is not None)
+    scored: dict[str, list[str]] = {}
+    for column in study.columns.values():
+        if column.overrides is not None:
+            note = f"; {column.note}" if column.note else ""
+            scored.setdefault(f"scored on {column.test}{note}.", []).append(column.label)
+    for text, labels in scored.items():
+        whole = 1 < len(labels) == len(study.columns)
+        notes.append(f"{'All columns' if whole else '; '.join(labels)}: {text}")
+    for name, column in study.columns.items():
+        problems = compared.problems.get(name, ())
+        notes += [f"{column.label}: NOT AVERAGED, NOT COMPARED: {text}." for text in problems]
+        notes += [f"{column.label}: {note}." for note in compared.notes.get(name, ())]
+    return notes + _signatures(study, compared, list(dict.fromkeys(study.compared.values())))
+
+
+def _common_metric(study: Study) -> str | None:
+    """Return the label of the metric of all columns with scores; None if they differ."""
+    names = {study.compared[name] for name, column in study.columns.items() if not column.unit}
+    return study.metrics[names.pop()] if len(names) == 1 else None
+
+
+def _direction(sign: int) -> str:
+    return "" if sign > 0 else " (lower is better)"
+
+
+def mark_notes(marks: Iterable[str]) -> list[str]:
+    """Explain the marks of a paper's numbers, OK excluded."""
+    return [f"({mark}): {MARKS[mark]}." for mark in sorted(set(marks) - {"OK"})]
+
+
+def _marked(mark: str) -> str:
+    return "" if mark == "OK" else f" ({mark})"
+
+
+def _signatures(study: Study, compared: Compared, metrics: list[str]) -> list[str]:
+    of_metrics = compared.scores[compared.scores.metric.isin(metrics)]
+    pairs = of_metrics[["metric", "signature"]].dropna().drop_duplicates()
+    pairs = pairs.sort_values("metric", key=lambda names: names.map(metrics.index), kind="stable")
+    return [
+        f"Signature of {study.metrics[metric]}: {signature}."
+        for metric, signature in pairs.itertuples(index=False, name=None)
+    ]
+
+
+def _differences(study: Study, compared: Compared, baseline: str, n_resamples: int) -> Table:
+    """Return a table of the difference of each row to the baseline, over seeds and over items."""
+    tested = {(row.column, row.row): row for row in compared.differences.itertuples()}
+    cells, bold = {}, []
+    for name in (name for name, column in study.columns.items() if column.unit is None):
+        for row in (row for row in study.rows if row != baseline):
+            published, ours = _paper_difference(study, row, baseline, name), tested.get((name, row))
+            texts = {"paper": published} if published else {}
+            if ours is not None:
+                texts |= difference_texts(ours, _decimals(study, compared, name), n_resamples)
+            if texts:
+                label = f"{study.columns[name].label} {ARROWS[compared.signs[name]]}"
+                cells[f"{label}, {study.labels[row]}"] = texts
+                bold.append(ours is not None and supported(ours.over_seeds))
+    frame = pd.DataFrame.from_dict(cells, orient="index").fillna(EMPTY)
+    notes = [ARROW_NOTE]
+    if len(compared.differences):
+        smallest = "≤ marks the smallest p-value that this many draws can give."
+        notes += [
+            "Ours: mean over the n seeds that both rows have (n; n of m if a row has m seeds, and "
+            "thus another mean in the table above).",
+            *(SEEDS_NOTE, items_note(n_resamples)),
+            f"p is two-sided. {smallest}",
+        ]
+    unit = _common_metric(study) or "the metric of each column"
+    is_ours = np.isin(frame.columns, ["ours", OVER_SEEDS])
+    marks = np.outer(np.array(bold, dtype=bool), is_ours)
+    return Table(f"Difference to {study.labels[baseline]}, in {unit}", frame, notes, bold=marks)
+
+
+def difference_texts(row: Any, decimals: int, n_resamples: int) -> dict[str, str]:
+    """Return the texts of a row of `headwise.studies.compare.differences`."""
+    total = f" of {row.n_runs}" if row.n_runs > row.n_seeds else ""
+    smallest = 1 / (n_resamples + 1)
+    shown_p = f"{row.p_value:.{3 if row.p_value >= 0.001 else 4}f}"
+    return {
+        "ours": f"{signed(row.difference, decimals)} ({row.n_seeds}{total})",
+        OVER_SEEDS: interval(row.over_seeds, decimals),
+        OVER_ITEMS: interval(row.over_items, decimals),
+        P_VALUE: shown_p if row.p_value > smallest else f"≤ {smallest:.1g}",
+    }
+
+
+def _paper_difference(study: Study, row: str, baseline: str, name: str) -> str:
+    """Return the difference of two numbers of the paper; empty if it compares with other work."""
+    column = study.columns[name]
+    numbers = {} if column.paper is None else column.paper.values
+    is_of_others = column.overrides is not None and study.rows[row].overrides is None
+    if column.paper is None or not {row, baseline} <= numbers.keys() or is_of_others:
+        return ""
+    n_digits = len(_published(replace(column.paper, mark="OK"))[row].partition(".")[2])
+    return signed(numbers[row] - numbers[baseline], n_digits) + _marked(column.paper.mark)
+
+
+def _speeds(study: Study, compared: Compared, baseline: str, published: Published) -> Table:
+    """Return a table of training tokens/s in percent of the baseline's."""
+    columns = {"paper": _published(published)}
+    for (row, name), (ratio, low, high) in compared.speeds.items():
+        spread = "" if f"{low:.0f}" == f"{high:.0f}" else f" ({low:.0f} to {high:.0f})"
+        columns.setdefault(study.columns[name].label, {})[row] = f"{ratio:.0f}{spread}"
+    rows = [row for row in study.rows if row != baseline]
+    frame = pd.DataFrame(columns, index=rows).fillna(EMPTY).rename(index=study.labels)
+    notes = []
+    if len(compared.speeds):
+        machines = sorted({_machine(dict(machine)) for machine in compared.runs.machine})
+        notes = [
+            "Ours: a run's speed is the median over the windows of its log; ratio of medians over "
+            "the seeds that both rows have (lowest to highest ratio of one seed), as "
+            "measured in training: other load on the machine lowers it.",
+            f"Ours were trained on: {'; '.join(machines)}.",
+        ]
+    return Table(f"Training speed, tokens/s in % of {study.labels[baseline]}", frame, notes)
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    gpu, threads = machine.get("gpu"), machine.get("threads") or "unknown"
+    return str(gpu) if gpu else f"a CPU, threads {threads}"

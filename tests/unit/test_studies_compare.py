@@ -1,0 +1,345 @@
+"""Runs of a column of a study: pairs of one seed, comparable runs only, both intervals."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fabricated_runs import MACHINE, METRICS, REFERENCES, translations
+from headwise.config.folders import group_node
+from headwise.config.schema import DecodeConfig
+from headwise.metrics.bleu import score_translations
+from headwise.metrics.metric import Measured, Metric
+from headwise.runs.folder import RunFolder
+from headwise.runs.results import Results
+from headwise.studies.compare import DIFFERENCES, Compared, gathered, judge, supported
+from headwise.studies.match import Matching
+from headwise.studies.render import Table
+from headwise.studies.study import Cell, Column, Published, Recipe, Row, Study
+from headwise.studies.tables import study_tables
+from headwise.tasks.translation import Translation
+
+STUDY = Study(
+    name="tiny",
+    title="",
+    metrics=METRICS,
+    baseline="softmax",
+    rows={"softmax": Row("softmax", ["a=1"]), "sparse": Row("sparse", ["a=2"])},
+    columns={"mine": Column("Mine", [], test="test", train_pairs=1000)},
+)
+RESAMPLES = 20
+KEY = "trainer.precision"
+
+
+def make_run(
+    folder: Path,
+    seed: int,
+    hypotheses: Sequence[str] | None = None,
+    references: Sequence[str] = REFERENCES,
+    speed: float | None = 1000.0,
+    train_pairs: int | None = None,
+) -> Any:
+    """A finished run with `hypotheses`, or with translations drawn by the seed."""
+    lines = translations(3, seed) if hypotheses is None else hypotheses
+    (folder / "hypotheses").mkdir(parents=True)
+    (folder / "hypotheses" / "test.ref.sha256").write_text(str(hash(tuple(references))))
+    measured = score_translations(lines, references, "en")
+    RunFolder(folder).write_sums("test", "translation", measured.items)
+    config: Any = SimpleNamespace(
+        data=SimpleNamespace(target="en"),
+        decode=DecodeConfig(),
+        loss=group_node("loss", "cross_entropy"),
+    )
+    return SimpleNamespace(
+        folder=folder,
+        seed=seed,
+        updates=0,
+        text="0" * 64,
+        train_pairs=train_pairs,
+        tokens_per_second=speed,
+        machine=MACHINE,
+        results=Results({"test": dict(measured.scores())}),
+        task=Translation(config),
+        references=Translation.references,
+        metrics=Translation(config).metrics(),
+        config=config,
+        settings={"trainer": {"precision": "float32"}, "data": {}},
+    )
+
+
+def compared(softmax: list[Any], sparse: list[Any], study: Study = STUDY) -> Compared:
+    """The runs of a column, compared where allowed."""
+    used = {("softmax", "mine"): softmax, ("sparse", "mine"): sparse}
+    recipes = [Recipe(Cell(row, "mine", ()), (), {}, 0, {}) for row in STUDY.rows]
+    of_study = gathered(study, recipes, Matching(used=used))
+    judge(study, of_study, RESAMPLES)
+    return of_study
+
+
+def scores(of_study: Compared, row: str, metric: str = "bleu_tokenised") -> dict[int, float]:
+    """Score by seed."""
+    rows = of_study.scores[(of_study.scores.row == row) & (of_study.scores.metric == metric)]
+    return dict(zip(rows.seed, rows.score, strict=True))
+
+
+def tables(of_study: Compared, study: Study = STUDY) -> list[Table]:
+    return study_tables(study, of_study, RESAMPLES)
+
+
+def test_runs_are_paired_by_seed(tmp_path: Path) -> None:
+    softmax = [make_run(tmp_path / f"a{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
+    sparse = [make_run(tmp_path / f"b{seed}", seed, translations(6 - seed)) for seed in (1, 3, 4)]
+    of_study = compared(softmax, sparse)
+    (test,) = of_study.differences.itertuples()
+    assert (test.row, test.n_seeds, test.n_runs) == ("sparse", 2, 3)
+    new, old = scores(of_study, "sparse"), scores(of_study, "softmax")
+    by_seed = [new[seed] - old[seed] for seed in (1, 3)]
+    assert test.difference == pytest.approx(statistics.fmean(by_seed), abs=1e-9)
+    # t of 1 degree of freedom; the deviation of a mean of two is half their distance
+    half = 12.7062 * abs(by_seed[0] - by_seed[1]) / 2
+    around = test.difference - half, test.difference + half
+    assert test.over_seeds == pytest.approx(around, rel=1e-5)
+    assert test.over_items != pytest.approx(around, rel=0.1)
+    unpaired = compared(softmax[1:2], sparse)
+    assert unpaired.differences.empty
+    assert unpaired.speeds == {}
+
+
+def test_one_seed_supports_nothing(tmp_path: Path) -> None:
+    softmax, sparse = (
+        [make_run(tmp_path / f"{n}{seed}", seed, translations(n, seed)) for seed in (1, 2)]
+        for n in (1, 5)
+    )
+    for n_seeds, is_bold in ((1, False), (2, True)):
+        of_study = compared(softmax[:n_seeds], sparse[:n_seeds])
+        (test,) = of_study.differences.itertuples()
+        assert test.over_items[1] < 0
+        assert (test.over_seeds is None) == (n_seeds == 1)
+        of_study.differences.at[0, "over_seeds"] = None if n_seeds == 1 else (-3.0, -1.0)
+        line = tables(of_study)[-1].markdown().splitlines()[4]
+        assert ("**[−3.00 to −1.00]**" in line) == is_bold
+        assert line.count("**") == (4 if is_bold else 0)
+    assert [supported(x) for x in (None, (-1.0, 1.0), (0.0, 1.0), (0.1, 1.0))] == [0, 0, 0, 1]
+
+
+def test_speeds_are_compared_over_shared_seeds(tmp_path: Path) -> None:
+    fast, slow = {1: 100.0, 2: 5000.0, 3: 400.0, 4: 6000.0}, {1: 50.0, 3: 300.0, 4: None, 5: 7000.0}
+    softmax, sparse = (
+        [make_run(tmp_path / f"{name}{seed}", seed, speed=speed) for seed, speed in by_seed.items()]
+        for name, by_seed in (("a", fast), ("b", slow))
+    )
+    # medians 175 and 250 of the seeds 1 and 3; 50 of 100, and 300 of 400
+    assert compared(softmax, sparse).speeds["sparse", "mine"] == pytest.approx((70, 50, 75))
+
+
+Change = Callable[[Any], Any]
+
+
+def with_other_signature(metric: str) -> Change:
+    """Return a change of the signature of a run's score."""
+
+    def change(run: Any) -> None:
+        run.results.scores["test"][metric]["signature"] = "of another version"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_other_signature("bleu"), "bleu has several signatures: .*of another version in "),
+        (with_other_signature("bleu_tokenised"), "bleu_tokenised has several signatures: "),
+        (lambda run: vars(run).update(text="1" * 64), "the training text differs "),
+    ],
+)
+@pytest.mark.parametrize("in_base", [True, False])
+def test_incomparable_runs_are_not_compared(
+    tmp_path: Path, change: Change, message: str, in_base: bool
+) -> None:
+    softmax = [make_run(tmp_path / f"a{n}", n) for n in (1, 2)]
+    sparse = [make_run(tmp_path / "b", 1)]
+    odd = softmax[1] if in_base else sparse[0]
+    change(odd)
+    of_study = compared(softmax, sparse)
+    (problem,) = of_study.problems["mine"]
+    assert re.match(message, problem)
+    assert problem.endswith(f" in {odd.folder}")
+    assert of_study.differences.empty
+    rows = dict(tables(of_study)[0].rows)
+    assert rows == {"softmax": ["not averaged"], "sparse": ["not averaged"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "messages"),
+    [
+        (lambda run: run.settings["trainer"].update(precision="bf16"), ["differ in precision"]),
+        (
+            lambda run: vars(run).update(updates=600),
+            ["600 updates instead of the recipe's 0"],
+        ),
+        (
+            lambda run: (run.folder / "hypotheses" / "test.ref.sha256").write_text("other"),
+            ["sparse is not tested against softmax: the references of test differ in "],
+        ),
+        (
+            lambda run: RunFolder(run.folder).write_sums("test", "translation", np.ones((6, 44))),
+            [r"sparse is not tested against softmax: the sums in .*/b give 100.00, its results"],
+        ),
+        (
+            lambda run: (run.folder / "sums" / "test.translation.npz").write_bytes(b"?"),
+            [r"sparse is not tested against softmax: .*/test.translation.npz is broken"],
+        ),
+        (
+            lambda run: os.truncate(run.folder / "sums" / "test.translation.npz", 200),
+            [r"sparse is not tested against softmax: .*/test.translation.npz is broken"],
+        ),
+        (
+            lambda run: (run.folder / "sums" / "test.translation.npz").unlink(),
+            [r"sparse is not tested against softmax: .*/b has no sums/test.translation.npz"],
+        ),
+        (lambda run: vars(run).update(machine={"gpu": "H200"}), ["tokens/s of .* not compared"]),
+    ],
+)
+def test_caveats_are_noted(tmp_path: Path, change: Change, messages: list[str]) -> None:
+    softmax, sparse = make_run(tmp_path / "a", 1), make_run(tmp_path / "b", 1)
+    change(sparse)
+    of_study = compared([softmax], [sparse])
+    assert of_study.problems["mine"] == []
+    notes = of_study.notes["mine"]
+    assert len(notes) == len(messages)
+    assert all(re.search(text, note) for text, note in zip(messages, notes, strict=True))
+    assert notes[0] in " ".join(tables(of_study)[0].notes)
+
+
+def test_smaller_training_text_than_the_papers_is_noted(tmp_path: Path) -> None:
+    softmax = make_run(tmp_path / "a", 1, train_pairs=1000)
+    sparse = make_run(tmp_path / "b", 1, train_pairs=790)
+    (note,) = compared([softmax], [sparse]).notes["mine"]
+    assert "OTHER TEXT: ours was trained on 790 pairs, the paper on about 1,000" in note
+    sparse.train_pairs = 800
+    assert compared([softmax], [sparse]).notes["mine"] == []
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def test_tables_of_each_bleu_and_of_differences(tmp_path: Path) -> None:
+    softmax = [make_run(tmp_path / f"a{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
+    sparse = make_run(tmp_path / "b", 1, translations(5))
+    for run in (*softmax, sparse):
+        run.results.scores["test"]["bleu"]["score"] = 7.0 + run.seed
+    of_study = compared(softmax, [sparse])
+    by_title = {table.title: dict(table.rows) for table in tables(of_study)}
+    softmax_scores = list(scores(of_study, "softmax").values())
+    mean, deviation = statistics.fmean(softmax_scores), statistics.stdev(softmax_scores)
+    assert by_title["Tokenised BLEU"] == {
+        "softmax": [f"{mean:.2f} ± {deviation:.2f} (3)"],
+        "sparse": [f"{scores(of_study, 'sparse')[1]:.2f} (1)"],
+    }
+    assert by_title["The same runs in BLEU (13a)"] == {
+        "softmax": ["9.00 ± 1.00 (3)"],
+        "sparse": ["8.00 (1)"],
+    }
+    for p_value, shown in ((1 / 21, "≤ 0.05"), (2 / 21, "0.095")):
+        row = ("sparse", "mine", 1.2349, None, (-0.5, 2.0), p_value, 1, 3)
+        of_study.differences = pd.DataFrame([row], columns=DIFFERENCES)
+        difference = {table.title: table for table in tables(of_study)}[
+            "Difference to softmax, in tokenised BLEU"
+        ]
+        assert difference.headers == ["ours", "95 % over seeds", "95 % over items", "p over items"]
+        texts = ["+1.23 (1 of 3)", "–", "[−0.50 to +2.00]", shown]
+        assert dict(difference.rows) == {"Mine ↑, sparse": texts}
+
+
+@pytest.mark.parametrize(("unit", "is_shown"), [(None, True), ("min", False)])
+def test_differences_in_the_paper_are_shown_for_scores_only(
+    unit: str | None, is_shown: bool
+) -> None:
+    paper = Published({"softmax": 30.0, "sparse": 31.5}, "r+")
+    study = replace(STUDY, columns={"mine": Column("Mine", unit=unit, paper=paper)})
+    shown_tables = tables(compared([], [], study), study)
+    differences = [table.rows for table in shown_tables if table.title.startswith("Difference")]
+    assert differences == ([[("Mine ↑, sparse", ["+1.5 (r+)"])]] if is_shown else [])
+    assert shown_tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5 (r+)"])]
+
+
+def test_rows_of_others_are_not_compared_with_our_baseline() -> None:
+    paper = Published({"softmax": 30.0, "sparse": 31.0, "earlier": 29.25}, "OK")
+    rows = {**STUDY.rows, "earlier": Row("best earlier model")}
+    study = replace(STUDY, rows=rows, columns={"mine": Column("Mine", [], test="t", paper=paper)})
+    main, difference = tables(compared([], [], study), study)
+    assert difference.rows == [("Mine ↑, sparse", ["+1.00"])]
+    assert main.rows[-1] == ("best earlier model", ["29.25", "–"])
+
+
+BITS = Metric(
+    "bits_per_byte", "lower", lambda sums: sums[0] / sums[1], (0, 1), "s", "window", "bits per byte"
+)
+DENSITY = SimpleNamespace(metrics=lambda: [BITS])
+
+
+def make_density_run(folder: Path, seed: int, bits: float) -> Any:
+    """A finished run with about `bits` per byte in each of 40 windows."""
+    run = make_run(folder, seed)
+    windows = np.random.default_rng(0).normal(bits, 0.001, 40)
+    items = np.column_stack((windows * 10, np.full(40, 10.0)))
+    RunFolder(folder).write_sums("test", "window", items)
+    run.results = Results({"test": dict(Measured(items, [BITS]).scores())})
+    run.task, run.references, run.metrics = DENSITY, None, [BITS]
+    return run
+
+
+def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path: Path) -> None:
+    paper = Published({"softmax": 1.0, "sparse": 0.99}, "OK")
+    bits = Column("Text", [], test="test", metric=BITS.name, paper=paper)
+    study = replace(
+        STUDY,
+        metrics={**METRICS, "bits_per_byte": "bits per byte"},
+        columns={"bits": bits, "mine": Column("Mine", [], test="test")},
+    )
+    used = {
+        ("softmax", "bits"): [make_density_run(tmp_path / "a", 1, 1.125)],
+        ("sparse", "bits"): [make_density_run(tmp_path / "b", 1, 1.0)],
+        ("softmax", "mine"): [make_run(tmp_path / "c", 1, translations(3))],
+        ("sparse", "mine"): [make_run(tmp_path / "d", 1, translations(2))],
+    }
+    recipes = [
+        Recipe(Cell(*place, ()), (), {}, 0, {BITS.name: BITS} if place[1] == "bits" else {})
+        for place in used
+    ]
+    of_study = gathered(study, recipes, Matching(used=used))
+    judge(study, of_study, RESAMPLES)
+    assert of_study.signs == {"bits": -1, "mine": 1}
+    main, other, differences = tables(of_study, study)
+    bits_name = "Text: bits per byte (lower is better)"
+    assert main.headers == [
+        f"{bits_name}: paper",
+        f"{bits_name}: ours",
+        "Mine: tokenised BLEU: ours",
+    ]
+    rows = dict(main.rows)
+    assert rows["softmax"][:2] == ["1.00", "1.125 (1)"]
+    assert re.fullmatch(r"\d\d\.\d\d \(1\)", rows["sparse"][2])
+    alone = replace(study, columns={"bits": bits}, metrics={BITS.name: "bits per byte"})
+    assert (
+        tables(of_study, alone)[0].title == "Bits per byte (lower is better), the paper's and ours"
+    )
+    assert other.title == "The same runs in BLEU (13a)"
+    assert differences.title == "Difference to softmax, in the metric of each column"
+    assert [name for name, _ in differences.rows] == ["Text ↓, sparse", "Mine ↑, sparse"]
+    (published, ours, _, over_items, p), of_bleu = (texts for _, texts in differences.rows)
+    assert published == "−0.01"  # 0.99 bits, which are better than 1.00
+    assert ours.startswith("−0.125 (1)")
+    assert re.match(r"\[−0\.12\d to −0\.12\d\]", over_items)
+    assert p == "≤ 0.05"
+    assert of_bleu[1].startswith("+")

@@ -1,0 +1,330 @@
+"""The yamls of the studies: recipes compose, and contradictory studies are rejected."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from headwise.attention.build import completed
+from headwise.attention.fixed import Fixed
+from headwise.attention.place import Place
+from headwise.config.folders import group_choices
+from headwise.config.schema import typed
+from headwise.errors import ConfigError
+from headwise.studies.study import (
+    Cell,
+    Recipe,
+    Study,
+    check_metrics,
+    read_study,
+    recipe,
+    selected,
+)
+from headwise.tasks.settings import check
+
+STUDIES = group_choices("study")
+
+
+def study_of(make: Any, name: str) -> Study:
+    return read_study(make([f"study={name}"], "table").study)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _recipes_are_composed_once(make: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydra.compose", lambda name, overrides: make(overrides, name))
+        yield
+
+
+@pytest.fixture(scope="module")
+def recipes_of(make: Any) -> Callable[[str], list[Recipe]]:
+    @functools.cache
+    def composed(name: str) -> list[Recipe]:
+        return [recipe(cell) for cell in study_of(make, name).cells]
+
+    return composed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_composes_with_recipes_that_can_be_trained(make: Any, name: str) -> None:
+    study = study_of(make, name)
+    assert study.name == name
+    for cell in study.cells:
+        config = make(list(cell.overrides))
+        config.init_from = None if cell.init is None else "RUN"
+        config.trainer.device, config.trainer.precision = "cpu", "fp32"
+        check(typed(config))
+        test = study.columns[cell.column].test
+        assert test in config.data.test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_recipes_of_two_cells_differ(recipes_of: Callable[[str], list[Recipe]], name: str) -> None:
+    for one, other in combinations(recipes_of(name), 2):
+        assert one.decisive != other.decisive, (one.cell, other.cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_notes_name_the_updates(
+    make: Any, recipes_of: Callable[[str], list[Recipe]], name: str
+) -> None:
+    columns = study_of(make, name).columns
+    for one in recipes_of(name):
+        for n_updates in re.findall(r"([\d,]+) updates", columns[one.cell.column].note or ""):
+            assert int(n_updates.replace(",", "")) == one.max_updates, one.cell
+
+
+# Studies whose rows are no groups -> the settings that distinguish their rows.
+OF_ROWS = {
+    "alpha_settings": {"model.attention_dropout", "optimizer.lr"},
+    "cls_tokens": {"model.cls_tokens", "model.pool"},
+    "fine_tuning": {"init_from"},
+    "how_many_heads": {"model.n_heads"},
+    "variants": {"model.cls_tokens"},
+    "repulsion_dropout": {"model.dropout", "model.attention_dropout"},
+    "yubert": {"positions._target_", "positions.base"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_cells_of_a_column_differ_in_the_row_only(
+    recipes_of: Callable[[str], list[Recipe]], name: str
+) -> None:
+    for one, other in combinations(recipes_of(name), 2):
+        if one.cell.column != other.cell.column:
+            continue
+        keys = {*one.decisive, *other.decisive}
+        differing = {k for k in keys if one.decisive.get(k) != other.decisive.get(k)}
+        groups = {key.partition(".")[0] for key in differing - OF_ROWS.get(name, set())}
+        assert groups <= {"attention", "pattern", "repulsion"} | (
+            {"loss", "scaling", "scaling_sites"} if name == "variants" else set()
+        )
+
+
+@pytest.mark.parametrize("attention", ["softmax", "entmax15", "alpha_entmax"])
+@pytest.mark.parametrize(
+    ("corpus", "validate_every"),
+    [("iwslt17", 5000), ("kftt", 5000), ("wmt16_ro_en", 10000), ("wmt14_en_de", 10000)],
+)
+def test_recipes_have_the_papers_settings(
+    make: Any, corpus: str, validate_every: int, attention: str
+) -> None:
+    config = make([f"experiment=correia2019/{corpus}", f"attention={attention}"])
+    assert config.attention == make([f"attention={attention}"]).attention
+    assert config.data.name == corpus
+    model, trainer = config.model, config.trainer
+    sizes = (model.encoder_layers, model.decoder_layers, model.n_heads, model.d_model, model.d_ff)
+    assert sizes == (6, 6, 8, 512, 2048)
+    parts = (config.norm, config.activation, config.init, config.positions)
+    names = [part._target_.rpartition(".")[2] for part in parts]
+    assert names == ["PreNorm", "ReLU", "Glorot", "Sinusoidal"]
+    assert {model.dropout, model.attention_dropout, model.activation_dropout} == {0.1}
+    assert config.loss.label_smoothing == 0.1
+    assert (list(config.optimizer.betas), config.optimizer.weight_decay) == ([0.9, 0.998], 0)
+    peak = config.scheduler.factor * config.scheduler.d_model**-0.5 * 20000**-0.5
+    assert config.scheduler._target_.endswith("Noam")
+    assert config.scheduler.warmup_updates == 20000
+    assert peak == pytest.approx(6.25e-4)
+    assert (trainer.max_tokens * trainer.accumulate, trainer.clip_norm) == (8192, 0)
+    assert (trainer.validate_every, trainer.patience > 0) == (validate_every, True)
+    tokenizer = config.tokenizer
+    assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.joint) == ("bpe", 32000, True)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "weight", "step", "tokens"),
+    [("iwslt14_de_en", 0.01, 0.01, 4096), ("wmt14_en_de", 0.01, 0.1, 4096 * 16)],
+)
+def test_repulsion_settings(
+    make: Any, corpus: str, weight: float, step: float, tokens: int
+) -> None:
+    (cell,) = (c for c in study_of(make, "an2020").cells if (c.row, c.column) == ("svgd", corpus))
+    config = make(list(cell.overrides))
+    assert (config.repulsion.weight, config.repulsion.step_size) == (weight, step)
+    assert config.trainer.max_tokens * config.trainer.accumulate == tokens
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes", "pattern", "window", "rate", "epochs"),
+    [
+        ("enwik8", (30, 8, 512, 2048), ("Fixed", 128, 32), 12288, 0.4, 80),
+        ("cifar10", (128, 2, 256, 512), ("Strided", 96, None), 3072, 0.25, 120),
+        ("imagenet64", (48, 16, 512, 2048), ("Strided", 128, None), 12288, 0.01, 70),
+    ],
+)
+def test_density_recipes_have_the_papers_settings(
+    make: Any,
+    recipe: str,
+    sizes: tuple[int, ...],
+    pattern: tuple[str, int, int | None],
+    window: int,
+    rate: float,
+    epochs: int,
+) -> None:
+    config = typed(make([f"experiment=child2019/{recipe}"]))
+    model, trainer = config.model, config.trainer
+    assert (model.layers, model.n_heads, model.d_model, model.d_ff) == sizes
+    assert model.qk_width == (128 if recipe == "cifar10" else None)
+    chosen = completed("pattern", config.pattern)
+    name = chosen["_target_"].rpartition(".")[2]
+    assert (name, chosen["stride"], chosen.get("summary_cells")) == pattern
+    assert chosen["combine"] == "merged"
+    assert (model.dropout, model.attention_dropout, model.recompute) == (rate, 0.0, True)
+    assert model.share_embeddings == "none"
+    assert config.data.window == trainer.max_tokens == window
+    parts = (config.norm, config.activation, config.init, config.optimizer, config.scheduler)
+    names = [part["_target_"].rpartition(".")[2] for part in parts]
+    assert names == ["PreNorm", "QuickGELU", "Scaled", "AdamW", "Cosine"]
+    assert (config.optimizer["weight_decay"], config.optimizer["lr"]) == (0.01, 3.5e-4)
+    assert (config.scheduler["warmup_updates"], trainer.clip_norm) == (5000, 1.0)
+    values = {"enwik8": 9e7, "cifar10": 48_000 * 3072, "imagenet64": 1_281_167 * 12288}[recipe]
+    trained = trainer.max_updates * trainer.accumulate * window
+    assert trained == pytest.approx(epochs * values, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stride", "cells"),
+    [
+        ([], 8, 2),
+        (["pattern.stride=16"], 16, 4),
+        (["data=cifar10"], 96, 24),
+        (["experiment=child2019/enwik8", "pattern.summary_cells=8"], 128, 8),
+    ],
+)
+def test_stride_is_suggested_by_the_data(
+    make: Any, overrides: list[str], stride: int, cells: int
+) -> None:
+    config = typed(make([*overrides, "pattern=fixed"]))
+    settings = completed("pattern", config.pattern)
+    assert (settings["stride"], settings["summary_cells"]) == (stride, cells)
+    assert Fixed(Place("decoder_self", 1, 2, 8), stride=stride).summary_cells == stride // 4
+    with pytest.raises(ConfigError, match="summary_cells must be between 1 and"):
+        Fixed(Place("decoder_self", 1, 2, 8), stride=stride, summary_cells=0)
+
+
+# -- contents -------------------------------------------------------------------------------------
+
+VALID: dict[str, Any] = {
+    "name": "mine",
+    "title": "t",
+    "metrics": {"bleu": "BLEU"},
+    "baseline": "a",
+    "rows": {
+        "a": {"label": "A", "overrides": ["attention=softmax"]},
+        "b": {"overrides": ["attention=entmax15"]},
+        "others": {},
+    },
+    "columns": {
+        "c": {
+            "label": "C",
+            "test": "test",
+            "overrides": ["model.dropout=0.2"],
+            "paper": {"values": {"a": 1.0, "others": 0.5}, "mark": "OK"},
+        },
+        "d": {
+            "label": "D",
+            "test": "test",
+            "overrides": [],
+            "init": "c",
+            "rows": {"a": ["model.dropout=0.3"]},
+        },
+    },
+}
+
+
+def changed(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(OmegaConf.create(VALID))
+    change(content)
+    return content  # type: ignore[no-any-return]
+
+
+def test_cells_have_the_overrides_of_column_and_row() -> None:
+    study = read_study(OmegaConf.create(VALID))
+    assert study.labels == {"a": "A", "b": "b", "others": "others"}
+    assert study.cells == [
+        Cell("a", "c", ("model.dropout=0.2", "attention=softmax")),
+        Cell("b", "c", ("model.dropout=0.2", "attention=entmax15")),
+        Cell("a", "d", ("attention=softmax", "model.dropout=0.3"), "c"),
+    ]
+    only = read_study(changed(lambda s: s["columns"]["c"].update(rows={"b": []})))
+    assert only.cells[-1].init is None  # there is no run of `a` to start from
+
+
+def test_a_part_of_a_study_has_the_runs_that_others_start_from() -> None:
+    study = read_study(OmegaConf.create(VALID))
+    part = selected(study, ["a"], ["d"])
+    assert [(cell.row, cell.column) for cell in part.cells] == [("a", "c"), ("a", "d")]
+    assert part.baseline == "a"
+    assert selected(study, ["b"], ["c"]).baseline is None
+    with pytest.raises(ConfigError, match="rows must be one of a, b, others"):
+        selected(study, ["z"], None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("title"), "study.*title"),
+        (lambda s: s.update(name="../x"), "study.name"),
+        (lambda s: s.pop("metrics"), "study.metrics is missing"),
+        (lambda s: s.update(baseline="z"), "study.baseline must be one of a, b"),
+        (lambda s: s.update(seeds=[1, 1]), "study.seeds"),
+        (lambda s: s["columns"]["d"].update(rows={"z": []}), "study.columns.d.rows must be one of"),
+        (lambda s: s["columns"]["d"].update(init="z"), "study.columns.d.init must be one of c, d"),
+        (
+            lambda s: s["columns"]["c"]["paper"].update(mark="sure"),
+            "study.columns.c.paper.mark must be one of OK",
+        ),
+        (
+            lambda s: s["columns"]["c"]["paper"]["values"].update(z=1.0),
+            "study.columns.c.paper.values must be one of a, b",
+        ),
+        (lambda s: s["columns"].update(e={"label": "E"}), "study.columns.e needs overrides, paper"),
+        (lambda s: s["rows"]["b"]["overrides"].append("seed=1"), "must not set seed"),
+        (lambda s: s["columns"]["c"].update(test=None), "it needs a test"),
+        (lambda s: s.update(speed={"values": {"a": 1.0}, "mark": "x"}), "study.speed.mark"),
+        (
+            lambda s: s.update(heads=[{"quantity": "previous_head", "mark": "OK"}]),
+            r"study.heads\[0\].quantity must be one of .*Did you mean previous_heads",
+        ),
+        (
+            lambda s: s.update(
+                heads=[{"quantity": "alpha", "site": "cross", "values": {"z": 1}, "mark": "OK"}]
+            ),
+            r"study.heads\[0\].values must be one of a, b",
+        ),
+    ],
+)
+def test_contradictions_are_rejected(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_study(OmegaConf.create(changed(change)))
+
+
+CELL = Cell("a", "c", ("attention=softmax",))
+
+
+def test_error_of_a_recipe_names_its_cell(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a × c does not compose \(attention=softmax a=b\)"):
+        recipe(CELL, ["a=b"])
+
+
+def test_metric_that_no_recipe_measures_is_rejected(make: Any) -> None:
+    study = read_study(OmegaConf.create({**VALID, "metrics": {"chr": "chrF"}}))
+    with pytest.raises(ConfigError, match=r"study.metrics must be one of .*Did you mean chrf"):
+        check_metrics(study, [recipe(CELL)])
+
+
+def test_auto_settings_do_not_identify_a_recipe(make: Any) -> None:
+    assert "trainer.precision" not in recipe(CELL).decisive
+    assert recipe(CELL, ["trainer.precision=bf16"]).decisive["trainer.precision"] == "bf16"
+    assert recipe(CELL, ["trainer=gpu"]).decisive["trainer.precision"] == "bf16"
+    assert "seed" not in recipe(CELL).decisive

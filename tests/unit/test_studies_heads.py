@@ -1,0 +1,132 @@
+"""Values of the heads of a study's runs, averaged over the seeds of each cell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+
+from headwise.analysis.tables import DENSITY, HEADS, LAYERS, TRAJECTORIES
+from headwise.studies.heads import head_tables
+from headwise.studies.render import Table
+from headwise.studies.study import Column, HeadNumbers, Row, Study
+
+STUDY = Study(
+    name="tiny",
+    title="",
+    rows={"softmax": Row(), "sparse": Row(), "no": Row("none")},
+    columns={"x": Column("Corpus"), "y": Column("Nothing yet")},
+)
+
+
+def analysed(
+    folder: Path, density: float, alpha: float | None, n_previous: int = 0, seed: int = 1
+) -> Any:
+    """A run and its analysis, of two encoder heads."""
+    folder.mkdir()
+    place = {"site": "encoder_self", "layer": 1}
+    shared = {**place, "density": density, "alpha": alpha}
+    roles = ["previous" if head <= n_previous else "" for head in (1, 2)]
+    heads = [
+        {**shared, "head": head, "previous_share": 0.1, "previous_weight": 0.5, "roles": role}
+        for head, role in enumerate(roles, start=1)
+    ]
+    HEADS.path(folder).write_text(HEADS.text(heads), encoding="utf-8")
+    layer = {**place, "diversity_heads": 0.25, "diversity_keys": 0.75}
+    LAYERS.path(folder).write_text(LAYERS.text([layer]), encoding="utf-8")
+    for table in (DENSITY, TRAJECTORIES):
+        table.path(folder).write_text(table.text([]), encoding="utf-8")
+    return SimpleNamespace(folder=folder, seed=seed)
+
+
+def rows_of(table: Table) -> dict[str, list[str]]:
+    return dict(table.rows)
+
+
+def heads_of(runs: dict[str, list[Any]], study: Study = STUDY) -> tuple[pd.DataFrame, list[Table]]:
+    """Facts and tables of runs in column x, by row; every run folder holds its analysis."""
+    rows = [
+        {"row": row, "column": "x", "seed": run.seed, "run": str(run.folder), "saved": run}
+        for row, row_runs in runs.items()
+        for run in row_runs
+    ]
+    frame = pd.DataFrame(rows, columns=["row", "column", "seed", "run", "saved"])
+    analyses = {run.folder: run.folder for row_runs in runs.values() for run in row_runs}
+    return head_tables(study, frame, analyses)
+
+
+def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
+    runs = {
+        "softmax": [analysed(tmp_path / "a", 1.0, None), analysed(tmp_path / "b", 1.0, None)],
+        "sparse": [
+            analysed(tmp_path / name, density, alpha, n)
+            for name, density, alpha, n in (
+                ("c", 0.2, 1.4, 1),
+                ("d", 0.4, 1.6, 2),
+                ("e", 0.9, 1.5, 2),
+            )
+        ],
+        "no": [],
+    }
+    facts, (table,) = heads_of(runs)
+    assert table.title == "Heads, Corpus"
+    assert table.headers == ["softmax", "sparse"]
+    rows = rows_of(table)
+    assert rows["density, mean, encoder self-attention"] == ["1.00", "0.50 [0.00, 1.00]"]
+    assert rows["α, mean, encoder self-attention"] == ["–", "1.50 [1.25, 1.75]"]
+    assert rows["heads at -1"] == ["0", "1.7 [0.2, 3.1]"]
+    assert rows["their weight at -1, median"] == ["–", "50 %"]
+    assert rows["diversity, encoder self-attention layer 1"] == ["0.25", "0.25"]
+    assert "softmax 2, sparse 3" in table.notes[0]
+    alphas = facts[facts.quantity == "alpha"].set_index("run").value.to_dict()
+    assert alphas == {str(tmp_path / name): a for name, a in (("c", 1.4), ("d", 1.6), ("e", 1.5))}
+    of_layers = facts[facts.layer.notna()][["quantity", "site", "layer"]].drop_duplicates()
+    assert of_layers.values.tolist() == [["diversity", "encoder_self", 1]]
+
+
+def test_numbers_of_the_paper_are_shown_with_and_without_runs(tmp_path: Path) -> None:
+    numbers = [
+        HeadNumbers({"sparse": 4}, "OK", "previous_heads"),
+        HeadNumbers(
+            {"sparse": 0.885}, "r+", "merge_score_1", "encoder_self", {"softmax": "below 80 %"}
+        ),
+    ]
+    study = replace(STUDY, heads=numbers, heads_note="Of other corpora.")
+    run = analysed(tmp_path / "a", 0.2, 1.4, 1)
+    _, (with_runs,) = heads_of({"sparse": [run], "no": [run]}, study)
+    assert with_runs.headers == ["sparse: paper", "sparse: ours", "none"]
+    assert rows_of(with_runs)["heads at -1"] == ["4", "1", "1"]
+    assert rows_of(with_runs)["highest merge score"] == ["88.5 % (r+)", "–", "–"]
+    facts, (without_runs,) = heads_of({}, study)
+    assert without_runs.headers == ["softmax", "sparse"]
+    assert dict(without_runs.rows) == {
+        "heads at -1": ["–", "4"],
+        "highest merge score": ["below 80 % (r+)", "88.5 % (r+)"],
+    }
+    for table in (with_runs, without_runs):
+        assert "Of other corpora." in table.notes
+        assert any(note.startswith("(r+): ") for note in table.notes)
+    assert heads_of({})[1] == []
+    assert facts[["row", "value", "note"]].values.tolist() == [
+        ["sparse", 4, None],
+        ["softmax", None, "below 80 %"],
+        ["sparse", 0.885, None],
+    ]
+
+
+def test_differences_to_the_baseline_are_paired_by_seed(tmp_path: Path) -> None:
+    def runs(name: str, densities: list[float]) -> list[Any]:
+        return [
+            analysed(tmp_path / f"{name}{seed}", density, None, seed=seed)
+            for seed, density in enumerate(densities, start=1)
+        ]
+
+    of_rows = {"softmax": runs("a", [0.9, 0.8, 0.7]), "sparse": runs("b", [0.6, 0.4, 0.5])}
+    _, (_, differences) = heads_of(of_rows, replace(STUDY, baseline="softmax"))
+    assert differences.title == "Heads, Corpus: differences to softmax"
+    assert differences.headers == ["sparse"]
+    # mean -0.3 of -0.3, -0.4, -0.2; deviation 0.1, so 4.303 * 0.1 / sqrt(3)
+    assert rows_of(differences)["density, mean, encoder self-attention"] == ["-0.30 [-0.55, -0.05]"]

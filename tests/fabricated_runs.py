@@ -44,7 +44,7 @@ def write_study(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) 
         "columns": {
             "mine": {"label": "Mine", "test": "test", "overrides": [*recipe], "paper": paper}
         },
-        "speed": {"values": {"entmax15": 90.0}, "mark": "OK"}, **changes,
+        **changes,
     }  # fmt: skip
     path = folder / "configs" / "study" / "tiny.yaml"
     path.parent.mkdir(parents=True)

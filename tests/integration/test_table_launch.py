@@ -84,7 +84,7 @@ def test_runs_start_from_the_runs_of_another_column(
         "first": column(*shared),
     }
     rows = {"softmax": {"overrides": []}}
-    write_study(tmp_path, columns=columns, rows=rows, seeds=[1, 2], speed=None)
+    write_study(tmp_path, columns=columns, rows=rows, seeds=[1, 2])
     result = table(headwise, tmp_path, outputs, "launch=true")
     assert result.code == 0
     assert "## Missing" not in result.out

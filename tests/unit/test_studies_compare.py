@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fabricated_runs import MACHINE, METRICS, REFERENCES, translations
+from fabricated_runs import METRICS, REFERENCES, translations
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig
 from headwise.metrics.bleu import score_translations
@@ -46,7 +46,6 @@ def make_run(
     seed: int,
     hypotheses: Sequence[str] | None = None,
     references: Sequence[str] = REFERENCES,
-    speed: float | None = 1000.0,
     train_pairs: int | None = None,
 ) -> Any:
     """A finished run with `hypotheses`, or with translations drawn by the seed."""
@@ -66,8 +65,6 @@ def make_run(
         updates=0,
         text="0" * 64,
         train_pairs=train_pairs,
-        tokens_per_second=speed,
-        machine=MACHINE,
         results=Results({"test": dict(measured.scores())}),
         task=Translation(config),
         references=Translation.references,
@@ -112,7 +109,6 @@ def test_runs_are_paired_by_seed(tmp_path: Path) -> None:
     assert test.over_items != pytest.approx(around, rel=0.1)
     unpaired = compared(softmax[1:2], sparse)
     assert unpaired.differences.empty
-    assert unpaired.speeds == {}
 
 
 def test_one_seed_supports_nothing(tmp_path: Path) -> None:
@@ -130,16 +126,6 @@ def test_one_seed_supports_nothing(tmp_path: Path) -> None:
         assert ("**[−3.00 to −1.00]**" in line) == is_bold
         assert line.count("**") == (4 if is_bold else 0)
     assert [supported(x) for x in (None, (-1.0, 1.0), (0.0, 1.0), (0.1, 1.0))] == [0, 0, 0, 1]
-
-
-def test_speeds_are_compared_over_shared_seeds(tmp_path: Path) -> None:
-    fast, slow = {1: 100.0, 2: 5000.0, 3: 400.0, 4: 6000.0}, {1: 50.0, 3: 300.0, 4: None, 5: 7000.0}
-    softmax, sparse = (
-        [make_run(tmp_path / f"{name}{seed}", seed, speed=speed) for seed, speed in by_seed.items()]
-        for name, by_seed in (("a", fast), ("b", slow))
-    )
-    # medians 175 and 250 of the seeds 1 and 3; 50 of 100, and 300 of 400
-    assert compared(softmax, sparse).speeds["sparse", "mine"] == pytest.approx((70, 50, 75))
 
 
 Change = Callable[[Any], Any]
@@ -207,7 +193,6 @@ def test_incomparable_runs_are_not_compared(
             lambda run: (run.folder / "sums" / "test.translation.npz").unlink(),
             [r"sparse is not tested against softmax: .*/b has no sums/test.translation.npz"],
         ),
-        (lambda run: vars(run).update(machine={"gpu": "H200"}), ["tokens/s of .* not compared"]),
     ],
 )
 def test_caveats_are_noted(tmp_path: Path, change: Change, messages: list[str]) -> None:

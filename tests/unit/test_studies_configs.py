@@ -291,7 +291,6 @@ def test_a_part_of_a_study_has_the_runs_that_others_start_from() -> None:
         (lambda s: s["columns"].update(e={"label": "E"}), "study.columns.e needs overrides, paper"),
         (lambda s: s["rows"]["b"]["overrides"].append("seed=1"), "must not set seed"),
         (lambda s: s["columns"]["c"].update(test=None), "it needs a test"),
-        (lambda s: s.update(speed={"values": {"a": 1.0}, "mark": "x"}), "study.speed.mark"),
         (
             lambda s: s.update(heads=[{"quantity": "previous_head", "mark": "OK"}]),
             r"study.heads\[0\].quantity must be one of .*Did you mean previous_heads",

@@ -23,8 +23,8 @@ from headwise.studies.study import Column, Recipe, Study
 ROUNDING = 0.005  # tolerance between a saved score and the score of the saved sums
 MIN_TEXT_SHARE = 0.8  # of the paper's training pairs, for comparable scores
 SCORES = ("row", "column", "test", "seed", "metric", "score", "signature", "run", "saved",
-          "recipe_updates", "updates", "stopped_early", "precision", "text", "train_pairs",
-          "machine", "tokens_per_second")  # fmt: skip
+          "recipe_updates", "updates", "stopped_early", "precision", "text",
+          "train_pairs")  # fmt: skip
 DIFFERENCES = ("row", "column", "difference", "over_seeds", "over_items", "p_value", "n_seeds",
                "n_runs")  # fmt: skip
 
@@ -39,8 +39,6 @@ class Compared:
         problems: column -> reasons not to average it.
         notes: column -> remarks below the table.
         differences: a row per row and column that is compared, with the columns DIFFERENCES.
-        speeds: (row, column) -> tokens/s in percent of the baseline's: ratio of medians, and the
-            lowest and highest ratio of runs with the same seed.
     """
 
     scores: pd.DataFrame
@@ -48,7 +46,6 @@ class Compared:
     problems: dict[str, list[str]] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
     differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=DIFFERENCES))
-    speeds: dict[tuple[str, str], tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -91,13 +88,11 @@ def _score_rows(
                 **{"updates": run.updates, "stopped_early": results.stopped_early},
                 "precision": run.settings["trainer"]["precision"],
                 **{"text": run.text and run.text[:8], "train_pairs": run.train_pairs},
-                "machine": tuple(run.machine.items()),
-                "tokens_per_second": run.tokens_per_second,
             }
 
 
 def judge(study: Study, compared: Compared, n_resamples: int) -> None:
-    """Fill in problems, notes, differences and speeds."""
+    """Fill in problems, notes and differences."""
     for name, spec in study.columns.items():
         scores = compared.scores[compared.scores.column == name]
         problems, notes = (of.setdefault(name, []) for of in (compared.problems, compared.notes))
@@ -105,9 +100,6 @@ def judge(study: Study, compared: Compared, n_resamples: int) -> None:
             problems += _problems(scores)
             notes += _remarks(scores, spec, study.compared[name])
             notes += _updates(scores)
-        if study.baseline is not None:
-            for row in (row for row in study.rows if row != study.baseline):
-                _compare_speed(compared, name, row, study.baseline)
     is_shown = compared.scores.metric == compared.scores.column.map(study.compared)
     is_sound = ~compared.scores.column.map(lambda name: bool(compared.problems[name])).astype(bool)
     if study.baseline is not None:
@@ -223,25 +215,3 @@ def check_references(runs: Sequence[SavedRun], test: str) -> None:
     if len(texts) > 1:
         folders = ", ".join(str(run.folder) for run in texts.values())
         raise DataError(f"the references of {test} differ in {folders}")
-
-
-def _compare_speed(compared: Compared, column: str, row: str, baseline: str) -> None:
-    """Compute ratios of median tokens/s, if all runs were trained on the same kind of machine."""
-    of_column = compared.runs[compared.runs.column == column]
-    runs, base = (of_column[of_column.row == name] for name in (row, baseline))
-    if runs.empty or base.empty:
-        return
-    if pd.concat([runs.machine, base.machine]).nunique() > 1:
-        compared.notes[column].append(
-            f"tokens/s of {row} and {baseline} are not compared: different machines, or different "
-            "numbers of threads or processes"
-        )
-        return
-    pairs = runs.merge(base, on="seed").dropna(
-        subset=["tokens_per_second_x", "tokens_per_second_y"]
-    )
-    if len(pairs):
-        ours, bases = (pairs[f"tokens_per_second_{side}"].astype(float) for side in "xy")
-        ratios = 100 * ours / bases
-        median = 100 * ours.median() / bases.median()
-        compared.speeds[row, column] = median, ratios.min(), ratios.max()

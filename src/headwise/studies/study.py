@@ -100,7 +100,6 @@ class Study:
     runs: list[str] = field(default_factory=list)  # default folders of runs
     rows: dict[str, Row] = field(default_factory=dict)
     columns: dict[str, Column] = field(default_factory=dict)
-    speed: Published | None = None  # % of the baseline's tokens/s
     heads: list[HeadNumbers] = field(default_factory=list)  # shown with heads=true
     heads_note: str | None = None  # note on `heads`
     notes: list[str] = field(default_factory=list)
@@ -200,7 +199,7 @@ def _choices(study: Study) -> Iterator[tuple[str, str, Collection[str]]]:
         yield from ((f"{key}.text", row, study.rows) for row in heads.text)
         if heads.site is not None:
             yield f"{key}.site", heads.site, SITE_NAMES
-    numbers: dict[str, Published | None] = {**published, "study.speed": study.speed}
+    numbers: dict[str, Published | None] = {**published}
     for name, column in study.columns.items():
         key = f"study.columns.{name}"
         numbers[f"{key}.paper"] = column.paper

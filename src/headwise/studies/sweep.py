@@ -13,22 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from headwise.runs.fingerprint import last_typed
-from headwise.studies.compare import SCORES, differences, supported
+from headwise.studies.compare import SCORES, Compared, differences
 from headwise.studies.match import read_run
-from headwise.studies.render import (
-    ARROW_NOTE,
-    ARROWS,
-    DECIMALS,
-    EMPTY,
-    Table,
-    mean_and_deviation,
-    pivot,
-)
-from headwise.studies.tables import OVER_SEEDS, SEEDS_NOTE, difference_texts, items_note
+from headwise.studies.render import ARROWS, DECIMALS, EMPTY, Table, mean_and_deviation, pivot
+from headwise.studies.study import Column, Row, Study
+from headwise.studies.tables import difference_table
 
 BASELINE = "softmax"
 COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}
@@ -54,16 +46,22 @@ def sweep_tables(
     runs = [read_run(Path(job["run"])) if "run" in job else None for job in jobs]
     scores = pd.DataFrame(_scores(names, runs), columns=SCORES)
     baseline = BASELINE if BASELINE in names else names[0]
-    signs = {row.column: row.saved.metric.sign for row in scores.itertuples()}
     facts = pd.DataFrame(_facts(jobs, names, runs), columns=["row", "quantity", "site", "value"])
-    tables = [_main(scores, facts, baseline, signs)]
-    tested = scores[
-        [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
-    ]
-    notes: dict[str, list[str]] = {column: [] for column in signs}
-    found = differences(tested if len(tested) else scores, baseline, notes, n_resamples)
-    if len(found):
-        tables.append(_differences(found, baseline, signs, notes, n_resamples))
+    of_columns = scores.drop_duplicates("column").itertuples()
+    metrics = {row.column: row.saved.metric for row in of_columns}
+    compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
+    compared.notes = {column: [] for column in metrics}
+    tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
+    pairs = scores[tested] if any(tested) else scores
+    compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
+    tables = [_main(compared, facts, baseline)]
+    if len(compared.differences):
+        study = Study(
+            rows={name: Row() for name in dict.fromkeys(names)},
+            columns={name: Column(name, metric=metric.name) for name, metric in metrics.items()},
+            metrics={metric.name: metric.label for metric in metrics.values()},
+        )
+        tables.append(difference_table(study, compared, baseline, n_resamples))
     return scores, tables
 
 
@@ -112,9 +110,7 @@ def _facts(
                     yield row, quantity, site, value
 
 
-def _main(
-    scores: pd.DataFrame, facts: pd.DataFrame, baseline: str, signs: Mapping[str, int]
-) -> Table:
+def _main(compared: Compared, facts: pd.DataFrame, baseline: str) -> Table:
     """Return the table of scores, number of runs, cost and heads."""
     costs = facts[facts.quantity.isin(COSTS)].astype({"value": float})
     medians = costs.groupby(["quantity", "row"]).value.median()
@@ -131,37 +127,21 @@ def _main(
             means = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
             values = [means.get(site) for site in sites]
             return " / ".join(EMPTY if pd.isna(mean) else f"{mean:.2f}" for mean in values)
-        return mean_and_deviation(cell.value, DECIMALS[signs[first.quantity]])
+        return mean_and_deviation(cell.value, DECIMALS[compared.signs[first.quantity]])
 
-    of_scores = scores.rename(columns={"column": "quantity", "score": "value"})
+    of_scores = compared.scores.rename(columns={"column": "quantity", "score": "value"})
     every = pd.concat([facts, of_scores[["row", "quantity", "value"]]])
     frame = pivot(every, "row", ["quantity"], cell_text, facts.row)
     headers = {
-        **{column: f"{column} {ARROWS[sign]}" for column, sign in signs.items()},
+        **{column: f"{column} {ARROWS[sign]}" for column, sign in compared.signs.items()},
         "runs": "runs",
         **{quantity: f"{name}, {baseline} = 1" for quantity, name in COSTS.items()},
         **{quantity: f"{quantity} {'/'.join(sites)}".strip() for quantity in HEADS},
     }
     frame = frame.reindex(columns=[(name,) for name in headers], fill_value=EMPTY)
     frame.columns = list(headers.values())
-    return Table("", frame)
-
-
-def _differences(
-    found: pd.DataFrame, baseline: str, signs: Mapping[str, int],
-    notes: Mapping[str, Sequence[str]], n_resamples: int,
-) -> Table:  # fmt: skip
-    texts = [
-        difference_texts(r, DECIMALS[signs[r.column]], n_resamples) for r in found.itertuples()
-    ]
-    index = [f"{row.column} {ARROWS[signs[row.column]]}, {row.row}" for row in found.itertuples()]
-    frame = pd.DataFrame(texts, index=index).rename(columns={"ours": "difference"})
-    marks = np.outer(
-        found.over_seeds.map(supported), frame.columns.isin(["difference", OVER_SEEDS])
-    )
-    about = [ARROW_NOTE, SEEDS_NOTE, items_note(n_resamples)]
-    about += [f"{column}: {note}." for column, of_column in notes.items() for note in of_column]
-    return Table(f"Difference to {baseline}, runs paired by seed", frame, about, bold=marks)
+    notes = [f"{name}: {note}." for name, notes in compared.notes.items() for note in notes]
+    return Table("", frame, notes)
 
 
 def _counts(outcomes: pd.Series) -> str:

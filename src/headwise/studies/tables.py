@@ -1,4 +1,4 @@
-"""The tables of a study: a paper's numbers and ours, differences, speeds."""
+"""The tables of a study: a paper's numbers and ours, and differences."""
 
 from __future__ import annotations
 
@@ -25,19 +25,6 @@ from headwise.studies.study import MARKS, Published, Study
 NOT_AVERAGED = "not averaged"
 MISSING = "missing"
 OVER_SEEDS, OVER_ITEMS, P_VALUE = "95 % over seeds", "95 % over items", "p over items"
-SEEDS_NOTE = (
-    "Over seeds: Student's t interval of the differences of runs paired by seed; bold: it excludes "
-    "0. It is not corrected for the number of cells."
-)
-
-
-def items_note(n_resamples: int) -> str:
-    """Explain intervals over items."""
-    return (
-        "Over items: paired bootstrap over the items of the test set (Koehn 2004), "
-        f"{n_resamples:,} draws, the same items for both rows and all seeds; of windows of one "
-        "text, blocks of neighbours."
-    )
 
 
 def study_tables(study: Study, compared: Compared, n_resamples: int) -> list[Table]:
@@ -56,9 +43,7 @@ def study_tables(study: Study, compared: Compared, n_resamples: int) -> list[Tab
         title = f"The same runs in {study.metrics[metric]}"
         tables.append(Table(title, frame, _signatures(study, compared, [metric])))
     if study.baseline is not None:
-        tables.append(_differences(study, compared, study.baseline, n_resamples))
-        if study.speed is not None:
-            tables.append(_speeds(study, compared, study.baseline, study.speed))
+        tables.append(difference_table(study, compared, study.baseline, n_resamples))
     return [table for table in tables if table.frame.size]
 
 
@@ -169,7 +154,7 @@ def _signatures(study: Study, compared: Compared, metrics: list[str]) -> list[st
     ]
 
 
-def _differences(study: Study, compared: Compared, baseline: str, n_resamples: int) -> Table:
+def difference_table(study: Study, compared: Compared, baseline: str, n_resamples: int) -> Table:
     """Return a table of the difference of each row to the baseline, over seeds and over items."""
     tested = {(row.column, row.row): row for row in compared.differences.itertuples()}
     cells, bold = {}, []
@@ -178,7 +163,7 @@ def _differences(study: Study, compared: Compared, baseline: str, n_resamples: i
             published, ours = _paper_difference(study, row, baseline, name), tested.get((name, row))
             texts = {"paper": published} if published else {}
             if ours is not None:
-                texts |= difference_texts(ours, _decimals(study, compared, name), n_resamples)
+                texts |= _difference_texts(ours, _decimals(study, compared, name), n_resamples)
             if texts:
                 label = f"{study.columns[name].label} {ARROWS[compared.signs[name]]}"
                 cells[f"{label}, {study.labels[row]}"] = texts
@@ -186,12 +171,15 @@ def _differences(study: Study, compared: Compared, baseline: str, n_resamples: i
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna(EMPTY)
     notes = [ARROW_NOTE]
     if len(compared.differences):
-        smallest = "≤ marks the smallest p-value that this many draws can give."
         notes += [
             "Ours: mean over the n seeds that both rows have (n; n of m if a row has m seeds, and "
             "thus another mean in the table above).",
-            *(SEEDS_NOTE, items_note(n_resamples)),
-            f"p is two-sided. {smallest}",
+            "Over seeds: Student's t interval of the differences of runs paired by seed; bold: it "
+            "excludes 0. It is not corrected for the number of cells.",
+            "Over items: paired bootstrap over the items of the test set (Koehn 2004), "
+            f"{n_resamples:,} draws, the same items for both rows and all seeds; of windows of one "
+            "text, blocks of neighbours.",
+            "p is two-sided. ≤ marks the smallest p-value that this many draws can give.",
         ]
     unit = _common_metric(study) or "the metric of each column"
     is_ours = np.isin(frame.columns, ["ours", OVER_SEEDS])
@@ -199,7 +187,7 @@ def _differences(study: Study, compared: Compared, baseline: str, n_resamples: i
     return Table(f"Difference to {study.labels[baseline]}, in {unit}", frame, notes, bold=marks)
 
 
-def difference_texts(row: Any, decimals: int, n_resamples: int) -> dict[str, str]:
+def _difference_texts(row: Any, decimals: int, n_resamples: int) -> dict[str, str]:
     """Return the texts of a row of `headwise.studies.compare.differences`."""
     total = f" of {row.n_runs}" if row.n_runs > row.n_seeds else ""
     smallest = 1 / (n_resamples + 1)
@@ -221,28 +209,3 @@ def _paper_difference(study: Study, row: str, baseline: str, name: str) -> str:
         return ""
     n_digits = len(_published(replace(column.paper, mark="OK"))[row].partition(".")[2])
     return signed(numbers[row] - numbers[baseline], n_digits) + _marked(column.paper.mark)
-
-
-def _speeds(study: Study, compared: Compared, baseline: str, published: Published) -> Table:
-    """Return a table of training tokens/s in percent of the baseline's."""
-    columns = {"paper": _published(published)}
-    for (row, name), (ratio, low, high) in compared.speeds.items():
-        spread = "" if f"{low:.0f}" == f"{high:.0f}" else f" ({low:.0f} to {high:.0f})"
-        columns.setdefault(study.columns[name].label, {})[row] = f"{ratio:.0f}{spread}"
-    rows = [row for row in study.rows if row != baseline]
-    frame = pd.DataFrame(columns, index=rows).fillna(EMPTY).rename(index=study.labels)
-    notes = []
-    if len(compared.speeds):
-        machines = sorted({_machine(dict(machine)) for machine in compared.runs.machine})
-        notes = [
-            "Ours: a run's speed is the median over the windows of its log; ratio of medians over "
-            "the seeds that both rows have (lowest to highest ratio of one seed), as "
-            "measured in training: other load on the machine lowers it.",
-            f"Ours were trained on: {'; '.join(machines)}.",
-        ]
-    return Table(f"Training speed, tokens/s in % of {study.labels[baseline]}", frame, notes)
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    gpu, threads = machine.get("gpu"), machine.get("threads") or "unknown"
-    return str(gpu) if gpu else f"a CPU, threads {threads}"

@@ -131,10 +131,11 @@ class Table:
         body = styler.to_latex(
             hrules=True, multicol_align="c", column_format=f"l{'r' * len(names)}"
         )
+        caption = f"\\caption{{{latex(self.title)}}}\n" if self.title else ""
         notes = "".join(f"{latex(note)}\\par\n" for note in self.notes)
         below = f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize\\raggedright\n{notes}}}\n"
         return (
-            f"\\begin{{table}}\n\\centering\n\\caption{{{latex(self.title)}}}\n"
+            f"\\begin{{table}}\n\\centering\n{caption}"
             f"\\label{{{label}}}\n\\begin{{adjustbox}}{{max width=\\linewidth}}\n{body}"
             f"\\end{{adjustbox}}\n{below if notes else ''}\\end{{table}}\n"
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.runs.fingerprint import last_typed
+from headwise.runs.fingerprint import deciding
 from headwise.studies.compare import SCORES, Compared, differences
 from headwise.studies.match import read_run
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, Table, mean_and_deviation, pivot
@@ -27,6 +27,7 @@ COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}
 HEADS = ("density", "diversity")
 STOPPED = ("interrupted", "pruned")  # keys of a job's record
 N_RESAMPLES = 2000  # at the end of every sweep
+MAX_NOTES = 3
 
 
 def sweep_tables(
@@ -67,8 +68,7 @@ def sweep_tables(
 
 def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the overrides that distinguish the row of each job, seeds left out."""
-    typed = [last_typed(job["overrides"]) for job in jobs]
-    without_seed = [[o for o in overrides if not o.startswith("seed=")] for overrides in typed]
+    without_seed = [deciding(job["overrides"], "seed") for job in jobs]
     common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
     names = [[o for o in overrides if o not in common] for overrides in without_seed]
     keys = {override.partition("=")[0] for row in names for override in row}
@@ -141,6 +141,8 @@ def _main(compared: Compared, facts: pd.DataFrame, baseline: str) -> Table:
     frame = frame.reindex(columns=[(name,) for name in headers], fill_value=EMPTY)
     frame.columns = list(headers.values())
     notes = [f"{name}: {note}." for name, notes in compared.notes.items() for note in notes]
+    if len(notes) > MAX_NOTES:
+        notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
     return Table("", frame, notes)
 
 

@@ -102,15 +102,15 @@ ORIGINALS = {
     "iwslt17-zip": ("iwslt17", partial(write_iwslt, name="de-en.zip", write=write_zip)),
     "iwslt17-tgz": ("iwslt17", write_iwslt),
     "kftt": ("kftt", write_kftt),
-    "wmt16": ("wmt16", write_wmt16),
-    "wmt14": ("wmt14", write_wmt14),
+    "wmt16_ro_en": ("wmt16_ro_en", write_wmt16),
+    "wmt14_en_de": ("wmt14_en_de", write_wmt14),
 }
 # layout on the hub, source and target language
 HUB = {
     "iwslt17": ("iwslt2017-de-en/{}/0000.parquet", "de", "en"),
     "kftt": ("en-ja/{}/0000.parquet", "ja", "en"),
-    "wmt16": ("ro-en/{}-00000-of-00001.parquet", "ro", "en"),
-    "wmt14": ("de-en/{}-00000-of-00001.parquet", "en", "de"),
+    "wmt16_ro_en": ("ro-en/{}-00000-of-00001.parquet", "ro", "en"),
+    "wmt14_en_de": ("de-en/{}-00000-of-00001.parquet", "en", "de"),
 }
 
 

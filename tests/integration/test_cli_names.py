@@ -68,7 +68,7 @@ def test_numbers_in_text_of_a_yaml_are_rejected(
 ) -> None:
     text, message = YAMLS[name]
     settings = write_experiment(tmp_path, text)
-    assert_rejected(headwise("train", *settings, "data=wmt14", "dry_run=true"), 2, message)
+    assert_rejected(headwise("train", *settings, "data=wmt14_en_de", "dry_run=true"), 2, message)
 
 
 def test_text_of_a_yaml_may_be_quoted_or_another_key(headwise: CommandLine, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ FOLDERS = {
     "multi30k": ("de", "en", ["train", "valid", "test_2016_flickr", "test_2017_flickr"]),
     "iwslt17": ("de", "en", ["train", "valid_dev2010", "test_tst2013", "test_tst2014"]),
     "kftt": ("ja", "en", ["train", "valid", "test", "tune"]),
-    "wmt16": ("ro", "en", ["train", "valid", "test_newstest2016"]),
-    "wmt14": ("en", "de", ["train", "valid_newstest2013", "test_newstest2014"]),
+    "wmt16_ro_en": ("ro", "en", ["train", "valid", "test_newstest2016"]),
+    "wmt14_en_de": ("en", "de", ["train", "valid_newstest2013", "test_newstest2014"]),
 }
 
 
@@ -141,7 +141,7 @@ def test_only_training_text_is_filtered(tmp_path: Path) -> None:
     pairs.append(("one", "too many"))
     for stem in ("train", "valid", "test_newstest2016"):
         write_text(tmp_path, stem, ("ro", "en"), pairs, gz=True)
-    corpus = open_named_corpus(tmp_path, "wmt16", dir=str(tmp_path), max_train_pairs=2)
+    corpus = open_named_corpus(tmp_path, "wmt16_ro_en", dir=str(tmp_path), max_train_pairs=2)
     train = corpus.train_text()
     assert list(train) == [("Așa este.", "So it is."), ("țară", "land")]
     dropped = {"empty": 1, "max_words": 1}

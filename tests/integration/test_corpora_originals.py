@@ -86,7 +86,7 @@ def test_iwslt_test_set_is_read_from_two_archives(tmp_path: Path) -> None:
 def test_test_set_works_in_both_directions(tmp_path: Path) -> None:
     write_wmt16(tmp_path)
     settings = {"source": "en", "target": "ro"}
-    corpus = open_named_corpus(tmp_path, "wmt16", dir=str(tmp_path), **settings)
+    corpus = open_named_corpus(tmp_path, "wmt16_ro_en", dir=str(tmp_path), **settings)
     # in the order of the source side, whose documents are reversed here
     assert sorted(corpus.text("test_newstest2016")) == [(t, s) for s, t in TEST]
 
@@ -153,10 +153,10 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
     content = (tmp_path / "test-full.tgz").read_bytes()
     (tmp_path / "dev.tgz").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"archive 'dev' is missing: put dev\.tgz into"):
-        open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path))
+        open_named_corpus(tmp_path, "wmt14_en_de", dir=str(tmp_path))
     (tmp_path / "elsewhere").rename(tmp_path / "dev.tgz")
     (tmp_path / "test-full.tgz").write_bytes(content[: len(content) // 2])
-    corpus = open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path))
+    corpus = open_named_corpus(tmp_path, "wmt14_en_de", dir=str(tmp_path))
     with pytest.raises(DataError, match=r"test-full\.tgz is truncated or not a zip or tar archive"):
         list(corpus.text("test_newstest2014"))
     with zipfile.ZipFile(tmp_path / "test-full.tgz", "w") as archive:
@@ -180,7 +180,7 @@ def test_newstest2013_is_read_from_plain_text(tmp_path: Path) -> None:
     write_tar(
         tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": encode_lines(sides[c]) for c in sides}
     )
-    assert list(open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
+    assert list(open_named_corpus(tmp_path, "wmt14_en_de", dir=str(tmp_path)).text("valid")) == VALID
 
 
 def test_downloaded_corpus_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,11 +131,6 @@ def test_every_choice_is_usable(make: Any, group: str, check: Callable[[Any], No
         check(getattr(typed(make([f"{group}={choice}", *folder])), group))
 
 
-@pytest.mark.parametrize(("alias", "name"), [("wmt14", "wmt14_en_de"), ("wmt16", "wmt16_ro_en")])
-def test_alias_is_the_same_data(make: Any, alias: str, name: str) -> None:
-    assert make([f"data={alias}"]).data == make([f"data={name}"]).data
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", EXPERIMENTS)
 def test_experiments_train(

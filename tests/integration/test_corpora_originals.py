@@ -180,7 +180,9 @@ def test_newstest2013_is_read_from_plain_text(tmp_path: Path) -> None:
     write_tar(
         tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": encode_lines(sides[c]) for c in sides}
     )
-    assert list(open_named_corpus(tmp_path, "wmt14_en_de", dir=str(tmp_path)).text("valid")) == VALID
+    assert (
+        list(open_named_corpus(tmp_path, "wmt14_en_de", dir=str(tmp_path)).text("valid")) == VALID
+    )
 
 
 def test_downloaded_corpus_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from published_images import random_images, write_pictures
 GROUPS = sorted(
     path.name
     for path in config_dir().iterdir()
-    if path.is_dir() and path.name not in ("experiment", "paper", "shared")
+    if path.is_dir() and path.name not in ("experiment", "study", "shared")
 )
 EXPERIMENTS = sorted(
     str(path.relative_to(config_dir() / "experiment").with_suffix(""))

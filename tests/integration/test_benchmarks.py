@@ -15,6 +15,7 @@ from torch import Tensor
 
 from command_line import read_json
 from headwise.config.schema import ModelConfig
+from headwise.studies.study import Row, Study
 from headwise.train.memory import glibc
 
 pytestmark = pytest.mark.slow
@@ -99,8 +100,9 @@ def test_search_with_too_few_tokens_is_rejected(monkeypatch: pytest.MonkeyPatch)
 def test_training_step_is_timed_relative_to_softmax(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for module, choices in ((variants, ["linear", "softmax"]), (training_step, ["softmax"])):
-        monkeypatch.setattr(module, "group_choices", lambda group, choices=choices: choices)
+    rows = {name: Row(overrides=[f"attention={name}"]) for name in ("linear", "softmax")}
+    monkeypatch.setattr(variants, "read_study", lambda node: Study(rows=rows))
+    monkeypatch.setattr(training_step, "group_choices", lambda group: ["softmax"])
     monkeypatch.setattr(updates, "SENTENCES", 8)
     path = tmp_path / "step.json"
     monkeypatch.setattr("sys.argv", ["variants", "--quick", "--json", str(path)])

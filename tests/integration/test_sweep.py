@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import shlex
 import signal
 import weakref
@@ -63,9 +64,13 @@ def test_jobs_have_a_table(headwise: CommandLine, sweep: list[str], tmp_path: Pa
     seeds = [read_json(f / "results.json")["seed"] for f in folders]
     assert sorted(seeds) == [1, 1, 2, 2]
     head, *rows = table(result.out)
-    assert head.split(" | ")[1:5] == ["BLEU valid", "BLEU test_a", "BLEU test_b", "runs"]
+    assert head.split(" | ")[1:5] == ["BLEU valid ↑", "BLEU test_a ↑", "BLEU test_b ↑", "runs"]
     names_and_runs = [row.split(" | ")[::4][:2] for row in rows]
     assert names_and_runs == [["| softmax", "2"], ["| alpha_entmax", "2"]]
+    assert "| BLEU test_a ↑, alpha_entmax |" in result.out  # compared over both seeds
+    (command,) = re.findall(r"headwise table 'runs=\[(.*)\]'", result.out)
+    tables = headwise.ok("table", f"runs=[{command}]", f"output={tmp_path / 'tables'}").out
+    assert all(line in tables for line in (head, *rows))
     before = checkpoints(tmp_path / "outputs")
     repeated = headwise("train", *sweep, *jobs)
     assert (repeated.code, table(repeated.out)) == (0, [head, *rows])

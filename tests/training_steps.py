@@ -20,7 +20,7 @@ from headwise.metrics.metric import Measured, Metric
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
-from headwise.runs.records import Records
+from headwise.runs.log import RunLog
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import StopRequest
 from headwise.train.schedule import Constant
@@ -142,4 +142,4 @@ def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any)
     }
     ranks = Ranks(0, 1, torch.device("cpu"))
     step = TrainingStep(model, CrossEntropy(0.1), seed=1, ranks=ranks, **step_options)
-    return Trainer(step, folder=run, records=Records(run), **parts)
+    return Trainer(step, folder=run, records=RunLog(run), **parts)

@@ -13,3 +13,14 @@ def load(run: str | Path, **options: Any) -> Any:
     from headwise.tasks.loading import load as load_run
 
     return load_run(run, **options)
+
+
+def records(*paths: str | Path) -> Any:
+    """Settings, costs and scores of runs as a DataFrame, one row a run; loads no torch.
+
+    Args:
+        paths: folders with runs, globs, or archives that `headwise runs export=…` wrote.
+    """
+    from headwise.runs.record import frame
+
+    return frame(paths)

@@ -20,6 +20,7 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import typed
 from headwise.data.loader import BatchLoader
 from headwise.errors import DataError
+from headwise.runs.record import Record
 from headwise.tasks.inspection import items, readings
 from headwise.tasks.task import task_of
 from headwise.train.distributed import Ranks
@@ -122,15 +123,15 @@ def test_training_images_are_shifted_anew_in_every_epoch(overrides: list[str]) -
 
 def test_heads_of_images_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None:
     headwise.ok("analyze", f"run={run}")
-    rows = KINDS.read(run / "analysis")
+    rows = KINDS.read(Record(run))
     assert len(rows) == 4
     for row in rows:
         total = sum(row[name] for name in ("local", "row", "column", "global"))
         assert 0.1 < total < 1  # the rest is on CLS tokens
-    divergences = [r for r in OTHERS.read(run / "analysis") if r["statistic"] == "cls_divergence"]
+    divergences = [r for r in OTHERS.read(Record(run)) if r["statistic"] == "cls_divergence"]
     assert len(divergences) == 4
     assert all(0 < row["value"] < 1 for row in divergences)
-    heads = HEADS.read(run / "analysis")
+    heads = HEADS.read(Record(run))
     assert all(row["importance"] is not None and row["rare_share"] is None for row in heads)
     findings = (run / "analysis" / "findings.md").read_text(encoding="utf-8")
     assert "CLS tokens differ" in findings

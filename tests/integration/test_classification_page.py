@@ -17,6 +17,7 @@ from headwise.attention.recorder import recorded_weights
 from headwise.commands.train import train
 from headwise.config.schema import typed
 from headwise.errors import DataError
+from headwise.runs.record import Record
 from headwise.tasks.inspection import inspected, readings
 
 SMALL = [
@@ -53,10 +54,10 @@ def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_analysis_has_every_text_once(headwise: CommandLine, run: Path) -> None:
     """Batches are sorted by length; texts and their numbers are those of the file."""
     headwise.ok("analyze", f"run={run}")
-    heads = HEADS.read(run / "analysis")
+    heads = HEADS.read(Record(run))
     assert len(heads) == 4
     assert all(row["importance"] is not None and row["rare_share"] is not None for row in heads)
-    statistics = {row["statistic"] for row in OTHERS.read(run / "analysis")}
+    statistics = {row["statistic"] for row in OTHERS.read(Record(run))}
     assert {"cls_mass", "cls_divergence"} <= statistics
     loaded = load(run, device="cpu")
     with composer() as make:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import CommandLine, read_json
 from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, OPTIONAL, OTHERS, TABLES
+from headwise.runs.record import Record
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
 TABLE_FILES = {f"{table.name}.csv" for table in TABLES if table not in OPTIONAL or table is OTHERS}
+
+
+def compared(out: Path) -> list[dict[str, Any]]:
+    path = COMPARISON.path(out)
+    return COMPARISON.parse(path.read_text(encoding="utf-8"), path)
 
 
 def modification_times(folder: Path) -> dict[str, int]:
@@ -25,7 +32,7 @@ def test_analyze_writes_tables_and_findings(headwise: CommandLine, run: Path) ->
     out = run / FOLDER
     assert {path.name for path in out.iterdir()} == {*TABLE_FILES, "findings.md", "settings.json"}
     assert (out / "findings.md").read_text(encoding="utf-8") in result.out
-    rows = {table.name: table.read(out) for table in TABLES if table.path(out).is_file()}
+    rows = {table.name: table.read(Record(run)) for table in TABLES if table.path(out).is_file()}
     assert [(r["site"], r["layer"], r["head"]) for r in rows["heads"]] == [
         (site, 1, head) for site in SITES for head in (1, 2)
     ]
@@ -91,7 +98,7 @@ def test_runs_with_one_name_are_distinguished(
     result = headwise.ok(
         "analyze", f"runs=[{','.join(runs)}]", f"output={tmp_path / 'out'}", "importance=false"
     )
-    assert {row["run"] for row in COMPARISON.read(tmp_path / "out")} == set(runs)
+    assert {row["run"] for row in compared(tmp_path / "out")} == set(runs)
     assert f"|  | short/run | {runs[1]} | {runs[2]} |" in result.out
 
 
@@ -103,14 +110,14 @@ def test_runs_are_compared(headwise: CommandLine, trained: Path, tmp_path: Path)
     runs = f"runs=[{tmp_path}/runs,{tmp_path}/runs/one/../two]"
     result = headwise("analyze", runs, f"output={out}", "importance=false", "positional_share=0.3")
     assert (result.code, result.err) == (0, "")
-    rows = COMPARISON.read(out)
+    rows = compared(out)
     folders = [str(tmp_path / "runs" / name) for name in ("one", "two")]
     assert list(dict.fromkeys(row["run"] for row in rows)) == folders
     values = {
         (Path(row["run"]).name, row["quantity"], row["site"], row["layer"]): row["value"]
         for row in rows
     }
-    heads = HEADS.read(tmp_path / "runs" / "one" / FOLDER)
+    heads = HEADS.read(Record(tmp_path / "runs" / "one"))
     n_previous = sum("previous" in (row["roles"] or "") for row in heads)
     assert values["one", "previous_heads", None, None] == n_previous
     cross = [row["alpha"] for row in heads if row["site"] == "cross"]

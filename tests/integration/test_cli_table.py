@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, change_config, composer, read_json
+from command_line import CommandLine, assert_rejected, change_config, composer, read_json
 from fabricated_runs import (
     RECIPE,
     ROWS,
@@ -176,6 +176,27 @@ def test_seeds_and_recipes_can_be_changed(runs: Write, table: Tabulate, tmp_path
     assert "- softmax × Mine" not in text
 
 
+def test_archives_give_the_tables_of_the_folders(
+    headwise: CommandLine, runs: Write, table: Tabulate, tmp_path: Path
+) -> None:
+    for seed in (1, 2):
+        runs(f"a{seed}", "softmax", seed, seed)
+        runs(f"b{seed}", "entmax15", seed, 1 + seed)
+    runs("c", "softmax", 3, 1)
+    path, archive = tmp_path / "runs", tmp_path / "archive"
+    sweep = "table", f"runs=[{path}]", f"output={tmp_path / 'sweep'}", "n_resamples=50"
+    both = "compare", f"run={path / 'a1'}", f"other={path / 'b1'}"
+    from_folders = table("seeds=[1,2]").out, headwise.ok(*sweep).out, headwise.ok(*both).out
+    headwise.ok("runs", f"runs=[{path}]", f"export={archive}")
+    path.rename(tmp_path / "elsewhere")
+    archive.rename(path)
+    from_archive = table("seeds=[1,2]").out, headwise.ok(*sweep).out, headwise.ok(*both).out
+    assert from_archive == from_folders
+    assert all("−" in text for text in from_folders)
+    page = headwise("page", f"run={path / 'a1'}")
+    assert_rejected(page, 1, "in an archive of records, without weights")
+
+
 def test_run_with_an_unknown_key_is_rejected(runs: Write, table: Tabulate) -> None:
     change_config(runs("a", "softmax", 1, 1), trainer__an_old_key=2)
     result = table()
@@ -226,7 +247,11 @@ def test_page_and_figures_get_the_given_arguments(
 
     calls: list[Any] = []
     monkeypatch.setattr(page, "write_page", lambda of, _: calls.append((of.run, of.other)))
-    monkeypatch.setattr(figures, "draw_figures", lambda *arguments: calls.append(arguments) or [])
+    monkeypatch.setattr(
+        figures,
+        "draw_figures",
+        lambda runs, output: calls.append(([run.folder for run in runs], output)) or [],
+    )
     folder = runs("a", "softmax", 1, 1)
     headwise.ok("page", f"run={folder}", "other=other")
     headwise.ok("figures", f"run={folder}")

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from command_line import CommandLine, assert_rejected, run_folders, small_overrides, write_corpus
-from headwise.analysis.tables import FOLDER, OTHERS
+from headwise.analysis.tables import OTHERS
 from headwise.attention.build import unsupported_sites
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import SITES
 from headwise.files import read_json
+from headwise.runs.record import Record
 from headwise.tasks.settings import _warn_of_warmup
 from headwise.track.jsonl import read_jsonl
 from training_runs import ROOT, run_python
@@ -79,7 +80,7 @@ def test_user_defined_variant_trains_and_translates(
     assert [row["update"] for row in logged] == [0, 1, 2, 3]  # as often as α
     assert all(row["evenness"] == expected for row in logged)
     headwise.ok("analyze", f"run={run}")
-    rows = [row for row in OTHERS.read(run / FOLDER) if row["statistic"] == "evenness"]
+    rows = [row for row in OTHERS.read(Record(run)) if row["statistic"] == "evenness"]
     assert [row["value"] for row in rows] == [0.5, 1.5] * len(SITES)
     result = headwise("translate", f"run={run}", f"input={tmp_path}/text/test_b.de")
     assert (result.code, len(result.out.splitlines())) == (0, 4)

@@ -21,6 +21,7 @@ from headwise.config.schema import PruneDataConfig, typed
 from headwise.data.token_stream import text_ids
 from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.tasks.inspection import inspected, items
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
@@ -211,7 +212,7 @@ def test_evaluations_that_a_density_model_lacks_are_rejected(
 def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None:
     results = read_json(run / "results.json")
     headwise.ok("analyze", f"run={run}")
-    rows = HEADS.read(run / "analysis")
+    rows = HEADS.read(Record(run))
     layers = {(row["site"], row["layer"]) for row in rows}
     assert layers == {("decoder_self", 1), ("decoder_self", 2)}
     alphas = list(chain(*results["alpha"]["decoder_self"]))

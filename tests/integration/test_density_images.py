@@ -23,6 +23,7 @@ from headwise.config.schema import typed
 from headwise.data.music import mu_law
 from headwise.data.tokenizer import BOS, N_SPECIALS
 from headwise.errors import DataError
+from headwise.runs.record import Record
 from headwise.tasks import density_items
 from headwise.tasks.density_items import selected
 from headwise.tasks.inspection import items, readings
@@ -93,7 +94,7 @@ def test_bits_per_dimension_of_images_match_the_weights(run: Path, overrides: li
 def test_heads_of_images_have_kinds(headwise: CommandLine, run: Path) -> None:
     """The strided pattern allows the row and the column of the key at the query only."""
     headwise.ok("analyze", f"run={run}")
-    rows = KINDS.read(run / "analysis")
+    rows = KINDS.read(Record(run))
     assert len(rows) == 2 * 4
     for row in rows:
         shares = [row[name] for name in REGIONS]

@@ -27,6 +27,7 @@ from headwise.config.schema import typed
 from headwise.data.token_stream import text_ids
 from headwise.data.tokenizer import MASK, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.tasks.inspection import items, readings
 from headwise.tasks.settings import check
 from headwise.train.checkpoint import load_checkpoint
@@ -125,7 +126,7 @@ def test_sparse_loss_is_monitored_by_accuracy(overrides: list[str], tmp_path: Pa
 def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None:
     results = read_json(run / "results.json")
     headwise.ok("analyze", f"run={run}")
-    rows = HEADS.read(run / "analysis")
+    rows = HEADS.read(Record(run))
     assert {(row["site"], row["layer"]) for row in rows} == {("encoder_self", n) for n in (1, 2)}
     assert all(row["importance"] > 0 for row in rows)
     for measure in ("density", "merge_score", "next_share", "rare_share"):

@@ -14,6 +14,7 @@ from guide import DOCS, ROOT, blocks_of
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import NO_DROPOUT, Runs, assert_same_metrics
 
@@ -103,7 +104,7 @@ def test_accuracy_and_alphas_match_the_weights(run: Path, site: str) -> None:
 
 def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path, site: str) -> None:
     headwise.ok("analyze", f"run={run}")
-    rows = HEADS.read(run / "analysis")
+    rows = HEADS.read(Record(run))
     head_positions = [(site, layer, head) for layer in (1, 2) for head in (1, 2, 3, 4)]
     assert [(row["site"], row["layer"], row["head"]) for row in rows] == head_positions
     assert all(row["importance"] > 0 for row in rows)

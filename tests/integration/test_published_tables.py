@@ -13,12 +13,13 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import CommandLine
 from guide import DOCS, ROOT
-from headwise.studies import match
+from headwise.runs.record import archived
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,11 @@ TABLES: dict[str, Sequence[str]] = {
     "repulsion_dropout": ENCODERS,
     "label_fractions": ENCODERS,
 }
-READ_ONCE = functools.cache(match.read_run)  # several tables are of the same runs
+
+
+@functools.cache  # several tables are of the same runs
+def read_once(folder: Path, kind: type[Any]) -> list[Any]:
+    return [*archived(folder, kind)]
 
 
 def published(name: str) -> Path:
@@ -53,7 +58,7 @@ def test_tables_from_the_records_are_those_published(
     headwise: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str
 ) -> None:
     monkeypatch.chdir(ROOT)  # the text names runs by the paths that the command was given
-    monkeypatch.setattr(match, "read_run", READ_ONCE)
+    monkeypatch.setattr("headwise.runs.record.archived", read_once)
     headwise.ok("table", f"study={table}", *TABLES[table], f"output={tmp_path}")
     for name in (f"{table}.md", f"{table}.tex"):
         text = (tmp_path / name).read_text(encoding="utf-8")

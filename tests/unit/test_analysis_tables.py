@@ -16,14 +16,12 @@ ROWS = [
 
 
 def test_values_are_read_exactly_as_written(tmp_path: Path) -> None:
-    LAYERS.path(tmp_path).write_text(LAYERS.text(ROWS), encoding="utf-8")
-    assert LAYERS.read(tmp_path) == ROWS
+    assert LAYERS.parse(LAYERS.text(ROWS), tmp_path) == ROWS
 
 
 def test_unknown_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="no columns"):
         LAYERS.text([{**ROWS[0], "density": 0.5}])
     text = LAYERS.text(ROWS).replace("diversity_keys", "diversity")
-    LAYERS.path(tmp_path).write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match="another version"):
-        LAYERS.read(tmp_path)
+        LAYERS.parse(text, tmp_path)

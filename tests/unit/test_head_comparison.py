@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from headwise.analysis.tables import DENSITY, HEADS, LAYERS, OTHERS, TRAJECTORIES
+from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, TRAJECTORIES
+from headwise.runs.record import Record
 from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
 
 Rows = list[dict[str, Any]]
@@ -26,13 +27,15 @@ def values(
         {"site": site, "layer": 1, "head": number, **head}
         for number, head in enumerate(heads, start=1)
     ]
-    HEADS.path(folder).write_text(HEADS.text(rows), encoding="utf-8")
+    analysis = folder / FOLDER
+    analysis.mkdir(exist_ok=True)
+    HEADS.path(analysis).write_text(HEADS.text(rows), encoding="utf-8")
     for table, given in (
         (LAYERS, None), (DENSITY, queries), (TRAJECTORIES, alphas), (OTHERS, others)
     ):  # fmt: skip
         placed = [{"site": site, "layer": 1, "head": 1, **row} for row in given or ()]
-        table.path(folder).write_text(table.text(placed), encoding="utf-8")
-    facts = analysis_facts(folder, folder)
+        table.path(analysis).write_text(table.text(placed), encoding="utf-8")
+    facts = analysis_facts(Record(folder))
     levels = {(fact["site"], fact["layer"]) for fact in facts}
     assert levels <= {(None, None), (site, None), *([(site, 1)] if others else [])}
     return {fact["quantity"]: fact["value"] for fact in facts}
@@ -84,8 +87,9 @@ def test_alphas_over_the_training(tmp_path: Path) -> None:
     assert (of_run["alpha_turned"], of_run["alpha_turned_at"]) == (2, 100)
     assert of_run["alpha_rise"] == pytest.approx(0.5)
     assert of_run["alpha_order"] == pytest.approx(-0.316, abs=1e-3)
-    assert not facts_of_all_seeds([tmp_path])  # too few heads to test
-    of_all = {f["quantity"]: f["value"] for f in facts_of_all_seeds([tmp_path, tmp_path])}
+    run = Record(tmp_path)
+    assert not facts_of_all_seeds([run])  # too few heads to test
+    of_all = {f["quantity"]: f["value"] for f in facts_of_all_seeds([run, run])}
     assert 0 < of_all["alpha_groups_p"] <= 1
     assert of_all["alpha_order_all"] == pytest.approx(-0.316, abs=1e-3)
     assert -1 < of_all["alpha_order_low"] < -0.316 < of_all["alpha_order_high"] < 1

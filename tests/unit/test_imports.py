@@ -14,6 +14,7 @@ LIGHT = {  # modules -> packages that they must not load
     ", ".join(f"data.{name}" for name in ENCODING): "torch hydra wandb",
     "entmax": "hydra omegaconf sentencepiece datasets wandb",
     "commands.runs": "torch pandas matplotlib",
+    "runs.record": "torch pandas hydra",
     "tasks.loading, commands.translate, commands.analyze": "torch._dynamo",
     "commands.outcome, track": "matplotlib pandas seaborn wandb",
 }

@@ -21,6 +21,7 @@ from headwise.config.schema import DecodeConfig
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.metric import Measured, Metric
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.compare import DIFFERENCES, Compared, gathered, judge, supported
 from headwise.studies.match import Matching
@@ -41,6 +42,12 @@ RESAMPLES = 20
 KEY = "trainer.precision"
 
 
+class Made(Record):
+    """A run whose values of `SavedRun` are set."""
+
+    updates = 0
+
+
 def make_run(
     folder: Path,
     seed: int,
@@ -59,11 +66,10 @@ def make_run(
         decode=DecodeConfig(),
         loss=group_node("loss", "cross_entropy"),
     )
-    return SimpleNamespace(
-        folder=folder,
+    run: Any = Made(folder)
+    vars(run).update(
         seed=seed,
-        updates=0,
-        text="0" * 64,
+        text_hash="0" * 64,
         train_pairs=train_pairs,
         results=Results({"test": dict(measured.scores())}),
         task=Translation(config),
@@ -72,6 +78,7 @@ def make_run(
         config=config,
         settings={"trainer": {"precision": "float32"}, "data": {}},
     )
+    return run
 
 
 def compared(softmax: list[Any], sparse: list[Any], study: Study = STUDY) -> Compared:
@@ -145,7 +152,7 @@ def with_other_signature(metric: str) -> Change:
     [
         (with_other_signature("bleu"), "bleu has several signatures: .*of another version in "),
         (with_other_signature("bleu_tokenised"), "bleu_tokenised has several signatures: "),
-        (lambda run: vars(run).update(text="1" * 64), "the training text differs "),
+        (lambda run: vars(run).update(text_hash="1" * 64), "the training text differs "),
     ],
 )
 @pytest.mark.parametrize("in_base", [True, False])

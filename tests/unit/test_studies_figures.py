@@ -17,6 +17,7 @@ from headwise.errors import DataError
 from headwise.plots.style import save
 from headwise.studies.figures import draw_figures, figures_of, unanalysed
 from headwise.studies.figures_attention import draw_attention
+from headwise.studies.match import SavedRun
 from headwise.studies.rows import corpus_rows
 
 ENTMAX15 = "headwise.attention.entmax15.Entmax15"
@@ -77,7 +78,7 @@ def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Pat
         copy_run(trained, tmp_path / "deep", model__encoder_layers=3),
         copy_run(trained, tmp_path / "other", data__source="ja"),
     ]
-    first, second = corpus_rows(runs)
+    first, second = corpus_rows([*map(SavedRun, runs)])
     assert (first.corpus, second.corpus) == ("files De→En", "files Ja→En")
     assert (first.stem, second.stem) == ("files_de_en", "files_ja_en")
     names = {name: [run.folder.name for run in runs] for name, runs in first.rows.items()}
@@ -86,7 +87,7 @@ def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Pat
         "alpha_entmax, encoder_layers 1": ["a1", "a2"],
         "alpha_entmax, encoder_layers 3": ["deep"],
     }
-    assert list(corpus_rows(runs[:3])[0].rows) == ["softmax", "alpha_entmax"]
+    assert list(corpus_rows([*map(SavedRun, runs[:3])])[0].rows) == ["softmax", "alpha_entmax"]
 
 
 @pytest.fixture
@@ -99,16 +100,16 @@ def vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("vector_only")
 def test_only_measured_values_are_drawn(trained: Path, tmp_path: Path) -> None:
     run = copy_run(trained, tmp_path / "run")
-    files = draw_figures([run], run / "figures")
+    files = draw_figures([SavedRun(run)], run / "figures")
     assert {path.parent for path in files} == {run / "figures"}
     stems = {path.stem for path in files}
     assert stems == {"alpha", "alpha_histograms", "alpha_start_end", "diversity", "curves"}
     assert all(path.is_file() for path in files)
-    assert unanalysed([run]) == [run]
+    assert unanalysed([SavedRun(run)]) == [run]
     (run / "heads.jsonl").unlink()
     (run / "metrics.jsonl").unlink()
     (run / "results.json").unlink()
-    assert draw_figures([run], tmp_path / "nothing") == []
+    assert draw_figures([SavedRun(run)], tmp_path / "nothing") == []
     assert not (tmp_path / "nothing").exists()
 
 
@@ -123,7 +124,7 @@ def test_figures_of_several_runs(trained: Path, tmp_path: Path) -> None:
     for run in runs[2:]:  # which have no α
         (run / "heads.jsonl").unlink()
         (run / "results.json").unlink()
-    figures = figures_of(runs)
+    figures = figures_of([*map(SavedRun, runs)])
     expected = {
         "alpha_histograms", "alpha_start_end", "density_violins", "density_layers",
         "diversity_heads", "diversity_keys", "pruning", "score_curves",
@@ -132,7 +133,9 @@ def test_figures_of_several_runs(trained: Path, tmp_path: Path) -> None:
     assert [axes.get_title() for axes in figures["pruning"].axes] == ["softmax", "α-entmax"]
     assert "8 heads" in text_of(figures["alpha_start_end"])  # of both seeds, where α was learned
     assert "Measured on 6 sentences of valid." in text_of(figures["density_layers"])
-    figures = figures_of([*runs, copy_run(trained, tmp_path / "ja", data__source="ja")])
+    figures = figures_of(
+        [*map(SavedRun, [*runs, copy_run(trained, tmp_path / "ja", data__source="ja")])]
+    )
     assert {f"{name}-files_de_en" for name in expected - {"score_curves"}} < set(figures)
     assert "alpha_histograms-files_ja_en" in figures
     assert len(figures["score_curves"].axes) == 2

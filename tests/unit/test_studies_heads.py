@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 
-from headwise.analysis.tables import DENSITY, HEADS, LAYERS, TRAJECTORIES
+from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, TRAJECTORIES
 from headwise.studies.heads import head_tables
+from headwise.studies.match import SavedRun
 from headwise.studies.render import Table
 from headwise.studies.study import Column, HeadNumbers, Row, Study
 
@@ -26,7 +26,8 @@ def analysed(
     folder: Path, density: float, alpha: float | None, n_previous: int = 0, seed: int = 1
 ) -> Any:
     """A run and its analysis, of two encoder heads."""
-    folder.mkdir()
+    analysis = folder / FOLDER
+    analysis.mkdir(parents=True)
     place = {"site": "encoder_self", "layer": 1}
     shared = {**place, "density": density, "alpha": alpha}
     roles = ["previous" if head <= n_previous else "" for head in (1, 2)]
@@ -34,12 +35,14 @@ def analysed(
         {**shared, "head": head, "previous_share": 0.1, "previous_weight": 0.5, "roles": role}
         for head, role in enumerate(roles, start=1)
     ]
-    HEADS.path(folder).write_text(HEADS.text(heads), encoding="utf-8")
+    HEADS.path(analysis).write_text(HEADS.text(heads), encoding="utf-8")
     layer = {**place, "diversity_heads": 0.25, "diversity_keys": 0.75}
-    LAYERS.path(folder).write_text(LAYERS.text([layer]), encoding="utf-8")
+    LAYERS.path(analysis).write_text(LAYERS.text([layer]), encoding="utf-8")
     for table in (DENSITY, TRAJECTORIES):
-        table.path(folder).write_text(table.text([]), encoding="utf-8")
-    return SimpleNamespace(folder=folder, seed=seed)
+        table.path(analysis).write_text(table.text([]), encoding="utf-8")
+    run: Any = SavedRun(folder)
+    run.settings = {"seed": seed}
+    return run
 
 
 def rows_of(table: Table) -> dict[str, list[str]]:
@@ -54,8 +57,8 @@ def heads_of(runs: dict[str, list[Any]], study: Study = STUDY) -> tuple[pd.DataF
         for run in row_runs
     ]
     frame = pd.DataFrame(rows, columns=["row", "column", "seed", "run", "saved"])
-    analyses = {run.folder: run.folder for row_runs in runs.values() for run in row_runs}
-    return head_tables(study, frame, analyses)
+    analysed = {run.folder for row_runs in runs.values() for run in row_runs}
+    return head_tables(study, frame, analysed)
 
 
 def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from headwise.commands.outcome import draw, shown_score, summary
 from headwise.config.folders import composed
 from headwise.config.schema import typed
 from headwise.runs.folder import RunFolder
-from headwise.runs.records import Records
+from headwise.runs.log import RunLog
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.figures import _confusion, drawn_from_records
 from headwise.tasks.task import task_of
@@ -111,7 +112,7 @@ def test_summary_has_the_seconds_outside_training(
 
 def test_statistics_of_layers_are_not_logged_as_heads(tmp_path: Path) -> None:
     tracker, folder = RecordingTracker(), RunFolder(tmp_path)
-    records = Records(folder, tracker)
+    records = RunLog(folder, tracker)
     records.log(2, {"train/loss": 2.0})
     records.log_heads(3, STATISTICS)
     records.log_heads(4, {"alpha": {"cross": [[1.5]]}})
@@ -137,7 +138,7 @@ def test_figures_of_recorded_statistics(
 ) -> None:
     tracker, folder = RecordingTracker(), RunFolder(tmp_path)
     OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
-    records = Records(folder, NullTracker())
+    records = RunLog(folder, NullTracker())
     records.log(1, {"train/loss": 2.0})
     records.log_heads(1, {**STATISTICS, "p of/ours": {"cross": [[0.5, None]]}})
     records.log_heads(2, {"key_distance": {"cross": [[0.5, 0.25]]}})
@@ -162,7 +163,7 @@ def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
     tables = []
     monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: tables.append(t))
-    drawn_from_records(folder)
+    drawn_from_records(Record(tmp_path))
     assert list(tables[0]["head"]) == [2, 5]
 
 
@@ -191,6 +192,6 @@ def test_names_of_classes_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "test.confusion.csv").write_text(counts)
     monkeypatch.setattr("headwise.studies.figures.confusion_matrix", lambda counts, title: counts)
-    drawn: Any = _confusion(RunFolder(tmp_path), "")["confusion-test"]
+    drawn: Any = _confusion(Record(tmp_path), "")["confusion-test"]
     assert drawn.index.tolist() == drawn.columns.tolist() == labels
     assert (drawn.to_numpy() == np.eye(6)).all()

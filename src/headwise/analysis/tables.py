@@ -5,7 +5,7 @@ The columns of every table are declared here. An empty cell: the value could not
 
 from __future__ import annotations
 
-import json
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 
 from headwise.analysis.kinds import REGIONS
-from headwise.errors import DataError
+from headwise.errors import DataError, RunError
+from headwise.runs.record import Record
 
 Row = Mapping[str, Any]
 
@@ -53,16 +54,28 @@ class Table:
         frame = pd.DataFrame(rows, columns=list(self.columns), dtype=object)  # keeps all digits
         return str(frame.to_csv(index=False, lineterminator="\n"))
 
-    def read(self, folder: Path) -> list[dict[str, Any]]:
-        """Read the rows from an analysis folder; values that were not measured are None.
+    def is_in(self, run: Record) -> bool:
+        """Whether a run has the table."""
+        return run.text(f"{FOLDER}/{self.name}.csv") is not None
+
+    def read(self, run: Record) -> list[dict[str, Any]]:
+        """Read the rows from the analysis of a run.
 
         Raises:
             DataError: the table does not exist, or has columns of another version.
         """
-        path = self.path(folder)
-        if not path.is_file():
-            raise DataError(f"{path} not found: run scripts/analyze.py first")
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        name = f"{FOLDER}/{self.name}.csv"
+        if (text := run.text(name)) is None:
+            raise DataError(f"{run.folder / name} not found: run scripts/analyze.py first")
+        return self.parse(text, run.folder / name)
+
+    def parse(self, text: str, path: Path) -> list[dict[str, Any]]:
+        """Return the rows of the csv file at `path`; values that were not measured are None.
+
+        Raises:
+            DataError: it has columns of another version.
+        """
+        frame = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
         if list(frame) != list(self.columns):
             raise DataError(
                 f"{path} has the columns {list(frame)}, expected {list(self.columns)}: "
@@ -74,13 +87,12 @@ class Table:
         ]
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Read settings.json of an analysis; empty if it is missing or not JSON."""
+def read_settings(run: Record) -> dict[str, Any]:
+    """Read settings.json of the analysis of a run; empty if it is missing or broken."""
     try:
-        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return run.json(f"{FOLDER}/{SETTINGS}")
+    except RunError:
         return {}
-    return settings
 
 
 def complete_rows(rows: Iterable[Row], *names: str) -> list[Row]:

@@ -30,7 +30,9 @@ from headwise.data.digest import content_digest
 from headwise.errors import ConfigError, require
 from headwise.files import locked, write_json, write_text
 from headwise.runs.folder import RunFolder, find_folders
+from headwise.runs.record import Record
 from headwise.studies.heads import write_comparison
+from headwise.studies.match import SavedRun
 from headwise.studies.names import attention_name
 from headwise.tasks.inspection import inspected
 from headwise.tasks.loading import load_selected
@@ -59,7 +61,7 @@ def analyze_runs(config: AnalyzeConfig) -> list[Path]:
     """
     analyses = analyze_folders(config)
     if config.runs:
-        runs = {folder.parent: folder for folder in analyses}
+        runs = [SavedRun(folder.parent) for folder in analyses]
         output = Path(config.output)
         print(write_comparison(runs, output))
     return analyses
@@ -164,7 +166,7 @@ def _thresholds(config: AnalyzeConfig) -> Thresholds:
 
 def _is_current(out: Path, about: Mapping[str, Any]) -> bool:
     """Whether a complete analysis with these settings exists; it may have more tables."""
-    before = read_settings(out)
+    before = read_settings(Record(out.parent))
     tables = [table for table in TABLES if table not in OPTIONAL]
     if not before or not all(table.path(out).is_file() for table in tables):
         return False

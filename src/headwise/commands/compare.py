@@ -13,9 +13,9 @@ from headwise.files import check_output, write_text
 from headwise.markdown import markdown_table
 from headwise.metrics.classes import true_classes
 from headwise.metrics.significance import mcnemar, paired_bootstrap
-from headwise.runs.folder import RunFolder
+from headwise.runs.record import existing_record
 from headwise.studies.compare import check_references, saved_items
-from headwise.studies.match import SavedRun, read_run
+from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, interval, signed
 from headwise.studies.tables import OVER_ITEMS
 
@@ -39,14 +39,15 @@ def compare(config: CompareConfig) -> None:
         raise ConfigError("give run=FOLDER and other=FOLDER, the two runs to compare")
     if config.output is not None:
         check_output(config.output)
-    paths = RunFolder.existing(config.run).path, RunFolder.existing(config.other, "other").path
-    runs = read_run(paths[0]), read_run(paths[1])
+    runs = (
+        existing_record(config.run, SavedRun),
+        existing_record(config.other, SavedRun, "other"),
+    )
     same = type(runs[0].task) is type(runs[1].task)
     rows = list(_rows(*runs, config.n_resamples)) if same else []
     if not rows:
-        raise RunError(
-            f"{paths[0]} and {paths[1]} were not scored by the same metrics on the same splits"
-        )
+        both = " and ".join(str(run.folder) for run in runs)
+        raise RunError(f"{both} were not scored by the same metrics on the same splits")
     text = f"{markdown_table(HEAD, rows)}\n\n{ARROW_NOTE}"
     print(text, flush=True)
     if config.output is not None:

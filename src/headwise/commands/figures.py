@@ -6,9 +6,10 @@ from pathlib import Path
 
 from headwise.config.commands import FiguresConfig
 from headwise.errors import ConfigError, RunError
-from headwise.runs.folder import RunFolder, find_folders
+from headwise.runs.record import existing_record, find_records
 from headwise.studies.figures import draw_figures, unanalysed
 from headwise.studies.figures_attention import draw_attention
+from headwise.studies.match import SavedRun
 
 
 def figures(config: FiguresConfig) -> None:
@@ -24,19 +25,19 @@ def figures(config: FiguresConfig) -> None:
     if config.sentence is not None and config.run is None:
         raise ConfigError("sentence=… needs run=FOLDER")
     if config.run is not None:
-        folders = [RunFolder.existing(config.run).path]
-        output = Path(config.output or folders[0] / "figures")
+        runs = [existing_record(config.run, SavedRun)]
+        output = Path(config.output or runs[0].folder / "figures")
     else:
-        folders, output = find_folders(config.runs), Path(config.output or "outputs/figures")
-    if not folders:
+        runs, output = find_records(config.runs, SavedRun), Path(config.output or "outputs/figures")
+    if not runs:
         raise RunError("no runs to draw figures of")
-    files = draw_figures(folders, output)
+    files = draw_figures(runs, output)
     if config.sentence is not None:
         checkpoint, device = config.checkpoint, config.device
-        files += draw_attention(folders[0], config.sentence, output, checkpoint, device)
-    if without_tables := unanalysed(folders):
+        files += draw_attention(runs[0].folder, config.sentence, output, checkpoint, device)
+    if without_tables := unanalysed(runs):
         print(
-            f"{len(without_tables)} of {len(folders)} runs have no tables of their heads; run "
+            f"{len(without_tables)} of {len(runs)} runs have no tables of their heads; run "
             f"scripts/analyze.py for them: {without_tables[0]} …"
         )
     print(f"written to {output}: {len(files)} files of figures", flush=True)

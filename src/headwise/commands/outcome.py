@@ -9,6 +9,7 @@ from typing import Any
 from headwise.analysis.alpha_table import alpha_table
 from headwise.errors import counted
 from headwise.runs.folder import RunFolder, read_config
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.track.base import Tracker
 
@@ -20,7 +21,7 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
     from headwise.plots.style import save  # imports seaborn
     from headwise.studies.figures import drawn_from_records
 
-    for name, figure in drawn_from_records(folder).items():
+    for name, figure in drawn_from_records(Record(folder.path)).items():
         path = folder.figures / f"{name}.png"
         if path in save(figure, path, FORMATS):
             tracker.log_image(f"figures/{name}", path)

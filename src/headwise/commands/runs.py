@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from headwise.config.listing import RunsConfig
 from headwise.errors import ConfigError, counted, refuse, require, unknown
 from headwise.runs.fingerprint import last_typed
-from headwise.runs.folder import list_folders
+from headwise.runs.folder import SETTINGS
+from headwise.runs.record import Record, export_records, find_records
 from headwise.runs.summary import status
 
 Row = dict[str, Any]
@@ -43,21 +45,27 @@ def list_runs(config: RunsConfig) -> None:
         raise refuse("format", config.format, FORMATS)
     require(config.every > 0, "every", "above 0", config.every)
     if not config.watch:
-        print(_listing(config))
+        records, text = _listing(config)
+        print(text)
+        if config.export is not None:
+            records = [record for record in records if SETTINGS in record.present]
+            export_records(records, Path(config.export))
+            print(f"written to {config.export}: {counted(len(records), 'run')}")
         return
     require(sys.stdout.isatty(), "watch", "false if the output is not a terminal", True)
     with suppress(KeyboardInterrupt):
         while True:
             width, height = shutil.get_terminal_size()
-            *lines, counts = _listing(config).splitlines()
+            *lines, counts = _listing(config)[1].splitlines()
             shown = [*lines[: height - 2], counts]
             print(CLEAR + "\n".join(line[:width] for line in shown), flush=True)
             time.sleep(config.every)
 
 
-def _listing(config: RunsConfig) -> str:
-    """The requested runs as text."""
-    rows = [{**status(*run), "run": str(run[0])} for run in list_folders(config.runs)]
+def _listing(config: RunsConfig) -> tuple[list[Record], str]:
+    """The requested runs, also as text."""
+    records = {str(run.folder): run for run in find_records(config.runs, Record, failed=True)}
+    rows: list[Row] = [{**status(run), "run": name} for name, run in records.items()]
     settings: dict[str, None] = {}  # keys of overrides, in order
     for row in rows:
         for item in last_typed(row.pop("overrides", ())):
@@ -72,11 +80,12 @@ def _listing(config: RunsConfig) -> str:
         rows = _sorted(rows, config.sort, columns)
     common = {key for key in settings if len({row.get(key) for row in rows}) < 2}
     rows = [{key: value for key, value in row.items() if key not in common} for row in rows]
+    chosen = [records[row["run"]] for row in rows]
     if config.format == "json":
-        return json.dumps(rows, indent=2, ensure_ascii=False)
+        return chosen, json.dumps(rows, indent=2, ensure_ascii=False)
     if config.format == "csv":
-        return _csv(rows, [key for key in columns if key not in common])
-    return _table(rows, [key for key in settings if key not in common])
+        return chosen, _csv(rows, [key for key in columns if key not in common])
+    return chosen, _table(rows, [key for key in settings if key not in common])
 
 
 def _number(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.analysis.tables import FOLDER, read_settings
+from headwise.analysis.tables import read_settings
 from headwise.commands.analyze import analyze_folders
 from headwise.commands.sweep import Sweep
 from headwise.config.commands import TableConfig
@@ -21,10 +21,11 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import AnalyzeConfig
 from headwise.errors import ConfigError, RunError, counted, require
 from headwise.files import write_text
-from headwise.runs.folder import RunFolder, find_folders, read_yaml
+from headwise.runs.folder import RunFolder
+from headwise.runs.record import find_records
 from headwise.studies.compare import Compared, gathered, judge
 from headwise.studies.heads import head_tables
-from headwise.studies.match import Matching, match
+from headwise.studies.match import Matching, SavedRun, match
 from headwise.studies.missing import Missing, missing_cells
 from headwise.studies.render import Table, latex, latex_comment
 from headwise.studies.study import (
@@ -88,8 +89,8 @@ def _sweep(config: TableConfig) -> None:
         folder = Path(path)
         records = Sweep(folder.name, folder).jobs()
         jobs += records or [
-            {"overrides": read_yaml(run / "overrides.yaml"), "run": str(run)}
-            for run in find_folders([path])
+            {"overrides": run.part("overrides"), "run": run}
+            for run in find_records([path], SavedRun)
         ]
     if not jobs:
         raise RunError(f"no runs in {', '.join(config.runs)}")
@@ -140,8 +141,7 @@ def _study(config: TableConfig) -> None:
     }
     if config.heads:
         runs = found.compared.runs
-        folders = list(dict.fromkeys(run.folder for run in runs.saved))
-        frames["heads"], of_heads = head_tables(study, runs, _analyses(config, folders))
+        frames["heads"], of_heads = head_tables(study, runs, _analysed(config, [*runs.saved]))
         tables += of_heads
     tex = _latex(study.name, study.title, tables)
     tex += "".join(f"\\par {latex(note)}\n" for note in study.notes)
@@ -158,19 +158,20 @@ def _gather(config: TableConfig, study: Study) -> _Gathered:
     seeds = config.seeds if config.seeds is not None else study.seeds
     recipes = [recipe(cell, config.overrides) for cell in study.cells]
     check_metrics(study, recipes)
-    matching = match(recipes, _run_folders(config, study), seeds)
+    matching = match(recipes, _runs(config, study), seeds)
     compared = gathered(study, recipes, matching)
     return _Gathered(study, matching, compared, missing_cells(compared.runs, recipes, seeds))
 
 
-def _run_folders(config: TableConfig, study: Study) -> list[Path]:
+def _runs(config: TableConfig, study: Study) -> list[SavedRun]:
     paths = config.runs or study.runs
     missing_ok = config.launch or not config.runs
     # launched runs may be in a new folder
-    folders = find_folders([*paths, *(study.runs if config.launch else ())], missing_ok)
-    if not folders:
+    of_all = [*paths, *(study.runs if config.launch else ())]
+    runs = find_records(of_all, SavedRun, missing_ok)
+    if not runs:
         print(f"no runs in {', '.join(paths) or 'any folder: give runs=[FOLDER,…]'}")
-    return folders
+    return runs
 
 
 def _markdown(config: TableConfig, found: _Gathered, tables: Sequence[Table]) -> str:
@@ -213,18 +214,18 @@ def _unused(matching: Matching) -> list[str]:
     return lines
 
 
-def _analyses(config: TableConfig, folders: Sequence[Path]) -> dict[Path, Path]:
-    """Folder of each run -> folder of its analysis; runs without weights may have none."""
-    with_weights = [f for f in folders if any(RunFolder(f).checkpoints.glob("*.pt"))]
-    runs, analyses = list(map(str, with_weights)), {}
-    if runs:
-        of_heads = AnalyzeConfig(runs=runs, checkpoint=config.checkpoint, device=config.device)
-        analyses = dict(zip(with_weights, analyze_folders(of_heads), strict=True))
-    analyses |= {f: f / FOLDER for f in folders if f not in analyses and read_settings(f / FOLDER)}
-    if without := [folder for folder in folders if folder not in analyses]:
+def _analysed(config: TableConfig, runs: Sequence[SavedRun]) -> set[Path]:
+    """Folders of the runs with an analysis; runs without weights may have none."""
+    folders = dict.fromkeys(run.folder for run in runs)
+    with_weights = [str(f) for f in folders if any(RunFolder(f).checkpoints.glob("*.pt"))]
+    if with_weights:
+        checkpoint, device = config.checkpoint, config.device
+        analyze_folders(AnalyzeConfig(runs=with_weights, checkpoint=checkpoint, device=device))
+    analysed = {run.folder for run in runs if read_settings(run)}
+    if without := [folder for folder in folders if folder not in analysed]:
         number = counted(len(without), "run")
         print(f"not analysed: {number} without weights, such as {without[0]}", flush=True)
-    return analyses
+    return analysed
 
 
 def _ready(missing: Sequence[Missing], tried: set[tuple[str, str, int]]) -> list[Missing]:

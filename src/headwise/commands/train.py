@@ -33,7 +33,7 @@ from headwise.runs.environment import git_commit, rank_variables, versions
 from headwise.runs.failure import Failure, UntouchedRun
 from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
-from headwise.runs.records import Records
+from headwise.runs.log import RunLog
 from headwise.runs.results import Results
 from headwise.runs.summary import Summary
 from headwise.seed import seed_everything
@@ -247,7 +247,7 @@ class _Run:
     launched: _Launched
 
     def __post_init__(self) -> None:
-        self.records = Records(self.folder if self.ranks.is_main else None, self.tracker)
+        self.records = RunLog(self.folder if self.ranks.is_main else None, self.tracker)
         self._scratch = self.folder.path / "scratch"  # ids of the current epoch with BPE-dropout
 
     def run(self, corpus: Corpus, prepared: Data) -> Outcome:

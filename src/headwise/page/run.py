@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headwise.analysis.pruning import Heads, flat_heads, present_heads
-from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
+from headwise.analysis.tables import FINDINGS, HEAD_KEY, HEADS, OTHERS, read_settings
 from headwise.model.family import n_parameters
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.names import choice_name, corpus_name
 from headwise.studies.render import DECIMALS
@@ -24,8 +25,8 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
     """Return the name of a run, its facts, scores, findings and heads."""
     folder, config = run.folder, run.config
     results = folder.read_results()
-    analysis = folder.path / FOLDER
-    others = OTHERS.read(analysis) if OTHERS.path(analysis).is_file() else []
+    record = Record(folder.path)
+    others = OTHERS.read(record) if OTHERS.is_in(record) else []
     return {
         "name": folder.path.resolve().name,
         "attention": choice_name(config),
@@ -33,9 +34,9 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
         "languages": run.task.languages,
         "facts": _facts(run, results),
         "scores": _scores(run, results),
-        "findings": list(map(_rounded, FINDINGS.read(analysis))),
+        "findings": list(map(_rounded, FINDINGS.read(record))),
         "others": list(dict.fromkeys(row["statistic"] for row in others)),
-        "heads": _head_rows(present_heads(run.model), HEADS.read(analysis), others),
+        "heads": _head_rows(present_heads(run.model), HEADS.read(record), others),
     }
 
 
@@ -81,7 +82,7 @@ def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
 
 def _other_weights(run: TrainedRun) -> str:
     """Return the checkpoint of the analysis if it is not the one shown, else an empty string."""
-    settings = read_settings(run.folder.path / FOLDER)
+    settings = read_settings(Record(run.folder.path))
     if settings.get("weights") == run.weights["weights"]:
         return ""
     return f"with other weights (checkpoint {settings.get('checkpoint')}) than those shown"

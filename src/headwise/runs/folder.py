@@ -37,7 +37,10 @@ from headwise.runs.results import Results
 
 Floats = npt.NDArray[np.float64]
 MAX_YAML_DEPTH = 50
+SETTINGS = "config.yaml"  # in the folder of every run
+ARCHIVE = "records.jsonl.xz"  # in a folder with the records of many runs; see `Record`
 N_LOCK_ATTEMPTS = 3  # `is_locked` of another process holds a lock for an instant
+IN_ARCHIVE = "in an archive of records, without weights: give the folder of a run"
 # <name>.json in a run folder that an evaluation must not overwrite.
 RESERVED_NAMES = ("data", "environment", "error", "pruned", "results", "summary")
 
@@ -92,10 +95,12 @@ class RunFolder:
             RunError: the folder holds no run; the message suggests a similar one.
         """
         folder = Path(path)
-        if (folder / "config.yaml").is_file():
+        if (folder / SETTINGS).is_file():
             return cls(folder)
+        if any((path / ARCHIVE).is_file() for path in (folder, folder.parent)):
+            raise RunError(f"{key}={folder} is {IN_ARCHIVE}")
         # a run above or below the path, else one with a similar name
-        above = [up for up in folder.parents if (up / "config.yaml").is_file()]
+        above = [up for up in folder.parents if (up / SETTINGS).is_file()]
         related = [*above, *sorted(_runs_below(folder), key=_is_unfinished)]
         nearby = [
             str(run) for up in (folder.parent, folder.parent.parent) for run in _runs_below(up)
@@ -176,10 +181,7 @@ class RunFolder:
         Raises:
             RunError: it is broken, or has interpolations `${…}`, which could read the environment.
         """
-        content = read_yaml(self.path / "config.yaml")
-        if not isinstance(content, dict) or "${" in str(content):
-            raise RunError(f"{self.path / 'config.yaml'} is not a resolved configuration of a run")
-        return {str(key): value for key, value in content.items()}
+        return checked_settings(read_yaml(self.path / SETTINGS), self.path)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a small json file atomically."""
@@ -214,7 +216,7 @@ class RunFolder:
 
     def describe(self, container: Mapping[str, Any], overrides: list[str]) -> None:
         """Write config.yaml, overrides.yaml and environment.json."""
-        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(container))))
+        write_text(self.path / SETTINGS, OmegaConf.to_yaml(OmegaConf.create(dict(container))))
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
         self.write_json("environment.json", environment())
 
@@ -246,6 +248,13 @@ def read_yaml(path: Path) -> Any:
     except (yaml.YAMLError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(f"{path} is broken: {reason}. Restore it from a copy") from error
+
+
+def checked_settings(content: Any, folder: Path) -> dict[str, Any]:
+    """The saved settings of a run, if they are resolved; else raise RunError."""
+    if not isinstance(content, dict) or "${" in str(content):
+        raise RunError(f"{folder / SETTINGS} is not a resolved configuration of a run")
+    return {str(key): value for key, value in content.items()}
 
 
 def read_config(folder: RunFolder) -> Config:
@@ -282,29 +291,41 @@ def saved_by_this_version(folder: Path) -> Iterator[None]:
     except (ConfigError, OmegaConfBaseException) as error:
         reason = str(error).splitlines()[0]
         raise RunError(
-            f"{folder / 'config.yaml'} is broken, or of another version of headwise: {reason}"
+            f"{folder / SETTINGS} is broken, or of another version of headwise: {reason}"
         ) from error
 
 
-def find_folders(patterns: Sequence[str], missing_ok: bool = False) -> list[Path]:
+def find_folders(patterns: Sequence[str]) -> list[Path]:
     """Folders of runs that match `patterns` (folders or globs), or up to two levels below.
 
-    Args:
-        missing_ok: ignore folders that do not exist.
-
     Raises:
-        RunError: a folder does not exist; the message suggests a similar one.
+        RunError: a folder does not exist, with a similar one; or an archive, without weights.
     """
-    return [run for run, names in list_folders(patterns, missing_ok) if "config.yaml" in names]
+    found = list_folders(patterns)
+    for path, names in found:
+        if ARCHIVE in names or (path.parent / ARCHIVE).is_file():
+            raise RunError(f"{path} is {IN_ARCHIVE}")
+    return [run for run, names in found if SETTINGS in names]
 
 
 def list_folders(
     patterns: Sequence[str], missing_ok: bool = False
 ) -> list[tuple[Path, frozenset[str]]]:
-    """Like `find_folders`, with the names in each folder; includes runs that failed to start."""
-    folders: dict[tuple[int, int], tuple[Path, frozenset[str]]] = {}
+    """Like `find_folders`, with the names in each folder.
+
+    Includes archives, runs that failed to start, and the patterns ARCHIVE/NAME, without names.
+
+    Args:
+        patterns: folders or globs.
+        missing_ok: ignore folders that do not exist.
+    """
+    folders: dict[Any, tuple[Path, frozenset[str]]] = {}
     for pattern in patterns:
-        paths = matching_paths(Path(pattern).expanduser())
+        path = Path(pattern).expanduser()
+        if (path.parent / ARCHIVE).is_file():
+            folders[path] = path, frozenset()
+            continue
+        paths = matching_paths(path)
         if not paths and not missing_ok:
             above = Path(pattern).parent
             nearby = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
@@ -324,7 +345,7 @@ def _is_unfinished(run: Path) -> bool:
 
 
 def _runs_below(folder: Path) -> list[Path]:
-    return [run for run, names in _scan(folder, 2) if "config.yaml" in names]
+    return [run for run, names in _scan(folder, 2) if SETTINGS in names]
 
 
 def _scan(folder: Path, depth: int) -> Iterator[tuple[Path, frozenset[str]]]:
@@ -334,7 +355,7 @@ def _scan(folder: Path, depth: int) -> Iterator[tuple[Path, frozenset[str]]]:
             below = {entry.name: entry for entry in entries}
     except OSError:  # not a folder, or not readable
         return
-    if "config.yaml" in below or "error.json" in below:
+    if below.keys() & {SETTINGS, "error.json", ARCHIVE}:
         yield folder, frozenset(below)
     elif depth:
         for name in sorted(below):

@@ -68,7 +68,12 @@ class Results:
         Raises:
             RunError: the file is broken, or holds keys of another version.
         """
-        content = read_checked(path, cls)
+        return cls.of(read_json(path, missing_ok=True), path)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], path: Path) -> Results | None:
+        """The content of results.json; see `read`."""
+        check_content(content, cls, path)
         is_finished = content.get("status") == FINISHED
         return cls(**content) if is_finished else None
 
@@ -88,19 +93,18 @@ class Results:
         return self.scores.get(split or "", {}).get(metric, {})
 
 
-def read_checked(path: Path, kind: type) -> dict[str, Any]:
-    """Content of a json file that has fields of the dataclass `kind`; empty without a file.
+def check_content(content: Mapping[str, Any], kind: type, path: Path) -> None:
+    """Check that a json file has only fields of the dataclass `kind`.
 
     Raises:
         RunError: the file is broken, or holds keys of another version.
     """
-    content, hints = read_json(path, missing_ok=True), _hints(kind)
+    hints = _hints(kind)
     if unknown := content.keys() - hints.keys():
         raise RunError(f"{path} is of another version: unknown {', '.join(sorted(unknown))}")
     wrong = [key for key, value in content.items() if not _fits(value, hints[key])]
     if wrong:
         raise RunError(f"{path} is broken: {wrong[0]} has a value of a wrong type")
-    return content
 
 
 _hints = cache(get_type_hints)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import Pruned, RunError
-from headwise.files import is_locked, read_json, write_json
-from headwise.runs.folder import RunFolder, read_yaml
-from headwise.runs.results import Results, read_checked
+from headwise.files import is_locked, write_json
+from headwise.runs.folder import SETTINGS
+from headwise.runs.record import Record
+from headwise.runs.results import Results, check_content
 from headwise.track.jsonl import last_record
 
 NAME = "summary.json"
@@ -55,35 +56,32 @@ class Summary:
         return dataclasses.replace(self, update=results.updates, finished=True, scores=scores)
 
     @classmethod
-    def read(cls, folder: Path, names: Collection[str]) -> Summary:
+    def read(cls, run: Record) -> Summary:
         """The summary of a run; without a file, from the settings and results.
 
         Raises:
             RunError: a file is broken.
         """
-        if NAME in names:
+        if NAME in run.present:
+            content = run.json(NAME)
+            check_content(content, cls, run.folder / NAME)
             try:
-                return cls(**read_checked(folder / NAME, cls))
+                return cls(**content)
             except TypeError as error:  # a field is missing
-                raise RunError(f"{folder / NAME} is broken: {error}") from error
-        run = RunFolder(folder)
-        config, results = run.read_config(), run.read_results()
+                raise RunError(f"{run.folder / NAME} is broken: {error}") from error
+        config, results = run.part("config"), run.results
         try:
             task = config["task"]["_target_"].rpartition(".")[2].lower()
             trainer = config["trainer"]
-            overrides = [str(item) for item in read_yaml(folder / "overrides.yaml")]
+            overrides = [str(item) for item in run.part("overrides")]
             summary = cls(task, str(trainer["monitor"]), overrides, int(trainer["max_updates"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"{folder} is broken, or of another version: {error!r}") from error
+            raise RunError(f"{run.folder} is broken, or of another version: {error!r}") from error
         return summary if results is None else summary.with_results(results)
 
 
-def status(folder: Path, names: Collection[str]) -> dict[str, Any]:
+def status(run: Record) -> dict[str, Any]:
     """State and scores of a run, in words and numbers.
-
-    Args:
-        folder: of the run.
-        names: of the files in it.
 
     Returns:
         status (running, finished, interrupted, failed, pruned or broken), reason, update,
@@ -91,23 +89,23 @@ def status(folder: Path, names: Collection[str]) -> dict[str, Any]:
         unfinished run, scores of its last validation. Values that do not exist are left out.
     """
     try:
-        error = read_json(folder / "error.json") if "error.json" in names else {}
-        if "config.yaml" not in names:  # it failed before the run had a folder
+        error = run.part("error") or {}
+        if SETTINGS not in run.present:  # it failed before the run had a folder
             return _failed(error)
-        summary = Summary.read(folder, names)
+        summary = Summary.read(run)
         values = {name: getattr(summary, name) for name in ("task", "metric", "overrides")}
         values |= {"update": summary.update, "max_updates": summary.max_updates}
         if error:
             return values | _failed(error)
-        if summary.finished and "results.json" in names:
+        if summary.finished and "results.json" in run.present:
             scores = summary.scores.items()
             flat = {f"{split}/{name}": v for split, named in scores for name, v in named.items()}
             return {"status": "finished"} | values | flat
-        if "pruned.json" in names:  # written by `headwise prune`, not trained
+        if run.json("pruned.json"):  # written by `headwise prune`, not trained
             return {"status": "pruned"} | values
-        running = bool(is_locked(folder / ".lock"))
+        running = bool(is_locked(run.folder / ".lock"))
         state = {"status": "running" if running else "interrupted"}
-        return state | values | _progress(folder / "metrics.jsonl", summary, running)
+        return state | values | _progress(run.folder / "metrics.jsonl", summary, running)
     except (RunError, OSError) as problem:
         return {"status": "broken", "reason": str(problem)}
 

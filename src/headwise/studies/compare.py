@@ -16,7 +16,6 @@ import pandas as pd
 from headwise.errors import DataError, RunError
 from headwise.metrics.metric import Floats, Metric
 from headwise.metrics.significance import mean_interval, paired_bootstrap
-from headwise.runs.folder import RunFolder
 from headwise.studies.match import Matching, SavedRun, Unused
 from headwise.studies.study import Column, Recipe, Study
 
@@ -87,7 +86,7 @@ def _score_rows(
                 **{"run": str(run.folder), "saved": run, "recipe_updates": recipe.max_updates},
                 **{"updates": run.updates, "stopped_early": results.stopped_early},
                 "precision": run.settings["trainer"]["precision"],
-                **{"text": run.text and run.text[:8], "train_pairs": run.train_pairs},
+                **{"text": run.text_hash and run.text_hash[:8], "train_pairs": run.train_pairs},
             }
 
 
@@ -190,10 +189,9 @@ def supported(over_seeds: tuple[float, float] | None) -> bool:
 def saved_items(run: SavedRun, metric: Metric, test: str) -> Floats:
     """Read the saved statistics of the test items; check that they give the saved score."""
     saved = None if run.results is None else run.results.score(test, metric.name)
-    folder = RunFolder(run.folder)
-    items = folder.read_sums(test, metric.unit)
+    items = run.sums(test, metric.unit)
     if saved is None or items is None:
-        file = folder.sums_file(test, metric.unit).relative_to(run.folder)
+        file = f"sums/{test}.{metric.unit}.npz"
         raise DataError(f"{run.folder} has no {metric.name if saved is None else file}")
     score = metric.score(items)
     if abs(score - saved) > ROUNDING:
@@ -205,13 +203,13 @@ def saved_items(run: SavedRun, metric: Metric, test: str) -> Floats:
 
 def check_references(runs: Sequence[SavedRun], test: str) -> None:
     """Raise `DataError` unless runs with references of `test` have the same ones."""
-    texts: dict[bytes, SavedRun] = {}
+    texts: dict[str, SavedRun] = {}
     for run in runs:
         if run.references:
-            path = run.folder / run.references.format(split=test)
-            if not path.is_file():
-                raise DataError(f"{path} not found")
-            texts.setdefault(path.read_bytes(), run)
+            name = run.references.format(split=test)
+            if (text := run.text(name)) is None:
+                raise DataError(f"{run.folder / name} not found")
+            texts.setdefault(text, run)
     if len(texts) > 1:
         folders = ", ".join(str(run.folder) for run in texts.values())
         raise DataError(f"the references of {test} differ in {folders}")

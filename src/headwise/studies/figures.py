@@ -6,6 +6,7 @@ do not exist.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,13 +16,13 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, Table, read_settings
+from headwise.analysis.tables import DENSITY, HEADS, LAYERS, Table, read_settings
 from headwise.plots import runs as plots
 from headwise.plots.confusion import confusion_matrix
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
 from headwise.plots.training import training_figures as plots_of_training
-from headwise.runs.folder import RunFolder, read_config
+from headwise.runs.record import Record
 from headwise.studies.match import SavedRun
 from headwise.studies.pruning import effective_heads, pruning_tables
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
@@ -29,31 +30,30 @@ from headwise.tasks.predictions import CONFUSION
 from headwise.tasks.predictions import FOLDER as PREDICTIONS
 from headwise.tasks.scores import main_metric
 from headwise.tasks.task import task_of
-from headwise.track.jsonl import read_if_exists
 
 Read = Callable[[SavedRun], pd.DataFrame]
 HEAD = ["site", "layer", "head"]
 
 
-def draw_figures(runs: Sequence[Path], output: Path) -> list[Path]:
+def draw_figures(runs: Sequence[SavedRun], output: Path) -> list[Path]:
     """Draw the figures of runs; runs that differ only in their seed are one line.
 
     Args:
-        runs: their folders.
+        runs: finished or not.
         output: folder of the files, created if it does not exist.
 
     Returns:
         Paths of the files; empty if nothing was measured.
 
     Raises:
-        RunError: a folder is not a run folder.
+        RunError: a run is broken, or of another version.
         DataError: another version wrote a table.
     """
     figures = figures_of(runs)
     return [file for name, figure in figures.items() for file in save(figure, output / name)]
 
 
-def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
+def figures_of(runs: Sequence[SavedRun]) -> dict[str, Figure]:
     """Return file name -> figure; with several corpora one file per corpus, with its name.
 
     The validation scores of all corpora are one figure. A single run has its training figures
@@ -77,49 +77,50 @@ def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
     return figures
 
 
-def training_figures(run: Path) -> dict[str, Figure]:
+def training_figures(run: SavedRun) -> dict[str, Figure]:
     """Return file name -> figure of one run over its training, with its name in the titles.
 
     Args, raises: as for `draw_figures`.
     """
     (corpus,) = corpus_rows([run])
     (name,) = corpus.rows
-    return drawn_from_records(RunFolder.existing(run), f"{display_name(name)}, {corpus.corpus}")
+    return drawn_from_records(run, f"{display_name(name)}, {corpus.corpus}")
 
 
-def drawn_from_records(folder: RunFolder, name: str = "") -> dict[str, Figure]:
+def drawn_from_records(run: Record, name: str = "") -> dict[str, Figure]:
     """Return file name -> figure of a run over its training, from its records.
 
     Args:
-        folder: of the run.
+        run: with its records.
         name: of what was trained, for the titles.
     """
-    config = read_config(folder)
+    config = run.config
     main, *others = task_of(config).quick().metrics()
     shown = [main, *(metric for metric in others if metric.name == "loss")]
     labels = {metric.name: metric.scoped_label for metric in shown}
-    heads, metrics = (read_if_exists(record) for record in (folder.heads, folder.metrics))
+    heads, metrics = (run.part(name) or [] for name in ("heads", "metrics"))
     drawn = plots_of_training(heads, metrics, labels, name, config.model.heads)
-    return drawn | _confusion(folder, name)
+    return drawn | _confusion(run, name)
 
 
-def _confusion(folder: RunFolder, name: str) -> dict[str, Figure]:
+def _confusion(run: Record, name: str) -> dict[str, Figure]:
     """Return file name -> figure of the confusion matrices of a classifier."""
     of_run = f" ({name})" if name else ""
     figures = {}
-    for path in sorted((folder.path / PREDICTIONS).glob(f"*{CONFUSION}")):
-        split = path.name.removesuffix(CONFUSION)
+    for file in run.names(f"{PREDICTIONS}/*{CONFUSION}"):
+        split = file.removeprefix(f"{PREDICTIONS}/").removesuffix(CONFUSION)
         with failure_as_warning(f"confusion-{split}"):
             # names of classes are text, "NA" too
-            counts = pd.read_csv(path, index_col=0, dtype={"label": str}, keep_default_na=False)
+            text = io.StringIO(run.text(file))
+            counts = pd.read_csv(text, index_col=0, dtype={"label": str}, keep_default_na=False)
             title = f"Predictions of {split}{of_run}"
             figures[f"confusion-{split}"] = confusion_matrix(counts, title)
     return figures
 
 
-def unanalysed(runs: Sequence[Path]) -> list[Path]:
-    """Return the run folders without an analysis of their heads."""
-    return [run for run in runs if not HEADS.path(run / FOLDER).is_file()]
+def unanalysed(runs: Sequence[SavedRun]) -> list[Path]:
+    """Return the folders of the runs without an analysis of their heads."""
+    return [run.folder for run in runs if not HEADS.is_in(run)]
 
 
 def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Callable[[], Figure]]]:
@@ -168,20 +169,15 @@ def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
 
 def _by_other_settings(corpus: CorpusRows, key: str) -> CorpusRows:
     """Return the runs of a corpus in rows that may differ in the setting `key` too."""
-    runs = [
-        replace(run, decisive={k: v for k, v in run.decisive.items() if k != key})
-        for runs in corpus.rows.values()
-        for run in runs
-    ]
-    return replace(corpus, rows=named_rows(runs))
+    runs = [run for runs in corpus.rows.values() for run in runs]
+    return replace(corpus, rows=named_rows(runs, key))
 
 
 def _analysed(table: Table) -> Read:
     """Return a reader of a table of the analysis; empty if a run has no such table."""
 
     def read(run: SavedRun) -> pd.DataFrame:
-        folder = run.folder / FOLDER
-        rows = table.read(folder) if table.path(folder).is_file() else []
+        rows = table.read(run) if table.is_in(run) else []
         return pd.DataFrame(rows, columns=list(table.columns))
 
     return read
@@ -193,7 +189,7 @@ def _measured_on(corpus: CorpusRows) -> str:
     texts = {
         (settings.get("sentences"), settings.get("unit"), settings.get("split"))
         for run in runs
-        if (settings := read_settings(run.folder / FOLDER))
+        if (settings := read_settings(run))
     }
     if len(texts) != 1:
         return ""
@@ -205,7 +201,7 @@ def _alpha_ends(run: SavedRun) -> pd.DataFrame:
     """Return α of the heads at the start, and in the weights of the final scores."""
     records: list[Any] = [
         {"update": record["update"], "alpha": record["alpha"]}
-        for record in read_if_exists(RunFolder(run.folder).heads)
+        for record in run.part("heads") or ()
         if record.get("alpha")
     ]
     scored = {} if run.results is None else run.results.alpha
@@ -218,7 +214,7 @@ def _alpha_ends(run: SavedRun) -> pd.DataFrame:
 def _pruning(run: SavedRun) -> pd.DataFrame:
     """Return the score by the share of removed heads, for the sites of each curve."""
     rows: list[tuple[str, float, float]] = []
-    for curve in pruning_tables(run.folder, "curve"):
+    for curve in pruning_tables(run, "curve"):
         is_all = {*run.sites} == {*curve["sites"]}
         sites = plots.ALL_HEADS if is_all else " and ".join(curve["sites"])
         rows += [(sites, row["removed"], row[curve["metric"]]) for row in curve["rows"]]
@@ -234,7 +230,7 @@ def _by_n_heads(run: SavedRun) -> pd.DataFrame:
     values = {
         f"test {run.metric.label}": score,
         "diversity of a layer": layers.mean() if len(layers) else None,
-        "effective heads": effective_heads(run.folder),
+        "effective heads": effective_heads(run),
     }
     rows = [(name, value) for name, value in values.items() if value is not None]
     table = pd.DataFrame(rows, columns=["measure", "value"])
@@ -243,7 +239,7 @@ def _by_n_heads(run: SavedRun) -> pd.DataFrame:
 
 def _scores(run: SavedRun) -> pd.DataFrame:
     """Return the main validation score of a run by update."""
-    records, name = read_if_exists(RunFolder(run.folder).metrics), f"valid/{run.metric.name}"
+    records, name = run.part("metrics") or (), f"valid/{run.metric.name}"
     rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]
     label = main_metric(run.task.quick()).scoped_label
     return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=label)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,22 +18,18 @@ from headwise.analysis.trajectories import (
     spearman,
     spearman_interval,
 )
+from headwise.runs.record import Record
 from headwise.studies.pruning import effective_heads
 
 Value = tuple[str, str | None, int | None, float | None]
 
 
-def analysis_facts(run: Path, analysis: Path) -> list[dict[str, Any]]:
-    """Return every measured quantity of a run, from its pruning table and its analysis.
-
-    Args:
-        run: its folder.
-        analysis: folder of its analysis.
-    """
-    heads, layers = (_numbers(table, analysis) for table in (HEADS, LAYERS))
+def analysis_facts(run: Record) -> list[dict[str, Any]]:
+    """Return every measured quantity of a run, from its pruning table and its analysis."""
+    heads, layers = (_numbers(table, run) for table in (HEADS, LAYERS))
     first = heads[heads.site.isin(heads.site[:1])]
     values = [*_position_values(heads), *_word_values(first)]
-    queries = _numbers(DENSITY, analysis)
+    queries = _numbers(DENSITY, run)
     for site, rows in heads.groupby("site", sort=False):
         spread = rows.groupby("layer").density.std().mean()
         of_site = queries[queries.site == site]
@@ -51,9 +46,9 @@ def analysis_facts(run: Path, analysis: Path) -> list[dict[str, Any]]:
             ("density_spread", site, None, spread),
             ("confidence", site, None, rows.confidence.median()),
         ]
-    values += _trajectory_values(TRAJECTORIES.read(analysis))
-    if OTHERS.path(analysis).is_file():
-        others = _numbers(OTHERS, analysis)
+    values += _trajectory_values(TRAJECTORIES.read(run))
+    if OTHERS.is_in(run):
+        others = _numbers(OTHERS, run)
         gradients = others[others.statistic == "query_gradient"].groupby(["site", "layer"])
         means = gradients.value.mean().items()
         values += [("query_gradient", *place, mean) for place, mean in means]
@@ -68,10 +63,10 @@ def analysis_facts(run: Path, analysis: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _numbers(table: Table, analysis: Path) -> pd.DataFrame:
+def _numbers(table: Table, run: Record) -> pd.DataFrame:
     """Read a table of an analysis; NaN for numbers that were not measured."""
     floats = {name: float for name, kind in table.columns.items() if kind is float}
-    return pd.DataFrame(table.read(analysis), columns=list(table.columns)).astype(floats)
+    return pd.DataFrame(table.read(run), columns=list(table.columns)).astype(floats)
 
 
 def _position_values(heads: pd.DataFrame) -> Iterator[Value]:
@@ -106,9 +101,9 @@ def _n_heads(heads: pd.DataFrame, role: str, column: str) -> float:
     return _has(heads, role).sum() if heads[column].notna().any() else math.nan
 
 
-def facts_of_all_seeds(analyses: Sequence[Path]) -> list[dict[str, Any]]:
+def facts_of_all_seeds(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """Return what is measured over the heads of several runs together."""
-    rows = [row for analysis in analyses for row in TRAJECTORIES.read(analysis)]
+    rows = [row for run in runs for row in TRAJECTORIES.read(run)]
     facts = []
     for site, at_site in _by_site(rows).items():
         first, last = ([row[name] for row in at_site] for name in ("first", "last"))

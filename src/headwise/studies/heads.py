@@ -6,7 +6,7 @@ The quantities are those of Correia et al. 2019, section 5.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
 from headwise.metrics.significance import mean_interval
 from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
-from headwise.studies.match import read_run
+from headwise.studies.match import SavedRun
 from headwise.studies.quantities import OF_A_SITE, QUANTITIES
 from headwise.studies.render import Table, pivot
 from headwise.studies.rows import named_rows
@@ -31,25 +31,25 @@ BY_SEED = "over seeds with its 95 % interval (Student's t). Seeds:"
 GLOSSARY = "The quantities are explained in the guide, docs/first-run.md, Terms."
 
 
-def write_comparison(runs: Mapping[Path, Path], output: Path) -> str:
+def write_comparison(runs: Sequence[SavedRun], output: Path) -> str:
     """Write comparison.csv and comparison.md, and return the text of the latter.
 
     Args:
-        runs: folder of each run -> folder of its analysis.
+        runs: with an analysis.
         output: folder of the files.
     """
-    labels = dict(zip(runs, run_labels(list(runs)), strict=True))
+    labels = dict(zip(runs, run_labels(runs), strict=True))
     rows = [
-        {"row": labels[run], "run": str(run), **value}
-        for run, analysis in runs.items()
-        for value in analysis_facts(run, analysis)
+        {"row": label, "run": str(run.folder), **value}
+        for run, label in labels.items()
+        for value in analysis_facts(run)
     ]
     frame = head_frame(_tidy(rows), ["row"])
     notes = [f"– : not measured, or no such head. {GLOSSARY}"]
-    for run, analysis in runs.items():
-        settings = read_settings(analysis)
+    for run, label in labels.items():
+        settings = read_settings(run)
         notes.append(
-            f"{labels[run]}: `{run}`, {settings['sentences']} sentences of {settings['split']}, "
+            f"{label}: `{run.folder}`, {settings['sentences']} sentences of {settings['split']}, "
             f"weights `{settings['checkpoint']}`"
         )
     text = Table("", frame, notes).markdown()
@@ -68,19 +68,18 @@ def _tidy(facts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return table.where(table.notna(), None)
 
 
-def run_labels(folders: Sequence[Path]) -> list[str]:
+def run_labels(runs: Sequence[SavedRun]) -> list[str]:
     """Return a short unique name for each run, with its folder if necessary."""
-    runs = [read_run(folder) for folder in folders]
     names = {
         run.folder: name if len(same) == 1 else f"{name}, seed {run.seed}"
         for name, same in named_rows(runs).items()
         for run in same
     }
-    labels = [names[folder] for folder in folders]
+    labels = [names[run.folder] for run in runs]
     for name in ("{0.name}", "{0.parent.name}/{0.name}", "{0}"):  # until they are unique
         labels = [
-            name.format(folder.resolve()) if labels.count(label) > 1 else label
-            for folder, label in zip(folders, labels, strict=True)
+            name.format(run.folder.resolve()) if labels.count(label) > 1 else label
+            for run, label in zip(runs, labels, strict=True)
         ]
     return labels
 
@@ -165,7 +164,7 @@ def interval_text(values: Sequence[float], shown: Callable[[float], str]) -> str
 
 
 def head_tables(
-    study: Study, runs: pd.DataFrame, analyses: Mapping[Path, Path]
+    study: Study, runs: pd.DataFrame, analysed: Collection[Path]
 ) -> tuple[pd.DataFrame, list[Table]]:
     """Return the quantities of the heads, a row each, and a table for each column of the study.
 
@@ -174,9 +173,9 @@ def head_tables(
     Args:
         study: its yaml.
         runs: of `headwise.studies.compare.Compared`.
-        analyses: folder of a run -> folder of its analysis.
+        analysed: folders of the runs with an analysis.
     """
-    published, measured = map(_tidy, (_published_facts(study), _measured_facts(runs, analyses)))
+    published, measured = map(_tidy, (_published_facts(study), _measured_facts(runs, analysed)))
     tables = []
     for name, ours in measured.groupby("column", sort=False):
         rows = [row for row in study.rows if row in set(ours.row)]
@@ -224,14 +223,14 @@ def _published_facts(study: Study) -> Iterator[dict[str, Any]]:
             yield {**place, "row": row, **about, "note": numbers.text.get(row)}
 
 
-def _measured_facts(runs: pd.DataFrame, analyses: Mapping[Path, Path]) -> Iterator[dict[str, Any]]:
+def _measured_facts(runs: pd.DataFrame, analysed: Collection[Path]) -> Iterator[dict[str, Any]]:
     """Yield the quantities of each run, and of the runs of a cell together."""
     for (column, row), cell in runs.groupby(["column", "row"], sort=False):
         place = {"column": column, "row": row, "origin": "ours"}
-        analysed = [run for run in cell.saved if run.folder in analyses]
-        for run in analysed:
+        of_cell = [run for run in cell.saved if run.folder in analysed]
+        for run in of_cell:
             about = {"seed": run.seed, "run": str(run.folder)}
-            for fact in analysis_facts(run.folder, analyses[run.folder]):
+            for fact in analysis_facts(run):
                 yield {**place, **about, **fact}
-        for fact in facts_of_all_seeds([analyses[run.folder] for run in analysed]):
+        for fact in facts_of_all_seeds(of_cell):
             yield {**place, **fact}

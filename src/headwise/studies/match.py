@@ -7,63 +7,54 @@ configuration equals the recipe's; other runs are listed with the differing keys
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from headwise.config.instantiate import target_class
-from headwise.config.saved import current, located
-from headwise.config.schema import Config
-from headwise.files import read_json
+from headwise.config.saved import located
 from headwise.metrics.metric import Metric
-from headwise.runs.folder import RunFolder, saved_by_this_version, typed_config
-from headwise.runs.results import Results
+from headwise.runs.record import Record
 from headwise.studies.study import Recipe, decisive
 from headwise.tasks.scores import main_metric
 from headwise.tasks.task import Task, task_of
-from headwise.track.jsonl import read_if_exists
 
 CellKey = tuple[str, str]  # row and column of a cell
-MACHINE = ("platform", "cpus", "threads", "gpu", "world_size")  # keys that speed depends on
-
-SPEED = "time/tokens_per_second"  # of metrics.jsonl
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """The content of a run folder.
-
-    Attributes:
-        folder: its path.
-        settings: the saved configuration as plain types, with the keys of this version.
-        decisive: flat keys that determine its result, without the seed.
-        results: None if the run is not finished.
-        text: hash of the training text, None if not recorded.
-        vocabulary: hash of its tokens, None if not recorded.
-        train_pairs: number of training pairs, None if not recorded.
-        machine: the keys of MACHINE.
-    """
-
-    folder: Path
-    settings: Mapping[str, Any]
-    decisive: Mapping[str, Any]
-    results: Results | None
-    text: str | None
-    vocabulary: str | None
-    train_pairs: int | None
-    machine: Mapping[str, Any]
-
-    @functools.cached_property
-    def config(self) -> Config:
-        """The typed configuration."""
-        return typed_config(self.settings, self.folder)
+class SavedRun(Record):
+    """The record of a run with its task, for tables and figures."""
 
     @property
     def seed(self) -> int:
         """The seed of the run."""
         return int(self.settings["seed"])
+
+    @functools.cached_property
+    def decisive(self) -> Mapping[str, Any]:
+        """Flat keys that determine its result, without the seed."""
+        return decisive(self.settings)
+
+    @functools.cached_property
+    def data(self) -> Mapping[str, Any]:
+        """The content of data.json; older records lack it."""
+        return self.part("data") or {}
+
+    @property
+    def text_hash(self) -> str | None:
+        """Hash of the training text, None if not recorded."""
+        return self.data.get("text")
+
+    @property
+    def vocabulary(self) -> str | None:
+        """Hash of its tokens, None if not recorded."""
+        return self.data.get("vocabulary")
+
+    @property
+    def train_pairs(self) -> int | None:
+        """Number of training pairs, None if not recorded."""
+        pairs: int | None = self.data.get("train", {}).get("pairs")
+        return pairs
 
     @functools.cached_property
     def task(self) -> Task[Any]:
@@ -91,20 +82,6 @@ class SavedRun:
         """Site -> number of layers, in the order of the model."""
         return {site.name: site.n_layers for site in self.task.sites()}
 
-    @property
-    def updates(self) -> int:
-        """Number of updates done; 0 if nothing was saved yet."""
-        if self.results is not None:
-            return self.results.updates
-        return int(RunFolder(self.folder).read_last().get("update", 0))
-
-    @functools.cached_property
-    def tokens_per_second(self) -> float | None:
-        """Median training speed over the logging windows; pauses do not count."""
-        records = read_if_exists(RunFolder(self.folder).metrics)
-        windows = [record[SPEED] for record in records if record.get(SPEED)]
-        return statistics.median(windows) if windows else None
-
 
 @dataclass(frozen=True)
 class Unused:
@@ -128,31 +105,7 @@ class Matching:
     unused: list[Unused] = field(default_factory=list)
 
 
-def read_run(path: Path) -> SavedRun:
-    """Read a run folder.
-
-    Raises:
-        RunError: config.yaml or results.json is invalid or from another version.
-    """
-    folder = RunFolder.existing(path)
-    with saved_by_this_version(path):
-        settings = current(folder.read_config())
-    environment, data = (
-        read_json(path / name, missing_ok=True) for name in ("environment.json", "data.json")
-    )
-    return SavedRun(
-        folder=path,
-        settings=settings,
-        decisive=decisive(settings),
-        results=folder.read_results(),
-        text=data.get("text"),
-        vocabulary=data.get("vocabulary"),
-        train_pairs=data.get("train", {}).get("pairs"),
-        machine={key: environment.get(key) for key in MACHINE},
-    )
-
-
-def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[int]) -> Matching:
+def match(recipes: Sequence[Recipe], runs: Sequence[SavedRun], seeds: Sequence[int]) -> Matching:
     """Assign each run to the cells whose recipe it follows.
 
     Of two finished runs of one cell and seed, the one with more updates is used, else the first;
@@ -161,18 +114,17 @@ def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[in
     Raises:
         RunError: a run is broken, or of another version.
     """
-    matching = Matching(used={(r.cell.row, r.cell.column): [] for r in recipes})
-    for path in folders:
-        run = read_run(path)
-        matching.runs.append(run)
+    used: dict[CellKey, list[SavedRun]] = {(r.cell.row, r.cell.column): [] for r in recipes}
+    matching = Matching([*runs], used)
+    for run in runs:
         differences = [differing(run, recipe) for recipe in recipes]
         if all(differences) and recipes:
             matching.unused.append(_nearest(run, recipes, differences))
         for recipe, keys in zip(recipes, differences, strict=True):
             if not keys:
                 _assign(matching, run, recipe, seeds)
-    for runs in matching.used.values():
-        runs.sort(key=lambda run: run.seed)
+    for of_cell in used.values():
+        of_cell.sort(key=lambda run: run.seed)
     return matching
 
 
@@ -196,7 +148,7 @@ def _assign(matching: Matching, run: SavedRun, recipe: Recipe, seeds: Sequence[i
 def _unfit(run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> str | None:
     """Return why a run of a recipe is not used, as the end of a message; None if it is used."""
     if run.results is None:
-        failed = read_json(run.folder / "error.json", missing_ok=True).get("message")
+        failed = (run.part("error") or {}).get("message")
         if failed is not None:
             return f": failed: {' '.join(str(failed).split())}"
         return f": not finished ({run.updates:,} updates done)"

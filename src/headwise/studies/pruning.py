@@ -6,31 +6,27 @@ Heads are masked in order of importance, without training (Michel et al. 2019).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from headwise.files import read_json
+from headwise.runs.record import Record
 
 SIGNIFICANT = 0.05  # largest p-value of a loss that counts
 
 
-def effective_heads(folder: Path) -> int | None:
+def effective_heads(run: Record) -> int | None:
     """Count the heads of all sites that are left before the first significant loss.
 
     Heads are removed in order of importance, without training. Significant: p below 0.05 in the
     paired bootstrap against all heads. None if the run has no curve (`prune run=… table=true`).
     """
-    path = folder / "pruning" / "curve.json"
-    if not path.is_file():
-        return None
-    curve, left = read_json(path), None
-    for row in curve["rows"]:  # from all heads to none
+    curve, left = run.json("pruning/curve.json"), None
+    for row in curve.get("rows", ()):  # from all heads to none
         if row["difference"] < 0 and row["p_value"] < SIGNIFICANT:
             break
         left = sum(row[site] for site in curve["sites"])
     return left
 
 
-def pruning_tables(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
+def pruning_tables(run: Record, kind: str) -> Iterator[dict[str, Any]]:
     """Yield the tables of a kind (curve, one_removed, one_left) that `headwise prune` wrote."""
-    yield from map(read_json, sorted((folder / "pruning").glob(f"{kind}*.json")))
+    yield from map(run.json, run.names(f"pruning/{kind}*.json"))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from headwise.plots.style import drawable
-from headwise.studies.match import SavedRun, differing_keys, read_run
+from headwise.studies.match import SavedRun, differing_keys
 from headwise.studies.names import OTHER_GROUPS, choice_name, class_word, corpus_name
 
 FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
@@ -32,36 +31,36 @@ class CorpusRows:
     rows: Mapping[str, Sequence[SavedRun]]
 
 
-def corpus_rows(folders: Sequence[Path]) -> list[CorpusRows]:
-    """Group runs by corpus and choice, in the order of first occurrence.
-
-    Raises:
-        RunError: a folder is not a run folder, or of another version.
-    """
+def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
+    """Group runs by corpus and choice, in the order of first occurrence."""
     texts: dict[tuple[Any, ...], list[SavedRun]] = {}
-    for folder in folders:
-        run = read_run(folder)
+    for run in runs:
         languages = run.task.languages
-        key = run.config.data.name, languages, run.text, run.vocabulary
+        key = run.config.data.name, languages, run.text_hash, run.vocabulary
         texts.setdefault(key, []).append(run)
     corpora: list[CorpusRows] = []
-    for (name, languages, *_), runs in texts.items():
-        corpus = corpus_name(runs[0].config)
+    for (name, languages, *_), same_text in texts.items():
+        corpus = corpus_name(same_text[0].config)
         same = sum(other.corpus.partition(" (")[0] == corpus for other in corpora)
         if same:  # another text with the same name, or other tokens
             corpus = f"{corpus} (text {same + 1})"
         stem = "_".join([name, *languages, *([str(same + 1)] if same else [])])
-        corpora.append(CorpusRows(corpus, file_stem(stem), named_rows(runs)))
+        corpora.append(CorpusRows(corpus, file_stem(stem), named_rows(same_text)))
     return corpora
 
 
-def named_rows(runs: Sequence[SavedRun]) -> dict[str, list[SavedRun]]:
-    """Group runs of one corpus by choice, named by the attention and other differing keys."""
+def named_rows(runs: Sequence[SavedRun], but: str = "") -> dict[str, list[SavedRun]]:
+    """Group runs of one corpus by choice, named by the attention and other differing keys.
+
+    Args:
+        but: a key that may differ in a group.
+    """
     choices: list[tuple[Mapping[str, Any], list[SavedRun]]] = []
     for run in runs:
-        row = next((same for decisive, same in choices if decisive == run.decisive), None)
+        settings = {key: value for key, value in run.decisive.items() if key != but}
+        row = next((same for decisive, same in choices if decisive == settings), None)
         if row is None:
-            choices.append((run.decisive, [run]))
+            choices.append((settings, [run]))
         else:
             row.append(run)
     target_keys = [f"{group}._target_" for group in ("attention", *OTHER_GROUPS)]  # always named

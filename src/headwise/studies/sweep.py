@@ -17,7 +17,7 @@ import pandas as pd
 
 from headwise.runs.fingerprint import deciding
 from headwise.studies.compare import SCORES, Compared, differences
-from headwise.studies.match import read_run
+from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, Table, mean_and_deviation, pivot
 from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
@@ -40,11 +40,12 @@ def sweep_tables(
     `headwise.analysis.collect.head_statistics`.
 
     Args:
-        jobs: records of a sweep: overrides, and the folder of the run, an error, or interrupted.
+        jobs: records of a sweep: overrides, and the run or its folder, an error, or interrupted.
         n_resamples: of the intervals over items.
     """
     names = job_names(jobs)
-    runs = [read_run(Path(job["run"])) if "run" in job else None for job in jobs]
+    saved = [job.get("run") for job in jobs]
+    runs = [SavedRun(Path(run)) if isinstance(run, str) else run for run in saved]
     scores = pd.DataFrame(_scores(names, runs), columns=SCORES)
     baseline = BASELINE if BASELINE in names else names[0]
     facts = pd.DataFrame(_facts(jobs, names, runs), columns=["row", "quantity", "site", "value"])

@@ -28,7 +28,7 @@ from headwise.data.batch import Batch
 from headwise.errors import HeadwiseError, Interrupted, Pruned, refuse, require
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
-from headwise.runs.records import Records
+from headwise.runs.log import RunLog
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.interrupt import StopRequest
@@ -131,7 +131,7 @@ class Trainer:
     step: TrainingStep
     loader: Loader
     folder: RunFolder
-    records: Records
+    records: RunLog
     validate: Callable[[bool], Validation]
     reported: Callable[[], Mapping[str, HeadValues]]
     stop: StopRequest

@@ -11,7 +11,7 @@ from headwise.track.jsonl import JsonlWriter
 LAYER_STATISTICS = ("diversity",)  # one number per layer, not per head
 
 
-class Records:
+class RunLog:
     """metrics.jsonl and heads.jsonl of a folder; only the first rank writes.
 
     Args:

@@ -1,0 +1,303 @@
+"""The record of a run: its settings, scores and statistics, without weights and pictures.
+
+It is read from the folder of a run, or from an archive of many runs: a folder with
+`records.jsonl.xz`, one run per line, and `sums.npz`, the statistics of their test items.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from headwise.config.saved import current, named
+from headwise.config.schema import Config
+from headwise.errors import RunError, nearest
+from headwise.files import read_json, replacing
+from headwise.runs.fingerprint import comparable
+from headwise.runs.folder import (
+    ARCHIVE,
+    SETTINGS,
+    Floats,
+    RunFolder,
+    checked_settings,
+    list_folders,
+    read_yaml,
+    saved_by_this_version,
+    typed_config,
+)
+from headwise.runs.results import Results
+from headwise.track.jsonl import read_jsonl
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+R = TypeVar("R", bound="Record")
+FORMAT = 1
+SUMS = "sums.npz"
+PARTS = {  # of a record -> file of a run
+    "overrides": "overrides.yaml",
+    "config": "config.yaml",
+    "results": "results.json",
+    "data": "data.json",
+    "environment": "environment.json",
+    "error": "error.json",
+    "metrics": "metrics.jsonl",
+    "heads": "heads.jsonl",
+}
+READERS = {".yaml": read_yaml, ".json": read_json, ".jsonl": read_jsonl}
+TEXTS = ("*/*.csv", "*/*.json", "*/*.md", "*/*.sha256", "*/*.txt", "pruned.json", "results-*.json")
+OF_CORPUS = (".src.txt", ".ref.txt")  # others own them
+COSTS = ("updates", "tokens_per_second", "wall_seconds")  # of results, in a frame
+DATE = (1980, 1, 1, 0, 0, 0)  # of the files in an archive, so that its bytes are the same
+
+
+class Record:
+    """The record of a run; its parts are read when they are used.
+
+    Args:
+        folder: of the run; of an archived run ARCHIVE/NAME.
+        content: of an archived run: its line.
+        present: names of the files in the folder, as `list_folders` returns them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        content: Mapping[str, Any] | None = None,
+        present: frozenset[str] = frozenset(),
+    ) -> None:
+        self.folder, self._content = folder, content
+        self.present = present
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether it is in an archive, without weights."""
+        return self._content is not None
+
+    def part(self, name: str) -> Any:
+        """One of PARTS as plain types; None if the run has none.
+
+        Raises:
+            RunError: the file is broken.
+        """
+        if self._content is not None:
+            return self._content.get(name)
+        path = self.folder / PARTS[name]
+        return READERS[path.suffix](path) if path.is_file() else None
+
+    def names(self, pattern: str) -> list[str]:
+        """Names of the texts, such as `analysis/heads.csv`, that match a pattern."""
+        if self._content is not None:
+            names = self._content.get("files", {})
+            return sorted(name for name in names if fnmatchcase(name, pattern))
+        paths = sorted(self.folder.glob(pattern))
+        return [str(path.relative_to(self.folder)) for path in paths]
+
+    def text(self, name: str) -> str | None:
+        """A text by its name; None if the run has none."""
+        if self._content is not None:
+            text: str | None = self._content.get("files", {}).get(name)
+            return text
+        path = self.folder / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The content of a JSON text; empty if the run has none.
+
+        Raises:
+            RunError: it is broken.
+        """
+        if self._content is None:
+            return read_json(self.folder / name, missing_ok=True)
+        content: dict[str, Any] = json.loads(self.text(name) or "{}")
+        return content
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings as plain types, with the keys of this version.
+
+        Raises:
+            RunError: they are broken, or a key is not known; names the run and the key.
+        """
+        saved = checked_settings(self.part("config"), self.folder)
+        with saved_by_this_version(self.folder):
+            return current(saved)
+
+    @cached_property
+    def config(self) -> Config:
+        """The typed settings."""
+        return typed_config(self.settings, self.folder)
+
+    @cached_property
+    def results(self) -> Results | None:
+        """The results; None for an unfinished run."""
+        return Results.of(self.part("results") or {}, self.folder / PARTS["results"])
+
+    @property
+    def updates(self) -> int:
+        """Number of updates done; 0 if nothing was saved yet."""
+        if self.results is not None:
+            return self.results.updates
+        return int(self.json("checkpoints/last.json").get("update", 0))
+
+    def sums(self, split: str, unit: str) -> Floats | None:
+        """Statistics (items, statistics) of the items of a split; None if there are none."""
+        if self._content is None:
+            return RunFolder(self.folder).read_sums(split, unit)
+        key, arrays = f"{self.folder.name}/{split}.{unit}", _arrays(self.folder.parent / SUMS)
+        return arrays[key].astype(np.float64) if key in arrays else None
+
+    def _line(self) -> Mapping[str, Any]:
+        """The record as a line of an archive."""
+        if self._content is not None:
+            return self._content
+        parts = {name: part for name in PARTS if (part := self.part(name)) is not None}
+        names = [name for pattern in TEXTS for name in self.names(pattern)]
+        ours = [name for name in names if not name.endswith(OF_CORPUS)]
+        files = {name: self.text(name) for name in ours}
+        return {"format": FORMAT, "run": self.folder.name, **named(parts), "files": files}
+
+    def all_sums(self) -> Iterator[tuple[str, Floats]]:
+        """Yield `<split>.<unit>` and the statistics of every split."""
+        if self._content is None:
+            folder = RunFolder(self.folder).sums
+            names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.npz"))
+        else:
+            prefix = f"{self.folder.name}/"
+            keys = _arrays(self.folder.parent / SUMS)
+            names = [f"{key.removeprefix(prefix)}.npz" for key in keys if key.startswith(prefix)]
+        for name in names:
+            split, unit, _ = name.rsplit(".", 2)
+            items = self.sums(split, unit)
+            assert items is not None
+            yield f"{split}.{unit}", items
+
+
+@cache
+def _arrays(path: Path) -> Mapping[str, Floats]:
+    arrays: Mapping[str, Floats] = np.load(path) if path.is_file() else {}
+    return arrays
+
+
+def archived(folder: Path, kind: type[R]) -> Iterator[R]:
+    """Yield the records of an archive.
+
+    Raises:
+        RunError: it is broken, or of another format.
+    """
+    try:
+        with lzma.open(folder / ARCHIVE, "rt", encoding="utf-8") as lines:
+            for content in map(json.loads, lines):
+                if content["format"] != FORMAT:
+                    raise RunError(f"{folder} has format {content['format']}, expected {FORMAT}")
+                present = frozenset(PARTS[name] for name in PARTS if name in content)
+                yield kind(folder / content["run"], content, present)
+    except (lzma.LZMAError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder / ARCHIVE} is broken: {error!r}. Copy it again") from error
+
+
+def find_records(
+    patterns: Sequence[str], kind: type[R], missing_ok: bool = False, failed: bool = False
+) -> list[R]:
+    """Records of the runs that match `patterns`, or are up to two levels below, or in archives.
+
+    Args:
+        patterns: folders or globs; ARCHIVE/NAME is one run of an archive, or several by a glob.
+        kind: class of the records.
+        missing_ok: ignore folders that do not exist.
+        failed: include runs that failed before they had settings.
+
+    Raises:
+        RunError: a folder or a run does not exist; the message suggests a similar one.
+    """
+    found: dict[Path, R] = {}
+    for folder, names in list_folders(patterns, missing_ok):
+        if ARCHIVE in names:
+            found |= {run.folder: run for run in archived(folder, kind)}
+        elif (folder.parent / ARCHIVE).is_file():
+            runs = {run.folder: run for run in archived(folder.parent, kind)}
+            chosen = {path: run for path, run in runs.items() if path.match(folder.name)}
+            if not chosen:
+                close = nearest(str(folder), map(str, runs))
+                raise RunError(f"{folder}: no such run in the archive. Did you mean {close}?")
+            found |= chosen
+        elif failed or SETTINGS in names:
+            found[folder] = kind(folder, present=names)
+    return list(found.values())
+
+
+def existing_record(path: str, kind: type[R], key: str = "run") -> R:
+    """The record of one run: a folder, or ARCHIVE/NAME.
+
+    Raises:
+        RunError: there is none; names the option `key`.
+    """
+    if (Path(path).parent / ARCHIVE).is_file():
+        (record,) = find_records([path], kind)
+        return record
+    return kind(RunFolder.existing(path, key).path)
+
+
+def export_records(records: Sequence[Record], folder: Path) -> None:
+    """Write an archive of runs, atomically; the same records give the same bytes.
+
+    Raises:
+        RunError: two runs have the same name.
+    """
+    names = Counter(record.folder.name for record in records)
+    if repeated := [name for name, n in names.items() if n > 1]:
+        raise RunError(f"several runs are called {repeated[0]}: export them to several archives")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / ARCHIVE) as temporary, lzma.open(temporary, "wt", preset=9) as file:
+        for record in records:
+            json.dump(record._line(), file, ensure_ascii=False, separators=(",", ":"))
+            file.write("\n")
+    with replacing(folder / SUMS) as temporary, zipfile.ZipFile(temporary, "w") as arrays:
+        for record in records:
+            for name, items in record.all_sums():
+                about = zipfile.ZipInfo(f"{record.folder.name}/{name}.npy", DATE)
+                arrays.writestr(about, _smallest(items), zipfile.ZIP_LZMA)
+
+
+def _smallest(items: Floats) -> bytes:
+    """An array as a npy file, in float32 where that is exact; its columns compress best."""
+    rounded = items.astype(np.float32)
+    content = io.BytesIO()
+    exact = rounded if np.array_equal(rounded, items) else items
+    np.lib.format.write_array(content, np.asfortranarray(exact), allow_pickle=False)
+    return content.getvalue()
+
+
+def frame(paths: Sequence[str | Path]) -> pd.DataFrame:
+    """One row a run: the settings that determine its result, and its scores.
+
+    See `headwise.records`.
+    """
+    import pandas as pd
+
+    rows = []
+    for run in find_records(list(map(str, paths)), Record):
+        results = run.results
+        scores = (
+            {}
+            if results is None
+            else {
+                f"{split}/{name}": entry.get("score")
+                for split, named_scores in results.scores.items()
+                for name, entry in named_scores.items()
+            }
+        )
+        costs = {} if results is None else {key: getattr(results, key) for key in COSTS}
+        settings = comparable(named(run.part("config")))
+        rows.append({"run": str(run.folder), **settings, **costs, **scores})
+    return pd.DataFrame(rows)

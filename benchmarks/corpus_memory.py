@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from headwise.data.encoded import PreparedCorpus
+    from headwise.tasks.translation.prepare import PreparedCorpus
 
 SIZES, QUICK_SIZES = (100_000, 1_000_000, 4_500_000), (2_000, 8_000)
 MIB = 2**20
@@ -121,9 +121,10 @@ def _anonymous(pid: int) -> int:
 def prepare(folder: Path) -> PreparedCorpus:
     """As a run does, from the files of `folder`."""
     # Not at the top: workers import this file anew, and train.py's does not bring torch either.
-    from headwise.config.schema import DataConfig, TokenizerConfig
-    from headwise.data.corpus import open_corpus
-    from headwise.data.encoded import prepare_corpus
+    from headwise.config.data import DataConfig
+    from headwise.config.schema import TokenizerConfig
+    from headwise.tasks.translation.corpus import open_corpus
+    from headwise.tasks.translation.prepare import prepare_corpus
 
     config = DataConfig(name="zipf", source="de", target="en", licence="none", dir=str(folder))
     options = TokenizerConfig(max_training_sentences=MAX_TRAINING_SENTENCES)
@@ -182,16 +183,15 @@ def _n_resumed(folder: Path) -> int:
 
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of each file of the encoded corpus."""
-    from headwise.data.digest import file_digest
+    from headwise.data.sources.digest import file_digest
 
     return {path.name: file_digest(path) for path in sorted(folder.glob("cache/encoded/*/*"))}
 
 
 def second_start(folder: Path) -> Figures:
     """Figures of a run whose corpus is prepared."""
-    import headwise.data.corpus  # noqa: F401  importing is no phase
-    from headwise.data.batching import TrainingPairs
     from headwise.data.loader import BatchLoader
+    from headwise.tasks.translation.batches import TrainingPairs
 
     with Phases() as phases:
         marks = [time.time()]
@@ -222,8 +222,6 @@ def _set_barrier(barrier: Barrier) -> None:
 
 
 def _reader(folder: Path) -> dict[str, int]:
-    import headwise.data.corpus
-    import headwise.data.encoded  # noqa: F401
 
     imported = _anonymous(os.getpid())
     prepared = prepare(folder)

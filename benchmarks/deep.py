@@ -26,11 +26,11 @@ from benchmarks.clock import medians
 from benchmarks.command import arguments, in_own_process, keep
 from benchmarks.resident import added_bytes
 from benchmarks.updates import Updates, full_rows, run_config
-from headwise.data.batching import TrainingPairs
 from headwise.data.builtin import BuiltinCorpus
 from headwise.data.loader import BatchLoader
-from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS, N_SPECIALS, UNK
+from headwise.tasks.translation.batches import TrainingPairs
+from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.memory import keep_freed_memory, return_free_pages
 
 MIB = 2**20

@@ -32,11 +32,11 @@ from benchmarks import gpu
 from benchmarks.clock import medians, seconds
 from benchmarks.updates import Updates, full_rows, run_config
 from headwise.data.batch import Batch
-from headwise.data.batching import TrainingPairs
 from headwise.data.loader import BatchLoader
-from headwise.data.store import EncodedSplit
 from headwise.precision import use_deterministic_kernels
-from headwise.tasks.translation import COMPILED_LENGTH_MULTIPLE
+from headwise.tasks.translation.batches import TrainingPairs
+from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.task import COMPILED_LENGTH_MULTIPLE
 from headwise.train.distributed import choose_device
 
 ATTENTIONS = ("softmax", "entmax15", "alpha_entmax")

@@ -9,7 +9,8 @@ import torch
 
 from headwise.config.folders import composed, group_node
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, ModelConfig, typed
+from headwise.config.register import typed
+from headwise.config.schema import Config, ModelConfig
 from headwise.data.batch import Batch, Column
 from headwise.model.build import build_model
 from headwise.model.family import Model

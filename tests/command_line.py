@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from headwise import cli
 from headwise.config.folders import config_dir
-from headwise.config.schema import register, typed
+from headwise.config.register import register, typed
 
 WORDS = {
     "Hund": "dog", "Katze": "cat", "Haus": "house", "Baum": "tree", "Auto": "car", "Kind": "child",

@@ -16,9 +16,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from headwise.config.data import CleaningConfig, DataConfig
 from headwise.config.folders import config_dir, group_choices
-from headwise.config.schema import CleaningConfig, DataConfig
-from headwise.data.corpus import Corpus, open_corpus
+from headwise.tasks.translation.corpus import Corpus, open_corpus
 
 Pairs = Sequence[tuple[str, str]]
 

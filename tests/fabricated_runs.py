@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from headwise.config.schema import typed
-from headwise.metrics.bleu import score_translations
+from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
-from headwise.tasks.settings import resolve
+from headwise.tasks.check import resolve
+from headwise.tasks.translation.metrics import score_translations
 
 REFERENCES = [
     "the dog sees the cat in the old house",

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.config.schema import DataConfig, TokenizerConfig
-from headwise.data.corpus import Corpus
-from headwise.data.encoded import PreparedCorpus, prepare_corpus
+from headwise.config.data import DataConfig
+from headwise.config.schema import TokenizerConfig
+from headwise.tasks.translation.corpus import Corpus
+from headwise.tasks.translation.prepare import PreparedCorpus, prepare_corpus
 
 Pairs = list[tuple[str, str]]
 

@@ -16,9 +16,9 @@ import headwise as package
 from command_line import train_small
 from headwise.analysis.observe import observations
 from headwise.commands.analyze import analyze_folders
-from headwise.config.schema import AnalyzeConfig
-from headwise.data.batching import evaluation_batches
-from headwise.data.store import EncodedSplit
+from headwise.config.commands import AnalyzeConfig
+from headwise.tasks.translation.batches import evaluation_batches
+from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 sync_api = pytest.importorskip("playwright.sync_api")

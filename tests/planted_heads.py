@@ -18,9 +18,9 @@ from torch import Tensor
 from headwise.analysis.survey import ColumnText
 from headwise.attention.heads import MultiHeadAttention
 from headwise.data.batch import Batch
-from headwise.data.batching import evaluation_batches
-from headwise.data.store import EncodedSplit
 from headwise.model.transformer import Transformer
+from headwise.tasks.translation.batches import evaluation_batches
+from headwise.tasks.translation.store import EncodedSplit
 
 E = 32  # head width
 N_POSITIONS = 24
@@ -156,7 +156,7 @@ def _plant_head(attention: MultiHeadAttention, head: int, role: str) -> None:
 
 def planted(make: Any, *overrides: str, heads: Any = None) -> Transformer:
     """The model of a composed configuration, with planted heads."""
-    from headwise.config.schema import typed
+    from headwise.config.register import typed
     from headwise.model.build import build_model
 
     config = typed(make([*SETTINGS, *overrides]))

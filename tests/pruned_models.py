@@ -15,12 +15,13 @@ from headwise.analysis.pruning import (
     pruned_state,
     without,
 )
-from headwise.config.schema import Config, typed
+from headwise.config.register import typed
+from headwise.config.schema import Config
 from headwise.data.batch import Batch
-from headwise.data.batching import evaluation_batches
-from headwise.data.store import EncodedSplit
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
+from headwise.tasks.translation.batches import evaluation_batches
+from headwise.tasks.translation.store import EncodedSplit
 
 V, D, H = 13, 16, 4
 CPU = torch.device("cpu")

@@ -56,7 +56,7 @@ def updates(device: standin_gpu.Device, request: UpdateRequest) -> list[dict[str
     from torch.utils._python_dispatch import _disable_current_modes
 
     from command_line import composer
-    from headwise.config.schema import typed
+    from headwise.config.register import typed
 
     with composer() as compose:
         configs = [typed(compose([*TINY, *SAME_NUMBERS, *case])) for case in request["cases"]]

@@ -13,14 +13,14 @@ from headwise.attention.build import AttentionFactory
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import ModelConfig, TrainerConfig
-from headwise.data.batching import Batch, collate
-from headwise.data.store import EncodedSplit
 from headwise.losses.loss import CrossEntropy
 from headwise.metrics.metric import Measured, Metric
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
+from headwise.tasks.translation.batches import Batch, collate
+from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import StopRequest
 from headwise.train.schedule import Constant

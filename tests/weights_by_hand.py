@@ -13,8 +13,8 @@ from headwise.analysis.collect import HeadMeans, Measures
 from headwise.analysis.observe import Observation
 from headwise.attention.place import Place
 from headwise.data.batch import Batch
-from headwise.data.batching import collate
-from headwise.data.store import EncodedSplit
+from headwise.tasks.translation.batches import collate
+from headwise.tasks.translation.store import EncodedSplit
 from headwise.track.base import HeadValues
 
 Rows = Sequence[Sequence[float]]

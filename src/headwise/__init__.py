@@ -9,8 +9,8 @@ __version__ = "0.1.0"
 
 
 def load(run: str | Path, **options: Any) -> Any:
-    """Load a trained run with the methods of its task; see `headwise.tasks.loading.load`."""
-    from headwise.tasks.loading import load as load_run
+    """Load a trained run with the methods of its task; see `headwise.tasks.load.load`."""
+    from headwise.tasks.load import load as load_run
 
     return load_run(run, **options)
 

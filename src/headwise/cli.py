@@ -23,7 +23,7 @@ from headwise.config.arguments import checked_arguments
 from headwise.config.explain import explain_composition
 from headwise.config.folders import config_dir
 from headwise.config.keys import check_keys, check_values
-from headwise.config.schema import KINDS
+from headwise.config.register import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, nearest
 from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, guard_streams, output_to
 from headwise.runs.environment import complete_environment
@@ -187,7 +187,7 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
     import hydra
 
     from headwise.commands.sweep import Sweep, SweepStart
-    from headwise.config.schema import register, typed
+    from headwise.config.register import register, typed
 
     register()
     _accept_lazy_help()

@@ -15,9 +15,7 @@ from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.positions import Learned
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import SITES, ModelConfig
-from headwise.data.batching import TrainingPairs
 from headwise.data.loader import BatchLoader
-from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
@@ -25,6 +23,8 @@ from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import PostNorm
 from headwise.model.parts import Parts
 from headwise.model.transformer import Transformer
+from headwise.tasks.translation.batches import TrainingPairs
+from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Cosine
 

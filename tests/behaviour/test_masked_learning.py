@@ -15,21 +15,21 @@ from headwise.attention.positions import Learned
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.data.loader import BatchLoader
-from headwise.data.masking import (
-    MaskedEvaluationWindows,
-    MaskedTrainingWindows,
-    Masking,
-    MaskSettings,
-)
-from headwise.data.token_stream import TokenStream
 from headwise.data.tokenizer import BOS, BYTE_MODEL, N_SPECIALS, Tokenizer
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import PostNorm
 from headwise.model.parts import Parts
 from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
-from headwise.tasks.evaluation import measure_losses
-from headwise.tasks.masked_lm import SITE, is_correct
+from headwise.tasks.measure import measure_losses
+from headwise.tasks.stream.masked_lm import SITE, is_correct
+from headwise.tasks.stream.masking import (
+    MaskedEvaluationWindows,
+    MaskedTrainingWindows,
+    Masking,
+    MaskSettings,
+)
+from headwise.tasks.stream.stream import TokenStream
 from headwise.train.distributed import Ranks
 from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Cosine

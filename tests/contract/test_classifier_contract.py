@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from command_line import composer
 from headwise.attention.build import unsupported_sites
 from headwise.config.folders import group_choices, group_node
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_classifier

@@ -17,17 +17,17 @@ from torch import Tensor
 from command_line import composer
 from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.data.batch import Batch, Column
-from headwise.data.token_stream import TokenStream
-from headwise.data.windows import EvaluationWindows
 from headwise.errors import ConfigError
 from headwise.kernels import choice
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_single
 from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
-from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.measure import measure_losses
+from headwise.tasks.stream.stream import TokenStream
+from headwise.tasks.stream.windows import EvaluationWindows
 from headwise.train.distributed import Ranks
 
 V, START = 13, 2

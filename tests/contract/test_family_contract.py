@@ -19,7 +19,8 @@ from headwise.attention.build import unsupported_sites
 from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, typed
+from headwise.config.register import typed
+from headwise.config.schema import Config
 from headwise.data.batch import Batch, Column
 from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy

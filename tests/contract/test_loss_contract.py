@@ -19,9 +19,7 @@ from headwise.attention.positions import Learned
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import DecodeConfig, ModelConfig
-from headwise.data.batching import TrainingPairs
 from headwise.data.loader import BatchLoader
-from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS
 from headwise.decode.beam import beam_search
 from headwise.decode.translator import Translator
@@ -29,6 +27,8 @@ from headwise.losses.loss import Loss
 from headwise.model.blocks import PostNorm
 from headwise.model.parts import Parts
 from headwise.model.transformer import Transformer
+from headwise.tasks.translation.batches import TrainingPairs
+from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.optim import build_optimizer
 
 LOSSES = group_choices("loss")

@@ -10,9 +10,9 @@ import pytest
 
 from command_line import composer
 from headwise.config.folders import group_choices
-from headwise.config.schema import typed
-from headwise.tasks.scores import main_metric
-from headwise.tasks.settings import check, resolve
+from headwise.config.register import typed
+from headwise.tasks.check import check, resolve
+from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import Task, TrainedRun, task_of
 
 SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16")

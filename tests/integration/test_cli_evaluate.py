@@ -183,7 +183,7 @@ def archive_origin(archives: dict[str, str], file: str = "text") -> list[Any]:
     """`data.origins` of one corpus with one test set; `archives` maps names to addresses."""
     return [
         {
-            "_target_": "headwise.data.corpora.archive.ArchiveSource",
+            "_target_": "headwise.data.sources.archive.ArchiveSource",
             "name": "theirs",
             "archives": {
                 name: {"files": [name], "downloads": [{"url": url, "file": file.format(name)}]}

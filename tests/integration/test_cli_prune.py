@@ -24,7 +24,7 @@ from command_line import (
 )
 from headwise.analysis.pruning import masked, present_heads
 from headwise.commands import prune as pruning
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.errors import HeadwiseError, RunError
 from headwise.train.checkpoint import load_checkpoint
 

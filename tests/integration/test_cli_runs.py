@@ -17,12 +17,12 @@ import pytest
 
 from command_line import CommandLine, assert_rejected, read_json
 from headwise.commands.runs import list_runs
-from headwise.config.listing import RunsConfig
+from headwise.config.commands import RunsConfig
 from headwise.errors import ConfigError
 from headwise.files import is_locked
 from headwise.runs.folder import RunFolder
+from headwise.runs.listing import Summary
 from headwise.runs.results import Results
-from headwise.runs.summary import Summary
 
 SUMMARY = Summary("translation", "bleu", ["data=a", "seed=1"], max_updates=100)
 

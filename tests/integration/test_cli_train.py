@@ -14,7 +14,7 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import SITES
 from headwise.files import read_json
 from headwise.runs.record import Record
-from headwise.tasks.settings import _warn_of_warmup
+from headwise.tasks.check import _warn_of_warmup
 from headwise.track.jsonl import read_jsonl
 from training_runs import ROOT, run_python
 

@@ -17,7 +17,7 @@ import pytest
 
 import headwise as package
 from command_line import CommandLine, assert_rejected, read_json
-from headwise.tasks.translation_run import TranslationRun
+from headwise.tasks.translation.run import TranslationRun
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]

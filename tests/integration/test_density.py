@@ -17,8 +17,9 @@ from command_line import CommandLine, composer, read_json, run_folders, write_te
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.commands.train import train
-from headwise.config.schema import PruneDataConfig, typed
-from headwise.data.token_stream import text_ids
+from headwise.config.commands import PruneDataConfig
+from headwise.config.register import typed
+from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record

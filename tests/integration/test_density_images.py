@@ -19,14 +19,14 @@ from headwise import load
 from headwise.analysis.kinds import REGIONS
 from headwise.analysis.tables import KINDS
 from headwise.commands.train import train
-from headwise.config.schema import typed
-from headwise.data.music import mu_law
+from headwise.config.register import typed
 from headwise.data.tokenizer import BOS, N_SPECIALS
 from headwise.errors import DataError
 from headwise.runs.record import Record
-from headwise.tasks import density_items
-from headwise.tasks.density_items import selected
 from headwise.tasks.inspection import items, readings
+from headwise.tasks.reading import selected
+from headwise.tasks.stream import reading as density_items
+from headwise.tasks.stream.music import mu_law
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
 from opened_page import OpenedPage, needs_browser, started_browser

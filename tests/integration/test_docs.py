@@ -27,7 +27,7 @@ from guide import (
     missing_lines,
     runnable,
 )
-from headwise.config.schema import KINDS
+from headwise.config.register import KINDS
 from warm_python import warm_python
 
 PAGES = sorted(

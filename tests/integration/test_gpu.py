@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from command_line import CommandLine, composer, train_small, write_corpus
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.kernels import verification
 from headwise.seed import seed_everything
 from headwise.train.checkpoint import load_checkpoint

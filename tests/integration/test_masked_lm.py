@@ -23,13 +23,13 @@ from command_line import (
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.commands.train import train
-from headwise.config.schema import typed
-from headwise.data.token_stream import text_ids
+from headwise.config.register import typed
+from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import MASK, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
+from headwise.tasks.check import check
 from headwise.tasks.inspection import items, readings
-from headwise.tasks.settings import check
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import NO_DROPOUT, Runs, assert_same_metrics
 

@@ -13,13 +13,13 @@ from PIL import Image
 from command_line import CommandLine, assert_rejected, composer, run_folders
 from headwise.commands.sample import _prompts
 from headwise.commands.train import train
-from headwise.config.density_data import ImageDataConfig, MusicDataConfig
-from headwise.config.sampling import SampleConfig
-from headwise.config.schema import typed
+from headwise.config.commands import SampleConfig
+from headwise.config.data import ImageDataConfig, MusicDataConfig
+from headwise.config.register import typed
 from headwise.data.images import ImageCorpus
-from headwise.data.music import MusicCorpus, mu_law, read_codes
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer
-from headwise.tasks.samples import BACKGROUND, GAP, ImageSamples, MusicSamples, grid
+from headwise.tasks.stream.music import MusicCorpus, mu_law, read_codes
+from headwise.tasks.stream.samples import BACKGROUND, GAP, ImageSamples, MusicSamples, grid
 from headwise.track.base import NullTracker
 from published_images import random_images, write_wav
 

@@ -108,13 +108,13 @@ def test_failed_job_stops_no_other_and_is_repeated(
     assert "tokenizer.vocab_size=5000" in content["overrides"]
 
     prepared: list[str] = []
-    from headwise.tasks.translation import prepare_corpus as original
+    from headwise.tasks.translation.task import prepare_corpus as original
 
     def record_prepare(corpus: Any, config: Any, *arguments: Any, **options: Any) -> Any:
         prepared.append(config.vocab_size)
         return original(corpus, config, *arguments, **options)
 
-    monkeypatch.setattr("headwise.tasks.translation.prepare_corpus", record_prepare)
+    monkeypatch.setattr("headwise.tasks.translation.task.prepare_corpus", record_prepare)
     assert headwise("train", *sweep, *jobs).code == 1
     assert prepared == [5000], "the failed job starts again, the finished one does not"
 
@@ -157,7 +157,7 @@ def test_jobs_share_a_group_finish_trackers_and_free_models(
         groups.append(group)
         return Fake()
 
-    from headwise.tasks.translation import build_model as original
+    from headwise.tasks.translation.task import build_model as original
 
     def build(*arguments: Any) -> Any:
         model = original(*arguments)
@@ -165,7 +165,7 @@ def test_jobs_share_a_group_finish_trackers_and_free_models(
         return model
 
     monkeypatch.setattr("headwise.commands.train.make_tracker", make_tracker)
-    monkeypatch.setattr("headwise.tasks.translation.build_model", build)
+    monkeypatch.setattr("headwise.tasks.translation.task.build_model", build)
     # the second fails while it holds the model, whose memory must be free for the third
     result = headwise(
         "train", *sweep, "tokenizer.vocab_size=60", "scheduler=constant", "norm=post",

@@ -13,9 +13,10 @@ import torch._dynamo.testing
 
 from command_line import composer
 from headwise.config.folders import group_choices
-from headwise.config.schema import Config, typed
-from headwise.data.batching import Batch, collate
-from headwise.data.store import EncodedSplit
+from headwise.config.register import typed
+from headwise.config.schema import Config
+from headwise.tasks.translation.batches import Batch, collate
+from headwise.tasks.translation.store import EncodedSplit
 from training_steps import VOCAB_SIZE, step_of
 
 SHORT = ["encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=64"]

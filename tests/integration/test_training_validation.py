@@ -14,19 +14,20 @@ from torch import Tensor
 
 import headwise
 from command_line import train_small, write_corpus
-from headwise.data.batching import Batch, collate, evaluation_batches
-from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translation, Translator
 from headwise.kernels import native, verification
 from headwise.kernels.checks import Case
 from headwise.losses.loss import CrossEntropy
 from headwise.runs.folder import RunFolder, read_config
-from headwise.tasks import evaluation, translation
-from headwise.tasks import scores as scoring
-from headwise.tasks.evaluation import measure_losses
+from headwise.tasks import evaluate as scoring
+from headwise.tasks import measure as evaluation
+from headwise.tasks.measure import measure_losses
 from headwise.tasks.task import task_of
-from headwise.tasks.translations import write_lines
+from headwise.tasks.translation import task as translation
+from headwise.tasks.translation.batches import Batch, collate, evaluation_batches
+from headwise.tasks.translation.outputs import write_lines
+from headwise.tasks.translation.store import EncodedSplit
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks

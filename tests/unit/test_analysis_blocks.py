@@ -12,9 +12,9 @@ from head_counting import HEADS, SENTENCES, Thresholded, build, collate, with_no
 from headwise.analysis import observe
 from headwise.analysis.observe import for_each_block, observations
 from headwise.analysis.survey import ColumnText, survey
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.data.batch import Batch, Column
-from headwise.data.token_stream import COLUMN
+from headwise.data.tokenizer import COLUMN
 from headwise.tasks.task import task_of
 from planted_heads import batches, column_text, planted, sentences
 

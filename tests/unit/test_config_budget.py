@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from command_line import composer
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import SITES, Config, TokenizerConfig, typed
+from headwise.config.register import typed
+from headwise.config.schema import SITES, Config, TokenizerConfig
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.model.build import build_model

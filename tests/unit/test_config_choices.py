@@ -13,16 +13,16 @@ from omegaconf import OmegaConf
 
 from command_line import SMALL, small_overrides, write_corpus, write_text_corpus
 from headwise.commands.train import train
-from headwise.config.density_data import WindowsConfig
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import DecodeConfig, typed
+from headwise.config.register import typed
+from headwise.config.schema import DecodeConfig, WindowsConfig
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.transformer import encoder_decoder_sites
 from headwise.precision import resolve_precision
-from headwise.tasks.settings import resolve
+from headwise.tasks.check import resolve
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer

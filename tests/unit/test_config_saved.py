@@ -11,11 +11,12 @@ import pytest
 from headwise.config import saved
 from headwise.config.folders import group_choices, group_node
 from headwise.config.keys import OPEN_GROUPS
+from headwise.config.register import SCHEMAS, typed
 from headwise.config.saved import current, located, named, read_back, saved_classes
-from headwise.config.schema import SCHEMAS, Config, typed
+from headwise.config.schema import Config
 from headwise.errors import ConfigError
 from headwise.runs.fingerprint import comparable
-from headwise.tasks.settings import resolve
+from headwise.tasks.check import resolve
 
 Settings = dict[str, Any]
 

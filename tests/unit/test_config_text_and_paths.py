@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from headwise.config.schema import KINDS, typed
+from headwise.config.register import KINDS, typed
 
 PATHS = {
     "train": ["paths.outputs", "paths.cache", "init_from", "tokenizer.folder", "data.dir"],

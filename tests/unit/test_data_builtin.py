@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise.config.density_data import BuiltinTextConfig
+from headwise.config.data import BuiltinTextConfig
 from headwise.data.builtin import BuiltinCorpus, corpus
 from headwise.data.builtin.corpus import compound_forms, held_out, words_of
 from headwise.data.builtin.grammar import noun_phrase, spelled

@@ -16,10 +16,10 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
-from headwise.config.density_data import ImageDataConfig
+from headwise.config.data import ImageDataConfig
 from headwise.config.folders import composed
-from headwise.data.corpora.pictures import picture
 from headwise.data.images import ImageCorpus
+from headwise.data.sources.pictures import picture
 from headwise.errors import ConfigError, DataError
 from published_images import Images, planes, random_images, write_cifar10, write_idx
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from headwise.data.batch import Batch
-from headwise.data.batching import TrainingPairs
 from headwise.data.loader import BatchLoader
 from headwise.data.prefetch import Prefetched
-from headwise.data.store import EncodedSplit
 from headwise.errors import HeadwiseError
+from headwise.tasks.translation.batches import TrainingPairs
+from headwise.tasks.translation.store import EncodedSplit
 
 ROWS = [[4 + i % 7] * (1 + i % 9) for i in range(90)]
 PAIRS = TrainingPairs(EncodedSplit.from_lists(ROWS, ROWS[::-1]), 60, seed=3)

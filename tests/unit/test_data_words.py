@@ -11,9 +11,9 @@ import pytest
 import sentencepiece
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data import encoding
 from headwise.data.tokenizer import Tokenizer
 from headwise.data.tokenizer_training import train_tokenizer
+from headwise.tasks.translation import encoding
 
 
 def drawn_text(n_sentences: int) -> list[str]:

@@ -17,14 +17,12 @@ import torch
 
 from command_line import composer
 from headwise.attention.build import unsupported_sites
-from headwise.config.density_data import TextDataConfig
+from headwise.config.data import TextDataConfig
 from headwise.config.folders import group_choices, group_node
-from headwise.config.schema import TokenizerConfig, typed
-from headwise.data.plain_text import TextCorpus
-from headwise.data.token_stream import COLUMN, TokenStream, prepare_tokens
-from headwise.data.tokenizer import BOS, BYTE_MODEL, N_SPECIALS, PAD, UNK, Tokenizer
+from headwise.config.register import typed
+from headwise.config.schema import TokenizerConfig
+from headwise.data.tokenizer import BOS, BYTE_MODEL, COLUMN, N_SPECIALS, PAD, UNK, Tokenizer
 from headwise.data.tokenizer_training import train_tokenizer
-from headwise.data.windows import TrainingWindows
 from headwise.decode import sampling as decode_sampling
 from headwise.decode.sampling import Context, Sampling, draw_samples, drawn
 from headwise.errors import ConfigError, RunError
@@ -34,8 +32,11 @@ from headwise.model.build import build_single
 from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
 from headwise.runs.folder import RunFolder
-from headwise.tasks.density import Density
-from headwise.tasks.samples import TextSamples
+from headwise.tasks.stream.density import Density
+from headwise.tasks.stream.samples import TextSamples
+from headwise.tasks.stream.stream import TokenStream, prepare_tokens
+from headwise.tasks.stream.text import TextCorpus
+from headwise.tasks.stream.windows import TrainingWindows
 
 V, WINDOW, SITE = 7, 6, "decoder_self"
 BARRED = (PAD, UNK, BOS)

@@ -21,7 +21,7 @@ from headwise.errors import RunError
 from headwise.losses.loss import EntmaxLoss, SparsemaxLoss
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.transformer import Memory
-from headwise.tasks.translations import search_summary
+from headwise.tasks.translation.outputs import search_summary
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 9

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.config.folders import composed
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.model.build import build_model
 
 VARIANTS = {

@@ -17,7 +17,8 @@ from torch import Tensor
 from headwise.attention.build import AttentionFactory
 from headwise.attention.positions import DataDimensions, Grid, Learned, Positions
 from headwise.config.folders import composed, group_node
-from headwise.config.schema import ModelConfig, typed
+from headwise.config.register import typed
+from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.activations import QuickGELU

@@ -13,7 +13,8 @@ from torch import nn
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.place import Place
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import ModelConfig, typed
+from headwise.config.register import typed
+from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError
 from headwise.model.build import build_model, check_model
 from headwise.model.gates import (

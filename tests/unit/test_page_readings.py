@@ -19,8 +19,8 @@ from headwise.errors import DataError
 from headwise.page.readings import weight_contents
 from headwise.runs.folder import RunFolder
 from headwise.tasks.inspection import items as items_to_show
-from headwise.tasks.translation import Translation
-from headwise.tasks.translation_run import TranslationRun
+from headwise.tasks.translation.run import TranslationRun
+from headwise.tasks.translation.task import Translation
 
 
 def run(

@@ -15,7 +15,6 @@ from matplotlib.text import Text
 
 from figures_drawn import FIGURES, attention, score_rows, table
 from headwise.plots import runs as plots
-from headwise.plots.confusion import confusion_matrix
 from headwise.plots.style import (
     RULES,
     TWO_COLUMNS,
@@ -25,6 +24,7 @@ from headwise.plots.style import (
     save,
     series_style,
 )
+from headwise.tasks.classification.confusion import confusion_matrix
 
 
 def test_styles_are_the_same_in_every_figure_and_distinct() -> None:

@@ -14,9 +14,10 @@ import headwise
 from command_line import composer
 from fabricated_runs import RECIPE, translations, write_run
 from headwise.commands.analyze import analyze_folders
-from headwise.config.schema import AnalyzeConfig
+from headwise.config.commands import AnalyzeConfig
 from headwise.errors import RunError
 from headwise.runs.folder import ARCHIVE, RunFolder
+from headwise.runs.listing import status
 from headwise.runs.record import (
     PARTS,
     SUMS,
@@ -25,7 +26,6 @@ from headwise.runs.record import (
     export_records,
     find_records,
 )
-from headwise.runs.summary import status
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
 from headwise.errors import ConfigError, DataError
-from headwise.metrics.bleu import score_translations, text_metrics
 from headwise.metrics.metric import Measured, Metric
 from headwise.metrics.significance import (
     Comparison,
@@ -22,6 +21,7 @@ from headwise.metrics.significance import (
     scores_with_intervals,
     t_quantile,
 )
+from headwise.tasks.translation.metrics import score_translations, text_metrics
 
 WORDS = [f"w{i}" for i in range(30)]
 BLEU_13A = text_metrics("en")[0]

@@ -18,7 +18,6 @@ import pytest
 from fabricated_runs import METRICS, REFERENCES, translations
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig
-from headwise.metrics.bleu import score_translations
 from headwise.metrics.metric import Measured, Metric
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
@@ -28,7 +27,8 @@ from headwise.studies.match import Matching
 from headwise.studies.render import Table
 from headwise.studies.study import Cell, Column, Published, Recipe, Row, Study
 from headwise.studies.tables import study_tables
-from headwise.tasks.translation import Translation
+from headwise.tasks.translation.metrics import score_translations
+from headwise.tasks.translation.task import Translation
 
 STUDY = Study(
     name="tiny",

@@ -15,7 +15,7 @@ from headwise.attention.build import completed
 from headwise.attention.fixed import Fixed
 from headwise.attention.place import Place
 from headwise.config.folders import group_choices
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.errors import ConfigError
 from headwise.studies.study import (
     Cell,
@@ -26,7 +26,7 @@ from headwise.studies.study import (
     recipe,
     selected,
 )
-from headwise.tasks.settings import check
+from headwise.tasks.check import check
 
 STUDIES = group_choices("study")
 

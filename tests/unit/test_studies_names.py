@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwise.config.folders import composed
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.studies.names import choice_name, class_word
 
 

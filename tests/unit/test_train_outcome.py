@@ -16,7 +16,7 @@ from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
 from headwise.commands.outcome import draw, shown_score, summary
 from headwise.config.folders import composed
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
 from headwise.runs.record import Record

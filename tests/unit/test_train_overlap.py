@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.data.batch import Batch
-from headwise.data.batching import collate
 from headwise.losses.loss import CrossEntropy
+from headwise.tasks.translation.batches import collate
 from headwise.train.distributed import process_group
 from headwise.train.schedule import Constant
 from headwise.train.step import GRADIENT_SUMS, TrainingStep

@@ -15,7 +15,7 @@ import torch._dynamo  # else first needed where torch.Generator, which its types
 from torch import Tensor
 
 from headwise.config.folders import group_choices
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.kernels import triton_device, triton_loss, verification
 from headwise.train.distributed import Ranks
 from training_steps import LOSSES_WITH_HOST_WAIT, batch, step_of

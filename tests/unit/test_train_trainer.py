@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise.data.batching import Batch, collate
 from headwise.errors import ConfigError, HeadwiseError
 from headwise.losses.loss import CrossEntropy
+from headwise.tasks.translation.batches import Batch, collate
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.memory import glibc

@@ -25,8 +25,8 @@ from headwise.analysis.tables import (
     read_settings,
 )
 from headwise.analysis.trajectories import trajectory_rows
-from headwise.config.schema import AnalyzeConfig
-from headwise.data.digest import content_digest
+from headwise.config.commands import AnalyzeConfig
+from headwise.data.sources.digest import content_digest
 from headwise.errors import ConfigError, require
 from headwise.files import locked, write_json, write_text
 from headwise.runs.folder import RunFolder, find_folders
@@ -34,10 +34,10 @@ from headwise.runs.record import Record
 from headwise.studies.heads import write_comparison
 from headwise.studies.match import SavedRun
 from headwise.studies.names import attention_name
+from headwise.tasks.evaluate import MAX_HEAD_TOKENS
 from headwise.tasks.inspection import inspected
-from headwise.tasks.loading import load_selected
+from headwise.tasks.load import load_selected
 from headwise.tasks.reading import Inspected
-from headwise.tasks.scores import MAX_HEAD_TOKENS
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 

@@ -11,13 +11,13 @@ from headwise.config.commands import CompareConfig
 from headwise.errors import ConfigError, DataError, RunError, require
 from headwise.files import check_output, write_text
 from headwise.markdown import markdown_table
-from headwise.metrics.classes import true_classes
 from headwise.metrics.significance import mcnemar, paired_bootstrap
 from headwise.runs.record import existing_record
 from headwise.studies.compare import check_references, saved_items
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, interval, signed
 from headwise.studies.tables import OVER_ITEMS
+from headwise.tasks.classification.metrics import true_classes
 
 HEAD = (
     *("split and metric", "run", "other", "run minus other", OVER_ITEMS),

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from headwise.commands.outcome import score_lines
-from headwise.config.schema import EvaluateConfig
-from headwise.data.corpora.text import read_lines
-from headwise.data.encoded import Sides
+from headwise.config.commands import EvaluateConfig
+from headwise.data.sources.lines import read_lines
 from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
-from headwise.tasks.loading import load_selected
-from headwise.tasks.scores import score
+from headwise.tasks.evaluate import score
+from headwise.tasks.load import load_selected
 from headwise.tasks.task import TrainedRun
-from headwise.tasks.texts import check_aligned
+from headwise.tasks.translation.prepare import Sides
+from headwise.tasks.translation.sets import check_aligned
 from headwise.train.distributed import Ranks
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from headwise.commands.analyze import analyze_folders
-from headwise.config.commands import PageConfig
-from headwise.config.schema import AnalyzeConfig
+from headwise.config.commands import AnalyzeConfig, PageConfig
 from headwise.page.write import write_page
 
 

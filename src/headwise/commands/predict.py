@@ -8,15 +8,15 @@ from itertools import islice
 from pathlib import Path
 
 from headwise.commands.output import check_paths, write_blocks
-from headwise.config.labelled_data import PredictConfig
-from headwise.data.corpora.tables import check_columns, table_rows, table_stem
-from headwise.data.corpora.text import decoded_lines, read_lines
-from headwise.data.density_corpus import files_below
-from headwise.data.labelled import Texts, texts_of
+from headwise.config.commands import PredictConfig
+from headwise.data.sources.lines import decoded_lines, read_lines
+from headwise.data.sources.tables import check_columns, table_rows, table_stem
+from headwise.data.splits import files_below
 from headwise.errors import DataError
 from headwise.files import STDIN
-from headwise.tasks.loading import load_selected
-from headwise.tasks.predictions import COLUMNS, ClassifierRun, tsv_line
+from headwise.tasks.classification.predict import COLUMNS, ClassifierRun, tsv_line
+from headwise.tasks.classification.text import Texts, texts_of
+from headwise.tasks.load import load_selected
 
 
 def predict(config: PredictConfig) -> None:

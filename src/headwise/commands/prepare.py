@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.config.schema import Config
-from headwise.tasks.settings import check
+from headwise.tasks.check import check
 from headwise.tasks.task import task_of
 
 

@@ -33,22 +33,22 @@ from headwise.analysis.pruning import (
     without,
 )
 from headwise.analysis.tables import HEAD_KEY
+from headwise.config.commands import PruneConfig
 from headwise.config.folders import group_node
-from headwise.config.schema import PruneConfig
-from headwise.data.conversion import progress_bar
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_json, write_text
 from headwise.metrics.metric import Floats
 from headwise.metrics.significance import paired_bootstrap
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
+from headwise.progress import progress_bar
 from headwise.runs.folder import RunFolder, read_yaml
+from headwise.tasks.evaluate import main_metric
 from headwise.tasks.inspection import inspected
-from headwise.tasks.loading import load_selected
+from headwise.tasks.load import load_selected
 from headwise.tasks.reading import Inspected
-from headwise.tasks.scores import main_metric
 from headwise.tasks.task import TrainedRun
-from headwise.tasks.texts import HYPOTHESES
+from headwise.tasks.translation.sets import HYPOTHESES
 from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint
 from headwise.train.trainer import Validation

@@ -18,12 +18,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from headwise.config.listing import RunsConfig
+from headwise.config.commands import RunsConfig
 from headwise.errors import ConfigError, counted, refuse, require, unknown
 from headwise.runs.fingerprint import last_typed
 from headwise.runs.folder import SETTINGS
+from headwise.runs.listing import status
 from headwise.runs.record import Record, export_records, find_records
-from headwise.runs.summary import status
 
 Row = dict[str, Any]
 FORMATS = ("table", "csv", "json")

@@ -8,14 +8,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headwise.config.sampling import SampleConfig
-from headwise.data.conversion import progress_bar
+from headwise.config.commands import SampleConfig
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import DataError, refuse, require
 from headwise.files import STDOUT, check_output, is_stream
+from headwise.progress import progress_bar
 from headwise.runs.folder import RunFolder
-from headwise.tasks.loading import load_selected
-from headwise.tasks.samples import Samples, samples_path
+from headwise.tasks.load import load_selected
+from headwise.tasks.stream.samples import Samples, samples_path
 
 PRECISIONS = ("fp64", "fp32")
 PROMPTS = ("prompt", "prompt_file", "prompt_split")

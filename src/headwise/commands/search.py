@@ -32,7 +32,7 @@ from headwise.config.schema import Config
 from headwise.errors import ConfigError, refuse
 from headwise.files import is_locked, lock, locked
 from headwise.seed import derived_seed
-from headwise.tasks.settings import monitored
+from headwise.tasks.check import monitored
 from headwise.tasks.task import task_of
 from headwise.track.jsonl import read_if_exists
 

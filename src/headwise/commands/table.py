@@ -16,9 +16,8 @@ import pandas as pd
 from headwise.analysis.tables import read_settings
 from headwise.commands.analyze import analyze_folders
 from headwise.commands.sweep import Sweep
-from headwise.config.commands import TableConfig
+from headwise.config.commands import AnalyzeConfig, TableConfig
 from headwise.config.folders import group_choices
-from headwise.config.schema import AnalyzeConfig
 from headwise.errors import ConfigError, RunError, counted, require
 from headwise.files import write_text
 from headwise.runs.folder import RunFolder

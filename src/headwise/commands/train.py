@@ -21,8 +21,8 @@ from headwise.analysis.collect import alphas, filled, reported
 from headwise.commands.finished import check_checkpoints, final_results, valid_scores
 from headwise.commands.outcome import draw, summary
 from headwise.config.schema import Config
-from headwise.data.digest import combined_digest
 from headwise.data.prefetch import Prefetched
+from headwise.data.sources.digest import combined_digest
 from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
 from headwise.files import output_to, read_json, remove_partial
@@ -33,13 +33,13 @@ from headwise.runs.environment import git_commit, rank_variables, versions
 from headwise.runs.failure import Failure, UntouchedRun
 from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
+from headwise.runs.listing import Summary
 from headwise.runs.log import RunLog
 from headwise.runs.results import Results
-from headwise.runs.summary import Summary
 from headwise.seed import seed_everything
+from headwise.tasks.check import check, resolve
 from headwise.tasks.data import Corpus, Data
-from headwise.tasks.scores import main_metric, score, valid_heads, validate
-from headwise.tasks.settings import check, resolve
+from headwise.tasks.evaluate import main_metric, score, valid_heads, validate
 from headwise.tasks.task import Task, task_of
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker

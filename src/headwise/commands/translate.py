@@ -8,12 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 from headwise.commands.output import check_paths, write_blocks
-from headwise.config.schema import TranslateConfig
-from headwise.data.corpora.text import decoded_lines, read_lines
+from headwise.config.commands import TranslateConfig
+from headwise.data.sources.lines import decoded_lines, read_lines
 from headwise.errors import DataError, HeadwiseError
 from headwise.files import STDIN, STDOUT
-from headwise.tasks.loading import load_selected
-from headwise.tasks.translation_run import TranslationRun
+from headwise.tasks.load import load_selected
+from headwise.tasks.translation.run import TranslationRun
 
 PROMPT = "> "
 

@@ -1,12 +1,14 @@
-"""The configs of the commands that show runs: table, figures, page and compare."""
+"""The configs of the commands, all but training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from omegaconf import MISSING
+
 from headwise.config.text_and_paths import path
-from headwise.files import STDIN
+from headwise.files import STDIN, STDOUT
 
 
 @dataclass
@@ -60,3 +62,141 @@ class CompareConfig:
     other: str | None = path()  # the run that it is compared with
     n_resamples: int = 10_000  # of the intervals over items
     output: str | None = path()  # a file; null: print only
+
+
+@dataclass
+class RunsConfig:
+    """`scripts/runs.py`: a table of runs."""
+
+    runs: list[str] = path(lambda: ["outputs"])  # folders, globs or archives
+    where: str | None = None  # conditions: "status=finished seed<3 attention!=softmax"
+    sort: str | None = None  # a column; -column: descending
+    format: str = "table"  # table, csv, json; the last two have all scores
+    export: str | None = path()  # folder of an archive to write with the listed runs
+    watch: bool = False  # draw the table again and again, in a terminal
+    every: float = 5.0  # seconds between two tables of watch=true
+
+
+@dataclass
+class RunSelection:
+    """Keys of every command that loads a run."""
+
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
+    device: str = "auto"
+    progress: bool = True
+
+
+@dataclass
+class SampleConfig(RunSelection):
+    """`scripts/sample.py`: draw samples from a density model."""
+
+    run: str = path(MISSING)  # its folder
+    n: int = 16  # samples
+    length: int | None = None  # tokens of each after the prompt; null: up to data.window
+    prompt: str | None = None  # text at the beginning of each sample
+    prompt_file: str | None = path(stream=STDIN)  # a text, picture or audio file with the prompt
+    prompt_split: str | None = None  # sample i continues image or piece i of this split
+    prompt_length: int | None = None  # only its first tokens; null: all, half of an image
+    temperature: float = 1.0  # below 1: more probable tokens
+    top_k: int | None = None  # draw from the k most probable tokens; null: all
+    top_p: float = 1.0  # draw from the most probable tokens with this probability together
+    seed: int = 1  # with the number of a sample: its random numbers
+    batch_size: int = 16  # samples computed together; affects time and memory alone
+    precision: str = "fp64"  # fp64, or fp32: faster, and may depend on the batch
+    output: str | None = path(stream=STDOUT)  # a file; null: in samples/ of the run
+
+
+@dataclass
+class PredictConfig(RunSelection):
+    """`scripts/predict.py`: label the texts of a file or of stdin, or pictures."""
+
+    run: str = path(MISSING)  # its folder
+    input: str | None = path(stream=STDIN)  # lines, table, picture or a folder of them; null: stdin
+    output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
+    buffer_size: int = 10_000  # texts or pictures that are read and labelled at a time
+
+
+@dataclass
+class SearchSelection(RunSelection):
+    """Keys of commands that load a run and translate."""
+
+    decode: dict[str, Any] = field(default_factory=dict)  # overrides of the search of the run
+
+
+@dataclass
+class EvaluateConfig(SearchSelection):
+    """`scripts/evaluate.py`: score a run on test sets or other text."""
+
+    run: str = path(MISSING)  # run folder
+    data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
+    name: str | None = None  # of the results file; null: results-<checkpoint>
+    output: str | None = path()  # folder of the results; null: the run folder
+
+
+@dataclass
+class EvaluateDataConfig:
+    """The text to score on."""
+
+    test: list[str] = field(default_factory=list)  # names; empty: the test sets of the run
+    dir: str | None = path()  # folder of the corpus, if it differs from that of the run
+    source_file: str | None = path(stream=STDIN)  # one sentence per line; needs reference_file
+    reference_file: str | None = path(stream=STDIN)
+
+
+@dataclass
+class TranslateConfig(SearchSelection):
+    """`scripts/translate.py`: translate a file, stdin, or lines typed at a terminal."""
+
+    run: str = path(MISSING)
+    input: str | None = path(stream=STDIN)  # a file; null reads stdin
+    output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
+    reference: str | None = path(stream=STDIN)  # score these translations instead (forced decoding)
+    buffer_size: int = 10_000  # lines that are read, sorted by length and translated at a time
+
+
+@dataclass
+class PruneDataConfig:
+    """The text to measure heads on."""
+
+    split: str | None = None  # null: the run's validation set
+    dir: str | None = path()  # folder of the corpus, if it differs from that of the run
+    sentences: int | None = 1000  # the first N; null: all
+
+
+@dataclass
+class PruneConfig(SearchSelection):
+    """`scripts/prune.py`: measure the importance of heads, and remove heads."""
+
+    run: str = path(MISSING)  # run folder
+    by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
+    fraction: float | None = None  # of the heads of `sites` to remove; null: remove none
+    keep: Any = None  # heads to keep, as model.heads: site -> layers -> numbers of heads
+    sites: list[str] | None = None  # sites to remove heads from; null: all sites of the model
+    table: bool = False  # scores with 0, 10, ... 100 % of the heads masked
+    ablation: bool = False  # scores without each head, and with only the best head of each layer
+    output: str | None = path()  # folder of the new run; null: next to the old one
+    data: PruneDataConfig = field(default_factory=PruneDataConfig)
+
+
+@dataclass
+class AnalyzeDataConfig(PruneDataConfig):
+    """The text to analyse heads on."""
+
+    sentences: int | None = None  # first N; null: all, of a density model 2^27 pairs of positions
+
+
+@dataclass
+class AnalyzeConfig(RunSelection):
+    """`scripts/analyze.py`: tables of measures of the heads of a run."""
+
+    run: str | None = path()  # run folder
+    runs: list[str] = path(list)  # several runs: folders or globs
+    data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
+    offsets: int = 5  # relative positions -N to N that are analysed
+    positional_share: float = 0.9  # minimum share of queries, positional head (Voita et al. 2019)
+    merge_score: float = 0.8  # minimum score of a merging head (Correia et al. 2019)
+    question_weight: float = 0.8  # minimum weight at question words of an interrogation head
+    rare_share: float = 0.5  # minimum share of sentences of a rare-words head (Voita et al. 2019)
+    importance: bool = True  # of heads (Michel et al. 2019); needs a backward pass over the text
+    overwrite: bool = False  # repeat an existing analysis
+    output: str = path("outputs/analysis")  # folder of the comparison of runs=

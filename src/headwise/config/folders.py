@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from headwise.config.schema import register
+from headwise.config.register import register
 from headwise.errors import refuse
 
 

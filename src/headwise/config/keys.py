@@ -12,13 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import fits
-from headwise.config.schema import (
-    KINDS,
-    SCHEMAS,
-    SITE_GROUPS,
-    SITES,
-    Config,
-)
+from headwise.config.register import KINDS, SCHEMAS
+from headwise.config.schema import SITE_GROUPS, SITES, Config
 from headwise.errors import ConfigError, require, unknown
 
 S = TypeVar("S")

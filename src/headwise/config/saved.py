@@ -18,7 +18,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from headwise.config.folders import config_dir
 from headwise.config.instantiate import target_class, type_hints
-from headwise.config.schema import SCHEMAS, Config, typed
+from headwise.config.register import SCHEMAS, typed
+from headwise.config.schema import Config
 from headwise.errors import ConfigError, nearest, unknown
 
 # `CLASS.KEY` of an earlier version -> today's key, `CLASS` -> today's class. The class of a key is

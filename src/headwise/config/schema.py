@@ -8,25 +8,11 @@ yaml has a `_target_` are open: their constructors check the arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
-from headwise.config.commands import CompareConfig, FiguresConfig, PageConfig, TableConfig
-from headwise.config.density_data import (
-    BuiltinTextConfig,
-    ImageDataConfig,
-    MusicDataConfig,
-    TextDataConfig,
-    WindowsConfig,
-)
-from headwise.config.labelled_data import LabelledDataConfig, PredictConfig
-from headwise.config.listing import RunsConfig
-from headwise.config.no_data import NoDataConfig
-from headwise.config.sampling import RunSelection, SampleConfig
-from headwise.config.text_and_paths import expand_paths, install, path
-from headwise.files import STDIN, STDOUT
+from headwise.config.text_and_paths import path
 
 SITES = ("encoder_self", "decoder_self", "cross")
 SITE_NAMES = {
@@ -38,47 +24,6 @@ SITE_SIDES = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "de
 SITE_KINDS = {"encoder_self": "self", "decoder_self": "causal", "cross": "cross"}
 # Groups that can be chosen for each site -> the key of these choices.
 SITE_GROUPS = {"attention": "sites", "pattern": "pattern_sites", "scaling": "scaling_sites"}
-
-
-@dataclass
-class CleaningConfig:
-    """Filters of training pairs; validation and test sets are never filtered.
-
-    A pair is dropped if a side is empty, a limit is exceeded, or the ratio of the lengths in
-    white-space words is above `max_ratio`. Limits of 0 are off.
-    """
-
-    max_words: int = 0  # white-space words, both sides
-    max_source_characters: int = 0  # of a sentence
-    max_target_characters: int = 0  # of its translation
-    max_target_moses_tokens: int = 0  # the rule of KFTT's cleaned English side (40)
-    max_ratio: float = 0.0  # longer side / shorter side, in white-space words
-    normalise: list[str] = field(default_factory=list)  # e.g. [romanian_comma_below]
-
-
-@dataclass
-class DataConfig:
-    """A parallel corpus with named splits; see `headwise.data.corpus`."""
-
-    _target_: str = "headwise.config.schema.DataConfig"
-    tasks: list[str] = field(default_factory=lambda: ["translation"])  # tasks that use it
-    name: str = MISSING  # name of the corpus, as in data=
-    source: str = MISSING  # language code of the input side
-    target: str = MISSING  # language code of the output side
-    dir: str | None = path()  # a folder of local text, used instead of downloads
-    folder: str | None = None  # folder name under $HEADWISE_DATA
-    files: dict[str, list[str]] = path(dict)  # split -> alternative file stems
-    train: str = "train"  # a split, or several: a+b
-    valid: str = "valid"  # a split, or several
-    test: list[str] = field(default_factory=list)  # test sets, scored at the end of a run
-    origins: list[Any] = field(default_factory=list)  # tried in order if no folder is set
-    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
-    vocab_size: int = 32000  # suggested for a text of this size
-    max_updates: int = 100_000  # suggested for a text of this size
-    warmup_updates: int = 4000  # suggested for a text of this size
-    max_train_pairs: int | None = None  # keep the first N pairs after cleaning
-    licence: str = MISSING
-    notes: str = ""
 
 
 @dataclass
@@ -226,142 +171,14 @@ class Config:
     dry_run: bool = False  # print parameters, memory and FLOPs, then stop
 
 
-@dataclass
-class SearchSelection(RunSelection):
-    """Keys of commands that load a run and translate."""
-
-    decode: dict[str, Any] = field(default_factory=dict)  # overrides of the search of the run
-
-
-@dataclass
-class EvaluateConfig(SearchSelection):
-    """`scripts/evaluate.py`: score a run on test sets or other text."""
-
-    run: str = path(MISSING)  # run folder
-    data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
-    name: str | None = None  # of the results file; null: results-<checkpoint>
-    output: str | None = path()  # folder of the results; null: the run folder
-
-
-@dataclass
-class EvaluateDataConfig:
-    """The text to score on."""
-
-    test: list[str] = field(default_factory=list)  # names; empty: the test sets of the run
-    dir: str | None = path()  # folder of the corpus, if it differs from that of the run
-    source_file: str | None = path(stream=STDIN)  # one sentence per line; needs reference_file
-    reference_file: str | None = path(stream=STDIN)
-
-
-@dataclass
-class TranslateConfig(SearchSelection):
-    """`scripts/translate.py`: translate a file, stdin, or lines typed at a terminal."""
-
-    run: str = path(MISSING)
-    input: str | None = path(stream=STDIN)  # a file; null reads stdin
-    output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
-    reference: str | None = path(stream=STDIN)  # score these translations instead (forced decoding)
-    buffer_size: int = 10_000  # lines that are read, sorted by length and translated at a time
-
-
-@dataclass
-class PruneDataConfig:
-    """The text to measure heads on."""
-
-    split: str | None = None  # null: the run's validation set
-    dir: str | None = path()  # folder of the corpus, if it differs from that of the run
-    sentences: int | None = 1000  # the first N; null: all
-
-
-@dataclass
-class PruneConfig(SearchSelection):
-    """`scripts/prune.py`: measure the importance of heads, and remove heads."""
-
-    run: str = path(MISSING)  # run folder
-    by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
-    fraction: float | None = None  # of the heads of `sites` to remove; null: remove none
-    keep: Any = None  # heads to keep, as model.heads: site -> layers -> numbers of heads
-    sites: list[str] | None = None  # sites to remove heads from; null: all sites of the model
-    table: bool = False  # scores with 0, 10, ... 100 % of the heads masked
-    ablation: bool = False  # scores without each head, and with only the best head of each layer
-    output: str | None = path()  # folder of the new run; null: next to the old one
-    data: PruneDataConfig = field(default_factory=PruneDataConfig)
-
-
-@dataclass
-class AnalyzeDataConfig(PruneDataConfig):
-    """The text to analyse heads on."""
-
-    sentences: int | None = None  # first N; null: all, of a density model 2^27 pairs of positions
-
-
-@dataclass
-class AnalyzeConfig(RunSelection):
-    """`scripts/analyze.py`: tables of measures of the heads of a run."""
-
-    run: str | None = path()  # run folder
-    runs: list[str] = path(list)  # several runs: folders or globs
-    data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
-    offsets: int = 5  # relative positions -N to N that are analysed
-    positional_share: float = 0.9  # minimum share of queries, positional head (Voita et al. 2019)
-    merge_score: float = 0.8  # minimum score of a merging head (Correia et al. 2019)
-    question_weight: float = 0.8  # minimum weight at question words of an interrogation head
-    rare_share: float = 0.5  # minimum share of sentences of a rare-words head (Voita et al. 2019)
-    importance: bool = True  # of heads (Michel et al. 2019); needs a backward pass over the text
-    overwrite: bool = False  # repeat an existing analysis
-    output: str = path("outputs/analysis")  # folder of the comparison of runs=
-
-
-KINDS: dict[str, type] = {  # command -> dataclass
-    "train": Config,
-    "evaluate": EvaluateConfig,
-    "translate": TranslateConfig,
-    "predict": PredictConfig,
-    "sample": SampleConfig,
-    "prune": PruneConfig,
-    "analyze": AnalyzeConfig,
-    "table": TableConfig,
-    "figures": FiguresConfig,
-    "page": PageConfig,
-    "compare": CompareConfig,
-    "runs": RunsConfig,
-}
-
-# Dataclasses of open groups, which a yaml selects by /schema/NAME@_here_ in its defaults list.
-SCHEMAS: dict[str, type] = {
-    "parallel": DataConfig,
-    "text": TextDataConfig,
-    "builtin_text": BuiltinTextConfig,
-    "images": ImageDataConfig,
-    "music": MusicDataConfig,
-    "labelled": LabelledDataConfig,
-    "no_data": NoDataConfig,
-    "search": DecodeConfig,
-    "windows": WindowsConfig,
-}
 UNCHOSEN = ("schema", "shared")  # groups that only other yamls use
-C = TypeVar("C")
 
 
-def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assignment]
-    """A composed config as the dataclass of its command; `~` in paths is expanded."""
-    return expand_paths(cast(C, OmegaConf.to_object(node)))
+@dataclass
+class WindowsConfig:
+    """Evaluation of a density model in windows of `data.window` tokens."""
 
-
-@cache
-def register() -> None:
-    """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`."""
-    from hydra._internal.hydra import Hydra
-    from hydra.core.config_store import ConfigStore
-
-    install()
-    groups = Hydra.list_all_config_groups  # for --help
-    Hydra.list_all_config_groups = (  # type: ignore[method-assign]
-        lambda *parts: [group for group in groups(*parts) if group not in UNCHOSEN]
-    )
-    # Hydra would copy all of it at every composition, and for --help once a group
-    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
-    for command, kind in KINDS.items():
-        ConfigStore.instance().store(f"{command}_schema", kind)
-    for name, kind in SCHEMAS.items():
-        ConfigStore.instance().store(name, kind, group="schema")
+    _target_: str = "headwise.config.schema.WindowsConfig"
+    min_context: int = 0  # tokens before every scored one in its window; 0: windows side by side
+    max_windows: int = 0  # score only so many, evenly spaced; 0: the whole split
+    precision: str = "fp32"  # fp32, bf16 (autocast: bits differ), or auto as in training

@@ -8,8 +8,10 @@ with which these models write a space, become byte tokens.
 from __future__ import annotations
 
 import functools
+import io
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,3 +103,19 @@ def _spelling(token: int, tokenizer: Tokenizer) -> bytes:
     name = tokenizer.id_to_piece(token)
     match = BYTE_TOKEN.fullmatch(name)
     return bytes.fromhex(match[1]) if match else name.replace("\u2581", " ").encode()
+
+
+def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
+    """Tokens (N,) of a text, encoded as the files of `encode`."""
+    return content_ids(text.encode(), tokenizer)
+
+
+def content_ids(content: bytes, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
+    """Tokens (N,) of the bytes of text, images or music, encoded as the files of `encode`."""
+    return lossless(tokenizer).encode(list(io.BytesIO(content)))
+
+
+def ids_text(ids: npt.NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
+    """The text of tokens (N,), without incomplete characters at its ends."""
+    text = lossless(tokenizer).decode(ids.tolist()).decode(errors="replace")
+    return text.strip("\ufffd")

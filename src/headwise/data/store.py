@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -185,27 +184,3 @@ class IdStore:
         if suffix is not None:
             ids_BL[np.arange(len(rows)), before + n_ids] = suffix
         return ids_BL, n_ids + (before + after)
-
-
-@dataclass
-class EncodedSplit:
-    """Aligned rows of both sides."""
-
-    source: IdStore
-    target: IdStore
-
-    @classmethod
-    def from_lists(
-        cls, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]
-    ) -> EncodedSplit:
-        """A split in memory."""
-        return cls(IdStore.from_lists(source), IdStore.from_lists(target))
-
-    @classmethod
-    def open(cls, path: Path, dtype: npt.DTypeLike) -> EncodedSplit:
-        """Memory-map `PATH.source` and `PATH.target`."""
-        source, target = (IdStore.open(with_ending(path, s), dtype) for s in (".source", ".target"))
-        return cls(source, target)
-
-    def __len__(self) -> int:
-        return len(self.source)

@@ -239,3 +239,9 @@ class TokenizerPair:
 def one_space(text: str) -> str:
     """Replace each run of Unicode white space by one space and strip the ends."""
     return " ".join(text.split())
+
+
+COLUMN = "tokens"  # of the batches
+
+
+TOKENIZER = "tokenizer.model"

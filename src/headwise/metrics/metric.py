@@ -118,3 +118,8 @@ class Measured:
             scope = {"scope": metric.scope} if metric.scope else {}
             scores[metric.name] = cast(Score, score | scope | counts)
         return scores
+
+
+def percent(sums: Floats) -> float:
+    """Percent right, from the sums (examples, right ones)."""
+    return float(100 * sums[1] / sums[0])

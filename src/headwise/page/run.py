@@ -12,7 +12,7 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.names import choice_name, corpus_name
 from headwise.studies.render import DECIMALS
-from headwise.tasks.scores import main_metric
+from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 

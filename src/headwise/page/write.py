@@ -17,7 +17,7 @@ from headwise.runs.folder import RunFolder
 from headwise.studies.figures import figures_of, training_figures
 from headwise.studies.match import SavedRun
 from headwise.tasks.inspection import items as items_of
-from headwise.tasks.loading import load
+from headwise.tasks.load import load
 from headwise.tasks.task import TrainedRun
 
 

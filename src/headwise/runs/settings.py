@@ -18,7 +18,13 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config import density_data, labelled_data, schema
+from headwise.config import schema
+from headwise.config.data import (
+    CleaningConfig,
+    DataConfig,
+    LabelledDataConfig,
+    TextDataConfig,
+)
 from headwise.config.folders import composed
 from headwise.markdown import markdown_table, print_or_write
 from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, comparable
@@ -30,14 +36,14 @@ GROUPS = {  # key of a group -> its class
     "model": schema.ModelConfig,
     "tokenizer": schema.TokenizerConfig,
     "decode": schema.DecodeConfig,
-    "data": schema.DataConfig,
-    "data.cleaning": schema.CleaningConfig,
+    "data": DataConfig,
+    "data.cleaning": CleaningConfig,
     "tracker": schema.TrackerConfig,
     "paths": schema.PathsConfig,
 }
 OTHER_DATA: dict[str, dict[str, type]] = {  # choice of data -> its groups with other keys
-    "data=text": {"data": density_data.TextDataConfig, "decode": density_data.WindowsConfig},
-    "data=labelled": {"data": labelled_data.LabelledDataConfig},
+    "data=text": {"data": TextDataConfig, "decode": schema.WindowsConfig},
+    "data=labelled": {"data": LabelledDataConfig},
 }
 # Set by the yamls of `data`, not by users.
 CORPUS_KEYS = ("tasks", "files", "origins", "licence", "notes")

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from headwise.analysis.tables import DENSITY, HEADS, LAYERS, Table, read_settings
 from headwise.plots import runs as plots
-from headwise.plots.confusion import confusion_matrix
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
 from headwise.plots.training import training_figures as plots_of_training
@@ -26,9 +25,10 @@ from headwise.runs.record import Record
 from headwise.studies.match import SavedRun
 from headwise.studies.pruning import effective_heads, pruning_tables
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
-from headwise.tasks.predictions import CONFUSION
-from headwise.tasks.predictions import FOLDER as PREDICTIONS
-from headwise.tasks.scores import main_metric
+from headwise.tasks.classification.confusion import confusion_matrix
+from headwise.tasks.classification.predict import CONFUSION
+from headwise.tasks.classification.predict import FOLDER as PREDICTIONS
+from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import task_of
 
 Read = Callable[[SavedRun], pd.DataFrame]

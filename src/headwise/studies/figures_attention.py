@@ -11,7 +11,7 @@ from headwise.plots.attention_maps import LayerMaps, attention_maps
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.studies.names import choice_name, corpus_name
 from headwise.tasks.inspection import readings
-from headwise.tasks.loading import load
+from headwise.tasks.load import load
 from headwise.track.base import HeadValues
 
 

@@ -16,7 +16,7 @@ from headwise.config.saved import located
 from headwise.metrics.metric import Metric
 from headwise.runs.record import Record
 from headwise.studies.study import Recipe, decisive
-from headwise.tasks.scores import main_metric
+from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import Task, task_of
 
 CellKey = tuple[str, str]  # row and column of a cell

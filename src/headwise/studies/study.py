@@ -14,13 +14,14 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from headwise.config.register import typed
 from headwise.config.saved import current
-from headwise.config.schema import SITE_NAMES, Config, typed
+from headwise.config.schema import SITE_NAMES, Config
 from headwise.errors import ConfigError, refuse, require
 from headwise.metrics.metric import Metric
 from headwise.runs.fingerprint import comparable
 from headwise.studies.quantities import QUANTITIES
-from headwise.tasks.settings import resolve
+from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
 
 MARKS = {

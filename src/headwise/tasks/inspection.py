@@ -10,12 +10,12 @@ from typing import Any
 
 from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
-from headwise.config.schema import PruneDataConfig
-from headwise.data.corpora.text import read_lines
+from headwise.config.commands import PruneDataConfig
+from headwise.data.sources.lines import read_lines
 from headwise.errors import DataError
 from headwise.file_names import check_file_name
+from headwise.tasks.evaluate import most_items
 from headwise.tasks.reading import Inspected, Items, Reading, rows_of, spaced
-from headwise.tasks.scores import most_items
 from headwise.tasks.task import Part, TrainedRun
 from headwise.train.distributed import Ranks
 

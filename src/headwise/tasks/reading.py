@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from headwise.analysis.kinds import Places
@@ -240,3 +242,29 @@ def given_ids(model: Model, inputs: Sequence[Any]) -> Iterator[Given]:
         labels = list(map(str, ids))
         axes = {site.name: Axes(labels, labels, text) for site in model.sites}
         yield Given(Batch({name: column}, none, none, [0], 0), axes)
+
+
+MAX_WEIGHTS = 2**23  # of all heads and windows on a page with pictures; determines the queries
+
+
+def selected(shape: Sequence[int], n_queries: int, n_values: int) -> list[int]:
+    """Numbers of at most `n_queries` values, or channels of a pixel, evenly spread.
+
+    Args:
+        shape: rows, columns and channels of an image; (samples,) of a sequence.
+        n_queries: at least one value, or one pixel, is selected.
+        n_values: only the first ones are selected, of an image only those in whole rows, if any.
+    """
+    if len(shape) == 1:
+        n = max(1, min(n_queries, n_values))
+        return [(i + 1) * n_values // n - 1 for i in range(n)]
+    _, n_columns, channels = shape
+    sizes = n_values // (n_columns * channels), min(n_columns, n_values // channels)
+    side = max(1, math.isqrt(n_queries // channels))
+    counts = [max(1, min(side, size)) for size in sizes]
+    rows_R, columns_C = (
+        (2 * np.arange(n) + 1) * size // (2 * n) for n, size in zip(counts, sizes, strict=True)
+    )
+    places = np.ix_(rows_R, columns_C, np.arange(shape[2]))
+    values_N = np.arange(math.prod(shape)).reshape(shape)[places].flatten()
+    return [int(value) for value in values_N if value < n_values]

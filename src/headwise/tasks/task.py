@@ -22,9 +22,8 @@ from headwise.config.instantiate import instantiate
 from headwise.config.keys import with_changes
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
-from headwise.data.digest import content_digest
-from headwise.data.encoded import Sides
 from headwise.data.loader import Examples
+from headwise.data.sources.digest import content_digest
 from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
@@ -33,8 +32,9 @@ from headwise.model.family import Model
 from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder
 from headwise.tasks.data import Corpus, NoFiles, Sizes
-from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.measure import measure_losses
 from headwise.tasks.reading import Candidates, Given, Item, Spelling, given_ids, rows_of
+from headwise.tasks.translation.prepare import Sides
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 

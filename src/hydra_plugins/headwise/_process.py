@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 
 from headwise.commands.sweep import Sweep
-from headwise.config.schema import register
+from headwise.config.register import register
 from headwise.data.workers import n_cores
 from headwise.errors import ConfigError, Interrupted, RunError
 from headwise.files import guard_streams, lock

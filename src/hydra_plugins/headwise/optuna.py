@@ -23,7 +23,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from headwise.config.schema import typed
+from headwise.config.register import typed
 from headwise.errors import ConfigError, Interrupted, require
 from headwise.file_names import check_file_name
 from headwise.runs.fingerprint import fingerprint
@@ -70,7 +70,7 @@ class OptunaSweeper(Sweeper):
             ConfigError: a setting of the search is invalid.
         """
         from headwise.commands.search import Searcher, open_study, write_outputs
-        from headwise.tasks.settings import check, monitored
+        from headwise.tasks.check import check, monitored
         from headwise.tasks.task import task_of
 
         for key in ("n_trials", "n_jobs"):

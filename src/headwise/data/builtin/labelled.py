@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headwise.data.builtin.corpus import SPLITS, BuiltinCorpus
-from headwise.data.corpora.tables import Row, Select
+from headwise.data.sources.tables import Row, Select
 
 # Label -> pattern in the layout of a sentence; the first that matches.
 KINDS = {

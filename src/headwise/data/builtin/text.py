@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from headwise.config.density_data import BuiltinTextConfig
+from headwise.config.data import BuiltinTextConfig
 from headwise.data.builtin.corpus import BuiltinCorpus
-from headwise.data.density_corpus import FileCorpus
+from headwise.data.splits import FileCorpus
 from headwise.errors import require
 
 

@@ -1,0 +1,89 @@
+"""The schemas of the commands and of data, as Hydra knows them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeVar, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from headwise.config.commands import (
+    AnalyzeConfig,
+    CompareConfig,
+    EvaluateConfig,
+    FiguresConfig,
+    PageConfig,
+    PredictConfig,
+    PruneConfig,
+    RunsConfig,
+    SampleConfig,
+    TableConfig,
+    TranslateConfig,
+)
+from headwise.config.data import (
+    BuiltinTextConfig,
+    DataConfig,
+    ImageDataConfig,
+    LabelledDataConfig,
+    MusicDataConfig,
+    NoDataConfig,
+    TextDataConfig,
+)
+from headwise.config.schema import UNCHOSEN, Config, DecodeConfig, WindowsConfig
+from headwise.config.text_and_paths import expand_paths, install
+
+KINDS: dict[str, type] = {  # command -> dataclass
+    "train": Config,
+    "evaluate": EvaluateConfig,
+    "translate": TranslateConfig,
+    "predict": PredictConfig,
+    "sample": SampleConfig,
+    "prune": PruneConfig,
+    "analyze": AnalyzeConfig,
+    "table": TableConfig,
+    "figures": FiguresConfig,
+    "page": PageConfig,
+    "compare": CompareConfig,
+    "runs": RunsConfig,
+}
+
+
+# Dataclasses of open groups, which a yaml selects by /schema/NAME@_here_ in its defaults list.
+SCHEMAS: dict[str, type] = {
+    "parallel": DataConfig,
+    "text": TextDataConfig,
+    "builtin_text": BuiltinTextConfig,
+    "images": ImageDataConfig,
+    "music": MusicDataConfig,
+    "labelled": LabelledDataConfig,
+    "no_data": NoDataConfig,
+    "search": DecodeConfig,
+    "windows": WindowsConfig,
+}
+
+
+C = TypeVar("C")
+
+
+def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assignment]
+    """A composed config as the dataclass of its command; `~` in paths is expanded."""
+    return expand_paths(cast(C, OmegaConf.to_object(node)))
+
+
+@cache
+def register() -> None:
+    """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`."""
+    from hydra._internal.hydra import Hydra
+    from hydra.core.config_store import ConfigStore
+
+    install()
+    groups = Hydra.list_all_config_groups  # for --help
+    Hydra.list_all_config_groups = (  # type: ignore[method-assign]
+        lambda *parts: [group for group in groups(*parts) if group not in UNCHOSEN]
+    )
+    # Hydra would copy all of it at every composition, and for --help once a group
+    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    for command, kind in KINDS.items():
+        ConfigStore.instance().store(f"{command}_schema", kind)
+    for name, kind in SCHEMAS.items():
+        ConfigStore.instance().store(name, kind, group="schema")

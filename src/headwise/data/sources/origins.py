@@ -1,0 +1,142 @@
+"""Where the files of a corpus are. Sources are tried in this order:
+
+1. the folder `data.dir` (text, the original archives, or a copy of the Hub's Parquet files);
+2. `$HEADWISE_DATA/<data.folder>`, if it exists;
+3. an origin of the yaml whose files are on disk;
+4. the origins of the yaml in their order, by download.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from headwise.config.data import DataConfig, DensityDataConfig, LabelledDataConfig
+from headwise.errors import DataError, refuse
+
+DataWithOrigins = DataConfig | LabelledDataConfig
+
+
+class Origin(Protocol):
+    """One origin of data; one that may download also has `is_local(splits) -> bool`."""
+
+    def splits(self) -> list[str]:
+        """Names of the splits that can be read."""
+
+    def identity(self, split: str) -> str:
+        """Hash of the content (or version of the generator); downloads missing files.
+
+        Raises:
+            DataError: the files are not available.
+        """
+
+
+S = TypeVar("S", bound=Origin)
+
+
+def joined_splits(split: str, known: Collection[str]) -> list[str]:
+    """The splits of a name: `a+b` is a, then b, unless `a+b` is one of `known`."""
+    return [split] if split in known else split.split("+")
+
+
+def local_folder(config: DataWithOrigins | DensityDataConfig) -> Path | None:
+    """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
+    if config.dir is not None:
+        return Path(config.dir)
+    root = os.environ.get("HEADWISE_DATA")
+    folder = Path(root or "").expanduser() / (config.folder or "")
+    return folder if root and config.folder and folder.is_dir() else None
+
+
+def origins_of(
+    config: DataWithOrigins, cache_dir: Path, folder: Path | None, runtime: Mapping[str, Any]
+) -> Iterator[Any]:
+    """The origins of the yaml; with a `folder`, those that can read from one.
+
+    Args:
+        runtime: further arguments of constructors, which are used if they have them.
+    """
+    from headwise.config.instantiate import instantiate, target_class
+
+    offered = {**runtime, "cache_dir": cache_dir, "folder": folder}
+    for number, node in enumerate(config.origins):
+        key = f"data.origins[{number}]"
+        accepted = inspect.signature(target_class(node, key)).parameters
+        if folder is None or "folder" in accepted:
+            arguments = {name: value for name, value in offered.items() if name in accepted}
+            yield instantiate(node, key, **arguments)
+
+
+def from_folder(config: DataWithOrigins, sources: Iterable[S], text: S) -> S:
+    """The first of the sources in a folder that has the splits of the config.
+
+    Args:
+        text: one of them, the text of the user; else its message names the missing files.
+    """
+    for source in sources:
+        known = set(source.splits())
+        required = _required(config, known)
+        needed = {split for split, key in required.items() if key != "test"}
+        # A folder with archives of some splits is used too; `identity` reports the missing ones.
+        if needed <= known or (source is not text and needed & known):
+            return _checked(source, required)
+    return _checked(text, _required(config, text.splits()))
+
+
+def from_origins(config: DataWithOrigins, origins: Iterable[S], files: str) -> S:
+    """The first origin with the splits of the config, on disk or by download.
+
+    Args:
+        files: that a folder of the user must have, for the message.
+
+    Raises:
+        DataError: there is none; the message says which files are needed in which folder.
+    """
+    reasons: list[str] = []
+    complete: list[tuple[S, list[str]]] = []  # origin, required splits
+    for origin in origins:
+        known = origin.splits()
+        required = _required(config, known)
+        absent = [split for split in required if split not in known]
+        if absent:
+            reasons.append(str(refuse(f"data.{required[absent[0]]}", absent[0], known)))
+        else:
+            complete.append((origin, list(required)))
+    # Origins on disk come first, otherwise in the order of the list.
+    complete.sort(key=lambda c: not getattr(c[0], "is_local", lambda splits: True)(c[1]))
+    for origin, splits in complete:
+        try:
+            return _checked(origin, splits)
+        except DataError as error:
+            reasons.append(str(error))
+    raise DataError(_advice(config, files, reasons))
+
+
+def _required(config: DataWithOrigins, known: Collection[str]) -> dict[str, str]:
+    """Each split that the config names -> the first key that names it."""
+    required: dict[str, str] = {}
+    named = [("train", config.train), ("valid", config.valid), *(("test", t) for t in config.test)]
+    for key, split in named:
+        for part in joined_splits(split, known):
+            required.setdefault(part, key)
+    return required
+
+
+def _checked(source: S, splits: Iterable[str]) -> S:
+    """`source`, with the files of `splits` on disk; a `DataError` names a missing one."""
+    for split in splits:
+        source.identity(split)
+    return source
+
+
+def _advice(config: DataWithOrigins, files: str, reasons: Sequence[str]) -> str:
+    """The message for a missing corpus: which files are needed in which folder."""
+    lines = [f"data={config.name} is not on this machine. Either of these helps:"]
+    lines.append(f"- data.dir=FOLDER with {files}")
+    if config.folder:
+        lines.append(f"- HEADWISE_DATA=FOLDER with such a folder named {config.folder}")
+    lines.extend(f"- {reason}" for reason in reasons)
+    return "\n".join(lines)

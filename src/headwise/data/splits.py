@@ -1,0 +1,182 @@
+"""Splits whose files are located: what corpora of all tasks have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from headwise.config.data import DensityDataConfig
+from headwise.data.sources.digest import FileHashes, combined_digest
+from headwise.data.sources.folder import splits_there
+from headwise.data.sources.origins import local_folder
+from headwise.errors import DataError
+from headwise.file_names import check_file_name
+
+C = TypeVar("C", bound=DensityDataConfig)
+
+
+@dataclass(frozen=True)
+class FileCorpus(Generic[C]):
+    """Splits of files, each with one or many documents (`DensityCorpus`).
+
+    Attributes:
+        config: where the files are.
+        cache_dir: folder of encoded data, downloads and file hashes.
+    """
+
+    config: C
+    cache_dir: Path
+
+    @property
+    def folder(self) -> Path | None:
+        """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
+        return local_folder(self.config)
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Splits that are scored at the end of a run."""
+        return self.config.test
+
+    def hashes(self) -> list[str]:
+        """Hashes of the training and the validation data."""
+        return [self.identity(split) for split in (self.config.train, self.config.valid)]
+
+    def identity(self, split: str) -> str:
+        """Hash of the files of a split, their paths in its folder, and the settings of reading."""
+        files, folder = self.files(split), f"{(self.folder or Path()) / split}{os.sep}"
+        # paths name classes; elsewhere, a file is the same under another name
+        names = [name.removeprefix(folder) for name in map(str, files) if name.startswith(folder)]
+        settings = json.dumps([names, self.settings(split)], sort_keys=True)
+        return combined_digest([*FileHashes(self.cache_dir).of(files), settings])
+
+    def settings(self, split: str) -> Any:
+        """Settings that determine the values which are read from the files of a split."""
+        raise NotImplementedError
+
+    def path(self, split: str) -> Path:
+        """The first file of a split, or its folder."""
+        return self.files(split)[0]
+
+    def files(self, split: str) -> list[Path]:
+        """The files of a split, in the order of their names.
+
+        Raises:
+            DataError: there are none.
+        """
+        raise NotImplementedError
+
+    def chunks(self, split: str) -> Iterator[bytes]:
+        """The documents of a split as bytes."""
+        raise NotImplementedError
+
+    def starts_document(self, before: bytes, chunk: bytes) -> bool:
+        """See `DensityCorpus.starts_document`."""
+        return True
+
+    def files_of_folder(self, split: str, content: str) -> list[Path]:
+        """The files in the folder of a split and below; `content` describes them."""
+        check_file_name("data", split)
+        if self.folder is None:
+            splits = ", ".join(dict.fromkeys((self.config.train, self.config.valid, "test")))
+            raise DataError(f"set data.dir=FOLDER, with {splits}: {content}")
+        if not (self.folder / split).is_dir():
+            folders = [path.name for path in self.folder.glob("[!.]*/")]
+            raise DataError(
+                f"{self.folder} has no {split}: {content}. {splits_there(split, folders)}"
+            )
+        return files_below(self.folder / split, content)
+
+
+def files_below(folder: Path, content: str) -> list[Path]:
+    """The files in a folder and below, in the order of their names, without hidden ones.
+
+    Links are followed, but not into a folder that they are in.
+
+    Raises:
+        DataError: there are none, or a link or folder cannot be read; `content` describes them.
+    """
+    try:
+        files = list(_walk(folder, ()))
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+    if not files:
+        raise DataError(f"{folder} is empty; it must have {content}")
+    return files
+
+
+def _walk(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    status = folder.stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if not entry.name.startswith("."):
+            if entry.is_dir():
+                yield from _walk(Path(entry.path), (*above, here))
+            elif entry.is_file():
+                yield Path(entry.path)
+            else:
+                entry.stat()  # raises for a link to nothing
+
+
+class LocatedCorpus(Protocol):
+    """Files that are located but not encoded yet.
+
+    Attributes:
+        config: the data config.
+        cache_dir: folder of encoded data, downloads and file hashes.
+    """
+
+    @property
+    def config(self) -> Any: ...  # noqa: D102
+
+    @property
+    def cache_dir(self) -> Path: ...  # noqa: D102
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Splits that are scored at the end of a run."""
+        ...
+
+    def hashes(self) -> list[str]:
+        """Hashes of the training and the validation data."""
+        ...
+
+    def identity(self, split: str) -> str:
+        """Hash of the content of a split."""
+        ...
+
+    def path(self, split: str) -> Path:
+        """The file or folder of a split, which error messages name."""
+        ...
+
+
+class DensityCorpus(LocatedCorpus, Protocol):
+    """A corpus that yields bytes."""
+
+    @property
+    def config(self) -> DensityDataConfig: ...  # noqa: D102
+
+    def chunks(self, split: str) -> Iterator[bytes]:
+        """A split as bytes: lines with line feeds, one image or one piece of music at a time."""
+        ...
+
+    def starts_document(self, before: bytes, chunk: bytes) -> bool:
+        """Whether a chunk starts a document, given the chunk before it (empty for the first)."""
+        ...
+
+
+class ClassCorpus(LocatedCorpus, Protocol):
+    """A corpus of labelled examples."""
+
+    def rows(self, split: str) -> Iterator[tuple[Any, str]]:
+        """The examples of a split: one or two texts, or an image (H, W, C); and the label."""
+        ...
+
+    def names(self, split: str) -> Iterator[str]:
+        """The file of each example of a split, and its place in it, for messages."""
+        ...

@@ -1,0 +1,101 @@
+"""Validation of a composed config, and resolution of its `auto` values."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import Any, cast
+
+import torch
+
+from headwise.attention.build import completed
+from headwise.config.instantiate import instantiate
+from headwise.config.saved import named
+from headwise.config.schema import SITE_GROUPS, Config
+from headwise.data.tokenizer_training import check_tokenizer_config
+from headwise.errors import refuse, require
+from headwise.metrics.metric import Metric
+from headwise.model.gates import NoGates
+from headwise.precision import check_precision, resolve_precision
+from headwise.tasks.evaluate import main_metric
+from headwise.tasks.task import Task, task_of
+from headwise.track.wandb_tracker import check_tracker
+from headwise.train.distributed import choose_device
+from headwise.train.optim import build_optimizer
+from headwise.train.repulsion import Repulsion
+from headwise.train.trainer import check_trainer_config
+
+log = logging.getLogger(__name__)
+
+
+def check(config: Config) -> None:
+    """Validate the settings without reading data.
+
+    Raises:
+        ConfigError: an invalid setting.
+    """
+    task = task_of(config)
+    tasks, name = getattr(config.data, "tasks", None), task.name
+    allowed = f"{' or '.join(tasks or ())} with data={getattr(config.data, 'name', None)}"
+    require(tasks is None or name in tasks, "task", allowed, name)
+    fits, data = isinstance(config.data, task.data), getattr(config.data, "name", None)
+    kinds = task.data if isinstance(task.data, tuple) else (task.data,)
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    require(fits, "data", f"a {wanted} with task={name}", data)
+    check_trainer_config(config.trainer)
+    check_precision(config.trainer.precision, "trainer.precision")
+    check_tracker(config.tracker)
+    check_tokenizer_config(config.tokenizer)
+    require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
+    task.check()
+    monitored(task)
+    if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
+        log.warning("gates are meant for a trained model: init_from=RUN starts from one")
+    build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
+    _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
+    instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites())
+
+
+def monitored(task: Task[Any]) -> Metric:
+    """The metric of `trainer.monitor`, else the main one of the task.
+
+    Raises:
+        ConfigError: the task has no such metric.
+    """
+    metrics = {metric.name: metric for metric in task.metrics()}
+    monitor = task.config.trainer.monitor or next(iter(metrics))
+    if monitor not in metrics:
+        raise refuse("trainer.monitor", monitor, metrics)
+    return metrics[monitor]
+
+
+def _warn_of_warmup(schedule: object, max_updates: int) -> None:
+    warmup = getattr(schedule, "warmup_updates", 0)
+    if isinstance(warmup, (int, float)) and warmup > max_updates:  # of a user's class: any type
+        log.warning(
+            "scheduler.warmup_updates=%d is more than trainer.max_updates=%d: the learning "
+            "rate reaches %.2g of its peak",
+            warmup,
+            max_updates,
+            max_updates / warmup,
+        )
+
+
+def resolve(config: Config) -> dict[str, Any]:
+    """Resolve `auto` values and the names of variants in `config`, in place.
+
+    Returns the config as plain types with the names of classes, for the fingerprint and the run
+    folder: `auto` may mean another value on another machine, a yaml may change later, and modules
+    may move.
+    """
+    device = choose_device(config.trainer.device)
+    config.trainer.monitor = config.trainer.monitor or main_metric(task_of(config)).name
+    for part in (config.trainer, config.decode):
+        part.precision = resolve_precision(part.precision, device)
+    for group, sites in SITE_GROUPS.items():
+        setattr(config, group, completed(group, getattr(config, group)))
+        nodes = getattr(config, sites)
+        for site, node in vars(nodes).items():
+            if node is not None:
+                setattr(nodes, site, completed(group, node))
+    return cast(dict[str, Any], named(asdict(config)))

@@ -1,0 +1,84 @@
+"""Labelled texts and pictures as batches of one class per row.
+
+Axes: N examples, B rows, L positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwise.data.batch import Batch
+from headwise.data.loader import Rows
+from headwise.data.plan import BatchPlan, plan_epoch
+from headwise.errors import ConfigError
+from headwise.tasks.classification.inputs import Classes, LabelledSplit
+
+
+@dataclass(frozen=True)
+class TrainingClasses:
+    """Examples of similar length in batches under a budget (`headwise.data.loader.Examples`).
+
+    Args:
+        split: of training.
+        kept: numbers of the examples to train on.
+        max_tokens: padded positions of a batch of a rank.
+        seed: with the epoch, determines the batches, their order and random changes.
+        world_size: number of ranks.
+    """
+
+    split: LabelledSplit
+    kept: Rows
+    max_tokens: int
+    seed: int
+    world_size: int = 1
+
+    def plan(self, epoch: int) -> BatchPlan:
+        """See `Examples.plan`."""
+        lengths = self.split.inputs.lengths[self.kept]
+        longest = int(lengths.max())
+        if longest > self.max_tokens:
+            raise ConfigError(
+                f"trainer.max_tokens={self.max_tokens} is less than the {longest} positions of the "
+                "longest training example: raise it"
+            )
+        return plan_epoch(lengths, lengths, self.max_tokens * self.world_size, self.seed, epoch)
+
+    def n_targets(self, epoch: int, rows: Rows) -> int:
+        """See `Examples.n_targets`."""
+        return len(rows)
+
+    def collate(self, epoch: int, rows: Rows) -> Batch:
+        """See `Examples.collate`; rows count the examples that are kept."""
+        return self.split.batch(self.kept[rows], [self.seed, epoch])
+
+    def identity(self) -> dict[str, int]:
+        """See `Examples.identity`."""
+        budget = self.max_tokens * self.world_size
+        return {"seed": self.seed, "budget": budget, "examples": len(self.kept)}
+
+
+def evaluation_batches(
+    split: LabelledSplit, max_tokens: int, n_items: int | None = None
+) -> list[Batch]:
+    """The first examples in batches of at most `max_tokens` padded positions, longest first."""
+    lengths = split.inputs.lengths[:n_items]
+    order, batches = np.argsort(-lengths, kind="stable"), []
+    while len(order):
+        n_rows = max(max_tokens // max(int(lengths[order[0]]), 1), 1)
+        batches.append(split.batch(order[:n_rows]))
+        order = order[n_rows:]
+    return batches
+
+
+def stratified(classes: Classes, share: float, seed: int) -> Rows:
+    """Numbers, increasing, of a share of the examples of each class, at least one of each.
+
+    Smaller shares with one seed are subsets of larger ones.
+    """
+    generator, chosen = np.random.default_rng(seed), []
+    for label in np.unique(classes):
+        members = generator.permutation(np.flatnonzero(classes == label))
+        chosen.append(members[: max(1, round(share * len(members)))])
+    return np.sort(np.concatenate(chosen))

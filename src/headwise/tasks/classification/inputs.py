@@ -1,0 +1,101 @@
+"""The inputs of a classifier: texts as ids, or images as patches, with their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headwise.config.data import ImageDataConfig
+from headwise.data.batch import Batch, Column
+from headwise.data.loader import Rows
+from headwise.data.patches import augmented, grid_of, patches
+from headwise.data.store import IdStore
+from headwise.data.tokenizer import COLUMN
+
+Classes = npt.NDArray[np.int64]
+
+
+class Inputs(Protocol):
+    """The inputs of a split.
+
+    Attributes:
+        lengths: (N,), positions of each.
+    """
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]: ...  # noqa: D102
+
+    def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
+        """The column of some rows.
+
+        Args:
+            rows: numbers of examples.
+            seed: of random changes of training examples, with the row; None: no changes.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """Texts as tokens, each with an end token."""
+
+    store: IdStore
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """See `Inputs.lengths`."""
+        return self.store.lengths
+
+    def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
+        """See `Inputs.column`; texts are never changed."""
+        ids_BL, lengths_B = self.store.gather(rows)
+        return Column(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), n_end=1)
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Images (N, H, W, C) as patches (`headwise.data.patches`)."""
+
+    images: npt.NDArray[np.uint8]
+    config: ImageDataConfig
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """See `Inputs.lengths`."""
+        return np.full(len(self.images), self._n_patches, np.int32)
+
+    @property
+    def _n_patches(self) -> int:
+        return prod(grid_of(self.config.shape, self.config.patch))
+
+    def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
+        """See `Inputs.column`: values (B, N, P) of patches; training images are augmented."""
+        images_BHWC = self.images[rows]
+        if seed is not None:
+            changes = self.config.shift, self.config.flip
+            images_BHWC = augmented(images_BHWC, *changes, seed, rows)
+        ids_BNP = torch.from_numpy(patches(images_BHWC, self.config.patch))
+        return Column(ids_BNP, torch.full((len(rows),), self._n_patches))
+
+
+@dataclass(frozen=True)
+class LabelledSplit:
+    """Inputs and their classes, (N,)."""
+
+    inputs: Inputs
+    classes: Classes
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def batch(self, rows: Rows, seed: Sequence[int] | None = None) -> Batch:
+        """The batch of some rows, each scored once; `seed` as of `Inputs.column`."""
+        columns = {COLUMN: self.inputs.column(rows, seed)}
+        targets_R = torch.from_numpy(self.classes[rows])
+        return Batch(columns, torch.arange(len(rows)), targets_R, rows.tolist(), len(rows))

@@ -1,0 +1,203 @@
+"""Labelled texts, or pairs of texts, from tables: published sets, or files of the user."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from headwise.config.data import LabelledDataConfig
+from headwise.data.sources.digest import combined_digest
+from headwise.data.sources.folder import TableFolder
+from headwise.data.sources.origins import (
+    Origin,
+    from_folder,
+    from_origins,
+    joined_splits,
+    local_folder,
+    origins_of,
+)
+from headwise.data.sources.tables import Row, Select, check_columns, one_line
+from headwise.errors import DataError, refuse, require
+from headwise.file_names import check_file_name
+
+Texts = tuple[str, ...]  # one text, or two
+STEMS = {"train": ["train"], "valid": ["valid", "validation", "dev", "val"], "test": ["test"]}
+
+
+class Tables(Origin, Protocol):
+    """One origin of labelled text."""
+
+    def path(self, split: str) -> Path:
+        """The first file of a split."""
+
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The rows of a split with the selected columns."""
+
+
+def check_labelled_config(config: LabelledDataConfig) -> None:
+    """Reject values that are invalid for every text.
+
+    Raises:
+        ConfigError: names the key, the value and the allowed values.
+    """
+    for split in (config.train, config.valid, *config.test):
+        check_file_name("data", split)
+    files = {} if config.files is None else config.files
+    require(isinstance(files, dict), "data.files", "a mapping from split to file", files)
+    columns = [config.text, config.label, *([config.pair] if config.pair else [])]
+    distinct = len(set(columns)) == len(columns)
+    require(distinct, "data.text, data.label and data.pair", "different columns", columns)
+    valid = config.valid_fraction
+    require(0 <= valid < 1, "data.valid_fraction", "at least 0 and below 1", valid)
+    cut = not valid or config.train != config.valid
+    require(cut, "data.valid", "another split than data.train", config.valid)
+    require(config.max_length >= 2, "data.max_length", "at least 2", config.max_length)
+    many = config.labels is None or len(set(config.labels)) == len(config.labels) > 1
+    require(many, "data.labels", "null, or two or more different names", config.labels)
+
+
+def text_columns(config: LabelledDataConfig) -> list[str]:
+    """The column of a text, or the two of a pair."""
+    return [config.text, *([config.pair] if config.pair else [])]
+
+
+def texts_of(record: Mapping[str, Any], columns: Sequence[str], where: str) -> Texts:
+    """The texts of a record; a `DataError` for one that is empty."""
+    for column in columns:
+        if not isinstance(text := record[column], str) or not text.strip():
+            raise DataError(f"{where}: no text in the column {column!r}; got {text!r}")
+    return tuple(one_line(record[column], where) for column in columns)
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """Labelled text (`ClassCorpus`).
+
+    Attributes:
+        config: where the files are, and their columns.
+        cache_dir: folder of encoded data, downloads and file hashes.
+    """
+
+    config: LabelledDataConfig
+    cache_dir: Path
+
+    def __post_init__(self) -> None:
+        check_labelled_config(self.config)
+
+    @functools.cached_property
+    def tables(self) -> Tables:
+        """The files, located and, if necessary, downloaded.
+
+        Raises:
+            DataError: they do not exist; the message names the folder and the files.
+        """
+        config, cache_dir = self.config, self.cache_dir
+        if config.valid_fraction:
+            config = replace(config, valid=config.train)
+        folder = local_folder(config)
+        if folder is None and config.files:
+            folder = Path()
+        origins: Iterator[Tables] = origins_of(config, cache_dir, folder, {})
+        if folder is None:
+            names = ", ".join(f"{split}.tsv" for split in (config.train, config.valid))
+            return from_origins(config, origins, f"{names} (or .csv, .jsonl, .parquet)")
+        files = {
+            split: [names] if isinstance(names, str) else names
+            for split, names in (config.files or STEMS).items()
+        }
+        own = TableFolder(folder, files, cache_dir, config.columns)
+        return from_folder(config, [*origins, own], own)
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Splits that are scored at the end of a run."""
+        return self.config.test
+
+    def hashes(self) -> list[str]:
+        """Hashes of the training and the validation data."""
+        return [self.identity(split) for split in (self.config.train, self.config.valid)]
+
+    def identity(self, split: str) -> str:
+        """Hash of the files of a split and of the settings of reading."""
+        names = "text", "pair", "label", "labels", "columns", "valid_fraction"
+        settings = {name: getattr(self.config, name) for name in names}
+        parts = [self.tables.identity(part) for part in self._parts(split)]
+        return combined_digest([*parts, json.dumps([split, settings], sort_keys=True)])
+
+    def path(self, split: str) -> Path:
+        """The first file of a split."""
+        return self.tables.path(self._parts(split)[0])
+
+    def rows(self, split: str) -> Iterator[tuple[Texts, str]]:
+        """Each text, or pair of texts, with its label.
+
+        With `data.valid_fraction`, the validation set is that share of the training rows of each
+        label, evenly spaced.
+
+        Raises:
+            DataError: a column or text is missing, or a label is not one of `data.labels`.
+        """
+        return ((texts, label) for _, texts, label in self._located(split))
+
+    def names(self, split: str) -> Iterator[str]:
+        """See `ClassCorpus.names`."""
+        return (where for where, *_ in self._located(split))
+
+    def _located(self, split: str) -> Iterator[tuple[str, Texts, str]]:
+        share, n_seen = self._share(split), Counter[str]()
+        for part in self._parts(split):
+            for where, record in self.tables.rows(part, self._select):
+                label = self._label(record, where)
+                before = n_seen[label]
+                n_seen[label] += 1
+                is_valid = math.floor((before + 1) * share) > math.floor(before * share)
+                if not share or is_valid == (split == self.config.valid):
+                    yield where, texts_of(record, text_columns(self.config), where), label
+
+    def _share(self, split: str) -> float:
+        """Share of the rows of the files of a split that are for validation."""
+        is_cut = split in (self.config.train, self.config.valid)
+        return self.config.valid_fraction if is_cut else 0.0
+
+    def _parts(self, split: str) -> list[str]:
+        """The splits of `tables` with the rows of a split."""
+        if self.config.valid_fraction and split == self.config.valid:
+            split = self.config.train
+        known = self.tables.splits()
+        parts = joined_splits(split, known)
+        for part in parts:
+            if part not in known:
+                raise DataError(str(refuse(f"a split of data={self.config.name}", part, known)))
+        return parts
+
+    def _select(self, name: str, columns: Sequence[str]) -> list[str]:
+        pair = "data.pair= (null: single texts)"
+        advice = f"Columns are set by data.text=, data.label= and {pair}"
+        wanted = [*text_columns(self.config), self.config.label]
+        check_columns(name, columns, wanted, advice)
+        return wanted
+
+    def _label(self, record: Mapping[str, Any], where: str) -> str:
+        """The name of the label; a number that is no name is an index into `data.labels`."""
+        self._select(where, list(record))
+        value, names = record[self.config.label], self.config.labels
+        is_whole = isinstance(value, float) and value.is_integer()
+        if not (is_whole or value is None or isinstance(value, (str, int))):
+            raise DataError(
+                f"{where}: the label in the column {self.config.label!r} must be text or a whole "
+                f"number, got {value!r}"
+            )
+        label = "" if value is None else str(int(value) if is_whole else value).strip()
+        if not label:
+            raise DataError(f"{where}: no label in the column {self.config.label!r}")
+        if names is None or label in names:
+            return label
+        if label.isdecimal() and int(label) < len(names):
+            return names[int(label)]
+        raise DataError(str(refuse(f"{where}: the label", label, names)))

@@ -1,0 +1,85 @@
+"""Loading a trained run of any task from its folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headwise.config.commands import RunSelection, SearchSelection
+from headwise.errors import RunError
+from headwise.files import read_json
+from headwise.model.kernels import kernels_of
+from headwise.precision import matmul_dtype
+from headwise.runs.folder import RunFolder, read_config
+from headwise.tasks.task import TrainedRun, task_of
+from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
+from headwise.train.distributed import choose_device
+from headwise.train.memory import keep_freed_memory
+
+log = logging.getLogger(__name__)
+
+
+def load(
+    run: str | Path, checkpoint: str = "auto", device: str = "auto", **search: Any
+) -> TrainedRun:
+    """Load a run of any task, with the methods of its task (`Task.run`).
+
+    Args:
+        run: its folder.
+        checkpoint: auto, best, last, average, `update_<n>`, `<n>`, or `average_<n>` of the last n.
+        device: auto, cpu or cuda.
+        search: settings of the search that replace the run's, such as beam=10.
+
+    Raises:
+        RunError: the folder holds no run, or one of another version.
+        CheckpointError: the checkpoint does not exist or cannot be read.
+        ConfigError: an unknown device or an invalid setting of the search.
+    """
+    run_device = choose_device(device, key="device")
+    folder = RunFolder.existing(run)
+    config = read_config(folder)
+    task = task_of(config)
+    path = checkpoint_path(folder, checkpoint)  # raises before the model is built
+    sizes = read_json(folder.path / "data.json")["sizes"]
+    model = task.model(sizes)
+    load_weights(model, load_checkpoint(path)["model"], str(path))
+    _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
+    model = model.eval().to(run_device)
+    trained = task.run(folder, task, model, sizes, path, run_device).searching(search)
+    dtype = matmul_dtype(trained.config.decode.precision, run_device)
+    kernels_of(trained.model, None, dtype)  # verifies them
+    return trained
+
+
+def load_selected(run: str | Path, selection: RunSelection, command: str = "") -> Any:
+    """Load a run with the checkpoint, device and search of a command; see `load`.
+
+    Args:
+        command: only for runs of a task with this command, `Task.command`.
+
+    Raises:
+        RunError: also a run of a task with another command.
+    """
+    keep_freed_memory()
+    search: Mapping[str, Any] = selection.decode if isinstance(selection, SearchSelection) else {}
+    loaded = load(run, selection.checkpoint, selection.device, **search)
+    if command not in ("", loaded.task.command):
+        name = f"{loaded.folder.path} is a run of task={loaded.task.name}"
+        raise RunError(f"{name}: headwise {command} does not apply to it")
+    return loaded
+
+
+def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
+    """Log a warning if the run is unfinished, or if its records cannot be read."""
+    try:
+        saved = folder.read_last().get("update")
+        is_unfinished = saved is not None and folder.results_at(saved) is None
+    except RunError as error:
+        log.warning("%s", error)
+        return
+    if is_unfinished:
+        progress = f"saved at update {saved} of {max_updates}"
+        warning = "%s is not finished (%s): its current %s weights are loaded"
+        log.warning(warning, folder.path, progress, stem)

@@ -1,0 +1,109 @@
+"""Density modelling: a decoder predicts the next token; evaluated by bits per byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from headwise.analysis.kinds import Places
+from headwise.config.data import (
+    BuiltinTextConfig,
+    DensityDataConfig,
+    ImageDataConfig,
+    MusicDataConfig,
+    TextDataConfig,
+)
+from headwise.config.schema import WindowsConfig
+from headwise.data.lossless import lossless
+from headwise.data.tokenizer import TOKENIZER, Tokenizer
+from headwise.files import machine_cache_dir
+from headwise.metrics.metric import Floats, Measured, Metric
+from headwise.model.family import Model
+from headwise.runs.folder import RunFolder
+from headwise.tasks.stream.reading import SITE, places_of
+from headwise.tasks.stream.samples import (
+    ImageSamples,
+    MusicSamples,
+    Samples,
+    TextSamples,
+    ValidationSamples,
+)
+from headwise.tasks.stream.stream import PreparedTokens
+from headwise.tasks.stream.task import StreamTask, Windows, scope_of
+from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
+from headwise.tasks.task import Evaluation, Part
+from headwise.train.distributed import Ranks
+
+SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {
+    TextDataConfig: TextSamples,
+    BuiltinTextConfig: TextSamples,
+    ImageDataConfig: ImageSamples,
+    MusicDataConfig: MusicSamples,
+}
+
+
+def bits_per_value(sums: Floats) -> float:
+    """Bits per byte or dimension, from the sums (nats, bytes)."""
+    return float(sums[0] / math.log(2) / sums[1])
+
+
+class Density(StreamTask):
+    """Next-token prediction on text, or on other data as a sequence of bytes."""
+
+    site = SITE
+    command = "sample"
+
+    @property
+    def n_outputs(self) -> int:
+        """See `Task.n_outputs`: samples."""
+        return int(self.config.trainer.valid_samples)
+
+    def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:
+        """See `Task.metrics`; bits per byte (or dimension) first if the loss has a nll."""
+        (unit,) = {metric.unit for metric in self.loss.metrics}
+        value = self.config.data.unit
+        names = f"bits_per_{value}", f"bits per {value}"
+        counts = {"n_scored": 2, "n_bytes": 3}
+        windows: WindowsConfig = self.config.decode
+        part = f"|max_windows:{windows.max_windows}" if windows.max_windows else ""
+        signature = f"min_context:{windows.min_context}{part}"
+        bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
+        metrics = [*([bits] if self.loss.measure == "nll" else []), *self.loss.metrics]
+        scope, consecutive = scope_of(windows), not self.config.data.aligned
+        return [replace(metric, scope=scope, consecutive=consecutive) for metric in metrics]
+
+    def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
+        """See `StreamTask.windows`."""
+        return partial(TrainingWindows, aligned=self.config.data.aligned), EvaluationWindows
+
+    def evaluate(
+        self, model: Model, data: PreparedTokens, part: Part, ranks: Ranks, progress: bool = False
+    ) -> Evaluation:
+        """See `Task.evaluate`; with the number of bytes of each window, and samples."""
+        (losses,) = super().evaluate(model, data, part, ranks, progress).measured
+        windows: EvaluationWindows = self.batches(data, part)
+        n_bytes = [windows.stream.bytes_of(first, end) for first, end in windows.scored]
+        measured = Measured(np.column_stack((losses.items, n_bytes)), losses.metrics)
+        if not part.n_outputs:
+            return Evaluation([measured])
+        drawn = model, self.loss, self.samples, part.n_outputs, self.config.seed
+        return Evaluation([measured], ValidationSamples(*drawn))
+
+    def samples(self, folder: RunFolder) -> Samples[Any]:
+        """Prompts and files of samples of a run."""
+        corpus = self.open(machine_cache_dir())
+        tokenizer, options = Tokenizer.load(folder.path / TOKENIZER), self.config.tokenizer
+        samples = SAMPLES[type(self.config.data)](corpus, tokenizer)
+        # every character of the training text has a token: single bytes are not drawn
+        if options.kind not in ("byte", "given") and options.character_coverage == 1:
+            samples.barred += tuple(lossless(tokenizer).byte_ids.values())
+        return samples
+
+    def places(self, model: Model) -> Places | None:
+        """See `StreamTask.places`."""
+        return places_of(self.config, model)

@@ -1,0 +1,135 @@
+"""Masked language models: an encoder predicts masked tokens of a text (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.config.schema import Config
+from headwise.data.batch import Batch
+from headwise.data.lossless import ids_text
+from headwise.errors import require
+from headwise.languages import has_spaces
+from headwise.metrics.metric import Floats, Metric, percent
+from headwise.model.family import Model
+from headwise.tasks.reading import Axes, Given
+from headwise.tasks.stream.masking import (
+    MaskedEvaluationWindows,
+    MaskedTrainingWindows,
+    Masking,
+    MaskSettings,
+)
+from headwise.tasks.stream.reading import encoded_texts
+from headwise.tasks.stream.stream import PreparedTokens, TokenStream
+from headwise.tasks.stream.task import StreamTask, Windows, scope_of
+from headwise.tasks.stream.windows import Ints
+from headwise.tasks.task import Extra
+
+SITE = "encoder_self"
+NOTE = "The model reads <mask> for a token named <mask:…>."
+
+
+def bits_per_token(sums: Floats) -> float:
+    """Bits per token, from the sums (nats, tokens)."""
+    return float(sums[0] / math.log(2) / sums[1])
+
+
+def is_correct(logits_RV: Tensor, targets_R: Tensor) -> Tensor:
+    """Return 1 where the class with the largest logit is the target, else 0."""
+    return (logits_RV.argmax(1) == targets_R).float()
+
+
+class MaskedLM(StreamTask):
+    """Prediction of masked tokens of text, from the tokens on both sides.
+
+    Args:
+        mlm_probability: share of the tokens of a window that are predicted; at least one is.
+        mask_replace_prob: share of these tokens that the mask token replaces.
+        random_replace_prob: share that random tokens replace; the others are not replaced.
+        whole_words: choose all tokens of a word together.
+    """
+
+    name = "masked_lm"
+    site = SITE
+
+    def __init__(
+        self,
+        config: Config,
+        mlm_probability: float = 0.15,
+        mask_replace_prob: float = 0.8,
+        random_replace_prob: float = 0.1,
+        whole_words: bool = False,
+    ) -> None:
+        super().__init__(config)
+        shares = mlm_probability, mask_replace_prob, random_replace_prob
+        self.settings = MaskSettings(*shares, whole_words)
+
+    def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:
+        """See `Task.metrics`: bits (if the loss has a nll), accuracy, and those of the loss."""
+        most, unit = self.config.decode.max_windows, self.loss.metrics[0].unit
+        signature = str(self.settings) + (f"|max_windows:{most}" if most else "")
+        counts = {"n_scored": 2}
+        bits = Metric(
+            *("masked_bits", "lower", bits_per_token, (1, 2), signature, unit),
+            *("bits per masked token", counts),
+        )
+        accuracy = Metric(
+            *("masked_accuracy", "higher", percent, (2, 3), signature, unit),
+            *("masked accuracy (%)", counts),
+        )
+        metrics = [*([bits] if self.loss.measure == "nll" else []), accuracy, *self.loss.metrics]
+        scope = scope_of(self.config.decode)
+        return [replace(metric, scope=scope, consecutive=True) for metric in metrics]
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        super().check()
+        code, words = self.config.data.language, self.settings.whole_words
+        allowed = f"false with data.language={code}, which has no spaces between words"
+        require(not (words and code) or has_spaces(code), "task.whole_words", allowed, words)
+
+    def check_search(self) -> None:
+        """See `StreamTask.check_search`; windows do not overlap."""
+        super().check_search()
+        context = self.config.decode.min_context
+        require(context == 0, "decode.min_context", f"0 with task={self.name}", context)
+
+    def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
+        """See `StreamTask.windows`: with masks."""
+        masking = Masking(self.settings, data.tokenizer)
+        kinds = MaskedTrainingWindows, MaskedEvaluationWindows
+        return partial(kinds[0], masking=masking), partial(kinds[1], masking=masking)
+
+    def extra(self, data: PreparedTokens) -> Extra:
+        """See `Task.extra`: whether a prediction is correct."""
+        return 1, is_correct
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """See `Task.given`: with all chosen tokens masked, and their predictions."""
+        settings = replace(self.settings, mask_replace_prob=1.0, random_replace_prob=0.0)
+        start = np.zeros(1, np.int64)
+        for index, (tokenizer, ids) in enumerate(encoded_texts(run, inputs)):
+            masking = Masking(settings, tokenizer)
+            batch = masking.batch(TokenStream(ids), start, len(ids), start, (index,))
+            names = tokenizer.labels(ids.tolist())
+            for place in batch.scored_R.tolist():
+                names[place] = f"<mask:{names[place]}>"
+            axes = Axes(names, names, ids_text(ids, tokenizer), NOTE)
+            filled = ids_text(_filled(run.model, batch.to(run.device), ids), tokenizer)
+            yield Given(batch, {SITE: axes}, {"prediction": filled})
+
+
+@torch.no_grad()
+def _filled(model: Model, batch: Batch, ids: Ints) -> Ints:
+    """The tokens (N,) of a batch of one window, with the most likely ones at masked places."""
+    logits_RV = model.output(batch.scored(model.states(**model.inputs(batch))))
+    filled = ids.copy()
+    filled[batch.scored_R.cpu().numpy()] = logits_RV.argmax(1).cpu().numpy()
+    return filled

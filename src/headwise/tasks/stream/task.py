@@ -1,0 +1,206 @@
+"""What tasks on a stream of tokens have in common: data, windows, and a model of one stack."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from headwise.analysis.kinds import Places
+from headwise.attention.place import Site
+from headwise.config.data import (
+    BuiltinTextConfig,
+    DensityDataConfig,
+    ImageDataConfig,
+    MusicDataConfig,
+    TextDataConfig,
+)
+from headwise.config.schema import Config, WindowsConfig
+from headwise.data.builtin.text import BuiltinText
+from headwise.data.images import ImageCorpus
+from headwise.data.loader import Examples
+from headwise.data.lossless import text_ids
+from headwise.data.splits import DensityCorpus
+from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, TOKENIZER, Tokenizer
+from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.errors import DataError, require
+from headwise.files import machine_cache_dir
+from headwise.model.build import build_single, check_model, parts_of
+from headwise.model.family import Model
+from headwise.model.places import site_alone
+from headwise.precision import autocast, check_precision
+from headwise.tasks.data import Sizes
+from headwise.tasks.reading import Candidates, Given, Spelling
+from headwise.tasks.stream.music import MusicCorpus
+from headwise.tasks.stream.reading import given_texts, given_values, text_windows, value_candidates
+from headwise.tasks.stream.stream import PreparedTokens, prepare_tokens
+from headwise.tasks.stream.text import text_corpus
+from headwise.tasks.task import Evaluation, Part, Task
+from headwise.train.distributed import Ranks
+
+CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
+    TextDataConfig: text_corpus,
+    BuiltinTextConfig: BuiltinText,
+    ImageDataConfig: ImageCorpus,
+    MusicDataConfig: MusicCorpus,
+}
+Windows = Callable[..., Any]  # stream, start id, sizes -> windows
+MASK_NAME = "\u2581<mask>"  # a word of its own
+
+
+def is_text(config: Config) -> bool:
+    """Return whether the data are text."""
+    data: DensityDataConfig = config.data
+    return data.unit == "byte"
+
+
+def scope_of(windows: WindowsConfig) -> str:
+    """The part of a split that is scored, see `Metric`."""
+    return f"{windows.max_windows} windows" if windows.max_windows else ""
+
+
+class StreamTask(Task[PreparedTokens]):
+    """Base class of tasks whose model, of one stack, reads windows of tokens.
+
+    Attributes:
+        site: name of its site.
+    """
+
+    data = DensityDataConfig
+    searches = True
+    unit = "windows"
+    site: ClassVar[str]
+
+    @property
+    def row_tokens(self) -> int:
+        """See `Task.row_tokens`."""
+        return int(self.config.data.window)
+
+    def sites(self) -> tuple[Site, ...]:
+        """See `Task.sites`."""
+        return (site_alone(self.config.model, self.site, COLUMN),)
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        config, window = self.config, self.config.data.window
+        require(window >= 1, "data.window", "at least 1", window)
+        self.open(machine_cache_dir())
+        fits = is_text(config) or config.tokenizer.kind == "byte"
+        kind = f"byte with data={config.data.name}"
+        require(fits, "tokenizer.kind", kind, config.tokenizer.kind)
+        n_cls, is_masked = config.model.cls_tokens, config.data.document_mask
+        allowed = "0 with data.document_mask=true: all documents would see them"
+        require(not (is_masked and n_cls), "model.cls_tokens", allowed, n_cls)
+        longest = parts_of(config).positions.max_positions
+        allowed = f"at least data.window={window}"
+        require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
+        check_model(config, self.sites(), {COLUMN: window})
+        self.check_search()
+
+    def check_search(self) -> None:
+        """See `Task.check_search`: an evaluation in windows of `data.window`."""
+        windows, window = self.config.decode, self.config.data.window
+        fits, allowed = isinstance(windows, WindowsConfig), f"windows with task={self.name}"
+        require(fits, "decode", allowed, getattr(windows, "method", windows))
+        check_precision(windows.precision, "decode.precision")
+        allowed = f"at least 0 and below data.window={window}"
+        context, most = windows.min_context, windows.max_windows
+        require(0 <= context < window, "decode.min_context", allowed, context)
+        require(most >= 0, "decode.max_windows", "at least 0 (0: all)", most)
+        period = parts_of(self.config).positions.period
+        whole = f"a multiple of the {period} values of positions.shape"
+        for key, value in (("data.window", window), ("decode.min_context", context)):
+            require(period is None or value % period == 0, key, whole, value)
+
+    def sizes(self) -> Sizes:
+        """See `Task.sizes`."""
+        return {COLUMN: vocabulary_limits(self.config.tokenizer)["source"]}
+
+    def open(self, cache: Path) -> DensityCorpus:
+        """See `Task.open`."""
+        return CORPORA[type(self.config.data)](self.config.data, cache)
+
+    def prepare(self, corpus: DensityCorpus) -> PreparedTokens:
+        """See `Task.prepare`."""
+        trainer = self.config.trainer
+        settings = trainer.progress, (), trainer.n_workers
+        return prepare_tokens(corpus, self.config.tokenizer, *settings)
+
+    def model(self, sizes: Sizes, data: PreparedTokens | None = None) -> Model:
+        """See `Task.model`."""
+        return build_single(self.config, sizes[COLUMN], *self.sites())
+
+    @abstractmethod
+    def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
+        """Classes of the windows of training and of evaluation, with their own arguments."""
+
+    def examples(self, data: PreparedTokens, ranks: Ranks, scratch: Path) -> Examples:
+        """See `Task.examples`."""
+        config, stream = self.config, data.stream(self.config.data.train)
+        sizes = config.data.window, config.trainer.max_tokens, config.seed, ranks.n_shares
+        examples: Examples = self.windows(data)[0](stream, BOS, *sizes)
+        return examples
+
+    def batches(self, data: PreparedTokens, part: Part) -> Any:
+        """See `Task.batches`: windows of `decode.min_context`, an `EvaluationWindows`."""
+        window, windows = self.config.data.window, self.config.decode
+        n_tokens = part.n and window + (part.n - 1) * (window - windows.min_context)
+        sizes = window, self.config.trainer.max_tokens, windows.min_context, windows.max_windows
+        return self.windows(data)[1](data.stream(part.split).first(n_tokens), BOS, *sizes)
+
+    def evaluate(
+        self, model: Model, data: PreparedTokens, part: Part, ranks: Ranks, progress: bool = False
+    ) -> Evaluation:
+        """See `Task.evaluate`; with `decode.precision`."""
+        with autocast(ranks.device, self.config.decode.precision):
+            return super().evaluate(model, data, part, ranks, progress)
+
+    def quick(self) -> Self:
+        """See `Task.quick`: windows side by side, which take the least time."""
+        return self.changed(decode=replace(self.config.decode, min_context=0))
+
+    def plain(self) -> Self:
+        """See `Task.plain`: all windows, side by side."""
+        return self.changed(decode=replace(self.config.decode, min_context=0, max_windows=0))
+
+    def restored(
+        self, saved: Path, splits: Sequence[str], folder: str | None = None
+    ) -> PreparedTokens:
+        """See `Task.restored`."""
+        tokenizer = replace(self.config.tokenizer, kind="given", folder=str(saved))
+        corpus = self.reading(folder).open(machine_cache_dir())
+        return prepare_tokens(corpus, tokenizer, splits=splits)
+
+    def places(self, model: Model) -> Places | None:
+        """Places of the values; by default unknown."""
+        return None
+
+    def spellings(self, model: Model, data: PreparedTokens) -> Mapping[str, Spelling]:
+        """See `Task.spellings`."""
+        places = self.places(model)
+        if not is_text(self.config):
+            return {COLUMN: Spelling(name=lambda _: "", places=places)}
+        marks, token = {BOS: "", EOS: "\n", MASK: MASK_NAME}, data.tokenizer.id_to_piece
+        language = self.config.data.language or ""
+        return {COLUMN: Spelling(language, lambda i: marks.get(i, token(i)), places=places)}
+
+    def items(self, data: PreparedTokens, split: str) -> Candidates:
+        """See `Task.items`: windows of text, images, or windows of other values."""
+        ids = data.stream(split).ids
+        if is_text(self.config):
+            return text_windows(ids, self.config.data.window, data.tokenizer)
+        return value_candidates(ids, self.config.data, data.tokenizer, split)
+
+    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
+        """See `Task.items_of_lines`: windows of one text."""
+        if not is_text(self.config):
+            raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
+        tokenizer = Tokenizer.load(saved / TOKENIZER)
+        ids = text_ids("".join(f"{line}\n" for line in lines), tokenizer)
+        return text_windows(ids, self.config.data.window, tokenizer)
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """See `Task.given`."""
+        return (given_texts if is_text(self.config) else given_values)(run, inputs)

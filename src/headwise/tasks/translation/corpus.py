@@ -1,0 +1,216 @@
+"""Opens a corpus, and converts its splits to cached text (`headwise.data.sources.origins`: files).
+
+`data.train`, `data.valid` and each of `data.test` name a split, or several that are concatenated:
+`test_tst2015+test_tst2016`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+from omegaconf import MISSING
+
+from headwise.config.data import DataConfig
+from headwise.data.cache import make_once
+from headwise.data.sources.digest import combined_digest
+from headwise.data.sources.folder import FolderSource
+from headwise.data.sources.origins import (
+    Origin,
+    from_folder,
+    from_origins,
+    joined_splits,
+    local_folder,
+    origins_of,
+)
+from headwise.errors import ConfigError, DataError, refuse
+from headwise.file_names import check_file_name
+from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
+from headwise.tasks.translation.text import Pair, ParallelText, write_text
+
+# Part of every hash of text; increase when reading, cleaning or the layout changes the result.
+READER_VERSION = 2
+
+
+class Source(Origin, Protocol):
+    """One origin of parallel text."""
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        """(source sentence, target sentence), streamed in bounded memory, without line feeds."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A parallel corpus: its config, source and cache."""
+
+    config: DataConfig
+    source: Source
+    cache_dir: Path
+
+    def splits(self) -> list[str]:
+        """Names of the splits that can be read."""
+        return self.source.splits()
+
+    def text(self, split: str, progress: bool = False) -> ParallelText:
+        """A complete split, normalised; converted by the first call, then cached.
+
+        Args:
+            split: one of `splits()`, or several joined by +.
+            progress: show a bar during conversion.
+
+        Raises:
+            DataError: an unknown split, or text that is missing, misaligned, empty or corrupt.
+        """
+        return self._converted(split, False, progress)
+
+    def train_text(self, progress: bool = False) -> ParallelText:
+        """The first `max_train_pairs` cleaned training pairs; see `text`.
+
+        Raises:
+            DataError: also if cleaning drops all pairs.
+        """
+        return self._converted(self.config.train, True, progress)
+
+    def read(self, split: str) -> tuple[list[str], list[str]]:
+        """A complete split in memory: (source sentences, target sentences)."""
+        source, target = map(list, self.text(split).sides)
+        return source, target
+
+    def fingerprint(self) -> str:
+        """Hash of the training text, the rules applied to it, and the languages."""
+        return self._hash(self.config.train, True)
+
+    @property
+    def test_sets(self) -> list[str]:
+        """Splits that are scored at the end of a run."""
+        return self.config.test
+
+    def hashes(self) -> list[str]:
+        """Hashes of the training and the validation text."""
+        return [self.fingerprint(), self.identity(self.config.valid)]
+
+    def identity(self, split: str) -> str:
+        """Hash of the text of a split, or of several joined by +, and of its normalisations."""
+        return self._hash(split, False)
+
+    def _hash(self, split: str, clean: bool) -> str:
+        rules = asdict(self.config.cleaning) | {"max_train_pairs": self.config.max_train_pairs}
+        content = {
+            "version": READER_VERSION,
+            "text": [self.source.identity(part) for part in self._parts(split)],
+            "rules": rules if clean else {"normalise": rules["normalise"]},
+            "languages": self._languages,
+        }
+        return combined_digest([json.dumps(content, sort_keys=True)])
+
+    @property
+    def _languages(self) -> tuple[str, str]:
+        return self.config.source, self.config.target
+
+    def _parts(self, split: str) -> list[str]:
+        options = self.source.splits()
+        parts = joined_splits(split, options)
+        for part in parts:
+            if part not in options:
+                raise DataError(str(refuse(f"a split of data={self.config.name}", part, options)))
+        return parts
+
+    def _converted(self, split: str, clean: bool, progress: bool) -> ParallelText:
+        names = [f"{split}.{code}" for code in self._languages]
+        kind = "cleaned" if clean else "whole"
+        key = self._hash(split, clean)[:16]
+        folder = self.cache_dir / "corpora" / self.config.name / f"{split}-{kind}-{key}"
+
+        def convert(partial: Path) -> dict[str, Any]:
+            report = CleaningReport()
+            pairs = self._pairs(split, report if clean else None)
+            n_pairs = write_text(pairs, [partial / name for name in names], progress)
+            if not n_pairs:
+                raise DataError(self._no_pairs(split, report if clean else None))
+            sources = {part: self.source.identity(part) for part in self._parts(split)}
+            counts = {"cleaning": report.as_dict()} if clean else {}
+            return {"pairs": n_pairs, **counts, "sources": sources}
+
+        report = make_once(folder, convert)
+        return ParallelText((folder / names[0], folder / names[1]), report)
+
+    def _pairs(self, split: str, report: CleaningReport | None) -> Iterator[Pair]:
+        """Normalised pairs of the source; with a `report`, also cleaned, and counted in it."""
+        normalise = Normaliser(self.config.cleaning.normalise, *self._languages)
+        pairs = normalise(chain.from_iterable(map(self.source.pairs, self._parts(split))))
+        if report is None:
+            return pairs
+        cleaner = Cleaner(self.config.cleaning, self.config.target)
+        return cleaner(pairs, report, self.config.max_train_pairs)
+
+    def _no_pairs(self, split: str, report: CleaningReport | None) -> str:
+        if report is None:
+            return f"data.name={self.config.name}: no pairs in the split {split!r}"
+        return (
+            f"no training pair is left: {report}. Loosen data.cleaning, or check that "
+            f"data.source={self.config.source} and data.target={self.config.target} are right."
+        )
+
+
+def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
+    """Open the corpus of `config`, from the sources in the order above.
+
+    Args:
+        config: of `conf/data/`.
+        cache_dir: folder of downloads and file hashes.
+
+    Returns:
+        A corpus whose train, valid and test splits exist. If the config has neither test sets nor
+        origins (text of the user), all splits named `test*` are test sets.
+
+    Raises:
+        ConfigError: a wrong cleaning rule, a missing language, or a split with an invalid name.
+        DataError: the corpus or one of its splits is missing; the message says where to put it.
+    """
+    check_data_config(config)
+    source = _opened(config, cache_dir)
+    tests = list(config.test)
+    if not tests and not config.origins:
+        stems = {stem for stems in config.files.values() for stem in stems} - config.files.keys()
+        tests = [s for s in source.splits() if s.startswith("test") and s not in stems]
+        if isinstance(source, FolderSource):
+            source.require_both_sides("test")
+    return Corpus(replace(config, test=tests), source, cache_dir)
+
+
+def check_data_config(config: DataConfig) -> None:
+    """Reject languages, names and rules that are invalid for every text.
+
+    Raises:
+        ConfigError: names the key, the value and the allowed values.
+    """
+    missing = [key for key in ("name", "source", "target") if getattr(config, key) == MISSING]
+    if missing:
+        keys = ", ".join(f"data.{key}" for key in missing)
+        raise ConfigError(f"{keys} must be set, for example data.source=de data.target=en")
+    if config.max_train_pairs is not None and config.max_train_pairs < 1:
+        raise ConfigError(
+            f"data.max_train_pairs must be null or at least 1, got {config.max_train_pairs}"
+        )
+    for key in ("name", "source", "target", "train", "valid"):
+        check_file_name(f"data.{key}", getattr(config, key))
+    for split in config.test:
+        check_file_name("data.test", split)
+    Normaliser(config.cleaning.normalise, config.source, config.target)
+    Cleaner(config.cleaning, config.target)
+
+
+def _opened(config: DataConfig, cache_dir: Path) -> Source:
+    folder = local_folder(config)
+    languages = {"source": config.source, "target": config.target}
+    origins: Iterator[Source] = origins_of(config, cache_dir, folder, languages)
+    if folder is not None:
+        text = FolderSource(folder, config.source, config.target, config.files, cache_dir)
+        return from_folder(config, [text, *origins], text)
+    stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
+    names = ", ".join(f"{stem}.{code}" for stem in stems for code in languages.values())
+    return from_origins(config, origins, f"{names} (plain or .gz; or .parquet, .jsonl, .tsv, .csv)")

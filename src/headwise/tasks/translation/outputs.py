@@ -1,0 +1,86 @@
+"""Translations of a split, and their files in a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.data.sources.digest import file_digest
+from headwise.decode.hypothesis import SearchRecord
+from headwise.decode.translator import Translation
+from headwise.files import write_text
+from headwise.runs.folder import RunFolder
+from headwise.tasks.task import Outputs
+from headwise.tasks.translation.external import run_external
+from headwise.tasks.translation.sets import HYPOTHESES
+from headwise.track.base import Tracker
+
+MAX_LOGGED = 100  # sentences of a test set that a tracker logs
+
+
+@dataclass
+class Translations(Outputs):
+    """Translations of sentences, with references.
+
+    Args:
+        sources: sentences.
+        references: aligned with them.
+        translations: of the same sentences.
+        external: name of a metric -> command that computes it from the files.
+    """
+
+    sources: Sequence[str]
+    references: Sequence[str]
+    translations: Sequence[Translation]
+    external: Mapping[str, str]
+
+    @property
+    def texts(self) -> list[str]:
+        """The best translation of each sentence."""
+        return [translation.text for translation in self.translations]
+
+    def write(self, folder: RunFolder, name: Path, tracker: Tracker) -> Mapping[str, Any]:
+        """See `Outputs.write`.
+
+        Writes `<name>.txt`, `.ref.txt`, its hash `.ref.sha256` (as of `sha256sum`) and `.src.txt`
+        to `hypotheses/`. Returns the scores of external commands and, with a sparse output map,
+        "search", see `search_summary`.
+        """
+        path = folder.path / HYPOTHESES / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sides = {"hypotheses": self.texts, "references": self.references, "source": self.sources}
+        ends = "txt", "ref.txt", "src.txt"
+        paths = {side: Path(f"{path}.{end}") for side, end in zip(sides, ends, strict=True)}
+        for side, lines in sides.items():
+            write_lines(paths[side], lines)
+        digest = file_digest(paths["references"])
+        write_text(Path(f"{path}.ref.sha256"), f"{digest}  {path.name}.ref.txt\n")
+        rows = list(zip(self.sources, self.references, self.texts, strict=True))[:MAX_LOGGED]
+        tracker.log_table(f"hypotheses/{name}", ["source", "reference", "hypothesis"], rows)
+        searches = search_summary(translation.search for translation in self.translations)
+        scores = run_external(self.external, paths)
+        return {**scores, **({"search": searches} if searches else {})}
+
+
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    """Write one sentence per line; line breaks inside a sentence become spaces."""
+    write_text(path, "".join(" ".join(line.splitlines()) + "\n" for line in lines))
+
+
+def search_summary(searches: Iterable[SearchRecord | None]) -> dict[str, float]:
+    """Statistics of the searches with a sparse output (Peters et al. 2019).
+
+    Returns:
+        "exact", the share of sentences whose search dropped no hypothesis of nonzero probability,
+        and "support", the mean number of tokens of nonzero probability per step.
+        Empty without records: a dense output, or only empty lines.
+    """
+    recorded = [search for search in searches if search is not None]
+    if not recorded:
+        return {}
+    return {
+        "exact": sum(search.is_exact for search in recorded) / len(recorded),
+        "support": sum(s.n_possible for s in recorded) / max(sum(s.n_steps for s in recorded), 1),
+    }

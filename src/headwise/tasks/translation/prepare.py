@@ -1,0 +1,224 @@
+"""A corpus as memory-mapped ids, cached.
+
+The text is converted (`headwise.tasks.translation.text`), the tokenizers are trained on a sample of
+it, and both splits are encoded. Memory is bounded for corpora of any size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwise.config.schema import TokenizerConfig
+from headwise.data.cache import is_resumed, make_once
+from headwise.data.sources.digest import combined_digest
+from headwise.data.store import IdStore
+from headwise.data.tokenizer import TokenizerPair
+from headwise.data.tokenizer_training import (
+    check_tokenizer_config,
+    load_tokenizers,
+    train_tokenizer_pair,
+)
+from headwise.data.workers import run_in_process
+from headwise.errors import DataError
+from headwise.tasks.translation.encoding import POOL_PAIRS, EncodingJob, write_encoded
+from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.text import ParallelText
+
+if TYPE_CHECKING:
+    from headwise.tasks.translation.corpus import Corpus
+
+__all__ = ["EncodedSplit", "IdStore", "PreparedCorpus", "prepare_corpus"]
+
+Sides = tuple[Sequence[str], Sequence[str]]  # aligned sentences: sources and targets
+
+FORMAT = 3  # increase when the files or the samples for them change
+SAMPLE_SEED = 1  # of the sample that trains a tokenizer; the same for all runs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class EncodedTexts:
+    """Splits of sentence pairs, encoded in memory."""
+
+    tokenizers: TokenizerPair
+    sets: Mapping[str, Sides]
+
+    def __post_init__(self) -> None:
+        self._ids = {name: encoded(self.tokenizers, sides) for name, sides in self.sets.items()}
+
+    def texts(self, split: str) -> Sides:
+        """Sources and targets of a split."""
+        return self.sets[split]
+
+    def encoded(self, split: str) -> EncodedSplit:
+        """The ids of the same pairs."""
+        return self._ids[split]
+
+
+def encoded(tokenizers: TokenizerPair, sides: Sides) -> EncodedSplit:
+    """The ids of sentence pairs, in memory."""
+    pair = zip((tokenizers.source, tokenizers.target), sides, strict=True)
+    return EncodedSplit.from_lists(*(tokenizer.encode(list(side)) for tokenizer, side in pair))
+
+
+@dataclass
+class PreparedCorpus:
+    """A corpus ready to train on.
+
+    `train` has no pair with a side of more than `max_sentence_tokens` tokens; `valid` is complete.
+    `report` counts pairs and tokens, also if the corpus is from the cache.
+    """
+
+    tokenizers: TokenizerPair
+    train: EncodedSplit
+    valid: EncodedSplit
+    corpus: Corpus
+    fingerprint: str
+    report: dict[str, Any]
+    folder: Path  # in the cache
+    max_sentence_tokens: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the vocabularies."""
+        return self.tokenizers.sizes
+
+    @property
+    def vocabulary(self) -> str:
+        """Hash of the lists of tokens."""
+        return self.tokenizers.fingerprint()
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizers."""
+        self.tokenizers.save(folder)
+
+    def texts(self, split: str) -> Sides:
+        """See `EncodedTexts.texts`."""
+        return self.corpus.read(split)
+
+    def encoded(self, split: str) -> EncodedSplit:
+        """See `EncodedTexts.encoded`."""
+        if split == self.corpus.config.valid:
+            return self.valid
+        return encoded(self.tokenizers, self.texts(split))
+
+
+Pairs = PreparedCorpus | EncodedTexts
+
+
+def prepare_corpus(
+    corpus: Corpus,
+    config: TokenizerConfig,
+    n_workers: int | None = None,
+    progress: bool = True,
+) -> PreparedCorpus:
+    """Train or load the tokenizers and encode both splits, or open them in the cache.
+
+    The cache is used if text and options are unchanged. `n_workers` None means one per core;
+    the result does not depend on it.
+
+    Raises:
+        ConfigError: the options of the tokenizer are wrong or do not fit the text.
+        DataError: a split has no pairs.
+        OSError: the cache cannot be written.
+    """
+    check_tokenizer_config(config)
+    loaded = load_tokenizers(config)
+    fingerprint = _fingerprint(corpus, config, loaded)
+    folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
+    make = functools.partial(_prepare, corpus, config, loaded, n_workers, progress)
+    report = make_once(folder, make)
+    _warn_of_unknown(report["train"], config)
+    for split in corpus.config.test:  # errors of test sets are raised before the training
+        corpus.text(split, progress)
+    tokenizers = TokenizerPair.load(folder)
+    return PreparedCorpus(
+        tokenizers=tokenizers,
+        train=EncodedSplit.open(folder / "train", tokenizers.id_dtype),
+        valid=EncodedSplit.open(folder / "valid", tokenizers.id_dtype),
+        corpus=corpus,
+        fingerprint=fingerprint,
+        report=report,
+        folder=folder,
+        max_sentence_tokens=config.max_sentence_tokens,
+    )
+
+
+def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
+    """Warn of unknown tokens in training text, all of whose characters should have tokens."""
+    for side in ("source", "target"):
+        share = counts[f"{side}_unknown_share"]
+        if share and config.character_coverage == 1:
+            log.warning(
+                "%.2g %% of the tokens of the %s training text are unknown (<unk>): its characters "
+                "have no tokens; set tokenizer.byte_fallback=true",
+                *(100 * share, side),
+            )
+
+
+def _fingerprint(corpus: Corpus, config: TokenizerConfig, loaded: TokenizerPair | None) -> str:
+    data = corpus.config
+    options = dataclasses.asdict(config)
+    del options["folder"]  # its content is hashed, not its path
+    if loaded is not None:
+        options["given"] = loaded.fingerprint()
+    del options["dropout"]  # used only to sample an epoch
+    parts = {
+        "format": FORMAT,
+        "sentencepiece": importlib.metadata.version("sentencepiece"),
+        "train": corpus.fingerprint(),
+        "valid": corpus.identity(data.valid),
+        "tokenizer": options,
+        "seed": SAMPLE_SEED,
+    }
+    return combined_digest([json.dumps(parts, sort_keys=True)])
+
+
+def _prepare(
+    corpus: Corpus,
+    config: TokenizerConfig,
+    loaded: TokenizerPair | None,
+    n_workers: int | None,
+    progress: bool,
+    folder: Path,
+) -> dict[str, Any]:
+    """Fill `folder` and return the report."""
+    train_text = corpus.train_text(progress)
+    valid_text = corpus.text(corpus.config.valid, progress)
+    if is_resumed(folder):
+        tokenizers = TokenizerPair.load(folder)
+    else:
+        tokenizers = loaded or _trained(train_text, config)
+        tokenizers.save(folder)
+    log.info("encoding %s pairs", f"{len(train_text):,}")
+    job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_tokens)
+    train = write_encoded(job, folder / "train", n_workers, progress)
+    if not train["pairs"]:
+        raise DataError(
+            "every training pair has a side of more tokens than "
+            f"tokenizer.max_sentence_tokens={config.max_sentence_tokens}; increase it"
+        )
+    job = EncodingJob(valid_text.paths, tokenizers)
+    valid = write_encoded(job, folder / "valid", n_workers, progress)
+    return {
+        "cleaning": train_text.report["cleaning"],
+        "train": train,
+        "valid": valid,
+    }
+
+
+def _trained(text: ParallelText, config: TokenizerConfig) -> TokenizerPair:
+    log.info("training the %s tokenizer", config.kind)
+    train = functools.partial(train_tokenizer_pair, text.paths, config, SAMPLE_SEED)
+    if len(text) < POOL_PAIRS:  # starting a process takes a second
+        return train()
+    return run_in_process("training the tokenizer", train)

@@ -1,0 +1,91 @@
+"""Named sets of sentence pairs: in a run folder, or in a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from headwise.config.data import DataConfig
+from headwise.data.sources.lines import read_lines
+from headwise.data.sources.origins import joined_splits
+from headwise.errors import DataError
+from headwise.files import machine_cache_dir
+from headwise.tasks.translation.corpus import open_corpus
+from headwise.tasks.translation.prepare import Sides
+
+HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
+
+
+def check_aligned(
+    sources: Sequence[str], references: Sequence[str], source: str, reference: str
+) -> None:
+    """Raise `DataError` for different lengths; `source` and `reference` name them in it."""
+    if len(sources) != len(references):
+        raise DataError(
+            f"{source} has {len(sources)} lines and {reference} {len(references)}: they must be "
+            "aligned"
+        )
+
+
+def named_sets(
+    data: DataConfig, saved: Path, names: Sequence[str], folder: str | None = None
+) -> dict[str, Sides]:
+    """Sources and references by set, from the run folder or else from the corpus.
+
+    Args:
+        data: of a run of translation.
+        saved: the run folder.
+        names: sets.
+        folder: of a corpus; all sets are read from it if given.
+
+    Raises:
+        DataError: a set does not exist, or its sides are not aligned.
+    """
+    if folder is not None:
+        return _corpus_sets(data, names, folder)
+    there = saved_sets(saved)
+    parts = {name: joined_splits(name, there) for name in names}
+    absent = [name for name in names if not set(parts[name]) <= set(there)]
+    others = _corpus_sets(data, absent, None) if absent else {}
+    return {
+        name: others[name] if name in others else _saved_set(saved, parts[name]) for name in names
+    }
+
+
+def saved_sets(saved: Path) -> list[str]:
+    """Names of the sets whose sources and references are in the run folder."""
+    texts = saved / HYPOTHESES
+    names = [path.name.removesuffix(".src.txt") for path in texts.glob("*.src.txt")]
+    return sorted(name for name in names if (texts / f"{name}.ref.txt").is_file())
+
+
+def _saved_set(saved: Path, names: Sequence[str]) -> Sides:
+    """Concatenation of sets of the run folder."""
+    both: tuple[list[str], list[str]] = [], []
+    for name in names:
+        sources, references = (
+            read_lines(saved / HYPOTHESES / f"{name}.{side}.txt") for side in ("src", "ref")
+        )
+        check_aligned(sources, references, f"{name}.src.txt", f"{name}.ref.txt")
+        both[0].extend(sources)
+        both[1].extend(references)
+    return both
+
+
+def _corpus_sets(data: DataConfig, names: Sequence[str], folder: str | None) -> dict[str, Sides]:
+    """Sets of the run's corpus, or of that in a folder."""
+    data_dir = data.dir
+    # the training text may be absent
+    data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
+    try:
+        corpus = open_corpus(data, machine_cache_dir())
+    except DataError as error:
+        if data_dir is None or folder is not None:
+            raise
+        raise DataError(
+            f"{error}\nThe run folder does not hold the test sets {', '.join(names)}; searched in "
+            f"the run's data.dir={data_dir}, here {Path(data_dir).absolute()}. Set "
+            "data.dir= to the folder that holds them"
+        ) from error
+    return {name: corpus.read(name) for name in names}

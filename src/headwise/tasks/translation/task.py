@@ -1,0 +1,240 @@
+"""Translation with an encoder and a decoder; evaluated by BLEU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from headwise.attention.place import Site
+from headwise.config.data import DataConfig
+from headwise.data.batch import Batch
+from headwise.data.loader import Examples, Rows
+from headwise.data.tokenizer import TokenizerPair
+from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.decode.hypothesis import check_decode_config, search_name
+from headwise.decode.translator import Translator
+from headwise.errors import require
+from headwise.metrics.metric import Metric
+from headwise.model.build import build_model, check_model, parts_of
+from headwise.model.family import Model
+from headwise.model.transformer import Transformer, encoder_decoder_sites
+from headwise.tasks.data import Sizes
+from headwise.tasks.measure import measure_losses
+from headwise.tasks.reading import Candidates, Given, Spelling
+from headwise.tasks.task import Evaluation, Outputs, Part, Task
+from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
+from headwise.tasks.translation.cleaning import Normaliser
+from headwise.tasks.translation.corpus import Corpus, check_data_config, open_corpus
+from headwise.tasks.translation.epochs import EpochSplits
+from headwise.tasks.translation.external import check_commands
+from headwise.tasks.translation.metrics import UNIT, score_translations, text_metrics
+from headwise.tasks.translation.outputs import Translations
+from headwise.tasks.translation.prepare import (
+    EncodedTexts,
+    Pairs,
+    PreparedCorpus,
+    Sides,
+    prepare_corpus,
+)
+from headwise.tasks.translation.reading import given_sentences, line_pairs, sentence_candidates
+from headwise.tasks.translation.run import TranslationRun
+from headwise.tasks.translation.sets import HYPOTHESES, named_sets, saved_sets
+from headwise.tasks.translation.store import EncodedSplit
+from headwise.train.distributed import Ranks
+
+COMPILED_LENGTH_MULTIPLE = 8  # limits the recompilations of a compiled model
+
+
+class Translation(Task[Pairs]):
+    """Translation of sentences from a parallel corpus."""
+
+    data = DataConfig
+    searches = True
+    run = TranslationRun
+    command = "translate"
+    references = f"{HYPOTHESES}/{{split}}.ref.sha256"
+
+    @property
+    def n_outputs(self) -> int:
+        """See `Task.n_outputs`."""
+        return self.config.trainer.valid_sentences
+
+    def sites(self) -> tuple[Site, ...]:
+        """See `Task.sites`."""
+        return encoder_decoder_sites(self.config.model)
+
+    def metrics(self, data: Pairs | None = None) -> Sequence[Metric]:
+        """See `Task.metrics`; those of text have the search as their scope."""
+        scope = search_name(self.config.decode)
+        return [*text_metrics(self.config.data.target, scope), *self.loss.metrics]
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        config = self.config
+        self.check_search()
+        check_data_config(config.data)
+        n_tokens = config.tokenizer.max_sentence_tokens
+        longest = parts_of(config).positions.max_positions
+        allowed = f"above tokenizer.max_sentence_tokens={n_tokens}"
+        require(longest is None or longest > n_tokens, "positions.max_positions", allowed, longest)
+        check_model(config, self.sites(), {"source": n_tokens + 1})  # and eos
+        units = {metric.name: metric.unit for metric in self.metrics()}
+        monitor = config.trainer.monitor or self.metrics()[0].name
+        is_measured = units.get(monitor) != UNIT or self.n_outputs > 0
+        allowed = f"at least 1 with trainer.monitor={monitor}"
+        require(is_measured, "trainer.valid_sentences", allowed, self.n_outputs)
+
+    def check_search(self) -> None:
+        """See `Task.check_search`."""
+        check_decode_config(self.config.decode)
+        check_commands(self.config.decode.external)
+
+    def sizes(self) -> Sizes:
+        """See `Task.sizes`."""
+        return vocabulary_limits(self.config.tokenizer)
+
+    def open(self, cache: Path) -> Corpus:
+        """See `Task.open`."""
+        return open_corpus(self.config.data, cache)
+
+    def prepare(self, corpus: Corpus) -> PreparedCorpus:
+        """See `Task.prepare`."""
+        trainer = self.config.trainer
+        return prepare_corpus(corpus, self.config.tokenizer, trainer.n_workers, trainer.progress)
+
+    def model(self, sizes: Sizes, data: Pairs | None = None) -> Transformer:
+        """See `Task.model`.
+
+        Raises:
+            DataError: a sentence of the validation or a test set is too long for the model.
+        """
+        joint = self.config.tokenizer.joint
+        model = build_model(self.config, sizes["source"], sizes["target"], joint)
+        if isinstance(data, PreparedCorpus):  # fail before the training, not after it
+            translator = Translator(model, data.tokenizers, self.config.decode)
+            valid = self.config.data.valid
+            if model.max_source is not None:
+                for name in self.splits(data.corpus):
+                    translator.check_sources(data.texts(name)[0], name)
+            translator.check_targets((data.encoded(valid).target.lengths + 1).tolist(), valid)
+        return model
+
+    def examples(self, data: Pairs, ranks: Ranks, scratch: Path) -> Examples:
+        """See `Task.examples`."""
+        assert isinstance(data, PreparedCorpus)
+        config, trainer, dropout = self.config, self.config.trainer, self.config.tokenizer.dropout
+        progress = trainer.progress and ranks.is_main
+        settings = dropout, config.seed, scratch, trainer.n_workers, progress
+        return TrainingPairs(
+            EpochSplits(data, *settings) if dropout else data.train,
+            trainer.max_tokens,
+            config.seed,
+            ranks.n_shares,
+            length_multiple=COMPILED_LENGTH_MULTIPLE if trainer.compile else 1,
+        )
+
+    def batches(self, data: Pairs, part: Part) -> Sequence[Batch]:
+        """See `Task.batches`."""
+        split = data.encoded(part.split)
+        rows = _rows(split, part)
+        if len(rows) < len(split):
+            sides = ([side[i].tolist() for i in rows] for side in (split.source, split.target))
+            split = EncodedSplit.from_lists(*sides)
+        return list(evaluation_batches(split, self.config.trainer.max_tokens))
+
+    def too_long(self, data: Pairs, part: Part) -> Sequence[int]:
+        """See `Task.too_long`."""
+        split = data.encoded(part.split)
+        rows = _rows(split, part).tolist()
+        end = rows[-1] + 1 if rows and len(rows) == part.n else len(split)
+        return sorted(set(range(end)) - set(rows))
+
+    def evaluate(
+        self, model: Model, data: Pairs, part: Part, ranks: Ranks, progress: bool = False
+    ) -> Evaluation:
+        """See `Task.evaluate`: scores of translations, then losses.
+
+        The loss is left out if a reference is longer than the model's learned positions.
+        """
+        assert isinstance(model, Transformer)
+        measured, outputs = [], Outputs()
+        sources, references = (side[: part.n] for side in data.texts(part.split))
+        n = len(sources) if part.n_outputs is None else min(part.n_outputs, len(sources))
+        if n:
+            translator = Translator(
+                model, data.tokenizers, self.config.decode, ranks.device, self.loss.output_map
+            )
+            shown = progress and sys.stderr.isatty()
+            share = translator.translate(ranks.share(list(sources[:n])), progress=shown)
+            sides, translations = (sources[:n], references[:n]), ranks.gather(share)
+            outputs = Translations(*sides, translations, self.config.decode.external)
+            of_part = f", first {n} sentences" if n < len(sources) else ""
+            scope = search_name(self.config.decode) + of_part
+            target = self.config.data.target
+            measured.append(score_translations(outputs.texts, references[:n], target, scope))
+        limit = model.target_embedding.max_positions
+        if limit is None or data.encoded(part.split).target.lengths[: part.n].max() + 1 <= limit:
+            batches = self.batches(data, part)
+            measured.append(measure_losses(model, self.loss, batches, ranks, progress=progress))
+        return Evaluation(measured, outputs)
+
+    def quick(self) -> Self:
+        """See `Task.quick`: `trainer.valid_beam`."""
+        beam = self.config.trainer.valid_beam
+        method = "greedy" if beam == 1 else "beam"
+        return self.changed(decode=replace(self.config.decode, method=method, beam=beam, n_best=1))
+
+    def validates_part(self, data: Pairs) -> bool:
+        """See `Task.validates_part`."""
+        return 0 < self.n_outputs < len(data.encoded(self.config.data.valid))
+
+    def saved_tests(self, saved: Path) -> Sequence[str]:
+        """See `Task.saved_tests`."""
+        return [name for name in saved_sets(saved) if name != self.config.data.valid]
+
+    def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> Pairs:
+        """See `Task.restored`: from the run folder, or else from the corpus."""
+        sets = named_sets(self.config.data, saved, splits, folder)
+        return EncodedTexts(TokenizerPair.load(saved), sets)
+
+    def of_files(self, saved: Path, sets: Mapping[str, Sides]) -> Pairs:
+        """See `Task.of_files`: with the normalisation of the corpus."""
+        data = self.config.data
+        normalise = Normaliser(data.cleaning.normalise, data.source, data.target)
+        sides = {
+            name: (list(map(normalise.source, sources)), list(map(normalise.target, references)))
+            for name, (sources, references) in sets.items()
+        }
+        return EncodedTexts(TokenizerPair.load(saved), sides)
+
+    def spellings(self, model: Model, data: Pairs) -> Mapping[str, Spelling]:
+        """See `Task.spellings`."""
+        pair = data.tokenizers
+        return {
+            "source": Spelling(self.config.data.source, pair.source.id_to_piece),
+            "target": Spelling(self.config.data.target, pair.target.id_to_piece),
+        }
+
+    def items(self, data: Pairs, split: str) -> Candidates:
+        """See `Task.items`."""
+        pairs = zip(*data.texts(split), strict=True)
+        return sentence_candidates(pairs, self.config.data.source)
+
+    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
+        """See `Task.items_of_lines`: a source a line; a tab and a reference may follow."""
+        return sentence_candidates(line_pairs(lines), self.config.data.source)
+
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+        """See `Task.given`: the target is the run's translation."""
+        return given_sentences(run, inputs)
+
+
+def _rows(split: EncodedSplit, part: Part) -> Rows:
+    """Numbers of the pairs of a part."""
+    longer_N = np.maximum(split.source.lengths, split.target.lengths)
+    return np.flatnonzero(longer_N <= part.longest)[: part.n]

@@ -1,0 +1,175 @@
+"""Masks of windows: which tokens are predicted, what replaces them, and what they depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.data.batch import Batch
+from headwise.data.loader import BatchLoader
+from headwise.data.tokenizer import BYTE_MODEL, MASK, N_SPECIALS, Tokenizer
+from headwise.errors import ConfigError
+from headwise.tasks.stream.masking import (
+    MaskedEvaluationWindows,
+    MaskedTrainingWindows,
+    Masking,
+    MaskSettings,
+)
+from headwise.tasks.stream.stream import TokenStream
+
+BERT = MaskSettings(0.15, 0.8, 0.1, whole_words=False)
+WORDS = replace(BERT, mlm_probability=0.3, whole_words=True)
+BYTES = Tokenizer(BYTE_MODEL)
+TEXT = "".join(f"line {i} has words of {'i' * (i % 7 + 1)}\n" for i in range(40)).encode()
+IDS = (np.frombuffer(TEXT, np.uint8) + N_SPECIALS).astype(np.uint16)
+WINDOW = 20
+
+
+def training(
+    settings: MaskSettings = BERT, max_tokens: int = 4 * WINDOW, seed: int = 1, world_size: int = 1
+) -> MaskedTrainingWindows:
+    sizes = WINDOW, max_tokens, seed, world_size
+    return MaskedTrainingWindows(TokenStream(IDS), 2, *sizes, masking=Masking(settings, BYTES))
+
+
+def evaluation(stream: TokenStream, max_tokens: int = 100) -> MaskedEvaluationWindows:
+    masking = Masking(BERT, BYTES)
+    return MaskedEvaluationWindows(stream, 2, WINDOW, max_tokens, masking=masking)
+
+
+def original(batch: Batch) -> torch.Tensor:
+    """Ids of a batch with the targets in their places."""
+    ids_BN = batch.columns["tokens"].ids_BN.clone()
+    ids_BN.view(-1)[batch.scored_R] = batch.targets_R
+    return ids_BN
+
+
+@pytest.mark.parametrize("n_tokens", [len(IDS), 47, 20, 7, 1])
+def test_share_of_each_window_is_chosen_and_nothing_else_changes(n_tokens: int) -> None:
+    ids = IDS[:n_tokens]
+    rows = []
+    for batch in evaluation(TokenStream(ids)):
+        column, n = batch.columns["tokens"], len(batch)
+        chosen = np.bincount(batch.scored_R.numpy() // column.ids_BN.shape[1], minlength=n)
+        lengths = column.lengths_B.numpy()
+        assert chosen.tolist() == np.maximum(1, np.rint(0.15 * lengths)).astype(int).tolist()
+        assert batch.n_targets == batch.global_targets == chosen.sum()
+        rows += [row[:n] for row, n in zip(original(batch).tolist(), lengths, strict=True)]
+        assert not column.ids_BN[~column.is_real_BN].any()
+    assert np.concatenate(rows).tolist() == ids.tolist()
+
+
+def test_chosen_tokens_are_masked_replaced_or_kept_in_the_set_shares() -> None:
+    stream = TokenStream(np.full(200 * 50, 100, np.uint16))
+    masking = Masking(replace(BERT, mlm_probability=0.5), BYTES)
+    batch = masking.batch(stream, np.arange(50) * 200, 200, np.arange(50), (1, 1))
+    inputs = batch.columns["tokens"].ids_BN.flatten()[batch.scored_R]
+    is_random = (inputs != MASK) & (inputs != 100)
+    n_random = int(is_random.sum())
+    assert float((inputs == MASK).float().mean()) == pytest.approx(0.8, abs=0.02)
+    assert n_random / len(inputs) == pytest.approx(0.1, abs=0.02)
+    assert inputs[is_random].min() >= N_SPECIALS
+    assert len(inputs[is_random].unique()) > 150
+    assert inputs[is_random].max() < BYTES.vocab_size
+
+
+def test_masks_differ_by_epoch_and_seed_alone() -> None:
+    def drawn(windows: MaskedTrainingWindows, epoch: int, rows: list[int]) -> list[list[int]]:
+        batch = windows.collate(epoch, np.array(rows, np.int64))
+        return ids_of(batch)
+
+    rows = drawn(training(), 1, [0, 3, 5])
+    assert drawn(training(max_tokens=1, world_size=3), 1, [5]) == rows[2:]
+    assert drawn(training(), 1, [3, 0]) == [rows[1], rows[0]]
+    assert drawn(training(), 1, []) == []
+    aligned = [replace(training(seed=seed), aligned=True) for seed in (1, 2)]  # the same windows
+    changed = [drawn(aligned[0], 1, [0]), drawn(aligned[0], 2, [0]), drawn(aligned[1], 1, [0])]
+    assert len({str(row) for row in changed}) == 3
+
+
+def test_masks_of_an_evaluation_are_fixed() -> None:
+    batches = list(evaluation(TokenStream(IDS)))
+    places = torch.cat([b.scored_R + b.rows[0] * WINDOW for b in batches])
+    alone = list(evaluation(TokenStream(IDS), max_tokens=1))
+    assert torch.equal(torch.cat([b.scored_R + b.rows[0] * WINDOW for b in alone]), places)
+    few = replace(evaluation(TokenStream(IDS), max_tokens=1), max_windows=3)
+    for batch, start in zip(few, few.starts, strict=True):
+        assert torch.equal(batch.targets_R, alone[start // WINDOW].targets_R)
+
+
+def test_whole_words_are_chosen() -> None:
+    text = b"the cat sat on\na mat, sadly nobody saw it"
+    stream = TokenStream((np.frombuffer(text, np.uint8) + N_SPECIALS).astype(np.uint16))
+    words = [b"the", b" cat", b" sat", b" on", b"\n"]
+    words += [b"a", b" mat,", b" sadly", b" nobody", b" saw", b" it"]
+    ends = np.cumsum(list(map(len, words)))
+    masking, seen, of_lines = Masking(WORDS, BYTES), set(), set()
+    for seed in range(40):
+        batch = masking.batch(stream, np.zeros(1, int), len(text), np.zeros(1, int), (seed,))
+        chosen = set(batch.scored_R.tolist())
+        n_words = 0
+        of_lines.add((len(b"the cat sat on") in chosen, len(b"the cat sat on\n") in chosen))
+        for word, end in zip(words, ends.tolist(), strict=True):
+            inside = chosen & set(range(end - len(word), end))
+            assert len(inside) in (0, len(word))
+            n_words += bool(inside)
+            seen |= {word} if inside else set()
+        longest = max(map(len, words))
+        assert round(0.3 * len(text)) <= len(chosen) < round(0.3 * len(text)) + longest
+        assert n_words > 1
+    assert seen == set(words)
+    assert of_lines >= {(True, False), (False, True)}  # a line end and the word after it
+
+
+@pytest.mark.parametrize("settings", [BERT, WORDS])
+def test_ranks_together_equal_one_and_know_the_targets_of_all(settings: MaskSettings) -> None:
+    whole = BatchLoader(training(settings, 4 * WINDOW))
+    shares = [BatchLoader(training(settings, 2 * WINDOW, world_size=2), r, 2) for r in range(2)]
+    for batch in islice(whole, 3 * whole.n_batches):
+        parts = [next(share) for share in shares]
+        assert {part.global_targets for part in parts} == {batch.n_targets}
+        ids = {row: ids for part in parts for row, ids in zip(part.rows, ids_of(part), strict=True)}
+        assert ids == dict(zip(batch.rows, ids_of(batch), strict=True))
+
+
+def ids_of(batch: Batch) -> list[list[int]]:
+    return batch.columns["tokens"].ids_BN.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("settings", [BERT, WORDS])
+def test_batches_resume_from_every_position(settings: MaskSettings) -> None:
+    loader, saved = BatchLoader(training(settings)), []
+    for _ in range(2 * loader.n_batches + 1):
+        saved.append((loader.state(), next(loader)))
+    for state, batch in saved:
+        resumed = BatchLoader(training(settings))
+        resumed.restore(state)
+        again = next(resumed)
+        assert torch.equal(again.scored_R, batch.scored_R)
+        assert ids_of(again) == ids_of(batch)
+
+
+def test_documents_of_a_window_are_segments() -> None:
+    stream = TokenStream(IDS, starts=np.array([0, 3, 25]), document_mask=True)
+    (batch, *_) = evaluation(stream)
+    segments_BN = batch.columns["tokens"].segments_BN
+    assert segments_BN is not None
+    assert segments_BN[:2].tolist() == [[0] * 3 + [1] * 17, [0] * 5 + [1] * 15]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mlm_probability": 0.0}, "mlm_probability must be above 0, at most 1, got 0.0"),
+        ({"mask_replace_prob": 1.2}, "mask_replace_prob must be from 0 to 1"),
+        ({"random_replace_prob": 0.3}, "random_replace_prob must be from 0 to 1 - mask_replace"),
+        ({"random_replace_prob": -0.1}, "random_replace_prob must be from 0 to 1 - mask_replace"),
+    ],
+)
+def test_impossible_shares_are_refused(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(BERT, **change)  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from headwise.config.data import CleaningConfig
+from headwise.errors import ConfigError
+from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
+
+
+def _clean(
+    pairs: list[tuple[str, str]], **rules: Any
+) -> tuple[list[tuple[str, str]], CleaningReport]:
+    report = CleaningReport()
+    return list(Cleaner(CleaningConfig(**rules), "en")(iter(pairs), report)), report
+
+
+@pytest.mark.parametrize(
+    ("rules", "accepted", "dropped", "rule"),
+    [
+        ({}, ("x", "y"), (" \u3000", "y"), "empty"),
+        ({"max_words": 3}, ("a b c", "a"), ("a b c d", "a"), "max_words"),
+        ({"max_words": 3}, ("a", "a b c"), ("a", "a b c d"), "max_words"),
+        ({"max_source_characters": 3}, ("abc", "abcd"), ("abcd", "a"), "max_source_characters"),
+        ({"max_target_characters": 3}, ("abcd", "abc"), ("a", "abcd"), "max_target_characters"),
+        ({"max_ratio": 1.5}, ("a b c", "a b"), ("a b", "a b c d"), "max_ratio"),
+        ({"max_ratio": 2.0}, ("a", "a b"), ("a b c", "a"), "max_ratio"),
+        ({"max_ratio": 1.0}, ("a b", "c d"), ("a b", "c"), "max_ratio"),
+        ({"max_target_moses_tokens": 3}, ("x", "Yes, no"), ("x", "Yes, no."), None),
+    ],
+)
+def test_each_rule_at_its_limit(
+    rules: dict[str, Any], accepted: tuple[str, str], dropped: tuple[str, str], rule: str | None
+) -> None:
+    pairs, report = _clean([accepted, dropped], **rules)
+    assert pairs == [accepted]
+    assert report.as_dict() == {
+        "read": 2,
+        "kept": 1,
+        "dropped": {rule or "max_target_moses_tokens": 1},
+        "truncated": False,
+    }
+
+
+def test_moses_bounds_agree_with_the_tokeniser() -> None:
+    words = ["don't", "U.S.", "(寺院)", "...", "3,000.5", "naïve", "x_y", "A.B.", "\x01", "well-",
+              '"no"', "e.g.", "it's,", "word", "他", "—", "a/b", "#1", "`s", "Mr."]  # fmt: skip
+    generator = random.Random(1)
+    for _ in range(600):
+        sentence = " ".join(generator.choices(words, k=generator.randint(1, 14)))
+        limit = generator.randint(1, 20)
+        cleaner = Cleaner(CleaningConfig(max_target_moses_tokens=limit), "en")
+        is_dropped = cleaner.dropped_by("x", sentence) is not None
+        assert is_dropped == (cleaner.n_tokens(sentence) > limit), (limit, sentence)
+
+
+@pytest.mark.parametrize("control", ["\x01", "\x1b"])
+def test_control_characters_are_no_moses_tokens(control: str) -> None:
+    spread = ("x", f"one {control} two {control} three")
+    assert _clean([spread], max_target_moses_tokens=3)[0] == [spread]
+    assert _clean([spread], max_target_moses_tokens=2)[0] == []
+
+
+def test_romanian_letters_change_on_the_romanian_side_only() -> None:
+    cedilla, comma = "Şi ţara ŢĂRII aşa", "Și țara ȚĂRII așa"
+    forward = Normaliser(["romanian_comma_below"], "ron_Latn", "eng_Latn")
+    backward = Normaliser(["romanian_comma_below"], "en", "ro")
+    assert (forward.source(cedilla), forward.target(cedilla)) == (comma, cedilla)
+    assert (backward.source(cedilla), backward.target(cedilla)) == (cedilla, comma)
+
+
+def test_unknown_or_useless_normalisation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean romanian_comma_below"):
+        Normaliser(["romanian_comma"], "ro", "en")
+    with pytest.raises(ConfigError, match="changes 'ro' text"):
+        Normaliser(["romanian_comma_below"], "de", "en")
+
+
+@pytest.mark.parametrize(
+    ("rules", "language", "message"),
+    [
+        ({"max_words": -1}, "en", "data.cleaning.max_words must be 0"),
+        ({"max_ratio": 0.5}, "en", "max_ratio must be 0 .* got 0.5"),
+        ({"max_target_moses_tokens": 40}, "zh_Hans", "use max_target_characters"),
+    ],
+)
+def test_invalid_limits_are_refused(rules: dict[str, Any], language: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Cleaner(CleaningConfig(**rules), language)

@@ -1,0 +1,375 @@
+"""Prepared corpora: created once, completely or not at all, and reproducible."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from fake_corpora import corpus, options, pairs_of, prepare
+from headwise.data.prefetch import DEPTH
+from headwise.data.tokenizer_training import train_tokenizer_pair
+from headwise.data.workers import run_in_process
+from headwise.errors import ConfigError, DataError, HeadwiseError
+from headwise.tasks.translation import encoding
+from headwise.tasks.translation import prepare as encoded
+from headwise.tasks.translation import text as conversion
+from headwise.tasks.translation.encoding import EncodedShard, ShardEncoder
+from headwise.tasks.translation.epochs import EpochSplits
+from headwise.tasks.translation.prepare import PreparedCorpus
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "SHARD_PAIRS", 50)  # more shards than two workers get at once
+    monkeypatch.setattr(conversion, "CHUNK_PAIRS", 130)
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("joint", [True, False])
+def test_ids_decode_to_the_text_in_order(tmp_path: Path, joint: bool) -> None:
+    text = corpus()
+    prepared = prepare(text, tmp_path, options(joint=joint))
+    assert (prepared.tokenizers.source is prepared.tokenizers.target) == joint
+    for split, name in ((prepared.train, "train"), (prepared.valid, "valid")):
+        sources = prepared.tokenizers.source.decode(list(split.source))
+        targets = prepared.tokenizers.target.decode(list(split.target))
+        assert list(zip(sources, targets, strict=True)) == text.source.texts[name]
+        assert split.source.flat.dtype == np.uint16
+    report = prepared.report
+    assert report["train"]["pairs"] == 600
+    assert report["train"]["source_pieces"] == prepared.train.source.lengths.sum()
+    assert report["cleaning"] == {"read": 600, "kept": 600, "dropped": {}, "truncated": False}
+
+
+def test_tokenizer_is_trained_on_train_only(tmp_path: Path) -> None:
+    one = prepare(corpus(), tmp_path)
+    other = prepare(corpus(valid=[("zzz zzz", "qqq")] * 50), tmp_path)
+    assert one.tokenizers.fingerprint() == other.tokenizers.fingerprint()
+    assert one.fingerprint != other.fingerprint
+    assert other.report["valid"]["source_unknown_share"] > 0
+
+
+@pytest.mark.parametrize(("coverage", "warned"), [(1.0, True), (0.99, False)])
+def test_unknown_tokens_of_training_text_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, coverage: float, warned: bool
+) -> None:
+    pairs = [*pairs_of(60, 1), ("q\u2585z", "un deux")] * 2
+    char = options(vocab_size=400, kind="char", character_coverage=coverage)
+    prepare(corpus(train=pairs), tmp_path, char)
+    assert ("tokens of the source training text are unknown" in caplog.text) == warned
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_given_tokenizer_is_used_from_any_folder(tmp_path: Path, joint: bool) -> None:
+    origin = prepare(corpus(), tmp_path / "cache", options(joint=joint)).tokenizers
+    (tmp_path / "run").mkdir()
+    origin.save(tmp_path / "run")
+    given_options = options(kind="given", joint=joint, folder=str(tmp_path / "run"))
+    other = corpus(train=pairs_of(90, 5))
+    prepared = prepare(other, tmp_path / "cache", given_options)
+    assert prepared.tokenizers.fingerprint() == origin.fingerprint()
+    trained = prepare(other, tmp_path / "cache", options(joint=joint))
+    assert trained.tokenizers.fingerprint() != origin.fingerprint()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    given_options.folder = str(tmp_path / "moved")
+    assert prepare(other, tmp_path / "cache", given_options).fingerprint == prepared.fingerprint
+    trained.tokenizers.save(tmp_path / "moved")
+    assert prepare(other, tmp_path / "cache", given_options).fingerprint != prepared.fingerprint
+
+
+def test_missing_or_unsuitable_given_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.folder=\S+nowhere: no tokenizer in"):
+        prepare(corpus(), tmp_path, options(kind="given", folder=str(tmp_path / "nowhere")))
+    prepare(corpus(), tmp_path).tokenizers.save(tmp_path)
+    given_options = options(kind="given", folder=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"tokenizer\.joint must be true, as for the tokenizer"):
+        prepare(corpus(), tmp_path, dataclasses.replace(given_options, joint=False))
+    for incomplete in (options(kind="given"), options(folder=str(tmp_path))):
+        with pytest.raises(ConfigError, match=r"tokenizer=given and tokenizer\.folder=RUN must be"):
+            prepare(corpus(), tmp_path, incomplete)
+    with pytest.raises(ConfigError, match="only bpe has merges"):
+        prepare(corpus(), tmp_path, dataclasses.replace(given_options, dropout=0.1))
+
+
+def test_second_call_reads_only_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(corpus(), tmp_path)
+    monkeypatch.setattr(encoded, "train_tokenizer_pair", lambda *_: pytest.fail("trained again"))
+    text = corpus()
+    second = prepare(text, tmp_path)
+    assert text.source.n_read == 0
+    assert second.fingerprint == first.fingerprint
+    assert second.report == first.report
+    assert (second.train.target.flat == first.train.target.flat).all()
+    assert isinstance(second.train.source.flat, np.memmap)
+    with pytest.raises(pytest.fail.Exception):
+        prepare(text, tmp_path, options(vocab_size=160))
+    assert len(list((tmp_path / "encoded").iterdir())) == 1  # no partial folder, no lock
+
+
+def test_long_pairs_are_dropped_from_train_only(tmp_path: Path) -> None:
+    long = ("a b " * 60, "A")
+    text = corpus([*pairs_of(600, 1), long], [*pairs_of(40, 2), long])
+    prepared = prepare(text, tmp_path, options(max_sentence_tokens=80))
+    assert len(prepared.valid) == 41
+    assert prepared.valid.source.lengths.max() > 80
+    assert len(prepared.train) == 600
+    assert prepared.report["train"]["dropped_too_long"] == 1
+    # Both sides stay aligned after the drop.
+    text = corpus([long, *pairs_of(600, 1)])
+    assert (prepare(text, tmp_path).train.target[1] == prepared.train.target[0]).all()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_number_of_workers_does_not_change_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = options(dropout=0.1)
+    results, epochs = [], []
+    for n_workers in (1, 2):
+        cache = tmp_path / str(n_workers)
+        if n_workers == 2:
+            monkeypatch.setattr(encoding, "POOL_PAIRS", 500)
+            monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
+        prepared = prepare(corpus(), cache, config, n_workers)
+        results.append(contents(prepared.folder))
+        EpochSplits(prepared, 0.1, 5, cache / "scratch", n_workers, progress=False)(1)
+        epochs.append(contents(next((cache / "scratch").iterdir())))
+    assert results[0] == results[1]
+    assert epochs[0] == epochs[1]
+    assert {"train.source", "train.target.offsets", "train.rows.npy"} <= results[0].keys()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_errors_of_workers_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
+    with pytest.raises(ConfigError, match="at most"):
+        prepare(corpus(), tmp_path, options(vocab_size=9000))
+    assert list((tmp_path / "encoded").iterdir()) == []
+    with pytest.raises(HeadwiseError, match=r"learning.*code 3.*max_training_sentences"):
+        run_in_process("learning", os._exit, 3)
+    assert run_in_process("adding", sum, [1, 2]) == 3
+
+
+@pytest.mark.parametrize("victim", ["train.source", "tokenizer.model", "manifest.json"])
+def test_damaged_cache_is_rebuilt(tmp_path: Path, victim: str) -> None:
+    first = prepare(corpus(), tmp_path)
+    before = contents(first.folder)
+    path = first.folder / victim
+    path.write_bytes(path.read_bytes()[:-3])
+    assert contents(prepare(corpus(), tmp_path).folder) == before
+    path.unlink()
+    assert contents(prepare(corpus(), tmp_path).folder) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("line 3"), OSError(28, "full")])
+def test_interruption_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(encoded, "train_tokenizer_pair", Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            prepare(corpus(), tmp_path)
+    assert list((tmp_path / "encoded").iterdir()) == []
+    assert len(prepare(corpus(), tmp_path).train) == 600
+
+
+def test_partial_folders_are_ignored(tmp_path: Path) -> None:
+    folder = prepare(corpus(), tmp_path).folder
+    before = contents(folder)
+    partial = folder.with_name(folder.name + ".partial")
+    folder.rename(partial)
+    (partial / "manifest.json").unlink()
+    (partial / "rubbish").write_text("x")
+    assert contents(prepare(corpus(), tmp_path).folder) == before
+    assert not partial.exists()
+
+
+def _prepare_until(shard: int, error: BaseException | None, cache: Path) -> None:
+    """Prepare the corpus; at a shard raise an error, or kill this process."""
+
+    def encode(self: ShardEncoder, number: int) -> EncodedShard:
+        if number == shard:
+            if error is None:
+                os._exit(9)
+            raise error
+        return complete(self, number)
+
+    complete = ShardEncoder.encode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardEncoder, "encode", encode)
+        prepare(corpus(), cache)
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), OSError(28, "full")])
+def test_interrupted_encoding_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    straight = prepare(corpus(), tmp_path / "straight")
+    monkeypatch.setattr(encoding, "SAVE_SECONDS", 0.0)
+    if error is None:
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_prepare_until, args=(7, None, tmp_path / "cache"))
+        process.start()
+        process.join()
+        assert process.exitcode == 9
+    else:
+        with pytest.raises(type(error)):
+            _prepare_until(7, error, tmp_path / "cache")
+    (partial,) = (tmp_path / "cache" / "encoded").glob("*.partial")
+    for path in (partial / "train.target", partial / "progress" / "train.kept.offsets"):
+        with open(path, "ab") as file:  # half a shard
+            file.write(b"rubbish")
+
+    other = prepare(corpus(), tmp_path / "cache", options(max_sentence_tokens=90))
+    assert partial.exists()
+    assert other.report["train"] == straight.report["train"]
+    monkeypatch.setattr(encoded, "train_tokenizer_pair", lambda *_: pytest.fail("trained again"))
+    shards = Mock(side_effect=ShardEncoder.encode, autospec=True)
+    monkeypatch.setattr(ShardEncoder, "encode", lambda self, number: shards(self, number))
+    resumed = prepare(corpus(), tmp_path / "cache")
+    assert [call.args[1] for call in shards.call_args_list] == [*range(7, 12), 0]  # train, valid
+    assert contents(resumed.folder) == contents(straight.folder)
+    assert resumed.report == straight.report
+    names = {path.name for path in straight.folder.iterdir()}
+    assert (
+        {path.name for path in resumed.folder.iterdir()}
+        == names
+        == {*contents(straight.folder), "manifest.json"}
+    )
+    assert not partial.exists()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_lost_rows_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "SAVE_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        _prepare_until(7, KeyboardInterrupt(), tmp_path)
+    (partial,) = (tmp_path / "encoded").glob("*.partial")
+    (partial / "train.source").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train\.source has lost data .* remove .*\.partial"):
+        prepare(corpus(), tmp_path)
+
+
+def test_empty_splits_and_impossible_limits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no training pair is left"):
+        prepare(corpus(train=[]), tmp_path)
+    with pytest.raises(DataError, match="'valid'"):
+        prepare(corpus(valid=[]), tmp_path)
+    with pytest.raises(DataError, match="max_sentence_tokens=1"):
+        prepare(corpus(), tmp_path, options(max_sentence_tokens=1))
+    with pytest.raises(ConfigError, match=r"target side.*at most"):
+        prepare(corpus([("abc def" * 3, "A")] * 20), tmp_path, options(vocab_size=12, joint=False))
+
+
+def test_sample_of_a_large_corpus_is_seeded(tmp_path: Path) -> None:
+    config = options(max_training_sentences=200, vocab_size=80)
+    text = dataclasses.replace(corpus(), cache_dir=tmp_path).train_text().paths
+    first, again, other = (train_tokenizer_pair(text, config, seed) for seed in (1, 1, 2))
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+
+
+def test_ids_fit_the_larger_vocabulary(tmp_path: Path) -> None:
+    letters = [chr(0x20000 + i) for i in range(66_000)]
+    target = ["".join(letters[i : i + 100]) for i in range(0, 66_000, 100)]
+    text = corpus([("a b", side) for side in target], [("a", target[-1])])
+    config = options(kind="char", vocab_size=70_000, joint=False, character_coverage=1.0)
+    prepared = prepare(text, tmp_path, config)
+    assert prepared.tokenizers.source.vocab_size < 10
+    decode = prepared.tokenizers.target.decode
+    assert decode(list(prepared.train.target)) == target
+    assert decode(list(prepared.valid.target)) == target[-1:]
+
+
+def _prepare_and_count(cache: Path, counter: Path, barrier: Any) -> None:
+    text = corpus()
+    barrier.wait(timeout=60)
+    prepare(text, cache)
+    with open(counter, "a") as file:
+        file.write(f"{text.source.n_read}\n")
+
+
+def test_concurrent_processes_prepare_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(3)
+    counter = tmp_path / "reads"
+    arguments = (tmp_path / "cache", counter, barrier)
+    processes = [context.Process(target=_prepare_and_count, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert sorted(counter.read_text().split()) == ["0", "0", "2"]
+
+
+@pytest.mark.usefixtures("small_shards")
+class TestEpochSplits:
+    @pytest.fixture
+    def prepared(self, tmp_path: Path) -> PreparedCorpus:
+        long = ("a b " * 60, "A")
+        text = corpus([*pairs_of(300, 1), long, *pairs_of(300, 3)])
+        return prepare(text, tmp_path, options(dropout=0.2, max_sentence_tokens=80))
+
+    def test_epochs_differ_and_are_reproducible(
+        self, prepared: PreparedCorpus, tmp_path: Path
+    ) -> None:
+        def flat(scratch: str, epoch: int, seed: int = 1, dropout: float = 0.2) -> bytes:
+            splits = EpochSplits(prepared, dropout, seed, tmp_path / scratch, 1, False)
+            return splits(epoch).source.flat.tobytes()
+
+        first = flat("a", 1)
+        assert flat("b", 1) == first
+        others = [flat("a", 2), flat("a", 1, seed=2), flat("b", 1, dropout=0.3)]
+        assert len({first, *others}) == 4
+
+    def test_rows_equal_the_plain_split(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
+        split, whole = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(3), prepared.train
+        assert len(split) == len(whole) == 600
+        for sampled, plain in ((split.source, whole.source), (split.target, whole.target)):
+            decode = prepared.tokenizers.source.decode
+            assert decode(list(sampled)) == decode(list(plain))
+            assert sampled.lengths.sum() > plain.lengths.sum()
+
+    def test_missing_text_is_converted_again(self, tmp_path: Path) -> None:
+        plain = prepare(corpus(), tmp_path)
+        shutil.rmtree(tmp_path / "corpora")
+        prepared = prepare(corpus(), tmp_path, options(dropout=0.2))
+        assert prepared.folder == plain.folder
+        assert len(EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(1)) == 600
+
+    def test_samples_stay_within_the_limit(self, tmp_path: Path) -> None:
+        config = options(dropout=0.5, max_sentence_tokens=20)
+        prepared = prepare(corpus(), tmp_path, config)
+        split = EpochSplits(prepared, 0.5, 1, tmp_path / "s", 1, False)(1)
+        assert max(split.source.lengths.max(), split.target.lengths.max()) <= 20
+        assert len(split) == len(prepared.train)
+
+    def test_old_epochs_are_removed(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
+        splits = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)
+        of_another_process = tmp_path / "s" / "epoch_9-else.partial"
+        of_another_process.mkdir(parents=True)
+        last = DEPTH + 4  # batches of another rank may be up to DEPTH epochs behind
+        first_ids = [splits(epoch).source.flat[:5].tolist() for epoch in range(1, last + 1)]
+        of_another_process.rmdir()  # it still exists
+        remaining_epochs = {
+            int(path.name[6:].partition("-")[0]) for path in (tmp_path / "s").iterdir()
+        }
+        assert remaining_epochs == set(range(3, last + 1))
+        assert splits(1).source.flat[:5].tolist() == first_ids[0]

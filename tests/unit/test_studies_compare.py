@@ -177,6 +177,10 @@ def test_incomparable_runs_are_not_compared(
     [
         (lambda run: run.settings["trainer"].update(precision="bf16"), ["differ in precision"]),
         (
+            lambda run: vars(run).update(text_hash=None),
+            ["training text not compared: no data.json in 1 run"],
+        ),
+        (
             lambda run: vars(run).update(updates=600),
             ["600 updates instead of the recipe's 0"],
         ),

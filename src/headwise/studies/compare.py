@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.errors import DataError, RunError
+from headwise.errors import DataError, RunError, counted
 from headwise.metrics.metric import Floats, Metric
 from headwise.metrics.significance import mean_interval, paired_bootstrap
 from headwise.studies.match import Matching, SavedRun, Unused
@@ -126,6 +126,8 @@ def _problems(scores: pd.DataFrame) -> Iterator[str]:
 def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:
     if kinds := _kinds(scores, "precision"):
         yield f"runs differ in precision, which the recipe does not set: {kinds}"
+    if unknown := set(scores.run[scores.text.isna()]):
+        yield f"training text not compared: no data.json in {counted(len(unknown), 'run')}"
     if metric not in set(scores.metric):
         yield f"no run has {metric}: it is not defined for this corpus"
     n_pairs, n_paper = scores.train_pairs.min(), spec.train_pairs

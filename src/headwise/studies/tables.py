@@ -110,18 +110,18 @@ def _main_notes(study: Study, compared: Compared) -> list[str]:
             "alone."
         )
     notes += mark_notes(c.paper.mark for c in study.columns.values() if c.paper is not None)
-    scored: dict[str, list[str]] = {}
+    remarks: dict[str, list[str]] = {}  # with the columns that share each
     for column in study.columns.values():
         if column.overrides is not None:
             note = f"; {column.note}" if column.note else ""
-            scored.setdefault(f"scored on {column.test}{note}.", []).append(column.label)
-    for text, labels in scored.items():
-        whole = 1 < len(labels) == len(study.columns)
-        notes.append(f"{'All columns' if whole else '; '.join(labels)}: {text}")
+            remarks.setdefault(f"scored on {column.test}{note}", []).append(column.label)
     for name, column in study.columns.items():
-        problems = compared.problems.get(name, ())
-        notes += [f"{column.label}: NOT AVERAGED, NOT COMPARED: {text}." for text in problems]
-        notes += [f"{column.label}: {note}." for note in compared.notes.get(name, ())]
+        problems = [f"NOT AVERAGED, NOT COMPARED: {p}" for p in compared.problems.get(name, ())]
+        for text in (*problems, *compared.notes.get(name, ())):
+            remarks.setdefault(text, []).append(column.label)
+    for text, labels in remarks.items():
+        whole = 1 < len(labels) == len(study.columns)
+        notes.append(f"{'All columns' if whole else '; '.join(labels)}: {text}.")
     return notes + _signatures(study, compared, list(dict.fromkeys(study.compared.values())))
 
 

@@ -52,6 +52,13 @@ def test_saved_settings_are_read_back(make: Any, overrides: tuple[str, ...]) -> 
     assert located(settings) == located(named(located(settings)))
 
 
+def test_defaults_are_not_shared(settings_of: Callable[..., Settings]) -> None:
+    old = settings_of("attention=softmax")
+    del old["data"]["test"]
+    current(old)["data"]["test"].append("other")
+    assert current(old)["data"]["test"] == []
+
+
 def test_modules_may_move(settings_of: Callable[..., Settings]) -> None:
     settings = settings_of("attention=alpha_entmax")
     moved = copy.deepcopy(settings)

@@ -7,6 +7,7 @@ a later version added it, has the default that its class states. A renamed key o
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -102,9 +103,9 @@ def _current(saved: Any, kind: type, prefix: str) -> dict[str, Any]:
 
 
 def _node(value: Any, key: str) -> Any:
-    """A value that may be a node with a `_target_`, or contain such nodes."""
+    """A value that may be a node with a `_target_`, or contain such nodes; a copy."""
     if not isinstance(value, Mapping):
-        return value
+        return copy.deepcopy(value)
     target = value.get(TARGET)
     if target in saved_classes():
         return _current(value, target_class(located({TARGET: target}), key), f"{key}.")

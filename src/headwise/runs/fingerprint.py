@@ -66,12 +66,13 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
     `trainer.save_every` is included only if the saved checkpoints are averaged.
     """
     flat: dict[str, Any] = {}
-    excluded = list(NOT_IN_FINGERPRINT)
+    excluded = set(NOT_IN_FINGERPRINT)
     if not container.get("trainer", {}).get("average"):
-        excluded.append("trainer.save_every")
+        excluded.add("trainer.save_every")
+    patterns = [key for key in excluded if "*" in key]
 
     def walk(prefix: str, value: Any) -> None:
-        if any(fnmatchcase(prefix, key) or prefix.startswith(f"{key}.") for key in excluded):
+        if prefix in excluded or any(fnmatchcase(prefix, pattern) for pattern in patterns):
             return
         if isinstance(value, Mapping) and value:
             for name, child in value.items():

@@ -94,13 +94,8 @@ class Unused:
 
 @dataclass
 class Matching:
-    """Runs by cell, and those that are not used.
+    """Runs by cell, and those that are not used."""
 
-    Attributes:
-        runs: all of them.
-    """
-
-    runs: list[SavedRun] = field(default_factory=list)
     used: dict[CellKey, list[SavedRun]] = field(default_factory=dict)
     unused: list[Unused] = field(default_factory=list)
 
@@ -115,7 +110,7 @@ def match(recipes: Sequence[Recipe], runs: Sequence[SavedRun], seeds: Sequence[i
         RunError: a run is broken, or of another version.
     """
     used: dict[CellKey, list[SavedRun]] = {(r.cell.row, r.cell.column): [] for r in recipes}
-    matching = Matching([*runs], used)
+    matching = Matching(used)
     for run in runs:
         differences = [differing(run, recipe) for recipe in recipes]
         if all(differences) and recipes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from headwise.data.splits import Corpus
 from headwise.errors import RunError, counted
 from headwise.files import replacing
 from headwise.runs.failure import UntouchedRun
 from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
-from headwise.tasks.data import Corpus
 from headwise.tasks.task import Task
 
 

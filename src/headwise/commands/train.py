@@ -23,6 +23,7 @@ from headwise.commands.outcome import draw, summary
 from headwise.config.schema import Config
 from headwise.data.prefetch import Prefetched
 from headwise.data.sources.digest import combined_digest
+from headwise.data.splits import Corpus
 from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
 from headwise.files import output_to, read_json, remove_partial
@@ -38,7 +39,7 @@ from headwise.runs.log import RunLog
 from headwise.runs.results import Results
 from headwise.seed import seed_everything
 from headwise.tasks.check import check, resolve
-from headwise.tasks.data import Corpus, Data
+from headwise.tasks.data import Data
 from headwise.tasks.evaluate import main_metric, score, valid_heads, validate
 from headwise.tasks.task import Task, task_of
 from headwise.track.base import NullTracker, Tracker

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from headwise.data.sources.digest import combined_digest
 from headwise.files import locked
 
 MANIFEST = "manifest.json"
@@ -34,6 +35,22 @@ def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
     with locked(folder.with_name(folder.name + ".lock")):
         # another process may have filled it meanwhile
         return read_manifest(folder) or _make(folder, make)
+
+
+def prepared(
+    cache_dir: Path, name: str, identity: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]
+) -> tuple[Path, str, dict[str, Any]]:
+    """Encoded data: its folder, the hash of its identity, and the manifest; see `make_once`.
+
+    Args:
+        cache_dir: of all data.
+        name: the beginning of the folder's name.
+        identity: all that the files depend on, as plain types.
+        make: fills the folder.
+    """
+    digest = combined_digest([json.dumps(identity, sort_keys=True)])
+    folder = cache_dir / "encoded" / f"{name}-{digest[:16]}"
+    return folder, digest, make_once(folder, make)
 
 
 def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,9 +19,22 @@ from headwise.file_names import check_file_name
 C = TypeVar("C", bound=DensityDataConfig)
 
 
+class Corpus(Protocol):
+    """Named splits whose files are located but not read yet."""
+
+    @property
+    def test_sets(self) -> Sequence[str]:
+        """Names of the splits that are evaluated at the end of a run."""
+        ...
+
+    def hashes(self) -> list[str]:
+        """Hashes of the training and validation data; part of the run folder's name."""
+        ...
+
+
 @dataclass(frozen=True)
 class FileCorpus(Generic[C]):
-    """Splits of files, each with one or many documents (`DensityCorpus`).
+    """Splits of files, each with one or many documents that yield bytes.
 
     Attributes:
         config: where the files are.
@@ -74,7 +87,7 @@ class FileCorpus(Generic[C]):
         raise NotImplementedError
 
     def starts_document(self, before: bytes, chunk: bytes) -> bool:
-        """See `DensityCorpus.starts_document`."""
+        """Whether a chunk starts a document, given the chunk before it (empty for the first)."""
         return True
 
     def files_of_folder(self, split: str, content: str) -> list[Path]:
@@ -121,62 +134,3 @@ def _walk(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
                 yield Path(entry.path)
             else:
                 entry.stat()  # raises for a link to nothing
-
-
-class LocatedCorpus(Protocol):
-    """Files that are located but not encoded yet.
-
-    Attributes:
-        config: the data config.
-        cache_dir: folder of encoded data, downloads and file hashes.
-    """
-
-    @property
-    def config(self) -> Any: ...  # noqa: D102
-
-    @property
-    def cache_dir(self) -> Path: ...  # noqa: D102
-
-    @property
-    def test_sets(self) -> list[str]:
-        """Splits that are scored at the end of a run."""
-        ...
-
-    def hashes(self) -> list[str]:
-        """Hashes of the training and the validation data."""
-        ...
-
-    def identity(self, split: str) -> str:
-        """Hash of the content of a split."""
-        ...
-
-    def path(self, split: str) -> Path:
-        """The file or folder of a split, which error messages name."""
-        ...
-
-
-class DensityCorpus(LocatedCorpus, Protocol):
-    """A corpus that yields bytes."""
-
-    @property
-    def config(self) -> DensityDataConfig: ...  # noqa: D102
-
-    def chunks(self, split: str) -> Iterator[bytes]:
-        """A split as bytes: lines with line feeds, one image or one piece of music at a time."""
-        ...
-
-    def starts_document(self, before: bytes, chunk: bytes) -> bool:
-        """Whether a chunk starts a document, given the chunk before it (empty for the first)."""
-        ...
-
-
-class ClassCorpus(LocatedCorpus, Protocol):
-    """A corpus of labelled examples."""
-
-    def rows(self, split: str) -> Iterator[tuple[Any, str]]:
-        """The examples of a split: one or two texts, or an image (H, W, C); and the label."""
-        ...
-
-    def names(self, split: str) -> Iterator[str]:
-        """The file of each example of a split, and its place in it, for messages."""
-        ...

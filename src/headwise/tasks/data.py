@@ -10,19 +10,6 @@ from typing import Any, Protocol
 Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
 
 
-class Corpus(Protocol):
-    """Data whose files are located but not read yet."""
-
-    @property
-    def test_sets(self) -> Sequence[str]:
-        """Names of the splits that are evaluated at the end of a run."""
-        ...
-
-    def hashes(self) -> list[str]:
-        """Hashes of the training and validation data; part of the run folder's name."""
-        ...
-
-
 class Data(Protocol):
     """Prepared data, ready for training."""
 

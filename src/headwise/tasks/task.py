@@ -24,6 +24,7 @@ from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples
 from headwise.data.sources.digest import content_digest
+from headwise.data.splits import Corpus
 from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
@@ -31,7 +32,7 @@ from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder
-from headwise.tasks.data import Corpus, NoFiles, Sizes
+from headwise.tasks.data import NoFiles, Sizes
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.reading import Candidates, Given, Item, Spelling, given_ids, rows_of
 from headwise.tasks.translation.prepare import Sides

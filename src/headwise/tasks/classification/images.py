@@ -15,7 +15,7 @@ from headwise.errors import DataError, require
 
 @dataclass(frozen=True)
 class LabelledImages(ImageCorpus):
-    """Images of one shape with labels (`headwise.data.splits.ClassCorpus`).
+    """Images of one shape with labels that are located but not encoded.
 
     Labels of a part of a split are in the archive `labels`, or else in the records of its images;
     the member `names` of the archive has a name per label. The pictures of a folder of the user

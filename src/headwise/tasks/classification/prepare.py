@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import make_once
+from headwise.data.cache import prepared
 from headwise.data.lossless import lossless
 from headwise.data.prepare import exact_tokenizer, tokenizer_identity
-from headwise.data.sources.digest import combined_digest
-from headwise.data.splits import ClassCorpus
+from headwise.data.splits import Corpus
 from headwise.data.store import FlatWriter, IdStore, id_dtype
 from headwise.data.tokenizer import COLUMN, EOS, TOKENIZER, Tokenizer
 from headwise.errors import DataError
@@ -27,6 +25,37 @@ from headwise.tasks.classification.inputs import ImageInputs, Inputs, LabelledSp
 FORMAT = 2  # increase when the files change
 LABELS = "labels"  # key of the report, and of the sizes
 N_VALUES = 256  # of a pixel
+
+
+class ClassCorpus(Corpus, Protocol):
+    """Labelled examples that are located but not encoded yet.
+
+    Attributes:
+        config: the data config.
+        cache_dir: folder of encoded data, downloads and file hashes.
+    """
+
+    @property
+    def config(self) -> Any: ...  # noqa: D102
+
+    @property
+    def cache_dir(self) -> Path: ...  # noqa: D102
+
+    def identity(self, split: str) -> str:
+        """Hash of the content of a split."""
+        ...
+
+    def path(self, split: str) -> Path:
+        """The file or folder of a split, which error messages name."""
+        ...
+
+    def rows(self, split: str) -> Iterator[tuple[Any, str]]:
+        """The examples of a split: one or two texts, or an image (H, W, C); and the label."""
+        ...
+
+    def names(self, split: str) -> Iterator[str]:
+        """The file of each example of a split, and its place in it, for messages."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -103,19 +132,18 @@ def prepare_classes(
     """
     splits = splits or (corpus.config.train, corpus.config.valid, *corpus.test_sets)
     splits = list(dict.fromkeys(splits))
-    parts: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "format": FORMAT,
         "splits": {split: corpus.identity(split) for split in splits},
         "labels": labels,
     }
     if config is not None:
-        parts |= tokenizer_identity(config) | {"max_length": corpus.config.max_length}
-    fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
-    folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-classes-{fingerprint[:16]}"
+        identity |= tokenizer_identity(config) | {"max_length": corpus.config.max_length}
     make = functools.partial(_prepare, corpus, config, labels, splits, progress)
-    report = make_once(folder, make)
+    name = f"{corpus.config.name}-classes"
+    folder, digest, report = prepared(corpus.cache_dir, name, identity, make)
     tokenizer = None if config is None else Tokenizer.load(folder / TOKENIZER)
-    return PreparedClasses(corpus, tokenizer, fingerprint, report, folder)
+    return PreparedClasses(corpus, tokenizer, digest, report, folder)
 
 
 def _prepare(

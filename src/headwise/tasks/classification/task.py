@@ -23,7 +23,6 @@ from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples, Rows
 from headwise.data.patches import grid_of
-from headwise.data.splits import ClassCorpus
 from headwise.data.tokenizer import COLUMN, EOS
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import DataError, refuse, require
@@ -40,7 +39,13 @@ from headwise.tasks.classification.batches import TrainingClasses, evaluation_ba
 from headwise.tasks.classification.images import LabelledImages
 from headwise.tasks.classification.metrics import N_BEFORE, TOP, class_metrics, predictions
 from headwise.tasks.classification.predict import ClassifierRun, Predictions, labels_of
-from headwise.tasks.classification.prepare import LABELS, N_VALUES, PreparedClasses, prepare_classes
+from headwise.tasks.classification.prepare import (
+    LABELS,
+    N_VALUES,
+    ClassCorpus,
+    PreparedClasses,
+    prepare_classes,
+)
 from headwise.tasks.classification.reading import SITE, example, given_examples, patch_id, places_of
 from headwise.tasks.classification.text import LabelledText
 from headwise.tasks.data import Sizes

@@ -77,7 +77,7 @@ def texts_of(record: Mapping[str, Any], columns: Sequence[str], where: str) -> T
 
 @dataclass(frozen=True)
 class LabelledText:
-    """Labelled text (`ClassCorpus`).
+    """Labelled text that is located but not encoded.
 
     Attributes:
         config: where the files are, and their columns.

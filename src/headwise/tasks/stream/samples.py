@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headwise.data.images import ImageCorpus
 from headwise.data.lossless import content_ids, ids_text, lossless
 from headwise.data.sources.pictures import Image, picture, write_png
-from headwise.data.splits import DensityCorpus
+from headwise.data.splits import FileCorpus
 from headwise.data.tokenizer import Tokenizer
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import ConfigError, DataError, RunError, require
@@ -37,7 +37,7 @@ GAP = 2  # pixels between them
 
 Row = Sequence[int]
 Bytes = npt.NDArray[np.uint8]
-C = TypeVar("C", bound=DensityCorpus)
+C = TypeVar("C", bound=FileCorpus[Any])
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Samples(Generic[C]):
         raise NotImplementedError
 
 
-class TextSamples(Samples[DensityCorpus]):
+class TextSamples(Samples[FileCorpus[Any]]):
     """Samples of a text, in one file of UTF-8 with a line before each.
 
     Documents start as in the training text, see `starts_document`: with `data.documents=line` after

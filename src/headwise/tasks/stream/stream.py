@@ -6,7 +6,6 @@ A corpus yields bytes, which are encoded without loss, see `headwise.data.lossle
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -17,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import make_once
+from headwise.data.cache import prepared
 from headwise.data.lossless import lossless, n_lines
 from headwise.data.prepare import exact_tokenizer, tokenizer_identity
-from headwise.data.sources.digest import combined_digest
-from headwise.data.splits import DensityCorpus
+from headwise.data.splits import FileCorpus
 from headwise.data.store import id_dtype
 from headwise.data.tokenizer import COLUMN, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import (
@@ -107,7 +105,7 @@ class PreparedTokens:
         folder: of the streams, one per split.
     """
 
-    corpus: DensityCorpus
+    corpus: FileCorpus[Any]
     tokenizer: Tokenizer
     fingerprint: str
     report: dict[str, Any]
@@ -134,7 +132,7 @@ class PreparedTokens:
 
 
 def prepare_tokens(
-    corpus: DensityCorpus,
+    corpus: FileCorpus[Any],
     config: TokenizerConfig,
     progress: bool = False,
     splits: Sequence[str] = (),
@@ -156,21 +154,19 @@ def prepare_tokens(
     check_tokenizer_config(config)
     every = splits or (corpus.config.train, corpus.config.valid, *corpus.config.test)
     splits = list(dict.fromkeys(every))
-    parts = {
+    identity = {
         "format": FORMAT,
         "splits": {split: corpus.identity(split) for split in splits},
         **tokenizer_identity(config),
     }
-    fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
-    folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
     make = functools.partial(_prepare, corpus, config, splits, progress, n_workers)
-    report = make_once(folder, make)
+    folder, digest, report = prepared(corpus.cache_dir, corpus.config.name, identity, make)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
-    return PreparedTokens(corpus, tokenizer, fingerprint, report, folder)
+    return PreparedTokens(corpus, tokenizer, digest, report, folder)
 
 
 def _prepare(
-    corpus: DensityCorpus,
+    corpus: FileCorpus[Any],
     config: TokenizerConfig,
     splits: Sequence[str],
     progress: bool,
@@ -187,7 +183,7 @@ def _prepare(
 
 
 def encode(
-    corpus: DensityCorpus,
+    corpus: FileCorpus[Any],
     split: str,
     tokenizer: Tokenizer,
     path: Path,
@@ -250,7 +246,7 @@ def _batches(chunks: Iterator[bytes]) -> Iterator[Batch]:
 
 
 def starts_document(
-    ids: Sequence[int], position: int, corpus: DensityCorpus, tokenizer: Tokenizer
+    ids: Sequence[int], position: int, corpus: FileCorpus[Any], tokenizer: Tokenizer
 ) -> bool:
     """Whether the token at a position of a text starts a document, as in `encode`.
 

@@ -22,7 +22,7 @@ from headwise.data.builtin.text import BuiltinText
 from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
 from headwise.data.lossless import text_ids
-from headwise.data.splits import DensityCorpus
+from headwise.data.splits import FileCorpus
 from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import DataError, require
@@ -40,7 +40,7 @@ from headwise.tasks.stream.text import text_corpus
 from headwise.tasks.task import Evaluation, Part, Task
 from headwise.train.distributed import Ranks
 
-CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
+CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], FileCorpus[Any]]] = {
     TextDataConfig: text_corpus,
     BuiltinTextConfig: BuiltinText,
     ImageDataConfig: ImageCorpus,
@@ -118,11 +118,11 @@ class StreamTask(Task[PreparedTokens]):
         """See `Task.sizes`."""
         return {COLUMN: vocabulary_limits(self.config.tokenizer)["source"]}
 
-    def open(self, cache: Path) -> DensityCorpus:
+    def open(self, cache: Path) -> FileCorpus[Any]:
         """See `Task.open`."""
         return CORPORA[type(self.config.data)](self.config.data, cache)
 
-    def prepare(self, corpus: DensityCorpus) -> PreparedTokens:
+    def prepare(self, corpus: FileCorpus[Any]) -> PreparedTokens:
         """See `Task.prepare`."""
         trainer = self.config.trainer
         settings = trainer.progress, (), trainer.n_workers

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import is_resumed, make_once
-from headwise.data.sources.digest import combined_digest
+from headwise.data.cache import is_resumed, prepared
 from headwise.data.store import IdStore
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import (
@@ -133,10 +131,9 @@ def prepare_corpus(
     """
     check_tokenizer_config(config)
     loaded = load_tokenizers(config)
-    fingerprint = _fingerprint(corpus, config, loaded)
-    folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
+    identity = _identity(corpus, config, loaded)
     make = functools.partial(_prepare, corpus, config, loaded, n_workers, progress)
-    report = make_once(folder, make)
+    folder, digest, report = prepared(corpus.cache_dir, corpus.config.name, identity, make)
     _warn_of_unknown(report["train"], config)
     for split in corpus.config.test:  # errors of test sets are raised before the training
         corpus.text(split, progress)
@@ -146,7 +143,7 @@ def prepare_corpus(
         train=EncodedSplit.open(folder / "train", tokenizers.id_dtype),
         valid=EncodedSplit.open(folder / "valid", tokenizers.id_dtype),
         corpus=corpus,
-        fingerprint=fingerprint,
+        fingerprint=digest,
         report=report,
         folder=folder,
         max_sentence_tokens=config.max_sentence_tokens,
@@ -165,14 +162,17 @@ def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
             )
 
 
-def _fingerprint(corpus: Corpus, config: TokenizerConfig, loaded: TokenizerPair | None) -> str:
+def _identity(
+    corpus: Corpus, config: TokenizerConfig, loaded: TokenizerPair | None
+) -> dict[str, Any]:
+    """All that the encoded files depend on."""
     data = corpus.config
     options = dataclasses.asdict(config)
     del options["folder"]  # its content is hashed, not its path
     if loaded is not None:
         options["given"] = loaded.fingerprint()
     del options["dropout"]  # used only to sample an epoch
-    parts = {
+    return {
         "format": FORMAT,
         "sentencepiece": importlib.metadata.version("sentencepiece"),
         "train": corpus.fingerprint(),
@@ -180,7 +180,6 @@ def _fingerprint(corpus: Corpus, config: TokenizerConfig, loaded: TokenizerPair 
         "tokenizer": options,
         "seed": SAMPLE_SEED,
     }
-    return combined_digest([json.dumps(parts, sort_keys=True)])
 
 
 def _prepare(

@@ -332,7 +332,7 @@ def test_search_by_command(headwise: CommandLine, arguments: list[str], tmp_path
     assert f"2 complete, 1 fail; plots and trials.csv in {folder}" in result.out
     (best,) = (line for line in result.out.splitlines() if line.startswith("best loss "))
     assert best.endswith(": optimizer.lr=0.01")
-    assert "| 1e+30 | - | - | - | 0 (1 failed) |" in result.out
+    assert "| 1e+30 | – | – | – | 0 (1 failed) |" in result.out
     (name,) = (line.partition(":")[0] for line in result.out.splitlines() if "2 complete" in line)
     study = open_study(folder, settings(study_name=name))
     assert study.direction.name == "MINIMIZE"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwise.config.schema import ReportConfig
+from headwise.config.commands import PageConfig
 from headwise.page.write import write_page
 from opened_page import (
     OpenedPage,
@@ -45,13 +45,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def page_file(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = tmp_path_factory.mktemp("text") / "own.de"
     text.write_text("".join(f"{line}\tdog sees house\n" for line in SENTENCES), encoding="utf-8")
-    config = ReportConfig(run=str(runs[0]), page=True, sentences=str(text), device="cpu")
+    config = PageConfig(run=str(runs[0]), sentences=str(text), device="cpu")
     return write_page(config, analyze)
 
 
 @pytest.fixture(scope="module")
 def compared_file(runs: Runs) -> Path:
-    config = ReportConfig(run=str(runs[0]), page=True, compare=str(runs[1]), n_sentences=2)
+    config = PageConfig(run=str(runs[0]), other=str(runs[1]), n_sentences=2)
     return write_page(config, analyze)
 
 

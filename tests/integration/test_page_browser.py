@@ -91,7 +91,12 @@ def test_page_opens_without_errors_and_requests(opened_page: OpenedPage, page_fi
     assert "nrefs:1|case:mixed" in opened_page.page.inner_text(".signature")
     pictures = opened_page.page.locator("#pictures img")
     titles = [str(image.get_attribute("alt")) for image in pictures.all()]
-    kinds = "α of the heads over training", "BLEU and loss per target token", "Density", "Diversity"
+    kinds = (
+        "α of the heads over training",
+        "BLEU (greedy) and loss per target token",
+        "Density",
+        "Diversity",
+    )
     for kind in kinds:
         assert any(title.startswith(kind) for title in titles), kind
     sizes = pictures.evaluate_all("(all) => all.map((image) => image.naturalWidth)")

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from headwise.config.data import CleaningConfig, DataConfig
 from headwise.config.folders import config_dir, group_choices
-from headwise.tasks.translation.corpus import Corpus, open_corpus
+from headwise.tasks.translation.corpus import ParallelCorpus, open_corpus
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -47,7 +47,7 @@ def data_config(name: str, **changes: Any) -> DataConfig:
     return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})
 
 
-def open_named_corpus(folder: Path, name: str, **changes: Any) -> Corpus:
+def open_named_corpus(folder: Path, name: str, **changes: Any) -> ParallelCorpus:
     """Open the corpus of `conf/data/<name>.yaml`, with its cache in `folder`."""
     return open_corpus(data_config(name, **changes), folder / "cache")
 

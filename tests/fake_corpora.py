@@ -12,7 +12,7 @@ from typing import Any
 
 from headwise.config.data import DataConfig
 from headwise.config.schema import TokenizerConfig
-from headwise.tasks.translation.corpus import Corpus
+from headwise.tasks.translation.corpus import ParallelCorpus
 from headwise.tasks.translation.prepare import PreparedCorpus, prepare_corpus
 
 Pairs = list[tuple[str, str]]
@@ -54,7 +54,7 @@ def corpus(train: Pairs | None = None, valid: Pairs | None = None) -> Any:
         "valid": pairs_of(40, 2) if valid is None else valid,
     }
     config = DataConfig(name="fake", source="de", target="en", licence="none")
-    return Corpus(config, FakeSource(texts), Path())
+    return ParallelCorpus(config, FakeSource(texts), Path())
 
 
 def options(**changes: Any) -> TokenizerConfig:

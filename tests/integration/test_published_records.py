@@ -127,9 +127,9 @@ def test_broken_files_are_named_with_the_run_and_the_key(tmp_path: Path) -> None
         "seed=3", "text_hash=3", "data.json: no vocabulary", "environment.json: no gpu, platform",
         "[0, 30000, 20000]", "alpha of cross has the shape (1, 1)", "give bleu=",
     )  # fmt: skip
-    found = problems(SavedRun(copy))
+    messages = problems(SavedRun(copy))
     for key in keys:
-        assert any(str(copy) in problem and key in problem for problem in found), key
+        assert any(str(copy) in problem and key in problem for problem in messages), key
     for name, key in {"config.yaml": "widths", "results.json": "bleus"}.items():
         content = read_yaml(copy / name)
         (copy / name).write_text(json.dumps({**content, key: 3}))

@@ -23,7 +23,7 @@ from corpus_writers import (
 )
 from headwise.data.sources.hub import HubSource
 from headwise.errors import ConfigError, DataError
-from headwise.tasks.translation.corpus import Corpus, open_corpus
+from headwise.tasks.translation.corpus import ParallelCorpus, open_corpus
 from original_layouts import (
     HUB,
     ORIGINALS,
@@ -39,7 +39,7 @@ from original_layouts import (
 )
 
 
-def _check(corpus: Corpus) -> None:
+def _check(corpus: ParallelCorpus) -> None:
     assert list(corpus.text(corpus.config.train)) == TRAIN
     assert list(corpus.text("valid")) == VALID
     assert list(corpus.text(corpus.config.test[0])) == TEST

@@ -15,7 +15,7 @@ from headwise.data.loader import BatchLoader
 from headwise.data.plan import plan_epoch
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError, RunError
-from headwise.tasks.translation import batches as batching
+from headwise.tasks.translation import batches
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.store import EncodedSplit
 
@@ -166,7 +166,7 @@ class TestPlan:
         sides = {"source": [[6]], "target": [[6]], longer: [[5] * 9]}
         split = EncodedSplit.from_lists(**sides)
         next(load(split, 10))
-        monkeypatch.setattr(batching, "plan_epoch", pytest.fail)  # it might not terminate
+        monkeypatch.setattr(batches, "plan_epoch", pytest.fail)  # it might not terminate
         with pytest.raises(ConfigError, match=r"trainer\.max_tokens=9.*10"):
             next(load(split, 9, world_size=world_size))
 

@@ -19,8 +19,6 @@ from headwise.data.tokenizer_training import train_tokenizer_pair
 from headwise.data.workers import run_in_process
 from headwise.errors import ConfigError, DataError, HeadwiseError
 from headwise.tasks.translation import encoding
-from headwise.tasks.translation import prepare as encoded
-from headwise.tasks.translation import text as conversion
 from headwise.tasks.translation.encoding import EncodedShard, ShardEncoder
 from headwise.tasks.translation.epochs import EpochSplits
 from headwise.tasks.translation.prepare import PreparedCorpus
@@ -37,7 +35,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "SHARD_PAIRS", 50)  # more shards than two workers get at once
-    monkeypatch.setattr(conversion, "CHUNK_PAIRS", 130)
+    monkeypatch.setattr("headwise.tasks.translation.text.CHUNK_PAIRS", 130)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -109,7 +107,10 @@ def test_missing_or_unsuitable_given_tokenizer_is_refused(tmp_path: Path) -> Non
 
 def test_second_call_reads_only_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(corpus(), tmp_path)
-    monkeypatch.setattr(encoded, "train_tokenizer_pair", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        "headwise.tasks.translation.prepare.train_tokenizer_pair",
+        lambda *_: pytest.fail("trained again"),
+    )
     text = corpus()
     second = prepare(text, tmp_path)
     assert text.source.n_read == 0
@@ -145,7 +146,7 @@ def test_number_of_workers_does_not_change_files(
         cache = tmp_path / str(n_workers)
         if n_workers == 2:
             monkeypatch.setattr(encoding, "POOL_PAIRS", 500)
-            monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
+            monkeypatch.setattr("headwise.tasks.translation.prepare.POOL_PAIRS", 500)
         prepared = prepare(corpus(), cache, config, n_workers)
         results.append(contents(prepared.folder))
         EpochSplits(prepared, 0.1, 5, cache / "scratch", n_workers, progress=False)(1)
@@ -157,7 +158,7 @@ def test_number_of_workers_does_not_change_files(
 
 @pytest.mark.usefixtures("small_shards")
 def test_errors_of_workers_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
+    monkeypatch.setattr("headwise.tasks.translation.prepare.POOL_PAIRS", 500)
     with pytest.raises(ConfigError, match="at most"):
         prepare(corpus(), tmp_path, options(vocab_size=9000))
     assert list((tmp_path / "encoded").iterdir()) == []
@@ -182,7 +183,9 @@ def test_interruption_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(encoded, "train_tokenizer_pair", Mock(side_effect=error))
+        patch.setattr(
+            "headwise.tasks.translation.prepare.train_tokenizer_pair", Mock(side_effect=error)
+        )
         with pytest.raises(type(error)):
             prepare(corpus(), tmp_path)
     assert list((tmp_path / "encoded").iterdir()) == []
@@ -240,7 +243,10 @@ def test_interrupted_encoding_is_resumed(
     other = prepare(corpus(), tmp_path / "cache", options(max_sentence_tokens=90))
     assert partial.exists()
     assert other.report["train"] == straight.report["train"]
-    monkeypatch.setattr(encoded, "train_tokenizer_pair", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        "headwise.tasks.translation.prepare.train_tokenizer_pair",
+        lambda *_: pytest.fail("trained again"),
+    )
     shards = Mock(side_effect=ShardEncoder.encode, autospec=True)
     monkeypatch.setattr(ShardEncoder, "encode", lambda self, number: shards(self, number))
     resumed = prepare(corpus(), tmp_path / "cache")

@@ -10,21 +10,20 @@ import pytest
 
 from fake_corpora import corpus, pairs_of
 from headwise.config.data import CleaningConfig
-from headwise.tasks.translation import text as conversion
-from headwise.tasks.translation.corpus import Corpus
+from headwise.tasks.translation.corpus import ParallelCorpus
 from headwise.tasks.translation.text import ParallelText, write_text
 
 ODD = ["", "a\u2028b\u0085c\rd", "ends so\r", "\ufeffmark", " kept ", "寺院 🙂", "last"]
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Corpus:
+def fake(tmp_path: Path) -> ParallelCorpus:
     return dataclasses.replace(corpus(), cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("chunk", [2, 10_000])
 def test_lines_equal_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "CHUNK_PAIRS", chunk)
+    monkeypatch.setattr("headwise.tasks.translation.text.CHUNK_PAIRS", chunk)
     pairs = list(zip(ODD, reversed(ODD), strict=True))
     paths = tmp_path / "a.de", tmp_path / "a.en"
     assert write_text(iter(pairs), paths) == len(pairs)
@@ -36,7 +35,7 @@ def test_lines_equal_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.M
     assert paths[0].read_bytes() == "".join(f"{line}\n" for line in ODD).encode()
 
 
-def test_second_corpus_reads_only_the_files(fake: Corpus, tmp_path: Path) -> None:
+def test_second_corpus_reads_only_the_files(fake: ParallelCorpus, tmp_path: Path) -> None:
     first = list(fake.text("train+valid"))
     assert fake.source.n_read == 2  # type: ignore[attr-defined]
     again = dataclasses.replace(corpus(), cache_dir=tmp_path)
@@ -47,7 +46,7 @@ def test_second_corpus_reads_only_the_files(fake: Corpus, tmp_path: Path) -> Non
 
 
 def test_other_text_rules_or_languages_are_converted_separately(
-    fake: Corpus, tmp_path: Path
+    fake: ParallelCorpus, tmp_path: Path
 ) -> None:
     reversed_config = dataclasses.replace(fake.config, source="en", target="de")
     strict = dataclasses.replace(fake.config, cleaning=CleaningConfig(max_words=3))

@@ -12,10 +12,10 @@ from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
+from headwise.tasks.data import Sides
 from headwise.tasks.evaluate import score
 from headwise.tasks.load import load_selected
 from headwise.tasks.task import TrainedRun
-from headwise.tasks.translation.prepare import Sides
 from headwise.tasks.translation.sets import check_aligned
 from headwise.train.distributed import Ranks
 

@@ -29,13 +29,13 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
 
 def summary(folder: RunFolder, results: Results, command: str = "") -> str:
     """Return scores, α, paths, the next `command`, and what was not scored, for the terminal."""
-    of_run, has_tests = quote(f"run={folder.path}"), bool(read_config(folder).data.test)
+    of_run, config = quote(f"run={folder.path}"), read_config(folder)
     evaluation = f"headwise evaluate {of_run} 'data.test=[NAME]'"
     phases = results.other_seconds
     others = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases.items())
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
     if results.alpha:
-        lines += ["", alpha_table(results.alpha, read_config(folder).model.heads)]
+        lines += ["", alpha_table(results.alpha, config.model.heads)]
     lines += [
         "",
         f"{counted(results.updates, 'update')}, {results.tokens} targets, "
@@ -45,7 +45,7 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
         *([f"{command:<11} headwise {command} {of_run}"] if command else []),
-        *([] if has_tests else [f"not scored  a test set: {evaluation}"]),
+        *([] if config.data.test else [f"not scored  a test set: {evaluation}"]),
     ]
     return "\n".join(lines)
 

@@ -12,8 +12,6 @@ def page(config: PageConfig) -> None:
     write_page(
         config,
         lambda folder: analyze_folders(
-            AnalyzeConfig(
-                run=None, runs=[str(folder)], checkpoint=config.checkpoint, device=config.device
-            )
+            AnalyzeConfig(runs=[str(folder)], checkpoint=config.checkpoint, device=config.device)
         ),
     )

@@ -112,7 +112,7 @@ def _latex(name: str, title: str, tables: Sequence[Table]) -> str:
 
 
 @dataclass(frozen=True)
-class _Gathered:
+class _StudyRuns:
     """A study with its matching runs."""
 
     study: Study
@@ -125,41 +125,41 @@ def _study(config: TableConfig) -> None:
     if config.seeds is not None:
         check_seeds("seeds", config.seeds)
     study = selected(read_study(config.study), config.rows, config.columns)
-    found, failed = _gather(config, study), []
+    study_runs, failed = _gather(config, study), []
     tried: set[tuple[str, str, int]] = set()
-    while config.launch and (ready := _ready(found.missing, tried)):
+    while config.launch and (ready := _ready(study_runs.missing, tried)):
         failed += _launch(ready)
-        found = _gather(config, study)
-    judge(study, found.compared, config.n_resamples)
-    tables = study_tables(study, found.compared, config.n_resamples)
-    unused = [{"run": str(u.run.folder), "reason": u.reason} for u in found.matching.unused]
+        study_runs = _gather(config, study)
+    judge(study, study_runs.compared, config.n_resamples)
+    tables = study_tables(study, study_runs.compared, config.n_resamples)
+    unused = [{"run": str(u.run.folder), "reason": u.reason} for u in study_runs.matching.unused]
     frames = {
-        "": found.compared.scores,
-        "differences": found.compared.differences,
+        "": study_runs.compared.scores,
+        "differences": study_runs.compared.differences,
         "unused": pd.DataFrame(unused, columns=["run", "reason"]),
     }
     if config.heads:
-        runs = found.compared.runs
+        runs = study_runs.compared.runs
         frames["heads"], of_heads = head_tables(study, runs, _analysed(config, [*runs.saved]))
         tables += of_heads
     tex = _latex(study.name, study.title, tables)
     tex += "".join(f"\\par {latex(note)}\n" for note in study.notes)
-    tex += latex_comment("\n".join(f"missing: {m.command}" for m in found.missing))
+    tex += latex_comment("\n".join(f"missing: {m.command}" for m in study_runs.missing))
     output = Path(config.output or f"outputs/tables/{study.name}")
-    _write(output, study.name, _markdown(config, found, tables), tex, frames)
+    _write(output, study.name, _markdown(config, study_runs, tables), tex, frames)
     if failed:
         commands = "\n".join(f"  {missing.command}" for missing in failed)
         raise RunError(f"{len(failed)} of the launched commands failed:\n{commands}")
 
 
-def _gather(config: TableConfig, study: Study) -> _Gathered:
+def _gather(config: TableConfig, study: Study) -> _StudyRuns:
     """The runs by cell, before averaging and comparison."""
     seeds = config.seeds if config.seeds is not None else study.seeds
     recipes = [recipe(cell, config.overrides) for cell in study.cells]
     check_metrics(study, recipes)
     matching = match(recipes, _runs(config, study), seeds)
     compared = gathered(study, recipes, matching)
-    return _Gathered(study, matching, compared, missing_cells(compared.runs, recipes, seeds))
+    return _StudyRuns(study, matching, compared, missing_cells(compared.runs, recipes, seeds))
 
 
 def _runs(config: TableConfig, study: Study) -> list[SavedRun]:
@@ -173,17 +173,17 @@ def _runs(config: TableConfig, study: Study) -> list[SavedRun]:
     return runs
 
 
-def _markdown(config: TableConfig, found: _Gathered, tables: Sequence[Table]) -> str:
-    study, matching = found.study, found.matching
+def _markdown(config: TableConfig, study_runs: _StudyRuns, tables: Sequence[Table]) -> str:
+    study, matching = study_runs.study, study_runs.matching
     notes = list(study.notes)
     if config.overrides:
         notes.append(f"Every recipe is changed by: {' '.join(config.overrides)}")
     parts = [f"# {study.title}", _bullets(notes), *(shown.markdown().strip() for shown in tables)]
-    if found.missing:
+    if study_runs.missing:
         entries = [
             f"{study.labels[cell.row]} × {study.columns[cell.column].label}, seed "
             f"{', '.join(map(str, cell.seeds))}: `{cell.command}`"
-            for cell in found.missing
+            for cell in study_runs.missing
         ]
         hint = (
             "Each command trains a missing run, or resumes it; HEADWISE_DATA or data.dir=FOLDER is "

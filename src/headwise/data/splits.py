@@ -20,20 +20,31 @@ C = TypeVar("C", bound=DensityDataConfig)
 
 
 class Corpus(Protocol):
-    """Named splits whose files are located but not read yet."""
+    """Named splits whose files are located but not read yet.
+
+    Attributes:
+        config: the data config.
+    """
+
+    config: Any
 
     @property
     def test_sets(self) -> Sequence[str]:
         """Names of the splits that are evaluated at the end of a run."""
-        ...
+        tests: list[str] = self.config.test
+        return tests
 
     def hashes(self) -> list[str]:
         """Hashes of the training and validation data; part of the run folder's name."""
+        return [self.identity(split) for split in (self.config.train, self.config.valid)]
+
+    def identity(self, split: str) -> str:
+        """Hash of the content of a split, and of the settings of reading."""
         ...
 
 
 @dataclass(frozen=True)
-class FileCorpus(Generic[C]):
+class FileCorpus(Corpus, Generic[C]):
     """Splits of files, each with one or many documents that yield bytes.
 
     Attributes:
@@ -48,15 +59,6 @@ class FileCorpus(Generic[C]):
     def folder(self) -> Path | None:
         """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
         return local_folder(self.config)
-
-    @property
-    def test_sets(self) -> list[str]:
-        """Splits that are scored at the end of a run."""
-        return self.config.test
-
-    def hashes(self) -> list[str]:
-        """Hashes of the training and the validation data."""
-        return [self.identity(split) for split in (self.config.train, self.config.valid)]
 
     def identity(self, split: str) -> str:
         """Hash of the files of a split, their paths in its folder, and the settings of reading."""

@@ -26,6 +26,8 @@ MASK = UNK  # of masked language models: an id that lossless text never contains
 N_SPECIALS = 4
 NO_TEXT = (PAD, UNK, BOS)  # ids that a search never chooses
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
+COLUMN = "tokens"  # of the batches of a task with one tokenizer
+TOKENIZER = "tokenizer.model"  # its file in a run folder
 
 # Cannot be a SentencePiece file: those are protocol buffers, which begin with a newline.
 BYTE_MODEL = b"headwise byte tokenizer, version 1\n"
@@ -239,9 +241,3 @@ class TokenizerPair:
 def one_space(text: str) -> str:
     """Replace each run of Unicode white space by one space and strip the ends."""
     return " ".join(text.split())
-
-
-COLUMN = "tokens"  # of the batches
-
-
-TOKENIZER = "tokenizer.model"

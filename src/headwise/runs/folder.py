@@ -301,11 +301,11 @@ def find_folders(patterns: Sequence[str]) -> list[Path]:
     Raises:
         RunError: a folder does not exist, with a similar one; or an archive, without weights.
     """
-    found = list_folders(patterns)
-    for path, names in found:
+    folders = list_folders(patterns)
+    for path, names in folders:
         if ARCHIVE in names or (path.parent / ARCHIVE).is_file():
             raise RunError(f"{path} is {IN_ARCHIVE}")
-    return [run for run, names in found if SETTINGS in names]
+    return [run for run, names in folders if SETTINGS in names]
 
 
 def list_folders(

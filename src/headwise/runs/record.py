@@ -220,20 +220,20 @@ def find_records(
     Raises:
         RunError: a folder or a run does not exist; the message suggests a similar one.
     """
-    found: dict[Path, R] = {}
+    records: dict[Path, R] = {}
     for folder, names in list_folders(patterns, missing_ok):
         if ARCHIVE in names:
-            found |= {run.folder: run for run in archived(folder, kind)}
+            records |= {run.folder: run for run in archived(folder, kind)}
         elif (folder.parent / ARCHIVE).is_file():
             runs = {run.folder: run for run in archived(folder.parent, kind)}
             chosen = {path: run for path, run in runs.items() if path.match(folder.name)}
             if not chosen:
                 close = nearest(str(folder), map(str, runs))
                 raise RunError(f"{folder}: no such run in the archive. Did you mean {close}?")
-            found |= chosen
+            records |= chosen
         elif failed or SETTINGS in names:
-            found[folder] = kind(folder, present=names)
-    return list(found.values())
+            records[folder] = kind(folder, present=names)
+    return list(records.values())
 
 
 def existing_record(path: str, kind: type[R], key: str = "run") -> R:
@@ -287,17 +287,10 @@ def frame(paths: Sequence[str | Path]) -> pd.DataFrame:
 
     rows = []
     for run in find_records(list(map(str, paths)), Record):
-        results = run.results
-        scores = (
-            {}
-            if results is None
-            else {
-                f"{split}/{name}": entry.get("score")
-                for split, named_scores in results.scores.items()
-                for name, entry in named_scores.items()
-            }
-        )
-        costs = {} if results is None else {key: getattr(results, key) for key in COSTS}
-        settings = comparable(named(run.part("config")))
-        rows.append({"run": str(run.folder), **settings, **costs, **scores})
+        row = {"run": str(run.folder), **comparable(named(run.part("config")))}
+        if (results := run.results) is not None:
+            row |= {key: getattr(results, key) for key in COSTS}
+            for split, scores in results.scores.items():
+                row |= {f"{split}/{name}": entry.get("score") for name, entry in scores.items()}
+        rows.append(row)
     return pd.DataFrame(rows)

@@ -61,7 +61,9 @@ def gathered(study: Study, recipes: Sequence[Recipe], matching: Matching) -> Com
                 signs[name] = recipe.metrics[study.compared[name]].sign
             place = recipe.cell.row, name
             for run in list(matching.used[place]):
-                of_run = list(_score_rows(run, recipe, list(study.metrics), spec.test or ""))
+                scored = (score_row(run, *place, spec.test or "", m) for m in study.metrics)
+                updates = {"recipe_updates": recipe.max_updates}
+                of_run = [row | updates for row in scored if row is not None]
                 rows += of_run
                 if not of_run:
                     missing = f"{spec.test} is not scored in results.json"
@@ -71,23 +73,22 @@ def gathered(study: Study, recipes: Sequence[Recipe], matching: Matching) -> Com
     return Compared(pd.DataFrame(rows, columns=SCORES), signs)
 
 
-def _score_rows(
-    run: SavedRun, recipe: Recipe, metrics: Sequence[str], test: str
-) -> Iterator[dict[str, Any]]:
+def score_row(
+    run: SavedRun, row: str, column: str, test: str, metric: str
+) -> dict[str, Any] | None:
+    """Return a row of `Compared.scores`; None without this score."""
     results = run.results
-    assert results is not None
-    for metric in metrics:
-        score = results.score(test, metric)
-        if score is not None:
-            yield {
-                **{"row": recipe.cell.row, "column": recipe.cell.column, "test": test},
-                **{"seed": run.seed, "metric": metric, "score": score},
-                "signature": results.signature(test, metric),
-                **{"run": str(run.folder), "saved": run, "recipe_updates": recipe.max_updates},
-                **{"updates": run.updates, "stopped_early": results.stopped_early},
-                "precision": run.settings["trainer"]["precision"],
-                **{"text": run.text_hash and run.text_hash[:8], "train_pairs": run.train_pairs},
-            }
+    score = results and results.score(test, metric)
+    if results is None or score is None:
+        return None
+    return {
+        **{"row": row, "column": column, "test": test, "seed": run.seed},
+        **{"metric": metric, "score": score, "signature": results.signature(test, metric)},
+        **{"run": str(run.folder), "saved": run, "updates": run.updates},
+        **{"stopped_early": results.stopped_early},
+        "precision": run.settings["trainer"]["precision"],
+        **{"text": run.text_hash and run.text_hash[:8], "train_pairs": run.train_pairs},
+    }
 
 
 def judge(study: Study, compared: Compared, n_resamples: int) -> None:

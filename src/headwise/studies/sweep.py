@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from headwise.runs.fingerprint import deciding
-from headwise.studies.compare import SCORES, Compared, differences
+from headwise.studies.compare import SCORES, Compared, differences, score_row
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, Table, mean_and_deviation, pivot
 from headwise.studies.study import Column, Row, Study
@@ -83,14 +83,10 @@ def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
 def _scores(names: Sequence[str], runs: Sequence[Any]) -> Iterator[dict[str, Any]]:
     for row, run in zip(names, runs, strict=True):
         for split in run.results.scores if run is not None and run.results else ():
-            metric, score = run.metric, run.results.score(split, run.metric.name)
-            if score is not None:
-                yield {
-                    **{"row": row, "column": f"{metric.label} {split}", "test": split},
-                    **{"seed": run.seed, "metric": metric.name, "score": score},
-                    "signature": run.results.signature(split, metric.name),
-                    **{"run": str(run.folder), "saved": run, "updates": run.updates},
-                }
+            column = f"{run.metric.label} {split}"
+            scored = score_row(run, row, column, split, run.metric.name)
+            if scored is not None:
+                yield scored
 
 
 def _facts(

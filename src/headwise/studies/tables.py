@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,9 +74,13 @@ def _decimals(study: Study, compared: Compared, column: str) -> int:
 
 def _published(numbers: Published) -> dict[str, str]:
     """Return the texts of a column of a paper, with its digits, and its mark unless it is OK."""
-    n_digits = max(len(f"{value:.10g}".partition(".")[2]) for value in numbers.values.values())
-    values = numbers.values.items()
+    n_digits, values = _n_digits(numbers), numbers.values.items()
     return {row: f"{value:.{n_digits}f}{_marked(numbers.mark)}" for row, value in values}
+
+
+def _n_digits(numbers: Published) -> int:
+    """Return the number of decimals of a column of a paper."""
+    return max(len(f"{value:.10g}".partition(".")[2]) for value in numbers.values.values())
 
 
 def _main(study: Study, compared: Compared) -> Table:
@@ -207,5 +210,5 @@ def _paper_difference(study: Study, row: str, baseline: str, name: str) -> str:
     is_of_others = column.overrides is not None and study.rows[row].overrides is None
     if column.paper is None or not {row, baseline} <= numbers.keys() or is_of_others:
         return ""
-    n_digits = len(_published(replace(column.paper, mark="OK"))[row].partition(".")[2])
-    return signed(numbers[row] - numbers[baseline], n_digits) + _marked(column.paper.mark)
+    difference = signed(numbers[row] - numbers[baseline], _n_digits(column.paper))
+    return difference + _marked(column.paper.mark)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
+Sides = tuple[Sequence[str], Sequence[str]]  # aligned lines: what is read, and what is predicted
 
 
 class Data(Protocol):

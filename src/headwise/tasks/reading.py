@@ -21,6 +21,7 @@ from headwise.errors import DataError, RunError
 from headwise.metrics.metric import Measured
 from headwise.model.family import Model
 
+MAX_WEIGHTS = 2**23  # of all heads and windows on a page with pictures; determines the queries
 T = TypeVar("T")
 
 
@@ -242,9 +243,6 @@ def given_ids(model: Model, inputs: Sequence[Any]) -> Iterator[Given]:
         labels = list(map(str, ids))
         axes = {site.name: Axes(labels, labels, text) for site in model.sites}
         yield Given(Batch({name: column}, none, none, [0], 0), axes)
-
-
-MAX_WEIGHTS = 2**23  # of all heads and windows on a page with pictures; determines the queries
 
 
 def selected(shape: Sequence[int], n_queries: int, n_values: int) -> list[int]:

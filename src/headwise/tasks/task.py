@@ -32,10 +32,9 @@ from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder
-from headwise.tasks.data import NoFiles, Sizes
+from headwise.tasks.data import NoFiles, Sides, Sizes
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.reading import Candidates, Given, Item, Spelling, given_ids, rows_of
-from headwise.tasks.translation.prepare import Sides
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 

@@ -20,6 +20,7 @@ from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_node
 from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
+from headwise.data.plan import windows_per_batch
 from headwise.model.family import Model, n_parameters
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
@@ -82,7 +83,7 @@ class Budget:
 def batch_tokens(task: Planned) -> int:
     """Return the tokens of a full batch of a rank; rows of one length are whole."""
     most, length = task.config.trainer.max_tokens, task.row_tokens
-    return most if length is None else max(1, most // length) * length
+    return most if length is None else windows_per_batch(most, length) * length
 
 
 def budget(task: Planned, length: int | None = None) -> Budget:

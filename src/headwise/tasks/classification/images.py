@@ -11,10 +11,11 @@ from headwise.data.images import ImageCorpus, Part
 from headwise.data.sources.lines import decoded_lines
 from headwise.data.sources.pictures import Image, stored_labels
 from headwise.errors import DataError, require
+from headwise.tasks.classification.inputs import ClassCorpus
 
 
 @dataclass(frozen=True)
-class LabelledImages(ImageCorpus):
+class LabelledImages(ImageCorpus, ClassCorpus):
     """Images of one shape with labels that are located but not encoded.
 
     Labels of a part of a split are in the archive `labels`, or else in the records of its images;

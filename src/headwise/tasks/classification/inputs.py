@@ -1,11 +1,12 @@
-"""The inputs of a classifier: texts as ids, or images as patches, with their classes."""
+"""Labelled examples that are located, and their inputs: ids of texts, or patches of images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,33 @@ from headwise.config.data import ImageDataConfig
 from headwise.data.batch import Batch, Column
 from headwise.data.loader import Rows
 from headwise.data.patches import augmented, grid_of, patches
+from headwise.data.splits import Corpus
 from headwise.data.store import IdStore
 from headwise.data.tokenizer import COLUMN
 
 Classes = npt.NDArray[np.int64]
+
+
+class ClassCorpus(Corpus, Protocol):
+    """Labelled examples that are located but not encoded yet.
+
+    Attributes:
+        cache_dir: folder of encoded data, downloads and file hashes.
+    """
+
+    cache_dir: Path
+
+    def path(self, split: str) -> Path:
+        """The file or folder of a split, which error messages name."""
+        ...
+
+    def rows(self, split: str) -> Iterator[tuple[Any, str]]:
+        """The examples of a split: one or two texts, or an image (H, W, C); and the label."""
+        ...
+
+    def names(self, split: str) -> Iterator[str]:
+        """The file of each example of a split, and its place in it, for messages."""
+        ...
 
 
 class Inputs(Protocol):

@@ -96,15 +96,15 @@ class ClassifierRun(TrainedRun):
     @torch.no_grad()
     def predicted(self, batches: Sequence[Batch]) -> list[Prediction]:
         """The label of each row of the batches."""
-        found: dict[int, Prediction] = {}
+        predictions: dict[int, Prediction] = {}
         with evaluating(self.model):
             for batch in (batch.to(self.device) for batch in batches):
                 states_RD = batch.scored(self.model.states(**self.model.inputs(batch)))
                 log_probs, classes = self.task.loss.log_probs(self.model.output(states_RD)).max(1)
                 best = zip(classes.tolist(), log_probs.double().exp().tolist(), strict=True)
-                predictions = [Prediction(self.labels[label], share) for label, share in best]
-                found |= zip(batch.rows, predictions, strict=True)
-        return [found[row] for row in sorted(found)]
+                of_batch = [Prediction(self.labels[label], share) for label, share in best]
+                predictions |= zip(batch.rows, of_batch, strict=True)
+        return [predictions[row] for row in sorted(predictions)]
 
     def split(self, examples: Sequence[Sequence[Any]]) -> LabelledSplit:
         """Examples of a user, each a list of its parts, with any class."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,47 +15,21 @@ from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import prepared
 from headwise.data.lossless import lossless
 from headwise.data.prepare import exact_tokenizer, tokenizer_identity
-from headwise.data.splits import Corpus
 from headwise.data.store import FlatWriter, IdStore, id_dtype
 from headwise.data.tokenizer import COLUMN, EOS, TOKENIZER, Tokenizer
 from headwise.errors import DataError
 from headwise.progress import progress_bar
-from headwise.tasks.classification.inputs import ImageInputs, Inputs, LabelledSplit, TextInputs
+from headwise.tasks.classification.inputs import (
+    ClassCorpus,
+    ImageInputs,
+    Inputs,
+    LabelledSplit,
+    TextInputs,
+)
 
 FORMAT = 2  # increase when the files change
 LABELS = "labels"  # key of the report, and of the sizes
 N_VALUES = 256  # of a pixel
-
-
-class ClassCorpus(Corpus, Protocol):
-    """Labelled examples that are located but not encoded yet.
-
-    Attributes:
-        config: the data config.
-        cache_dir: folder of encoded data, downloads and file hashes.
-    """
-
-    @property
-    def config(self) -> Any: ...  # noqa: D102
-
-    @property
-    def cache_dir(self) -> Path: ...  # noqa: D102
-
-    def identity(self, split: str) -> str:
-        """Hash of the content of a split."""
-        ...
-
-    def path(self, split: str) -> Path:
-        """The file or folder of a split, which error messages name."""
-        ...
-
-    def rows(self, split: str) -> Iterator[tuple[Any, str]]:
-        """The examples of a split: one or two texts, or an image (H, W, C); and the label."""
-        ...
-
-    def names(self, split: str) -> Iterator[str]:
-        """The file of each example of a split, and its place in it, for messages."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,12 @@ from headwise.model.patches import patch_embedding
 from headwise.model.places import site_alone
 from headwise.tasks.classification.batches import TrainingClasses, evaluation_batches, stratified
 from headwise.tasks.classification.images import LabelledImages
+from headwise.tasks.classification.inputs import ClassCorpus
 from headwise.tasks.classification.metrics import N_BEFORE, TOP, class_metrics, predictions
 from headwise.tasks.classification.predict import ClassifierRun, Predictions, labels_of
 from headwise.tasks.classification.prepare import (
     LABELS,
     N_VALUES,
-    ClassCorpus,
     PreparedClasses,
     prepare_classes,
 )
@@ -148,8 +148,10 @@ class Classification(Task[PreparedClasses]):
     def tokenizer(self) -> TokenizerConfig | None:
         """The tokenizer: with `init_from` that of the other run; None for images."""
         config = self.config
-        if self.is_image or config.init_from is None or config.tokenizer.kind == "given":
-            return None if self.is_image else config.tokenizer
+        if self.is_image:
+            return None
+        if config.init_from is None or config.tokenizer.kind == "given":
+            return config.tokenizer
         return replace(config.tokenizer, kind="given", folder=config.init_from)
 
     def sites(self) -> tuple[Site, ...]:

@@ -25,6 +25,7 @@ from headwise.data.sources.origins import (
 from headwise.data.sources.tables import Row, Select, check_columns, one_line
 from headwise.errors import DataError, refuse, require
 from headwise.file_names import check_file_name
+from headwise.tasks.classification.inputs import ClassCorpus
 
 Texts = tuple[str, ...]  # one text, or two
 STEMS = {"train": ["train"], "valid": ["valid", "validation", "dev", "val"], "test": ["test"]}
@@ -76,7 +77,7 @@ def texts_of(record: Mapping[str, Any], columns: Sequence[str], where: str) -> T
 
 
 @dataclass(frozen=True)
-class LabelledText:
+class LabelledText(ClassCorpus):
     """Labelled text that is located but not encoded.
 
     Attributes:
@@ -113,15 +114,6 @@ class LabelledText:
         }
         own = TableFolder(folder, files, cache_dir, config.columns)
         return from_folder(config, [*origins, own], own)
-
-    @property
-    def test_sets(self) -> list[str]:
-        """Splits that are scored at the end of a run."""
-        return self.config.test
-
-    def hashes(self) -> list[str]:
-        """Hashes of the training and the validation data."""
-        return [self.identity(split) for split in (self.config.train, self.config.valid)]
 
     def identity(self, split: str) -> str:
         """Hash of the files of a split and of the settings of reading."""

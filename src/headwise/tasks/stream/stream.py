@@ -22,9 +22,7 @@ from headwise.data.prepare import exact_tokenizer, tokenizer_identity
 from headwise.data.splits import FileCorpus
 from headwise.data.store import id_dtype
 from headwise.data.tokenizer import COLUMN, TOKENIZER, Tokenizer
-from headwise.data.tokenizer_training import (
-    check_tokenizer_config,
-)
+from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
 from headwise.progress import progress_bar

@@ -27,6 +27,7 @@ from headwise.data.sources.origins import (
     local_folder,
     origins_of,
 )
+from headwise.data.splits import Corpus
 from headwise.errors import ConfigError, DataError, refuse
 from headwise.file_names import check_file_name
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
@@ -44,7 +45,7 @@ class Source(Origin, Protocol):
 
 
 @dataclass(frozen=True)
-class Corpus:
+class ParallelCorpus(Corpus):
     """A parallel corpus: its config, source and cache."""
 
     config: DataConfig
@@ -83,11 +84,6 @@ class Corpus:
     def fingerprint(self) -> str:
         """Hash of the training text, the rules applied to it, and the languages."""
         return self._hash(self.config.train, True)
-
-    @property
-    def test_sets(self) -> list[str]:
-        """Splits that are scored at the end of a run."""
-        return self.config.test
 
     def hashes(self) -> list[str]:
         """Hashes of the training and the validation text."""
@@ -156,7 +152,7 @@ class Corpus:
         )
 
 
-def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
+def open_corpus(config: DataConfig, cache_dir: Path) -> ParallelCorpus:
     """Open the corpus of `config`, from the sources in the order above.
 
     Args:
@@ -179,7 +175,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
         tests = [s for s in source.splits() if s.startswith("test") and s not in stems]
         if isinstance(source, FolderSource):
             source.require_both_sides("test")
-    return Corpus(replace(config, test=tests), source, cache_dir)
+    return ParallelCorpus(replace(config, test=tests), source, cache_dir)
 
 
 def check_data_config(config: DataConfig) -> None:

@@ -10,14 +10,13 @@ import dataclasses
 import functools
 import importlib.metadata
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import is_resumed, prepared
-from headwise.data.store import IdStore
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
@@ -26,16 +25,13 @@ from headwise.data.tokenizer_training import (
 )
 from headwise.data.workers import run_in_process
 from headwise.errors import DataError
+from headwise.tasks.data import Sides
 from headwise.tasks.translation.encoding import POOL_PAIRS, EncodingJob, write_encoded
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.tasks.translation.text import ParallelText
 
 if TYPE_CHECKING:
-    from headwise.tasks.translation.corpus import Corpus
-
-__all__ = ["EncodedSplit", "IdStore", "PreparedCorpus", "prepare_corpus"]
-
-Sides = tuple[Sequence[str], Sequence[str]]  # aligned sentences: sources and targets
+    from headwise.tasks.translation.corpus import ParallelCorpus
 
 FORMAT = 3  # increase when the files or the samples for them change
 SAMPLE_SEED = 1  # of the sample that trains a tokenizer; the same for all runs
@@ -79,7 +75,7 @@ class PreparedCorpus:
     tokenizers: TokenizerPair
     train: EncodedSplit
     valid: EncodedSplit
-    corpus: Corpus
+    corpus: ParallelCorpus
     fingerprint: str
     report: dict[str, Any]
     folder: Path  # in the cache
@@ -114,7 +110,7 @@ Pairs = PreparedCorpus | EncodedTexts
 
 
 def prepare_corpus(
-    corpus: Corpus,
+    corpus: ParallelCorpus,
     config: TokenizerConfig,
     n_workers: int | None = None,
     progress: bool = True,
@@ -163,7 +159,7 @@ def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
 
 
 def _identity(
-    corpus: Corpus, config: TokenizerConfig, loaded: TokenizerPair | None
+    corpus: ParallelCorpus, config: TokenizerConfig, loaded: TokenizerPair | None
 ) -> dict[str, Any]:
     """All that the encoded files depend on."""
     data = corpus.config
@@ -183,7 +179,7 @@ def _identity(
 
 
 def _prepare(
-    corpus: Corpus,
+    corpus: ParallelCorpus,
     config: TokenizerConfig,
     loaded: TokenizerPair | None,
     n_workers: int | None,

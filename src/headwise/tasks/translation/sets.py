@@ -11,8 +11,8 @@ from headwise.data.sources.lines import read_lines
 from headwise.data.sources.origins import joined_splits
 from headwise.errors import DataError
 from headwise.files import machine_cache_dir
+from headwise.tasks.data import Sides
 from headwise.tasks.translation.corpus import open_corpus
-from headwise.tasks.translation.prepare import Sides
 
 HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
 

@@ -23,13 +23,13 @@ from headwise.metrics.metric import Metric
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.transformer import Transformer, encoder_decoder_sites
-from headwise.tasks.data import Sizes
+from headwise.tasks.data import Sides, Sizes
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.reading import Candidates, Given, Spelling
 from headwise.tasks.task import Evaluation, Outputs, Part, Task
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
-from headwise.tasks.translation.corpus import Corpus, check_data_config, open_corpus
+from headwise.tasks.translation.corpus import ParallelCorpus, check_data_config, open_corpus
 from headwise.tasks.translation.epochs import EpochSplits
 from headwise.tasks.translation.external import check_commands
 from headwise.tasks.translation.metrics import UNIT, score_translations, text_metrics
@@ -38,7 +38,6 @@ from headwise.tasks.translation.prepare import (
     EncodedTexts,
     Pairs,
     PreparedCorpus,
-    Sides,
     prepare_corpus,
 )
 from headwise.tasks.translation.reading import given_sentences, line_pairs, sentence_candidates
@@ -98,11 +97,11 @@ class Translation(Task[Pairs]):
         """See `Task.sizes`."""
         return vocabulary_limits(self.config.tokenizer)
 
-    def open(self, cache: Path) -> Corpus:
+    def open(self, cache: Path) -> ParallelCorpus:
         """See `Task.open`."""
         return open_corpus(self.config.data, cache)
 
-    def prepare(self, corpus: Corpus) -> PreparedCorpus:
+    def prepare(self, corpus: ParallelCorpus) -> PreparedCorpus:
         """See `Task.prepare`."""
         trainer = self.config.trainer
         return prepare_corpus(corpus, self.config.tokenizer, trainer.n_workers, trainer.progress)

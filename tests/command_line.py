@@ -156,16 +156,21 @@ def small_overrides(folder: Path, *more: str) -> list[str]:
     return [*SMALL, *paths, *more]
 
 
-def train_small(folder: Path, *more: str) -> Path:
-    """Train the small run in this process and return its folder."""
+def train_with(overrides: Sequence[str]) -> Path:
+    """Train a run in this process and return its folder."""
     from headwise.commands.train import train
 
+    with composer() as make:
+        run = train(typed(make(overrides)), list(overrides))
+    assert run is not None
+    return run
+
+
+def train_small(folder: Path, *more: str) -> Path:
+    """Train the small run in this process and return its folder."""
     if not (folder / "text").is_dir():
         write_corpus(folder / "text")
-    overrides = small_overrides(folder, *more)
-    with composer() as make:
-        outcome = train(typed(make(overrides)), overrides)
-    return outcome.folder
+    return train_with(small_overrides(folder, *more))
 
 
 def run_folders(outputs: Path) -> list[Path]:

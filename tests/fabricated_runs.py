@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
 from headwise.tasks.check import resolve
+from headwise.tasks.task import task_of
 from headwise.tasks.translation.metrics import score_translations
 
 REFERENCES = [
@@ -79,7 +80,7 @@ def write_run(
         changes: of results.json; `machine` of environment.json.
     """
     config = make(list(overrides))
-    container = resolve(typed(config))
+    container = resolve(task_of(typed(config)))
     folder.mkdir(parents=True)
     run = RunFolder(folder)
     run.describe(container, list(overrides))

@@ -153,9 +153,9 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | No
                 from headwise.commands.search import RunningTrial, open_study
 
                 trial = RunningTrial(open_study(sweep.folder, hydra.sweeper), number)
-            outcome = train(config, overrides, sweep.name, has_log, trial)
-            sweep.record(number, overrides, outcome, None)
-            value = None if trial is None else trial.value(config, outcome.folder)
+            run = train(config, overrides, sweep.name, has_log, trial)
+            sweep.record(number, overrides, run, None)
+            value = None if trial is None else trial.value(config, run)
         except Interrupted as error:
             sweep.record(number, overrides, None, error)
             raise

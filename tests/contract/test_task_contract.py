@@ -11,9 +11,9 @@ import pytest
 from command_line import composer
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
-from headwise.tasks.check import check, resolve
+from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.evaluate import main_metric
-from headwise.tasks.task import Task, TrainedRun, task_of
+from headwise.tasks.task import Task, TrainedRun
 
 SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16")
 
@@ -32,9 +32,7 @@ CASES = list(cases())
 def task(request: pytest.FixtureRequest) -> Task[Any]:
     data, name = request.param
     with composer() as make:
-        config = typed(make([f"data={data}", f"task={name}", *SMALL]))
-    check(config)
-    task = task_of(config)
+        task = checked_task(typed(make([f"data={data}", f"task={name}", *SMALL])))
     assert task.name == name
     return task
 
@@ -47,7 +45,7 @@ def test_the_first_metric_is_monitored_and_all_are_validated(task: Task[Any]) ->
     names = [metric.name for metric in task.metrics()]
     assert len(set(names)) == len(names)
     assert "loss" in names
-    assert resolve(task.config)["trainer"]["monitor"] == names[0] == main_metric(task).name
+    assert resolve(task)["trainer"]["monitor"] == names[0] == main_metric(task).name
     assert [metric.name for metric in task.quick().metrics()] == names
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import CommandLine, composer, page_data, read_json, run_folders
+from command_line import CommandLine, composer, page_data, read_json, run_folders, train_with
 from headwise import load
 from headwise.analysis.tables import HEADS, KINDS, OTHERS
 from headwise.attention.recorder import recorded_weights
-from headwise.commands.train import train
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
 from headwise.data.loader import BatchLoader
@@ -60,9 +59,7 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_overrides = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
-    with composer() as make:
-        return train(typed(make(run_overrides)), run_overrides).folder
+    return train_with([*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"])
 
 
 def test_a_classifier_of_images_learns_their_classes(run: Path) -> None:

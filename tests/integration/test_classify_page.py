@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import CommandLine, composer, page_data, run_folders
+from command_line import CommandLine, composer, page_data, run_folders, train_with
 from headwise import load
 from headwise.analysis.tables import HEADS, OTHERS
 from headwise.attention.recorder import recorded_weights
-from headwise.commands.train import train
 from headwise.config.register import typed
 from headwise.errors import DataError
 from headwise.runs.record import Record
@@ -46,9 +45,7 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_overrides = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
-    with composer() as make:
-        return train(typed(make(run_overrides)), run_overrides).folder
+    return train_with([*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"])
 
 
 def test_analysis_has_every_text_once(headwise: CommandLine, run: Path) -> None:

@@ -16,8 +16,14 @@ import pytest
 import torch
 
 import headwise as package
-from command_line import CommandLine, assert_rejected, composer, read_json, write_text_corpus
-from headwise.commands.train import train
+from command_line import (
+    CommandLine,
+    assert_rejected,
+    composer,
+    read_json,
+    train_with,
+    write_text_corpus,
+)
 from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
 from headwise.tasks.classification.metrics import class_metrics
@@ -75,9 +81,7 @@ def train_run(folder: Path) -> Run:
 
     def run(*more: str) -> Path:
         if more not in runs:
-            overrides = command(folder, *more)
-            with composer() as make:
-                runs[more] = train(typed(make(overrides)), overrides).folder
+            runs[more] = train_with(command(folder, *more))
         return runs[more]
 
     return run
@@ -253,9 +257,7 @@ def test_classifiers_start_from_masked_language_models(folder: Path, train_run: 
     write_text_corpus(folder / "text")  # train.txt and so on, beside the tables
     masked = ("task=masked_lm", "data=text", "data.window=16", "model.cls_tokens=0")
     overrides = [o for o in command(folder, *masked) if o != "data.max_length=40"]
-    with composer() as make:
-        origin = train(typed(make(overrides)), overrides).folder
-    assert origin is not None
+    origin = train_with(overrides)
     tuned = train_run(f"init_from={origin}", "task.frozen_layers=2")
     before = load_checkpoint(checkpoint_path(RunFolder(origin), "auto"))["model"]
     after = load_checkpoint(tuned / "checkpoints" / "last.pt")["model"]

@@ -66,6 +66,7 @@ CONFIG_ERRORS = {
     "data.max_train_pairs=0": "null or at least 1, got 0",
     "data.valid=../valid": "data.valid",
     "data.target=../../etc/passwd": "data.target",
+    "experiment_name=a/b": "experiment_name must be a plain name",
     "sites.cross=softmax": "attention@sites.cross=softmax",
     "attention@sites.cross=linformer tokenizer.max_sentence_tokens=300": "cross.max_length=301",
     "attention=mixed attention.choices=3": "null or a mapping",
@@ -198,7 +199,7 @@ def test_unexpected_errors_have_a_traceback(
     def fail(*arguments: object) -> None:
         raise LookupError("a defect")
 
-    monkeypatch.setattr("headwise.commands.train.check", fail)
+    monkeypatch.setattr("headwise.commands.train.checked_task", fail)
     result = headwise("train", *small_overrides(tmp_path))
     assert (result.code, "Traceback" in result.err) == (1, True)
     assert "LookupError: a defect" in result.err

@@ -45,8 +45,9 @@ def train_on(trained: Path, heads: Any, *overrides: str) -> Path:
     with composer() as make:
         config = make(arguments)
         config.model.heads = heads
-        outcome = train(typed(config), arguments)
-    return outcome.folder
+        run = train(typed(config), arguments)
+    assert run is not None
+    return run
 
 
 def logits(run: Path, heads: Any = None) -> torch.Tensor:

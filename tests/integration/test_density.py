@@ -13,10 +13,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from command_line import CommandLine, composer, read_json, run_folders, write_text_corpus
+from command_line import (
+    CommandLine,
+    composer,
+    read_json,
+    run_folders,
+    train_with,
+    write_text_corpus,
+)
 from headwise import load
 from headwise.analysis.tables import HEADS
-from headwise.commands.train import train
 from headwise.config.commands import PruneDataConfig
 from headwise.config.register import typed
 from headwise.data.lossless import text_ids
@@ -68,10 +74,7 @@ def computed_bits(model: torch.nn.Module, text: bytes, starts: Iterable[int] = (
 
 @pytest.fixture(scope="module")
 def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_overrides = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
-    with composer() as make:
-        folder = train(typed(make(run_overrides)), run_overrides).folder
-    return folder
+    return train_with([*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"])
 
 
 def test_bits_per_byte_and_alphas_match_the_weights(run: Path, overrides: list[str]) -> None:
@@ -96,8 +99,7 @@ def test_a_loss_with_sparse_outputs_is_monitored_instead_of_bits(
     overrides: list[str], tmp_path: Path
 ) -> None:
     options = [*overrides, "loss=entmax15", "trainer.max_updates=2", f"paths.outputs={tmp_path}"]
-    with composer() as make:
-        folder = train(typed(make(options)), options).folder
+    folder = train_with(options)
     assert read_json(folder / "results.json")["scores"]["test"].keys() == {"loss", "support"}
 
 

@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from command_line import CommandLine, composer, page_data, read_json, run_folders
+from command_line import CommandLine, composer, page_data, read_json, run_folders, train_with
 from headwise import load
 from headwise.analysis.kinds import REGIONS
 from headwise.analysis.tables import KINDS
-from headwise.commands.train import train
 from headwise.config.register import typed
 from headwise.data.tokenizer import BOS, N_SPECIALS
 from headwise.errors import DataError
@@ -56,9 +55,7 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_overrides = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
-    with composer() as make:
-        return train(typed(make(run_overrides)), run_overrides).folder
+    return train_with([*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"])
 
 
 @torch.no_grad()

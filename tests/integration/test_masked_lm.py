@@ -15,20 +15,19 @@ from torch.nn.functional import cross_entropy
 from command_line import (
     CommandLine,
     assert_rejected,
-    composer,
     read_json,
     run_folders,
+    train_with,
     write_text_corpus,
 )
 from headwise import load
 from headwise.analysis.tables import HEADS
-from headwise.commands.train import train
 from headwise.config.register import typed
 from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import MASK, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
-from headwise.tasks.check import check
+from headwise.tasks.check import checked_task
 from headwise.tasks.inspection import items, readings
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import NO_DROPOUT, Runs, assert_same_metrics
@@ -54,11 +53,7 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_overrides = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
-    with composer() as make:
-        folder = train(typed(make(run_overrides)), run_overrides).folder
-    assert folder is not None
-    return folder
+    return train_with([*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"])
 
 
 @torch.no_grad()
@@ -116,9 +111,7 @@ def test_evaluate_scores_other_splits_and_some_windows(headwise: CommandLine, ru
 
 def test_sparse_loss_is_monitored_by_accuracy(overrides: list[str], tmp_path: Path) -> None:
     options = [*overrides, "loss=entmax15", "trainer.max_updates=2", f"paths.outputs={tmp_path}"]
-    with composer() as make:
-        folder = train(typed(make(options)), options).folder
-    assert folder is not None
+    folder = train_with(options)
     scores = read_json(folder / "results.json")["scores"]["test"]
     assert scores.keys() == {"masked_accuracy", "loss", "support"}
 
@@ -199,7 +192,7 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
 
 def test_explicit_task_wins_over_that_of_the_data(make: Any) -> None:
     config = typed(make(["task=masked_lm", "data=builtin_text", "tokenizer=bpe"]))
-    check(config)
+    checked_task(config)
     assert config.task["_target_"].endswith("MaskedLM")
     assert (config.tokenizer.kind, config.data.window) == ("bpe", 128)
     others = ("text8", "enwik8", "wikitext2", "wikitext103", "tinyshakespeare")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from command_line import SMALL, small_overrides, write_corpus, write_text_corpus
+from command_line import SMALL, read_json, small_overrides, write_corpus, write_text_corpus
 from headwise.commands.train import train
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import instantiate
@@ -23,6 +23,7 @@ from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.transformer import encoder_decoder_sites
 from headwise.precision import resolve_precision
 from headwise.tasks.check import resolve
+from headwise.tasks.task import task_of
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
@@ -165,9 +166,9 @@ def test_experiments_train(
         sizes = (*SMALL_MODEL, "tracker=none", "scheduler.warmup_updates=1")
         small = [*data, *cadence, *few, *paths, *sizes]
     overrides = [f"experiment={choice}", *small]
-    outcome = train(typed(make(overrides)), overrides)
-    assert outcome.folder.parent.name == choice.split("/")[0]
-    assert outcome.results.updates == 2
+    run = train(typed(make(overrides)), overrides)
+    assert run.parent.name == choice.split("/")[0]
+    assert read_json(run / "results.json")["updates"] == 2
 
 
 def test_no_experiment_is_a_part_of_others() -> None:
@@ -222,7 +223,7 @@ def test_packaged_configs_take_precedence(tmp_path: Path, monkeypatch: pytest.Mo
 def test_auto_settings_are_resolved_before_the_run_is_named(make: Any) -> None:
     node = make(["attention=softmax", "trainer.precision=auto", "decode.precision=auto"])
     config = typed(node)
-    container = resolve(config)
+    container = resolve(task_of(config))
     expected = resolve_precision("auto", choose_device("auto"))
     for group, part in (("trainer", config.trainer), ("decode", config.decode)):
         assert container[group]["precision"] == part.precision == expected

@@ -107,11 +107,11 @@ def test_order_of_overrides_does_not_matter(fingerprint_of: Any) -> None:
 
 
 def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
-    first = RunFolder.locate(tmp_path, "default", ["seed=3"], "0123abcd")
+    first = RunFolder.locate(tmp_path, ["seed=3"], "0123abcd")
     first.path.mkdir(parents=True)
-    again = RunFolder.locate(tmp_path, "default", ["seed=3", "trainer.accumulate=1"], "0123abcd")
+    again = RunFolder.locate(tmp_path, ["seed=3", "trainer.accumulate=1"], "0123abcd")
     assert again.path == first.path
-    assert RunFolder.locate(tmp_path, "default", ["seed=3"], "ffff0000").path != first.path
+    assert RunFolder.locate(tmp_path, ["seed=3"], "ffff0000").path != first.path
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,6 @@ def test_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
     assert len(f"{name}-01234567".encode()) <= 120
     assert not set(name) & set("=,+/' @\\\0\n")
     (tmp_path / name).mkdir()
-
-
-@pytest.mark.parametrize("name", ["../other", "a/b", "", ".", "..", "a" * 201, "ä" * 101])
-def test_experiment_name_must_be_one_folder(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="experiment_name"):
-        RunFolder.locate(tmp_path, name, [], "01234567")
 
 
 def test_folder_without_a_run_suggests_the_closest_run(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from headwise.config.schema import Config
 from headwise.errors import ConfigError
 from headwise.runs.fingerprint import comparable
 from headwise.tasks.check import resolve
+from headwise.tasks.task import task_of
 
 Settings = dict[str, Any]
 
@@ -24,7 +25,7 @@ Settings = dict[str, Any]
 @pytest.fixture(scope="module")
 def settings_of(make: Any) -> Callable[..., Settings]:
     """Map overrides to the settings that a run folder has."""
-    return lambda *overrides: resolve(typed(make(overrides)))
+    return lambda *overrides: resolve(task_of(typed(make(overrides))))
 
 
 def test_names_of_classes_are_unique() -> None:
@@ -45,7 +46,7 @@ def test_names_of_classes_are_unique() -> None:
 )
 def test_saved_settings_are_read_back(make: Any, overrides: tuple[str, ...]) -> None:
     config = typed(make(overrides))
-    settings = resolve(config)
+    settings = resolve(task_of(config))
     assert "headwise." not in str(settings)
     assert settings["optimizer"]["_target_"].startswith("torch.optim.")
     assert read_back(current(settings)) == config

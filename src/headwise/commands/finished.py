@@ -8,7 +8,6 @@ from typing import Any
 from headwise.data.splits import Corpus
 from headwise.errors import RunError, counted
 from headwise.files import replacing
-from headwise.runs.failure import UntouchedRun
 from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
 from headwise.tasks.task import Task
@@ -51,7 +50,7 @@ def final_results(folder: RunFolder, task: Task[Any], corpus: Corpus) -> Results
     updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
     max_updates = task.config.trainer.max_updates
     if updates > max_updates:
-        raise UntouchedRun(
+        raise RunError(
             f"{folder.path} was already trained for {counted(updates, 'update')}, more than "
             f"trainer.max_updates={max_updates}; set experiment_name=… for a shorter run"
         )

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from headwise.config.schema import Config
-from headwise.tasks.check import check
-from headwise.tasks.task import task_of
+from headwise.tasks.check import checked_task
 
 
 def prepare(config: Config) -> dict[str, Any]:
     """Clean, tokenize and encode `config.data`; print and return the counts."""
-    check(config)
+    task = checked_task(config)
     started = time.perf_counter()
-    task = task_of(config)
     corpus = task.open(Path(config.paths.cache))
     prepared: Any = task.prepare(corpus)
     seconds = time.perf_counter() - started

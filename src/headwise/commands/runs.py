@@ -21,7 +21,6 @@ from typing import Any
 from headwise.config.commands import RunsConfig
 from headwise.errors import ConfigError, counted, refuse, require, unknown
 from headwise.runs.fingerprint import last_typed
-from headwise.runs.folder import SETTINGS
 from headwise.runs.listing import status
 from headwise.runs.record import Record, export_records, find_records
 
@@ -48,7 +47,6 @@ def list_runs(config: RunsConfig) -> None:
         records, text = _listing(config)
         print(text)
         if config.export is not None:
-            records = [record for record in records if SETTINGS in record.present]
             export_records(records, Path(config.export))
             print(f"written to {config.export}: {counted(len(records), 'run')}")
         return
@@ -64,7 +62,7 @@ def list_runs(config: RunsConfig) -> None:
 
 def _listing(config: RunsConfig) -> tuple[list[Record], str]:
     """The requested runs, also as text."""
-    records = {str(run.folder): run for run in find_records(config.runs, Record, failed=True)}
+    records = {str(run.folder): run for run in find_records(config.runs, Record)}
     rows: list[Row] = [{**status(run), "run": name} for name, run in records.items()]
     settings: dict[str, None] = {}  # keys of overrides, in order
     for row in rows:

@@ -12,16 +12,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from headwise.errors import ConfigError, Interrupted, Pruned, require
 from headwise.files import read_json, write_json
-
-if TYPE_CHECKING:
-    from headwise.commands.train import Outcome
 
 SEARCHERS = "searchers"  # folder of a search, see `headwise.commands.search`
 
@@ -93,7 +90,7 @@ class Sweep:
         self,
         number: int,
         overrides: Sequence[str],
-        outcome: Outcome | None,
+        run: Path | None,
         error: BaseException | None,
     ) -> None:
         """Write the result or error of a job; a dry run is not recorded.
@@ -101,15 +98,14 @@ class Sweep:
         Args:
             number: of the job, from 0.
             overrides: of the job.
-            outcome: of a finished job.
+            run: folder of a finished job.
             error: of a job that failed or was interrupted.
         """
-        results = None if outcome is None else outcome.results
-        if error is None and results is None:
+        if error is None and run is None:
             return
         entry: dict[str, Any] = {"overrides": list(overrides)}
-        if outcome is not None and results is not None:
-            entry["run"] = str(outcome.folder)
+        if run is not None:
+            entry["run"] = str(run)
         if isinstance(error, Interrupted):
             entry["interrupted"] = True
         elif error is not None:

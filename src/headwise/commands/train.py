@@ -31,17 +31,17 @@ from headwise.model.family import Model
 from headwise.model.kernels import kernels_of
 from headwise.precision import matmul_dtype, use_deterministic_kernels
 from headwise.runs.environment import git_commit, rank_variables, versions
-from headwise.runs.failure import Failure, UntouchedRun
+from headwise.runs.failure import error_recorded
 from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
 from headwise.runs.listing import Summary
 from headwise.runs.log import RunLog
 from headwise.runs.results import Results
 from headwise.seed import seed_everything
-from headwise.tasks.check import check, resolve
+from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.data import Data
 from headwise.tasks.evaluate import main_metric, score, valid_heads, validate
-from headwise.tasks.task import Task, task_of
+from headwise.tasks.task import Task
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
@@ -59,31 +59,6 @@ from headwise.train.trainer import Trainer, Trial
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a run.
-
-    Attributes:
-        folder: the run folder; None after a dry run.
-        results: results of the run; None after a dry run.
-    """
-
-    folder: Path | None
-    results: Results | None
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """How a run was started: see `train`."""
-
-    overrides: list[str]
-    group: str | None
-    has_log: bool
-    trial: Trial | None
-    stop: StopRequest
-    clock: Clock
-
-
 def train(
     config: Config,
     overrides: list[str],
@@ -91,7 +66,7 @@ def train(
     has_log: bool = False,
     trial: Trial | None = None,
     started: float | None = None,
-) -> Outcome:
+) -> Path | None:
     """Train or resume a run; a finished run only prints its results.
 
     Args:
@@ -102,85 +77,55 @@ def train(
         trial: of a search, to which validations are reported.
         started: when the process of this run alone started, by `time.perf_counter`.
 
+    Returns:
+        The run folder; None after a dry run.
+
     Raises:
         Interrupted: a signal was received; nothing that was saved is lost.
     """
-    if config.dry_run:
-        check(config)
-        if config.init_from is not None:
-            RunFolder.existing(config.init_from, "init_from")
-        print(describe_budget(task_of(config)))
-        return Outcome(None, None)
-    failure = Failure(
-        lambda: _run_folder(config, resolve(config), overrides, []),
-        overrides,
-        in_sweep=group is not None,
-    )
+    clock = Clock(started)
     rank, *_ = rank_variables()
-    with stop_request("" if rank else SAVING) as stop, failure.recorded():
-        check(config)
-        container = resolve(config)
-        # fail on an invalid name before data is read
-        failure.folder = _run_folder(config, container, overrides, [])
-        launched = _Launched(overrides, group, has_log, trial, stop, Clock(started))
-        return _train(config, container, launched, failure)
-
-
-def _train(
-    config: Config, container: dict[str, Any], launched: _Launched, failure: Failure
-) -> Outcome:
-    overrides = launched.overrides
-    if config.trainer.threads is not None:
-        torch.set_num_threads(config.trainer.threads)
-    keep_freed_memory()
-    with process_group(config.trainer.device) as ranks:
-        use_deterministic_kernels(ranks.device)
-        task = task_of(config)
-        with ranks.first_alone():  # the first rank downloads, the others read the cache
-            corpus = task.open(Path(config.paths.cache))
-        folder = _run_folder(config, container, overrides, _content_hashes(config, corpus))
-        failure.folder = folder
-        results = final_results(folder, task, corpus)
-        if results is not None:
-            if ranks.is_main:
-                lines = summary(folder, results, task.command)
-                log.info("this run is finished: %s\n%s", folder.path, lines)
-            return Outcome(folder.path, results)
-        if config.init_from is not None and not can_resume(folder):
-            RunFolder.existing(config.init_from, "init_from")
-        with ranks.first_alone():  # before a folder is made: a failure leaves none
-            prepared = task.prepare(corpus)
-        # a job of a search that was adopted may still be running
-        with _locked(folder, ranks, wait=launched.trial is not None):
-            resumes = can_resume(folder)
-            metric, update = main_metric(task).name, folder.read_last().get("update", 0)
-            listed = Summary(task.name, metric, overrides, config.trainer.max_updates, update)
-            if ranks.is_main:
-                check_checkpoints(folder)
-            ranks.barrier()
-            ranks = ranks_of_run(folder, ranks)
-            if ranks.is_main:
-                folder.remove_error()
-                _run_folder(config, container, overrides, []).remove_error()
-                remove_partial(folder.path)
-                folder.describe(container, overrides)
-                listed.write(folder.path)
-                if launched.trial is not None:
-                    launched.trial.start(folder.path)
-                log.info("%s %s", "resuming in" if resumes else "training in", folder.path)
-                if ranks.device.type == "cuda" and config.trainer.device == "auto":
-                    log.info(
-                        "batches of %d tokens on a GPU (trainer=gpu has larger ones, in bf16)",
-                        config.trainer.max_tokens,
-                    )
-            log_file = folder.path / "log.txt" if launched.has_log else None
-            with (
-                output_to(log_file),
-                _tracker(config, folder, ranks, launched.group, container) as tracker,
-            ):
-                return _Run(task, config, folder, ranks, tracker, listed, launched).run(
-                    corpus, prepared
-                )
+    with stop_request("" if rank else SAVING) as stop:
+        task = checked_task(config)
+        if config.dry_run:
+            if config.init_from is not None:
+                RunFolder.existing(config.init_from, "init_from")
+            print(describe_budget(task))
+            return None
+        container = resolve(task)
+        if config.trainer.threads is not None:
+            torch.set_num_threads(config.trainer.threads)
+        keep_freed_memory()
+        with process_group(config.trainer.device) as ranks:
+            use_deterministic_kernels(ranks.device)
+            with ranks.first_alone():  # the first rank downloads, the others read the cache
+                corpus = task.open(Path(config.paths.cache))
+            digest = fingerprint(container, _content_hashes(config, corpus))
+            outputs = Path(config.paths.outputs, config.experiment_name)
+            folder = RunFolder.locate(outputs, overrides, digest)
+            results = final_results(folder, task, corpus)
+            if results is not None:
+                if ranks.is_main:
+                    lines = summary(folder, results, task.command)
+                    log.info("this run is finished: %s\n%s", folder.path, lines)
+                return folder.path
+            if config.init_from is not None and not can_resume(folder):
+                RunFolder.existing(config.init_from, "init_from")
+            with ranks.first_alone():  # before a folder is made: a failure leaves none
+                prepared = task.prepare(corpus)
+            # a job of a search that was adopted may still be running
+            with _locked(folder, ranks, overrides, wait=trial is not None):
+                if ranks.is_main:
+                    check_checkpoints(folder)
+                ranks.barrier()
+                run = _Run(task, overrides, folder, ranks_of_run(folder, ranks), clock, stop, trial)
+                run.describe(container)
+                with (
+                    output_to(folder.path / "log.txt" if has_log else None),
+                    _tracker(config, folder, ranks, group, container) as tracker,
+                ):
+                    run.train(corpus, prepared, tracker)
+    return folder.path
 
 
 def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
@@ -190,28 +135,19 @@ def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
     return text if tokenizers is None else [*text, tokenizers.fingerprint()]
 
 
-def _run_folder(
-    config: Config, container: dict[str, Any], overrides: list[str], text: list[str]
-) -> RunFolder:
-    """The folder for settings and hashes of text (`_content_hashes`; empty: text not read yet)."""
-    digest = fingerprint(container, text)
-    return RunFolder.locate(Path(config.paths.outputs), config.experiment_name, overrides, digest)
-
-
 def _tokenizer_versions(versions: Mapping[str, str]) -> str:
     """Versions of the packages that affect tokenization."""
     return " and ".join(f"{name} {versions.get(name)}" for name in ("headwise", "sentencepiece"))
 
 
 @contextmanager
-def _locked(folder: RunFolder, ranks: Ranks, wait: bool) -> Iterator[None]:
+def _locked(folder: RunFolder, ranks: Ranks, overrides: list[str], wait: bool) -> Iterator[None]:
+    """Lock the folder, and record an error of the block in it."""
     with ExitStack() as claims:
         if ranks.is_main:
             folder.make()
-            try:
-                claims.enter_context(folder.claimed(wait))
-            except RunError as error:
-                raise UntouchedRun(str(error)) from error
+            claims.enter_context(folder.claimed(wait))
+            claims.enter_context(error_recorded(folder, overrides))
         ranks.barrier()
         yield
 
@@ -237,22 +173,46 @@ def _tracker(
 
 @dataclass
 class _Run:
-    """The steps of one run, new or resumed."""
+    """The steps of one run, new or resumed; see `train`."""
 
     task: Task[Any]
-    config: Config
+    overrides: list[str]
     folder: RunFolder
     ranks: Ranks
-    tracker: Tracker
-    listed: Summary
-    launched: _Launched
+    clock: Clock
+    stop: StopRequest
+    trial: Trial | None
 
     def __post_init__(self) -> None:
-        self.records = RunLog(self.folder if self.ranks.is_main else None, self.tracker)
+        self.config = self.task.config
+        self.resumes = can_resume(self.folder)
+        self.metric = main_metric(self.task).name
         self._scratch = self.folder.path / "scratch"  # ids of the current epoch with BPE-dropout
 
-    def run(self, corpus: Corpus, prepared: Data) -> Outcome:
+    def describe(self, container: dict[str, Any]) -> None:
+        """Write the settings and the start of the run, and log it."""
+        folder, trainer = self.folder, self.config.trainer
+        update = folder.read_last().get("update", 0)
+        about = self.task.name, self.metric, self.overrides, trainer.max_updates, update
+        self.listed = Summary(*about, started=time.time())
+        if not self.ranks.is_main:
+            return
+        (folder.path / "error.json").unlink(missing_ok=True)
+        remove_partial(folder.path)
+        folder.describe(container, self.overrides)
+        self.listed.write(folder.path)
+        if self.trial is not None:
+            self.trial.start(folder.path)
+        log.info("%s %s", "resuming in" if self.resumes else "training in", folder.path)
+        if self.ranks.device.type == "cuda" and trainer.device == "auto":
+            log.info(
+                "batches of %d tokens on a GPU (trainer=gpu has larger ones, in bf16)",
+                trainer.max_tokens,
+            )
+
+    def train(self, corpus: Corpus, prepared: Data, tracker: Tracker) -> None:
         """Train on the prepared data, evaluate."""
+        records = RunLog(self.folder if self.ranks.is_main else None, tracker)
         try:
             if self.ranks.is_main:
                 self._write_data(corpus, prepared)
@@ -260,21 +220,15 @@ class _Run:
             model = self._model(prepared)
             self._verify_kernels(model)
             examples = self.task.examples(prepared, self.ranks, self._scratch)
-            batches = training_batches(examples, self.ranks)
-            with batches:
-                trainer = self._trainer(model, prepared, batches)
-                if self.ranks.is_main:
-                    update, now = trainer.state.update, time.time()
-                    self.listed = replace(self.listed, update=update, started=now)
-                    self.listed.write(self.folder.path)
+            with training_batches(examples, self.ranks) as batches:
+                trainer = self._trainer(model, prepared, batches, records)
                 before = trainer.seconds
-                self.launched.clock.end("start")
+                self.clock.end("start")
                 trainer.run()
-                self.launched.clock.end("validations", trainer.seconds - before)
+                self.clock.end("validations", trainer.seconds - before)
         finally:
-            self.records.close()
-        results = self._finish(trainer, prepared, self.task.splits(corpus))
-        return Outcome(self.folder.path, results)
+            records.close()
+        self._finish(trainer, prepared, self.task.splits(corpus), tracker)
 
     def _write_data(self, corpus: Corpus, prepared: Data) -> None:
         path = self.folder.path / "data.json"
@@ -301,7 +255,7 @@ class _Run:
 
     def _model(self, prepared: Data) -> Model:
         model = self.task.model(prepared.sizes, prepared)
-        if self.config.init_from is not None and not can_resume(self.folder):
+        if self.config.init_from is not None and not self.resumes:
             origin = RunFolder.existing(self.config.init_from, "init_from")
             start_from(model, self.config, origin, prepared.vocabulary)
         return model.to(self.ranks.device)
@@ -314,21 +268,25 @@ class _Run:
             environment = read_json(self.folder.path / "environment.json")
             self.folder.write_json("environment.json", environment | {"kernels": used})
 
-    def _trainer(self, model: Model, prepared: Data, batches: Prefetched) -> Trainer:
+    def _trainer(
+        self, model: Model, prepared: Data, batches: Prefetched, records: RunLog
+    ) -> Trainer:
         trainer = Trainer(
             step=build_step(self.config, model, self.task.loss, self.ranks),
             loader=batches,
             folder=self.folder,
-            records=self.records,
+            records=records,
             validate=partial(validate, self.task, model, prepared, self.ranks),
             reported=lambda: reported(model),
-            stop=self.launched.stop,
-            trial=self.launched.trial,
+            stop=self.stop,
+            trial=self.trial,
         )
         resume_or_start(trainer)
         return trainer
 
-    def _finish(self, trainer: Trainer, prepared: Data, splits: Sequence[str]) -> Results:
+    def _finish(
+        self, trainer: Trainer, prepared: Data, splits: Sequence[str], tracker: Tracker
+    ) -> None:
         """Choose the weights, evaluate the splits, write the results and the figures."""
         config, folder, model = self.config, self.folder, trainer.model
         weights = choose_weights(trainer, self.task.validates_part(prepared))
@@ -339,10 +297,10 @@ class _Run:
             if name not in scores:
                 scores[name] = score(
                     self.task, model, prepared, self.ranks, folder, name,
-                    tracker=self.tracker, progress=config.trainer.progress,
+                    tracker=tracker, progress=config.trainer.progress,
                 )  # fmt: skip
         heads = valid_heads(self.task, model, prepared, self.ranks)
-        state, clock = trainer.state, self.launched.clock
+        state, clock = trainer.state, self.clock
         clock.end("evaluation")
         results = Results(
             scores=scores,
@@ -367,10 +325,8 @@ class _Run:
         if self.ranks.is_main:
             self.listed.with_results(results).write(folder.path)
             results.write(folder.results)  # before the figures, which may fail or take long
-            metric = main_metric(self.task).name
-            split_scores = {f"{name}/{metric}": results.score(name, metric) for name in scores}
-            self.tracker.summary(split_scores)
-            draw(folder, self.tracker)
+            tracker.summary({f"{n}/{self.metric}": results.score(n, self.metric) for n in scores})
+            draw(folder, tracker)
             folder.figures.mkdir(exist_ok=True)
             clock.end("figures")
             results = replace(results, other_seconds=clock.seconds)
@@ -378,4 +334,3 @@ class _Run:
             shutil.rmtree(self._scratch, ignore_errors=True)
             log.info("%s", summary(folder, results, self.task.command))
         self.ranks.barrier()
-        return results

@@ -22,7 +22,6 @@ from omegaconf.errors import OmegaConfBaseException
 from headwise.config.saved import current, read_back
 from headwise.config.schema import Config, DecodeConfig
 from headwise.errors import ConfigError, RunError, nearest
-from headwise.file_names import check_file_name
 from headwise.files import (
     lock,
     matching_paths,
@@ -70,16 +69,8 @@ class RunFolder:
         self.results = path / "results.json"
 
     @classmethod
-    def locate(
-        cls, outputs: Path, experiment: str, overrides: list[str], run_fingerprint: str
-    ) -> RunFolder:
-        """The existing folder with this fingerprint, or the path of a new one.
-
-        Raises:
-            ConfigError: `experiment_name` is not the name of a single folder.
-        """
-        check_file_name("experiment_name", experiment)
-        parent = outputs / experiment
+    def locate(cls, parent: Path, overrides: list[str], run_fingerprint: str) -> RunFolder:
+        """The existing folder with this fingerprint, or the path of a new one."""
         existing = sorted(parent.glob(f"*-{run_fingerprint}"))
         return cls(existing[0] if existing else parent / f"{slug(overrides)}-{run_fingerprint}")
 
@@ -148,14 +139,6 @@ class RunFolder:
                     )
                 time.sleep(0.05)
             yield
-
-    def remove_error(self) -> None:
-        """Remove error.json, and the folder if it held nothing else."""
-        error = self.path / "error.json"
-        if error.is_file():
-            error.unlink()
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
 
     def read_results(self) -> Results | None:
         """Content of results.json; None for an unfinished run."""
@@ -313,7 +296,7 @@ def list_folders(
 ) -> list[tuple[Path, frozenset[str]]]:
     """Like `find_folders`, with the names in each folder.
 
-    Includes archives, runs that failed to start, and the patterns ARCHIVE/NAME, without names.
+    Includes archives, and the patterns ARCHIVE/NAME, without names.
 
     Args:
         patterns: folders or globs.
@@ -355,7 +338,7 @@ def _scan(folder: Path, depth: int) -> Iterator[tuple[Path, frozenset[str]]]:
             below = {entry.name: entry for entry in entries}
     except OSError:  # not a folder, or not readable
         return
-    if below.keys() & {SETTINGS, "error.json", ARCHIVE}:
+    if below.keys() & {SETTINGS, ARCHIVE}:
         yield folder, frozenset(below)
     elif depth:
         for name in sorted(below):

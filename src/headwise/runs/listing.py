@@ -11,7 +11,6 @@ from typing import Any
 
 from headwise.errors import Pruned, RunError
 from headwise.files import is_locked, write_json
-from headwise.runs.folder import SETTINGS
 from headwise.runs.record import Record
 from headwise.runs.results import Results, check_content
 from headwise.track.jsonl import last_record
@@ -90,8 +89,6 @@ def status(run: Record) -> dict[str, Any]:
     """
     try:
         error = run.part("error") or {}
-        if SETTINGS not in run.present:  # it failed before the run had a folder
-            return _failed(error)
         summary = Summary.read(run)
         values = {name: getattr(summary, name) for name in ("task", "metric", "overrides")}
         values |= {"update": summary.update, "max_updates": summary.max_updates}
@@ -112,10 +109,8 @@ def status(run: Record) -> dict[str, Any]:
 
 def _failed(error: Mapping[str, Any]) -> dict[str, Any]:
     reason = " ".join(f"{error.get('error')}: {error.get('message')}".split())
-    overrides = error.get("overrides")
-    overrides = [str(item) for item in overrides] if isinstance(overrides, list) else []
     state = "pruned" if error.get("error") == Pruned.__name__ else "failed"
-    return {"status": state, "reason": reason, "overrides": overrides}
+    return {"status": state, "reason": reason}
 
 
 def _progress(path: Path, summary: Summary, running: bool) -> dict[str, Any]:

@@ -206,16 +206,13 @@ def archived(folder: Path, kind: type[R]) -> Iterator[R]:
         raise RunError(f"{folder / ARCHIVE} is broken: {error!r}. Copy it again") from error
 
 
-def find_records(
-    patterns: Sequence[str], kind: type[R], missing_ok: bool = False, failed: bool = False
-) -> list[R]:
+def find_records(patterns: Sequence[str], kind: type[R], missing_ok: bool = False) -> list[R]:
     """Records of the runs that match `patterns`, or are up to two levels below, or in archives.
 
     Args:
         patterns: folders or globs; ARCHIVE/NAME is one run of an archive, or several by a glob.
         kind: class of the records.
         missing_ok: ignore folders that do not exist.
-        failed: include runs that failed before they had settings.
 
     Raises:
         RunError: a folder or a run does not exist; the message suggests a similar one.
@@ -231,7 +228,7 @@ def find_records(
                 close = nearest(str(folder), map(str, runs))
                 raise RunError(f"{folder}: no such run in the archive. Did you mean {close}?")
             records |= chosen
-        elif failed or SETTINGS in names:
+        elif SETTINGS in names:
             records[folder] = kind(folder, present=names)
     return list(records.values())
 

@@ -264,15 +264,15 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
         precision = node.trainer.precision
         # training may run on another machine
         node.trainer.precision, node.trainer.device = "fp32", "cpu"
-        config = typed(node, Config)
-        container = resolve(config)
+        task = task_of(typed(node, Config))
+        container = resolve(task)
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"study: {cell.row} × {cell.column} does not compose ({' '.join(overrides)}): {reason}"
         ) from error
     container["trainer"]["precision"] = precision
-    metrics = {metric.name: metric for metric in task_of(config).metrics()}
+    metrics = {metric.name: metric for metric in task.metrics()}
     max_updates = container["trainer"]["max_updates"]
     keys = decisive(current(container)) | {INIT: cell.init is not None}
     return Recipe(cell, overrides, keys, max_updates, metrics)

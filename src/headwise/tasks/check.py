@@ -14,6 +14,7 @@ from headwise.config.saved import named
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.errors import refuse, require
+from headwise.file_names import check_file_name
 from headwise.metrics.metric import Metric
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
@@ -28,8 +29,8 @@ from headwise.train.trainer import check_trainer_config
 log = logging.getLogger(__name__)
 
 
-def check(config: Config) -> None:
-    """Validate the settings without reading data.
+def checked_task(config: Config) -> Task[Any]:
+    """Validate the settings without reading data, and return their task.
 
     Raises:
         ConfigError: an invalid setting.
@@ -46,6 +47,7 @@ def check(config: Config) -> None:
     check_precision(config.trainer.precision, "trainer.precision")
     check_tracker(config.tracker)
     check_tokenizer_config(config.tokenizer)
+    check_file_name("experiment_name", config.experiment_name)
     require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
     task.check()
     monitored(task)
@@ -54,6 +56,7 @@ def check(config: Config) -> None:
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
     instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites())
+    return task
 
 
 def monitored(task: Task[Any]) -> Metric:
@@ -81,15 +84,16 @@ def _warn_of_warmup(schedule: object, max_updates: int) -> None:
         )
 
 
-def resolve(config: Config) -> dict[str, Any]:
-    """Resolve `auto` values and the names of variants in `config`, in place.
+def resolve(task: Task[Any]) -> dict[str, Any]:
+    """Resolve `auto` values and the names of variants in the config of a task, in place.
 
     Returns the config as plain types with the names of classes, for the fingerprint and the run
     folder: `auto` may mean another value on another machine, a yaml may change later, and modules
     may move.
     """
+    config = task.config
     device = choose_device(config.trainer.device)
-    config.trainer.monitor = config.trainer.monitor or main_metric(task_of(config)).name
+    config.trainer.monitor = config.trainer.monitor or main_metric(task).name
     for part in (config.trainer, config.decode):
         part.precision = resolve_precision(part.precision, device)
     for group, sites in SITE_GROUPS.items():

@@ -70,8 +70,7 @@ class OptunaSweeper(Sweeper):
             ConfigError: a setting of the search is invalid.
         """
         from headwise.commands.search import Searcher, open_study, write_outputs
-        from headwise.tasks.check import check, monitored
-        from headwise.tasks.task import task_of
+        from headwise.tasks.check import checked_task, monitored
 
         for key in ("n_trials", "n_jobs"):
             n = self.search[key]
@@ -80,8 +79,7 @@ class OptunaSweeper(Sweeper):
         with open_dict(config):
             del config["hydra"]  # what jobs get
         settings: Config = typed(config)
-        check(settings)
-        metric = monitored(task_of(settings))
+        metric = monitored(checked_task(settings))
         direction = "maximize" if metric.better == "higher" else "minimize"
         space, seeds, fixed = self._parse(arguments)
         identity = fingerprint(asdict(settings)), sorted(fixed), sorted(space.items()), seeds

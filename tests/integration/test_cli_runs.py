@@ -148,8 +148,6 @@ def test_control_characters_are_not_printed(tmp_path: Path, printed: Any) -> Non
         ({"sort": "tset/bleu"}, "Did you mean test/bleu?"),
         ({"where": "status"}, "where: status is not COLUMN=VALUE"),
         ({"where": "update<many"}, "where: update must be a number"),
-        ({"watch": True}, "watch must be false if the output is not a terminal"),
-        ({"every": 0.0}, "every must be above 0"),
     ],
 )
 def test_wrong_options(tmp_path: Path, printed: Any, options: dict[str, Any], message: str) -> None:
@@ -165,30 +163,6 @@ def test_conditions_need_no_second_quotes(headwise: CommandLine, tmp_path: Path)
         "status  update  left  task  run\n0 runs\n"
     )
     assert_rejected(headwise("runs", f"runs=[{tmp_path}/b]"), 1, "folder not found")
-
-
-def test_table_is_redrawn_until_interrupted(
-    tmp_path: Path, printed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(30):
-        write_run(tmp_path / f"{number:02}")
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("headwise.commands.runs.time.sleep", sleep)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: (40, 10))
-    _, first, second = printed(watch=True, every=3.0).split("\x1b[H\x1b[2J")
-    assert slept == [3.0, 3.0]
-    lines = first.splitlines()
-    assert first == second
-    assert len(lines) == 9, "as many as fit, and a line for the cursor"
-    assert lines[-1] == "30 runs: 30 interrupted"
-    assert max(map(len, lines)) == 40
 
 
 def test_listing_does_not_reject_a_start(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from command_line import CommandLine, assert_rejected, run_folders, write_text_corpus
-from headwise.track.base import NullTracker
+from headwise.track.base import Tracker
 from headwise.train.checkpoint import load_checkpoint
 
 WINDOW = 16
@@ -68,7 +68,7 @@ def test_validations_write_samples_and_leave_the_training_alone(
     headwise: CommandLine, text: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables: list[Any] = []
-    monkeypatch.setattr(NullTracker, "log_table", lambda _, *table: tables.append(table))
+    monkeypatch.setattr(Tracker, "log_table", lambda _, *table: tables.append(table))
     weights = []
     for n_samples in (0, 3):
         outputs = tmp_path / str(n_samples)

@@ -102,7 +102,7 @@ def test_arguments_and_limits_of_variant_are_checked(
     assert f"attention@sites.decoder_self={'|'.join(usable)}\n" in result.err
     cross = "attention@sites.cross=uniform"
     result = headwise("train", *toy_options, *small, cross, "sites.cross.scale=wide")
-    assert_rejected(result, 2, "sites.cross.scale must be of type float, got 'wide'")
+    assert_rejected(result, 2, "sites.cross.scale must be a number, got 'wide'")
     headwise.ok("train", *toy_options, *small, cross, "dry_run=true")
 
 

@@ -296,15 +296,6 @@ def test_closed_output_pipe_is_no_error(run: Path, tmp_path: Path) -> None:
     assert errors == b""
 
 
-def test_translation_stops_when_the_output_pipe_is_closed(run: Path) -> None:
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    process = start(run, stdin=subprocess.PIPE, stdout=write_end, stderr=subprocess.PIPE)
-    os.close(write_end)
-    assert process.wait(timeout=60) == 128 + 13  # while stdin is still open
-    assert process.communicate()[1] == b""
-
-
 def test_interactive_mode_translates_each_line(run: Path, expected: list[str]) -> None:
     terminal, process_terminal = pty.openpty()
     process = start(run, stdin=process_terminal, stdout=process_terminal, stderr=process_terminal)

@@ -20,7 +20,7 @@ from headwise.data.images import ImageCorpus
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer
 from headwise.tasks.stream.music import MusicCorpus, mu_law, read_codes
 from headwise.tasks.stream.samples import BACKGROUND, GAP, ImageSamples, MusicSamples, grid
-from headwise.track.base import NullTracker
+from headwise.track.base import Tracker
 from published_images import random_images, write_wav
 
 SHAPE, WINDOW, RATE = (4, 5, 3), 20, 12_000
@@ -43,7 +43,7 @@ class Run:
         ]  # fmt: skip
         with composer() as make, pytest.MonkeyPatch.context() as patch:
             for kind in ("log_image", "log_audio"):
-                patch.setattr(NullTracker, kind, lambda _, *logged: self.logged.append(logged))
+                patch.setattr(Tracker, kind, lambda _, *logged: self.logged.append(logged))
             train(typed(make(all_overrides)), all_overrides)
         (self.path,) = run_folders(folder / "outputs")
         self.samples = self.path / "samples"

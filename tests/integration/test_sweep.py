@@ -28,7 +28,7 @@ from command_line import (
 )
 from headwise.commands.sweep import Sweep
 from headwise.errors import DataError, Interrupted
-from headwise.track.base import NullTracker
+from headwise.track.base import Tracker
 from training_runs import Runs
 
 pytestmark = pytest.mark.slow
@@ -140,7 +140,7 @@ def test_jobs_share_a_group_finish_trackers_and_free_models(
     models: list[weakref.ref[Any]] = []
     alive: list[int] = []
 
-    class Fake(NullTracker):
+    class Fake(Tracker):
         def finish(self, status: str) -> None:
             statuses.append(status)
 

@@ -165,7 +165,7 @@ def build(**settings: Any) -> Any:
     [
         ({"rows": "l1"}, "attention.rows must be one of l2, none, sqrt"),
         ({"normalisers": []}, "attention.normalisers must be a list of names"),
-        ({"normalisers": "softmax"}, "attention.normalisers must be of type list of str"),
+        ({"normalisers": "softmax"}, "attention.normalisers must be a list of text"),
         ({"normalisers": ["softmx"]}, "attention.normalisers must be .* Did you mean softmax"),
         (
             {"normalisers": ["softmax", "mixed"]},

@@ -204,7 +204,7 @@ def test_masked_keys_get_no_weight_from_a_shifted_function(rows: str) -> None:
         ("ymish", {"rows": "squrt"}, "attention.rows must be one of .* Did you mean sqrt"),
         ("ymish", {"kappa": 0.0}, "attention.kappa must be above 0"),
         ("ymish", {"theta": -0.1}, "attention.theta must be 0 or more"),
-        ("ymish", {"dead_zone": 1.0}, "attention.dead_zone must be of type bool"),
+        ("ymish", {"dead_zone": 1.0}, "attention.dead_zone must be true or false"),
         ("tanh", {"dead_zone": True}, "attention.dead_zone is not known"),
     ],
 )

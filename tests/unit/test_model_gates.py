@@ -225,7 +225,7 @@ def test_gates_do_not_change_initial_weights(make: Any) -> None:
         ({"sites": []}, "gates.sites"),
         ({"sites": ["encoder"]}, "gates.sites must be one of .*encoder_self"),
         ({"freeze": ["decodr"]}, "Did you mean decoder"),
-        ({"penalty": "much"}, "gates.penalty must be of type float"),
+        ({"penalty": "much"}, "gates.penalty must be a number"),
     ],
 )
 def test_invalid_gate_settings_are_rejected_by_key(settings: dict[str, Any], message: str) -> None:

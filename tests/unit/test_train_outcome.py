@@ -23,7 +23,7 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.figures import _confusion, drawn_from_records
 from headwise.tasks.task import task_of
-from headwise.track.base import NullTracker
+from headwise.track.base import Tracker
 from headwise.train.clock import Clock
 
 CORPUS = "data=files", "data.source=de", "data.target=en"
@@ -33,7 +33,7 @@ STATISTICS = {
 }
 
 
-class RecordingTracker(NullTracker):
+class RecordingTracker(Tracker):
     def __init__(self) -> None:
         self.heads: list[Mapping[str, Any]] = []
         self.metrics: list[tuple[int, Mapping[str, float]]] = []
@@ -138,7 +138,7 @@ def test_figures_of_recorded_statistics(
 ) -> None:
     tracker, folder = RecordingTracker(), RunFolder(tmp_path)
     OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
-    records = RunLog(folder, NullTracker())
+    records = RunLog(folder, Tracker())
     records.log(1, {"train/loss": 2.0})
     records.log_heads(1, {**STATISTICS, "p of/ours": {"cross": [[0.5, None]]}})
     records.log_heads(2, {"key_distance": {"cross": [[0.5, 0.25]]}})

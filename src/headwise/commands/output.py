@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
-import stat
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from headwise.errors import DataError, require
-from headwise.files import BROKEN_PIPE, STDOUT, check_output, is_stream, write_text
-
-DESCRIPTOR = 1  # of standard output
-
-Blocks = Iterable[Sequence[str]]  # of lines
+from headwise.files import STDOUT, check_output, is_stream, write_text
 
 
 def check_paths(
@@ -40,52 +32,26 @@ def check_paths(
         check_output(output)
 
 
-def write_blocks(output: str | None, blocks: Blocks) -> None:
-    """Write blocks of lines to a file, atomically, or to standard output, block by block."""
-    if output not in (None, STDOUT):
-        _write_output(Path(output), blocks)
-        return
-    sys.stdout.flush()
-    with _exit_on_closed_pipe():
-        _write(sys.stdout.buffer, blocks)
+def write_blocks(output: str | None, blocks: Iterable[Sequence[str]]) -> None:
+    """Write blocks of lines as UTF-8: each at once to a stream, all atomically to a file.
 
-
-def _write(stream: IO[bytes], blocks: Blocks) -> None:
-    """Write and flush each block of lines as UTF-8, independent of the terminal's encoding."""
-    for lines in blocks:
-        stream.write("".join(f"{line}\n" for line in lines).encode())
-        stream.flush()
-
-
-@contextmanager
-def _exit_on_closed_pipe() -> Iterator[None]:
-    """Exit as `cat` does if standard output is a pipe and its reader closes it."""
-    done = threading.Event()
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(DESCRIPTOR, 0)  # errors are always reported
-        while not done.is_set():
-            if poll.poll(200):
-                os._exit(BROKEN_PIPE)
-
-    if not stat.S_ISFIFO(os.fstat(DESCRIPTOR).st_mode):
-        yield
-        return
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _write_output(path: Path, blocks: Blocks) -> None:
-    """Write a file atomically; write to a device or a pipe directly."""
-    if is_stream(path):
-        with open(path, "ab") as stream:
-            _write(stream, blocks)
+    Args:
+        output: a file, pipe or device; None: standard output.
+        blocks: of lines.
+    """
+    texts = ("".join(f"{line}\n" for line in lines) for lines in blocks)
+    if output is None or output == STDOUT:
+        sys.stdout.flush()
+        _write(sys.stdout.buffer, texts)
+    elif is_stream(output):
+        with open(output, "ab") as stream:
+            _write(stream, texts)
     else:
-        text = "".join(f"{line}\n" for lines in blocks for line in lines)
-        write_text(path.resolve(), text)
+        write_text(Path(output).resolve(), "".join(texts))
+
+
+def _write(stream: IO[bytes], texts: Iterable[str]) -> None:
+    """Write and flush each text as UTF-8, independent of the terminal's encoding."""
+    for text in texts:
+        stream.write(text.encode())
+        stream.flush()

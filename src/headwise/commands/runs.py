@@ -8,9 +8,6 @@ import io
 import json
 import operator
 import re
-import shutil
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -30,11 +27,10 @@ CONDITION = re.compile(r"([^<>=!]+)(<=|>=|!=|<|>|=)(.*)")
 ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
-CLEAR = "\x1b[H\x1b[2J"  # the terminal
 
 
 def list_runs(config: RunsConfig) -> None:
-    """Print the table of runs, once or until Ctrl-C.
+    """Print the table of runs, and export them.
 
     Raises:
         ConfigError: an invalid option.
@@ -42,22 +38,11 @@ def list_runs(config: RunsConfig) -> None:
     """
     if config.format not in FORMATS:
         raise refuse("format", config.format, FORMATS)
-    require(config.every > 0, "every", "above 0", config.every)
-    if not config.watch:
-        records, text = _listing(config)
-        print(text)
-        if config.export is not None:
-            export_records(records, Path(config.export))
-            print(f"written to {config.export}: {counted(len(records), 'run')}")
-        return
-    require(sys.stdout.isatty(), "watch", "false if the output is not a terminal", True)
-    with suppress(KeyboardInterrupt):
-        while True:
-            width, height = shutil.get_terminal_size()
-            *lines, counts = _listing(config)[1].splitlines()
-            shown = [*lines[: height - 2], counts]
-            print(CLEAR + "\n".join(line[:width] for line in shown), flush=True)
-            time.sleep(config.every)
+    records, text = _listing(config)
+    print(text)
+    if config.export is not None:
+        export_records(records, Path(config.export))
+        print(f"written to {config.export}: {counted(len(records), 'run')}")
 
 
 def _listing(config: RunsConfig) -> tuple[list[Record], str]:

@@ -42,7 +42,7 @@ from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.data import Data
 from headwise.tasks.evaluate import main_metric, score, valid_heads, validate
 from headwise.tasks.task import Task
-from headwise.track.base import NullTracker, Tracker
+from headwise.track.base import Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
 from headwise.train.batches import training_batches
@@ -157,7 +157,7 @@ def _tracker(
     config: Config, folder: RunFolder, ranks: Ranks, group: str | None, container: dict[str, Any]
 ) -> Iterator[Tracker]:
     if not ranks.is_main:
-        yield NullTracker()
+        yield Tracker()
         return
     tracker = make_tracker(config.tracker, folder.path, group, container)
     status = "failed"

@@ -12,7 +12,15 @@ from headwise.files import STDIN, STDOUT
 
 
 @dataclass
-class TableConfig:
+class Loading:
+    """Keys of every command that may load a run."""
+
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
+    device: str = "auto"
+
+
+@dataclass
+class TableConfig(Loading):
     """`scripts/table.py`: the tables of a study, or of a sweep."""
 
     study: Any = None  # a yaml of conf/study; see `headwise.studies.study.Study`; null: a sweep
@@ -24,33 +32,27 @@ class TableConfig:
     n_resamples: int = 10_000  # of the intervals over items
     launch: bool = False  # train missing runs first
     heads: bool = False  # analyse the heads of the runs, as tables
-    checkpoint: str = "auto"  # to analyse: auto, best, last, average, update_<n>, average_<n>
-    device: str = "auto"
     output: str | None = path()  # null: outputs/tables/<study>
 
 
 @dataclass
-class FiguresConfig:
+class FiguresConfig(Loading):
     """`scripts/figures.py`: figures for print, of one run or of several."""
 
     run: str | None = path()  # folder of a run
     runs: list[str] = path(list)  # folders or globs, instead of run
     sentence: str | None = None  # draw the attention of all heads of `run` on it
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
-    device: str = "auto"
     output: str | None = path()  # null: outputs/figures, or in the run folder
 
 
 @dataclass
-class PageConfig:
+class PageConfig(Loading):
     """`scripts/page.py`: one HTML file to inspect the heads of a run."""
 
     run: str | None = path()  # folder of a run
     other: str | None = path()  # a second run
     n_sentences: int = 20  # number of sentences on the page
     sentences: str | None = path(stream=STDIN)  # a file; null: from a test set of the run
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
-    device: str = "auto"
     output: str | None = path()  # null: in the run folder
 
 
@@ -73,16 +75,13 @@ class RunsConfig:
     sort: str | None = None  # a column; -column: descending
     format: str = "table"  # table, csv, json; the last two have all scores
     export: str | None = path()  # folder of an archive to write with the listed runs
-    watch: bool = False  # draw the table again and again, in a terminal
-    every: float = 5.0  # seconds between two tables of watch=true
 
 
 @dataclass
-class RunSelection:
-    """Keys of every command that loads a run."""
+class RunSelection(Loading):
+    """Keys of the commands that apply one run."""
 
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
-    device: str = "auto"
+    run: str = path(MISSING)  # its folder
     progress: bool = True
 
 
@@ -90,7 +89,6 @@ class RunSelection:
 class SampleConfig(RunSelection):
     """`scripts/sample.py`: draw samples from a density model."""
 
-    run: str = path(MISSING)  # its folder
     n: int = 16  # samples
     length: int | None = None  # tokens of each after the prompt; null: up to data.window
     prompt: str | None = None  # text at the beginning of each sample
@@ -110,7 +108,6 @@ class SampleConfig(RunSelection):
 class PredictConfig(RunSelection):
     """`scripts/predict.py`: label the texts of a file or of stdin, or pictures."""
 
-    run: str = path(MISSING)  # its folder
     input: str | None = path(stream=STDIN)  # lines, table, picture or a folder of them; null: stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
     buffer_size: int = 10_000  # texts or pictures that are read and labelled at a time
@@ -124,16 +121,6 @@ class SearchSelection(RunSelection):
 
 
 @dataclass
-class EvaluateConfig(SearchSelection):
-    """`scripts/evaluate.py`: score a run on test sets or other text."""
-
-    run: str = path(MISSING)  # run folder
-    data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
-    name: str | None = None  # of the results file; null: results-<checkpoint>
-    output: str | None = path()  # folder of the results; null: the run folder
-
-
-@dataclass
 class EvaluateDataConfig:
     """The text to score on."""
 
@@ -144,10 +131,18 @@ class EvaluateDataConfig:
 
 
 @dataclass
+class EvaluateConfig(SearchSelection):
+    """`scripts/evaluate.py`: score a run on test sets or other text."""
+
+    data: EvaluateDataConfig = field(default_factory=EvaluateDataConfig)
+    name: str | None = None  # of the results file; null: results-<checkpoint>
+    output: str | None = path()  # folder of the results; null: the run folder
+
+
+@dataclass
 class TranslateConfig(SearchSelection):
     """`scripts/translate.py`: translate a file, stdin, or lines typed at a terminal."""
 
-    run: str = path(MISSING)
     input: str | None = path(stream=STDIN)  # a file; null reads stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
     reference: str | None = path(stream=STDIN)  # score these translations instead (forced decoding)
@@ -167,7 +162,6 @@ class PruneDataConfig:
 class PruneConfig(SearchSelection):
     """`scripts/prune.py`: measure the importance of heads, and remove heads."""
 
-    run: str = path(MISSING)  # run folder
     by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
     fraction: float | None = None  # of the heads of `sites` to remove; null: remove none
     keep: Any = None  # heads to keep, as model.heads: site -> layers -> numbers of heads
@@ -186,7 +180,7 @@ class AnalyzeDataConfig(PruneDataConfig):
 
 
 @dataclass
-class AnalyzeConfig(RunSelection):
+class AnalyzeConfig(Loading):
     """`scripts/analyze.py`: tables of measures of the heads of a run."""
 
     run: str | None = path()  # run folder
@@ -199,4 +193,5 @@ class AnalyzeConfig(RunSelection):
     rare_share: float = 0.5  # minimum share of sentences of a rare-words head (Voita et al. 2019)
     importance: bool = True  # of heads (Michel et al. 2019); needs a backward pass over the text
     overwrite: bool = False  # repeat an existing analysis
+    progress: bool = True
     output: str = path("outputs/analysis")  # folder of the comparison of runs=

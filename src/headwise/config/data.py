@@ -11,7 +11,26 @@ from headwise.config.text_and_paths import path
 
 
 @dataclass
-class DensityDataConfig:
+class FilesConfig:
+    """Keys of all data in files."""
+
+    _target_: str = MISSING
+    tasks: list[str] = field(default_factory=list)  # tasks that use it
+    name: str = MISSING  # name of the data, as in data=
+    dir: str | None = path()  # a folder of local files, used instead of downloads
+    folder: str | None = None  # folder name under $HEADWISE_DATA
+    train: str = "train"  # a split; of pairs and labelled text, several too: a+b
+    valid: str = "valid"  # as train
+    test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
+    vocab_size: int = 8000  # suggested for text of this size
+    max_updates: int = 100_000  # suggested for data of this size
+    warmup_updates: int = 4000  # suggested for data of this size
+    licence: str = MISSING
+    notes: str = ""
+
+
+@dataclass
+class DensityDataConfig(FilesConfig):
     """Data whose values are predicted one by one.
 
     Attributes:
@@ -22,24 +41,12 @@ class DensityDataConfig:
     aligned: ClassVar[bool] = False
     unit: ClassVar[str] = "byte"
 
-    _target_: str = MISSING
     tasks: list[str] = field(default_factory=lambda: ["density"])  # tasks that use it
-    name: str = MISSING  # name of the data, as in data=
-    dir: str | None = path()  # a folder of local files, used instead of downloads
-    folder: str | None = None  # folder name under $HEADWISE_DATA
-    train: str = "train"  # a split
-    valid: str = "valid"
-    test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
     language: str | None = None  # language code; null: none, or unknown
     window: int = 256  # tokens that are read and scored together
     document_mask: bool = False  # documents in a window do not attend to each other
     stride: int = 8  # of patterns, suggested for this window
     label_smoothing: float = 0.0  # of the loss, suggested
-    vocab_size: int = 8000  # suggested for text of this size
-    max_updates: int = 100_000  # suggested for data of this size
-    warmup_updates: int = 4000  # suggested for data of this size
-    licence: str = MISSING
-    notes: str = ""
 
 
 @dataclass
@@ -97,23 +104,17 @@ class MusicDataConfig(DensityDataConfig):
 
 
 @dataclass
-class LabelledDataConfig:
+class LabelledDataConfig(FilesConfig):
     """Texts, or pairs of texts, with labels; see `headwise.tasks.classification.text`."""
 
     _target_: str = "headwise.config.data.LabelledDataConfig"
     tasks: list[str] = field(default_factory=lambda: ["classification"])  # tasks that use it
-    name: str = MISSING  # name of the data, as in data=
-    dir: str | None = path()  # a folder of local files, used instead of downloads
-    folder: str | None = None  # folder name under $HEADWISE_DATA
     files: Any = path()  # split -> file or stem, or alternatives; null: SPLIT.tsv, .csv, .jsonl
     columns: list[str] = field(default_factory=list)  # of files without a header; []: a header
     text: str = "text"  # column
     pair: str | None = None  # column of the second text; null: single texts
     label: str = "label"  # column
     labels: list[str] | None = None  # names of the classes in order; null: sorted
-    train: str = "train"  # a split, or several: a+b
-    valid: str = "valid"  # a split, or several
-    test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
     valid_fraction: float = 0.0  # share of the training rows that is the validation set; 0: a file
     label_fraction: float = 1.0  # share of the training rows that is kept, of each class, by seed
     class_weights: Any = None  # of the loss: balanced, or a list; null: all 1
@@ -122,11 +123,8 @@ class LabelledDataConfig:
     origins: list[Any] = field(default_factory=list)  # tried in order if no folder is set
     stride: int = 8  # of patterns, suggested for this length
     label_smoothing: float = 0.0  # of the loss, suggested
-    vocab_size: int = 8000  # suggested for text of this size
     max_updates: int = 10_000  # suggested for data of this size
     warmup_updates: int = 1000  # suggested for data of this size
-    licence: str = MISSING
-    notes: str = ""
 
 
 @dataclass
@@ -158,25 +156,16 @@ class CleaningConfig:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(FilesConfig):
     """A parallel corpus with named splits; see `headwise.tasks.translation.corpus`."""
 
     _target_: str = "headwise.config.data.DataConfig"
     tasks: list[str] = field(default_factory=lambda: ["translation"])  # tasks that use it
-    name: str = MISSING  # name of the corpus, as in data=
     source: str = MISSING  # language code of the input side
     target: str = MISSING  # language code of the output side
-    dir: str | None = path()  # a folder of local text, used instead of downloads
-    folder: str | None = None  # folder name under $HEADWISE_DATA
     files: dict[str, list[str]] = path(dict)  # split -> alternative file stems
-    train: str = "train"  # a split, or several: a+b
-    valid: str = "valid"  # a split, or several
     test: list[str] = field(default_factory=list)  # test sets, scored at the end of a run
     origins: list[Any] = field(default_factory=list)  # tried in order if no folder is set
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
-    vocab_size: int = 32000  # suggested for a text of this size
-    max_updates: int = 100_000  # suggested for a text of this size
-    warmup_updates: int = 4000  # suggested for a text of this size
+    vocab_size: int = 32000  # suggested for text of this size
     max_train_pairs: int | None = None  # keep the first N pairs after cleaning
-    licence: str = MISSING
-    notes: str = ""

@@ -15,7 +15,8 @@ import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -25,6 +26,13 @@ from headwise.errors import ConfigError, nearest, unknown
 
 ALLOWED_PREFIXES = ("headwise.", "torch.optim.")
 _SIMPLE = (bool, int, float, str)
+UNIONS = (typing.Union, types.UnionType)
+LISTS = (list, tuple, Sequence)
+MAPPINGS = (dict, Mapping)
+WORDS = {
+    str: "text", int: "a whole number", float: "a number", bool: "true or false",
+    type(None): "null",
+}  # fmt: skip
 
 
 def as_container(node: Any) -> Any:
@@ -129,8 +137,7 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
             raise unknown(f"{key}.", name, allowed)
         hint_type = type_hints(target).get(name)
         if hint_type is not None and not fits(value, hint_type):
-            expected = " or ".join(_types(hint_type))
-            raise ConfigError(f"{key}.{name} must be of type {expected}, got {value!r}")
+            raise ConfigError(f"{key}.{name} must be {in_words(hint_type)}, got {value!r}")
     for name, parameter in parameters.items():
         required = parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_KEYWORD,
@@ -140,6 +147,7 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
             raise ConfigError(f"{key}.{name} is missing")
 
 
+@cache
 def type_hints(target: Any) -> dict[str, Any]:
     """Argument of a constructor -> its type; empty if the types cannot be resolved."""
     constructor = target.__init__ if inspect.isclass(target) else target
@@ -149,17 +157,17 @@ def type_hints(target: Any) -> dict[str, Any]:
         return {}
 
 
-def _types(hint: Any) -> list[str]:
-    """Names of the types in `hint` that yaml can express."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return [name for option in typing.get_args(hint) for name in _types(option)]
-    if origin in (tuple, list):
-        inner = [" or ".join(_types(a)) for a in typing.get_args(hint) if a is not Ellipsis]
-        return [f"list of {', '.join(inner)}"]
-    if hint is type(None):
-        return ["null"]
-    return [hint.__name__] if hint in _SIMPLE else []
+def in_words(hint: Any) -> str:
+    """A type in words; empty for a class that yaml cannot express."""
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind in UNIONS:
+        return " or ".join(filter(None, map(in_words, inner)))
+    if kind in LISTS:
+        items = ", ".join(in_words(item) for item in inner if item is not Ellipsis)
+        return f"a list of {items}" if items else "a list"
+    if kind in MAPPINGS:
+        return " to ".join(filter(None, ("a mapping", in_words(inner[1]))))
+    return WORDS.get(hint, "")
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -171,12 +179,14 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
+    if origin in UNIONS:
         return any(fits(value, option) for option in arguments)
-    if origin in (tuple, list):
+    if origin in MAPPINGS:
+        return isinstance(value, dict) and all(fits(v, arguments[1]) for v in value.values())
+    if origin in LISTS:
         if not isinstance(value, list):
             return False
-        if origin is list or arguments[-1] is Ellipsis:
+        if origin is not tuple or arguments[-1] is Ellipsis:
             return all(fits(item, arguments[0]) for item in value)
         return len(value) == len(arguments) and all(map(fits, value, arguments))
     if hint is type(None):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from types import UnionType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.folders import group_choices, group_node
-from headwise.config.instantiate import fits
+from headwise.config.instantiate import fits, in_words
 from headwise.config.register import KINDS, SCHEMAS
 from headwise.config.schema import SITE_GROUPS, SITES, Config
 from headwise.errors import ConfigError, require, unknown
@@ -89,26 +88,7 @@ def check_values(config: DictConfig, config_name: str) -> None:
             value = node.get(name)
             if isinstance(value, (DictConfig, ListConfig)):
                 value = OmegaConf.to_container(value, resolve=True)
-            require(_fits(value, hint), f"{prefix}{name}", _in_words(hint), value)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether `value` fits `hint`, as `fits`, which does not check mappings."""
-    if get_origin(hint) is not dict:
-        return fits(value, hint)
-    return isinstance(value, dict) and all(_fits(v, get_args(hint)[1]) for v in value.values())
-
-
-def _in_words(hint: Any) -> str:
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind is UnionType:
-        return " or ".join(map(_in_words, inner))
-    if kind is list:
-        return "a list" if inner[0] is Any else f"a list of {_in_words(inner[0])}"
-    if kind is dict:
-        return "a mapping" if inner[1] is Any else f"a mapping to {_in_words(inner[1])}"
-    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-    return words.get(hint, "null")
+            require(fits(value, hint), f"{prefix}{name}", in_words(hint), value)
 
 
 def _hints(config_name: str) -> Iterator[tuple[str, Any]]:

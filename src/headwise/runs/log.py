@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headwise.runs.folder import RunFolder
-from headwise.track.base import HeadValues, NullTracker, Tracker
+from headwise.track.base import HeadValues, Tracker
 from headwise.track.jsonl import JsonlWriter
 
 LAYER_STATISTICS = ("diversity",)  # one number per layer, not per head
@@ -20,7 +20,7 @@ class RunLog:
     """
 
     def __init__(self, folder: RunFolder | None, tracker: Tracker | None = None) -> None:
-        self.tracker: Tracker = tracker if tracker is not None else NullTracker()
+        self.tracker: Tracker = tracker if tracker is not None else Tracker()
         paths = () if folder is None else (folder.metrics, folder.heads)
         self._files = [JsonlWriter(path) for path in paths]
 

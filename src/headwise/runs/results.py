@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-from headwise.config.instantiate import fits
+from headwise.config.instantiate import fits, type_hints
 from headwise.errors import RunError
 from headwise.files import read_json, write_json
 
@@ -99,27 +98,9 @@ def check_content(content: Mapping[str, Any], kind: type, path: Path) -> None:
     Raises:
         RunError: the file is broken, or holds keys of another version.
     """
-    hints = _hints(kind)
+    hints = type_hints(kind)
     if unknown := content.keys() - hints.keys():
         raise RunError(f"{path} is of another version: unknown {', '.join(sorted(unknown))}")
-    wrong = [key for key, value in content.items() if not _fits(value, hints[key])]
+    wrong = [key for key, value in content.items() if not fits(value, hints[key])]
     if wrong:
         raise RunError(f"{path} is broken: {wrong[0]} has a value of a wrong type")
-
-
-_hints = cache(get_type_hints)
-
-
-@cache
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(hint), get_args(hint)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Like `fits`, but also checks the values of mappings and sequences."""
-    origin, inner = _parts(hint)
-    if origin is Mapping:
-        return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
-    if origin is Sequence:
-        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
-    return fits(value, hint)

@@ -12,7 +12,7 @@ from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.tasks.measure import head_values
 from headwise.tasks.task import Part, Task
-from headwise.track.base import HeadValues, NullTracker, Tracker
+from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
 
@@ -91,5 +91,5 @@ def score(
         name = Path(subfolder, split)
         for part in evaluation.measured:
             folder.write_sums(name, part.unit, part.items)
-        scores |= evaluation.outputs.write(folder, name, tracker or NullTracker())
+        scores |= evaluation.outputs.write(folder, name, tracker or Tracker())
     return scores

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headwise.config.commands import RunSelection, SearchSelection
+from headwise.config.commands import Loading, SearchSelection
 from headwise.errors import RunError
 from headwise.files import read_json
 from headwise.model.kernels import kernels_of
@@ -53,7 +53,7 @@ def load(
     return trained
 
 
-def load_selected(run: str | Path, selection: RunSelection, command: str = "") -> Any:
+def load_selected(run: str | Path, selection: Loading, command: str = "") -> Any:
     """Load a run with the checkpoint, device and search of a command; see `load`.
 
     Args:

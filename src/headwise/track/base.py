@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 HeadValues = Mapping[str, Sequence[Sequence[float | None]]]
 """site -> layers -> one value per head; a layer without this statistic is empty."""
@@ -19,8 +19,8 @@ HeadNumbers = Mapping[str, Sequence[Sequence[int]]]
 """site -> layers -> ascending numbers from 1 of the present heads, as in `model.heads`."""
 
 
-class Tracker(Protocol):
-    """A mirror of a run. The record is the run folder; nothing is read from a tracker."""
+class Tracker:
+    """A mirror of a run, which mirrors nothing here; nothing is read from a tracker."""
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Log scalars after `update` updates, named `split/name`."""
@@ -42,31 +42,6 @@ class Tracker(Protocol):
 
     def finish(self, status: str) -> None:
         """Close the tracker; `finished` counts as success, any other status as failure."""
-
-
-class NullTracker:
-    """A tracker that does nothing."""
-
-    def log(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
-        """Do nothing."""
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Do nothing."""
-
-    def log_image(self, name: str, path: Path, update: int | None = None) -> None:
-        """Do nothing."""
-
-    def log_audio(self, name: str, path: Path, update: int) -> None:
-        """Do nothing."""
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def finish(self, status: str) -> None:
-        """Do nothing."""
 
 
 def head_name(statistic: str, site: str, layer: int, head: int) -> str:

@@ -24,7 +24,6 @@ from headwise.files import write_text
 from headwise.track.base import (
     HeadNumbers,
     HeadValues,
-    NullTracker,
     Tracker,
     head_metrics,
     numbered,
@@ -110,12 +109,12 @@ def make_tracker(
     check_tracker(config)
     mode = choose_mode(config.mode) if config.kind == "wandb" else "disabled"
     if mode == "disabled":
-        return NullTracker()
+        return Tracker()
     try:
         return WandbTracker(config, run_dir, group, container, mode)
     except ImportError as error:
         log.warning("W&B is disabled: %s; `pip install wandb`, or set tracker=none", error)
-        return NullTracker()
+        return Tracker()
 
 
 def choose_mode(mode: str | None) -> str | None:
@@ -129,7 +128,7 @@ def choose_mode(mode: str | None) -> str | None:
     return variable or None
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Mirrors a run in W&B; the x axis is `update`.
 
     Args:

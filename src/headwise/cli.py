@@ -51,13 +51,6 @@ COMMANDS = {
 }
 STARTED = time.perf_counter()  # of the process, nearly
 CONFIGS = {"prepare": "train"}  # commands that use the config of another
-SAVED = "saved checkpoints are intact; run the same command again to resume"
-INTERRUPTED = {
-    "evaluate": "the printed scores are saved",
-    "translate": "a file named by output= is unchanged",
-    "predict": "a file named by output= is unchanged",
-    "sample": "no file was written",
-}
 
 
 class CarriedError(BaseException):
@@ -229,7 +222,8 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
         print(f"headwise: {stop}", file=sys.stderr)
         code = stop.exit_code
     except KeyboardInterrupt:
-        print(f"headwise: interrupted; {INTERRUPTED.get(config_name, SAVED)}", file=sys.stderr)
+        saved = "files that were complete are intact; run the same command again"
+        print(f"headwise: interrupted; {saved}", file=sys.stderr)
         code = 130
     except CarriedError as carried:
         code = report_error(carried.error, config_name)

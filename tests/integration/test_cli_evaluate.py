@@ -142,11 +142,8 @@ def test_user_text_is_scored_under_a_name(headwise: CommandLine, run: Path, tmp_
     text_files = [f"data.source_file={tmp_path}/mine.de", f"data.reference_file={tmp_path}/mine.en"]
     headwise.ok("evaluate", f"run={run}", *text_files, "name=mine")
     assert set(read_results(run, "mine")["scores"]) == {"mine.de"}
-    named_files = {"source": str(tmp_path / "mine.de"), "reference": str(tmp_path / "mine.en")}
-    assert read_results(run, "mine")["files"] == {"mine.de": named_files}
     headwise.ok("evaluate", f"run={run}", "data.test=[test_a]", "name=mine")
     assert set(read_results(run, "mine")["scores"]) == {"mine.de", "test_a"}
-    assert read_results(run, "mine")["files"] == {"mine.de": named_files}
     (tmp_path / "mine.en").write_text("dog sees house\n", encoding="utf-8")
     assert_rejected(headwise("evaluate", f"run={run}", *text_files), 1, "2 lines")
     (tmp_path / "mine.de").write_bytes(b"")

@@ -13,24 +13,6 @@ from headwise.commands import evaluate
 from headwise.errors import DataError
 
 
-def test_results_name_files_while_their_scores_remain(
-    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_sentence(tmp_path, "mine")
-    (tmp_path / "mine.de").rename(tmp_path / "test_a")
-    paths = {"source": str(tmp_path / "test_a"), "reference": str(tmp_path / "mine.en")}
-    command = ("evaluate", f"run={run}")
-    text_files = ("data.source_file=test_a", "data.reference_file=mine.en")
-    headwise.ok(*command, *text_files)
-    assert read_results(run)["files"] == {"test_a": paths}  # absolute, for any working directory
-    headwise.ok(*command, "data.test=[test_a]")
-    assert "files" not in read_results(run)
-    headwise.ok(*command, *text_files)
-    headwise.ok(*command, "data.test=[test_b]", "decode.beam=3")
-    assert "files" not in read_results(run)
-
-
 def test_scores_are_saved_if_a_later_set_fails(
     headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,11 +48,8 @@ IGNORED_KEYS = ("run", "importance", "counts")
 THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
 
 
-def analyze_runs(config: AnalyzeConfig) -> list[Path]:
+def analyze_runs(config: AnalyzeConfig) -> None:
     """Analyse the requested runs, and compare them if there are several.
-
-    Returns:
-        The folders of the analyses.
 
     Raises:
         ConfigError: no run is given, or a value is not allowed.
@@ -62,9 +59,7 @@ def analyze_runs(config: AnalyzeConfig) -> list[Path]:
     analyses = analyze_folders(config)
     if config.runs:
         runs = [SavedRun(folder.parent) for folder in analyses]
-        output = Path(config.output)
-        print(write_comparison(runs, output))
-    return analyses
+        print(write_comparison(runs, Path(config.output)))
 
 
 def analyze_folders(config: AnalyzeConfig) -> list[Path]:

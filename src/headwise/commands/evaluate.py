@@ -20,20 +20,36 @@ from headwise.tasks.translation.sets import check_aligned
 from headwise.train.distributed import Ranks
 
 
-def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Score a trained run on test sets, translated or measured; returns the scores by set.
+def evaluate(config: EvaluateConfig) -> None:
+    """Score a trained run on test sets, translated or measured.
 
     Earlier scores in the same file, with the same weights and search, are preserved.
     """
-    name = config.name
-    if name is not None:
-        check_file_name("name", name)
-        require(not name.startswith("."), "name", "a name without a leading .", name)
-    if name in RESERVED_NAMES:
-        raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
-    texts = _user_text(config)
-    out = _out(config)
-    return _evaluated(load_selected(config.run, config), config, out, texts, name)
+    if config.name is not None:
+        check_file_name("name", config.name)
+        require(not config.name.startswith("."), "name", "a name without a leading .", config.name)
+    if config.name in RESERVED_NAMES:
+        raise ConfigError(f"name={config.name} is reserved for {config.name}.json of the run")
+    texts, out = _user_text(config), _out(config)
+    run: TrainedRun = load_selected(config.run, config)
+    if texts:
+        splits, data = list(texts), run.task.of_files(run.folder.path, texts)
+    else:
+        folder, named = config.data.dir, config.data.test
+        splits = list(named or run.test_sets(folder) or [run.config.data.valid])
+        for split in splits:
+            check_file_name("data.test", split)
+        data = run.data(splits, folder)
+    name = config.name or f"results-{config.checkpoint}"
+    path = out.path / f"{name}.json"
+    content = {**run.weights, "decode": run.search}
+    scores, ranks = _earlier_scores(path, content), Ranks(0, 1, run.device)
+    for split in splits:
+        shared = run.model, data, ranks, out, split, name
+        scores[split] = score(run.task, *shared, progress=config.progress)
+        print("\n".join(score_lines(split, scores[split])), flush=True)
+        write_json(path, {**content, "scores": scores})
+    print(f"written to {path}")
 
 
 def _out(config: EvaluateConfig) -> RunFolder:
@@ -46,63 +62,18 @@ def _out(config: EvaluateConfig) -> RunFolder:
     return run
 
 
-def _evaluated(
-    run: TrainedRun,
-    config: EvaluateConfig,
-    out: RunFolder,
-    texts: dict[str, Sides],
-    name: str | None,
-) -> dict[str, Any]:
-    """Score a run, and write the scores."""
-    name = name or f"results-{config.checkpoint}"
-    path = out.path / f"{name}.json"
-    content = {**run.weights, "decode": run.search}
-    all_scores, files = _earlier_scores(path, content)
-    scores, task = {}, run.task
-    if texts:
-        splits, data = list(texts), task.of_files(run.folder.path, texts)
-    else:
-        folder, named = config.data.dir, config.data.test
-        splits = list(named or run.test_sets(folder) or [run.config.data.valid])
-        for split in splits:
-            check_file_name("data.test", split)
-        data = run.data(splits, folder)
-    for split in splits:
-        shared = run.model, data, Ranks(0, 1, run.device), out, split, name
-        of_split = score(task, *shared, progress=config.progress)
-        files.pop(split, None)
-        if split in texts:
-            files[split] = _user_paths(config)
-        print("\n".join(score_lines(split, of_split)), flush=True)
-        all_scores[split] = scores[split] = of_split
-        written = {**content, **({"files": files} if files else {}), "scores": all_scores}
-        write_json(path, written)
-    print(f"written to {path}")
-    return scores
-
-
-def _user_paths(config: EvaluateConfig) -> dict[str, str]:
-    """Absolute paths of the user's files; sets are named after the file name only."""
-    sides = {"source": config.data.source_file, "reference": config.data.reference_file}
-    return {side: str(Path(str(path)).resolve()) for side, path in sides.items()}
-
-
-def _earlier_scores(
-    path: Path, content: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """Scores at `path` with the same weights and search, and files by set; else empty."""
+def _earlier_scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Scores at `path` with the same weights and search; else empty."""
     before = read_json(path, missing_ok=True)
     scores: dict[str, Any] = before.pop("scores", {})
-    files: dict[str, dict[str, str]] = before.pop("files", {})
-    if before == content:
-        return scores, files
-    if scores:
+    if scores and before != content:
         print(
             f"{path} contained scores of {', '.join(scores)} with other weights or search "
             "settings: they are overwritten (name=… keeps both)",
             flush=True,
         )
-    return {}, {}
+        return {}
+    return scores
 
 
 def _user_text(config: EvaluateConfig) -> dict[str, Sides]:

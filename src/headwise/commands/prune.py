@@ -58,11 +58,8 @@ FORMAT = "{:.4f}".format  # of printed numbers
 N_RESAMPLES = 2000  # of the test of a loss by bootstrap
 
 
-def prune(config: PruneConfig) -> Path | None:
+def prune(config: PruneConfig) -> None:
     """Measure the heads of a run; write the requested tables and pruned run.
-
-    Returns:
-        The folder of the pruned run, or None.
 
     Raises:
         ConfigError: options that cannot be combined, or do not fit the run.
@@ -81,9 +78,8 @@ def prune(config: PruneConfig) -> Path | None:
         if kept is None and config.fraction is not None:
             order = pruning_order(importance.normalised, heads, sites)
             kept = without(heads, order[: round(config.fraction * len(order))])
-    if kept is None:
-        return None
-    return _write_run(config, run, common_heads(open_heads(run.model), kept))
+    if kept is not None:
+        _write_run(config, run, common_heads(open_heads(run.model), kept))
 
 
 def _check(config: PruneConfig) -> None:
@@ -205,21 +201,20 @@ def _tables(
 
 
 def _importance_table(importance: Importance, heads: Heads) -> DataFrame:
-    raw = dict(numbered(importance.raw, heads))
-    normalised = dict(numbered(importance.normalised, heads))
-    rows = [(*head, raw[head], normalised[head]) for head in flat_heads(heads)]
-    return DataFrame(rows, columns=[*HEAD_KEY, "raw", "normalised"])
+    columns = {"raw": importance.raw, "normalised": importance.normalised}
+    table = DataFrame({name: dict(numbered(values, heads)) for name, values in columns.items()})
+    return table.rename_axis(list(HEAD_KEY)).reset_index()
 
 
 # -- the pruned run -------------------------------------------------------------------------------
 
 
-def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None:
+def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> None:
     """Write a run folder whose model has only the heads `kept`."""
     before, after = n_heads(present_heads(run.model)), n_heads(kept)
     if before == after and not is_gated(run.model):
         print("no heads to prune: no run is written")
-        return None
+        return
     path = _output(config, run, kept)
     open_gates = group_node("gates", "none")  # the kept heads are open
     smaller = _smaller_model(run, kept, open_gates)
@@ -256,7 +251,6 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
         f"continue    headwise train {quote(f'init_from={path}')} '{override}' "
         "and the run's other settings"
     )
-    return path
 
 
 def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Model:

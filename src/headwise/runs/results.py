@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from headwise.config.instantiate import fits, type_hints
 from headwise.errors import RunError
 from headwise.files import read_json, write_json
+from headwise.track.base import HeadValues
 
-HeadValues = Mapping[str, Sequence[Sequence[float | None]]]  # site -> layers -> heads
 FINISHED = "finished"
 
 

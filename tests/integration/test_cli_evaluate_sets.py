@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, assert_rejected, change_config, read_results, write_sentence
+from command_line import CommandLine, assert_rejected, read_results
 from headwise.commands import evaluate
 from headwise.errors import DataError
 
@@ -32,14 +32,3 @@ def test_run_without_its_sets_uses_the_corpus(headwise: CommandLine, run: Path) 
     shutil.rmtree(run / "hypotheses")
     headwise.ok("evaluate", f"run={run}")
     assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
-
-
-def test_scores_are_in_order_of_data_test(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus"
-    for name in ("test_new", "test_a"):
-        write_sentence(corpus, name)
-    change_config(run, data__dir=str(corpus))
-    headwise.ok("evaluate", f"run={run}", "data.test=[test_new,test_a]")
-    assert list(read_results(run)["scores"]) == ["test_new", "test_a"]
-    source_file = run / "hypotheses" / "results-auto" / "test_a.src.txt"
-    assert source_file.read_bytes() == (run / "hypotheses" / "test_a.src.txt").read_bytes()

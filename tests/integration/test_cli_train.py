@@ -124,20 +124,6 @@ def test_dry_run_prints_the_cost_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_repeated_command_reports_finished_run(headwise: CommandLine, tmp_path: Path) -> None:
-    write_corpus(tmp_path / "text")
-    headwise.ok("train", *small_overrides(tmp_path))
-    (run,) = run_folders(tmp_path / "outputs")
-    files = [path for path in run.rglob("*") if path.name != ".lock"]
-    before = {path: path.stat().st_mtime_ns for path in files}
-    # in another order, with an explicit default
-    reordered = [*reversed(small_overrides(tmp_path)), "seed=1"]
-    result = headwise.ok("train", *reordered)
-    assert f"this run is finished: {run}" in result.out
-    assert {path: path.stat().st_mtime_ns for path in files} == before
-    assert run_folders(tmp_path / "outputs") == [run]
-
-
 def test_training_uses_prepared_data(headwise: CommandLine, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text", n_train=210)
     result = headwise.ok("prepare", *small_overrides(tmp_path))
@@ -174,12 +160,6 @@ def test_every_command_has_help(command: str, headwise: CommandLine) -> None:
     assert result.out.count("headwise ") >= (2 if command in SHOWING else 4)
     assert "Hydra" not in result.out
     assert command != "table" or all(name in result.out for name in group_choices("study"))
-
-
-def test_cfg_prints_the_config(headwise: CommandLine) -> None:
-    result = headwise.ok("train", "--cfg", "job", "attention=softmax")
-    assert "_target_: headwise.attention.softmax.Softmax" in result.out
-    assert "hydra:" not in result.out
 
 
 def test_console_command_prints_version_and_commands(headwise: CommandLine) -> None:

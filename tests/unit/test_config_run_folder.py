@@ -80,11 +80,6 @@ def test_fingerprint_depends_on_settings_of_the_run(fingerprint_of: Any, overrid
     assert fingerprint_of(override) != fingerprint_of()
 
 
-def test_fingerprint_ignores_chunks_of_linear_attention(fingerprint_of: Any) -> None:
-    linear = "attention@sites.decoder_self=linear"
-    assert fingerprint_of(linear, "sites.decoder_self.chunk_size=8") == fingerprint_of(linear)
-
-
 def test_fingerprint_ignores_suggestions(fingerprint_of: Any) -> None:
     text = ("data=text", "data.stride=8", "data.label_smoothing=0.0")
     other = ("data=text", "data.stride=9", "data.label_smoothing=0.2", "loss.label_smoothing=0.0")

@@ -51,14 +51,6 @@ def test_rewound_log_equals_an_uninterrupted_log(
     assert read_jsonl(resumed) == records
 
 
-def test_each_write_is_in_the_file_immediately(tmp_path: Path) -> None:
-    writer = JsonlWriter(tmp_path / "new folder" / "metrics.jsonl")
-    writer.write({"update": 1, "train/loss": 2.5})
-    assert read_jsonl(writer.path) == [{"update": 1, "train/loss": 2.5}]
-    writer.sync()
-    assert writer.n_lines == 1
-
-
 def test_incomplete_last_line_is_ignored_and_removed_on_opening(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"update": 1}\n{"upd')

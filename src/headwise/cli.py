@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from headwise.config.arguments import checked_arguments
 from headwise.config.explain import explain_composition
 from headwise.config.folders import config_dir
-from headwise.config.keys import check_keys, check_values
+from headwise.config.keys import check_settings
 from headwise.config.register import KINDS
-from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, nearest
+from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, meant
 from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, guard_streams, output_to
 from headwise.runs.environment import complete_environment
 
@@ -33,22 +33,10 @@ if TYPE_CHECKING:
     from headwise.config.schema import Config
 
 Job = Callable[[Any, "Sweep | None"], Any]  # a config, and its sweep -> the objective of a search
-# command -> module of headwise, and its function of the command's config
-COMMANDS = {
-    "train": "commands.train:train",
-    "prepare": "commands.prepare:prepare",
-    "evaluate": "commands.evaluate:evaluate",
-    "translate": "commands.translate:translate",
-    "predict": "commands.predict:predict",
-    "sample": "commands.sample:sample",
-    "prune": "commands.prune:prune",
-    "analyze": "commands.analyze:analyze_runs",
-    "table": "commands.table:table",
-    "figures": "commands.figures:figures",
-    "page": "commands.page:page",
-    "compare": "commands.compare:compare",
-    "runs": "commands.runs:list_runs",
-}
+COMMANDS = (  # each a module of `headwise.commands` with a function of that name
+    "train", "prepare", "evaluate", "translate", "predict", "sample", "prune", "analyze", "table",
+    "figures", "page", "compare", "runs",
+)  # fmt: skip
 STARTED = time.perf_counter()  # of the process, nearly
 CONFIGS = {"prepare": "train"}  # commands that use the config of another
 
@@ -89,18 +77,16 @@ def _named_command() -> str:
         print(f"usage: headwise {{{','.join(COMMANDS)}}} key=value …\n")
         print("headwise train --help lists the config groups of training.")
         sys.exit(0 if argument else 2)
-    close = nearest(argument, COMMANDS)
-    hint = f" Did you mean {close}?" if close else ""
+    hint = meant(argument, COMMANDS)
     print(f"headwise: {argument!r} is not one of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
     sys.exit(2)
 
 
 def command_function(command: str) -> Job:
     """Return the function of a command; it is imported when called: `--help` needs no torch."""
-    module, _, name = COMMANDS[command].partition(":")
 
     def job(config: Any, sweep: Sweep | None) -> None:
-        getattr(import_module(f"headwise.{module}"), name)(config)
+        getattr(import_module(f"headwise.commands.{command}"), command)(config)
 
     return job
 
@@ -201,8 +187,7 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
         nonlocal composed
         composed = True
         try:
-            check_keys(config, config_name)
-            check_values(config, config_name)
+            check_settings(config, config_name)
             return job(typed(config, KINDS[config_name]), sweep)
         except Exception as error:
             if sweep is not None:

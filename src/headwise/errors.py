@@ -52,6 +52,12 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def meant(word: str, options: Iterable[str], form: str = "{}") -> str:
+    """Return the sentence that suggests the closest option, written as `form`, or nothing."""
+    close = nearest(word, options)
+    return f" Did you mean {form.format(close)}?" if close else ""
+
+
 def counted(n: int, noun: str) -> str:
     """Return a number with its noun: 1 run, 2 runs."""
     plural = "es" if noun.endswith("s") else "s"
@@ -61,17 +67,14 @@ def counted(n: int, noun: str) -> str:
 def refuse(key: str, value: object, options: Iterable[str]) -> ConfigError:
     """Return the error for a `value` of `key` that is not one of `options`."""
     allowed = sorted(options)
-    hint = nearest(str(value), allowed)
-    meant = f" Did you mean {hint}?" if hint else ""
-    return ConfigError(f"{key} must be one of {', '.join(allowed)}; got {value!r}.{meant}")
+    hint = meant(str(value), allowed)
+    return ConfigError(f"{key} must be one of {', '.join(allowed)}; got {value!r}.{hint}")
 
 
 def unknown(prefix: str, key: str, known: Sequence[str]) -> ConfigError:
     """Return the error for a `key` after `prefix` ("decode." or "") that is not one of `known`."""
-    close = nearest(key, known)
-    meant = f" Did you mean {prefix}{close}?" if close else ""
-    allowed = ", ".join(known) or "none"
-    return ConfigError(f"{prefix}{key} is not known; allowed: {allowed}.{meant}")
+    allowed, hint = ", ".join(known) or "none", meant(key, known, f"{prefix}{{}}")
+    return ConfigError(f"{prefix}{key} is not known; allowed: {allowed}.{hint}")
 
 
 def require(condition: bool, key: str, allowed: str, value: object) -> None:

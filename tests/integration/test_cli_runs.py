@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from command_line import CommandLine, assert_rejected, read_json
-from headwise.commands.runs import list_runs
+from headwise.commands.runs import runs
 from headwise.config.commands import RunsConfig
 from headwise.errors import ConfigError
 from headwise.files import is_locked
@@ -44,7 +44,7 @@ def printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     """Options -> the listing of the runs in the test's folder."""
 
     def text(**options: Any) -> str:
-        list_runs(RunsConfig(runs=[str(tmp_path)], **options))
+        runs(RunsConfig(runs=[str(tmp_path)], **options))
         return capsys.readouterr().out
 
     return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -32,16 +33,16 @@ def test_rewound_log_equals_an_uninterrupted_log(
     n_kept = min(n_kept, len(records))
     folder = tmp_path_factory.mktemp("jsonl")
     uninterrupted, resumed = folder / "uninterrupted.jsonl", folder / "resumed.jsonl"
-    with JsonlWriter(uninterrupted) as writer:
+    with closing(JsonlWriter(uninterrupted)) as writer:
         for record in records:
             writer.write(record)
     n_written = data.draw(st.integers(n_kept, len(records)))  # after the checkpoint, then lost
-    with JsonlWriter(resumed) as writer:
+    with closing(JsonlWriter(resumed)) as writer:
         for record in records[:n_written]:
             writer.write(record)
     with open(resumed, "ab") as tail:
         tail.write(torn.replace(b"\n", b""))  # the process was killed in the middle of a line
-    with JsonlWriter(resumed) as writer:
+    with closing(JsonlWriter(resumed)) as writer:
         assert writer.n_lines == n_written
         writer.rewind(n_kept)
         assert writer.n_lines == n_kept

@@ -48,7 +48,7 @@ IGNORED_KEYS = ("run", "importance", "counts")
 THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
 
 
-def analyze_runs(config: AnalyzeConfig) -> None:
+def analyze(config: AnalyzeConfig) -> None:
     """Analyse the requested runs, and compare them if there are several.
 
     Raises:
@@ -63,7 +63,7 @@ def analyze_runs(config: AnalyzeConfig) -> None:
 
 
 def analyze_folders(config: AnalyzeConfig) -> list[Path]:
-    """Analyse the requested runs without a current analysis; see `analyze_runs`."""
+    """Analyse the requested runs without a current analysis; see `analyze`."""
     _check(config)
     return [_analyze(config, folder) for folder in _folders(config)]
 

@@ -29,7 +29,7 @@ ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def list_runs(config: RunsConfig) -> None:
+def runs(config: RunsConfig) -> None:
     """Print the table of runs, and export them.
 
     Raises:

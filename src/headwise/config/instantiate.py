@@ -22,7 +22,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from headwise.config.schema import SITE_GROUPS
-from headwise.errors import ConfigError, nearest, unknown
+from headwise.errors import ConfigError, meant, unknown
 
 ALLOWED_PREFIXES = ("headwise.", "torch.optim.")
 _SIMPLE = (bool, int, float, str)
@@ -79,10 +79,10 @@ def _locate(target: str, key: str) -> Any:
             module, _, name = str(error.name).rpartition(".")
         parent = sys.modules.get(module)
         names = [info.name for info in pkgutil.iter_modules(getattr(parent, "__path__", ()))]
-        close = nearest(name, [*names, *(known for known in dir(parent) if known[0] != "_")])
-        hint = f". Did you mean {module}.{close}?" if close else ""
+        known = [*names, *(name for name in dir(parent) if name[0] != "_")]
+        hint = meant(name, known, f"{module}.{{}}")
         what = f"{key}._target_ = {target!r} cannot be imported"
-        raise ConfigError(f"{what}: {error}{hint}") from error
+        raise ConfigError(f"{what}: {error}.{hint}") from error
 
 
 def instantiate(node: Any, key: str, kind: type = object, /, **runtime: Any) -> Any:

@@ -22,17 +22,27 @@ DECODE = ("search", "windows")  # the schemas of `decode`; the others are of `da
 OPEN_GROUPS = [name for name, hint in get_type_hints(Config).items() if hint is Any]
 
 
-def check_keys(config: DictConfig, config_name: str) -> None:
-    """Reject keys that `+key=value` added to those of the dataclasses.
+def check_settings(config: DictConfig, config_name: str) -> None:
+    """Reject what OmegaConf does not check.
+
+    These are keys that `+key=value` added to those of the dataclasses, nested lists, and
+    interpolated values for lists.
 
     Raises:
-        ConfigError: with the key, the allowed keys and the nearest of them.
+        ConfigError: with the key, and the allowed keys and the nearest of them, or the type.
     """
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
-        names = [field.name for field in fields(kind)]
+        hints = {field.name: get_type_hints(kind)[field.name] for field in fields(kind)}
         for key in map(str, node):
-            if key not in names:
-                raise unknown(prefix, key, [name for name in names if name[0] != "_"])
+            if key not in hints:
+                raise unknown(prefix, key, [name for name in hints if name[0] != "_"])
+        for name, hint in hints.items():
+            if is_dataclass(hint) or OmegaConf.is_missing(node, name):
+                continue
+            value = node.get(name)
+            if isinstance(value, (DictConfig, ListConfig)):
+                value = OmegaConf.to_container(value, resolve=True)
+            require(fits(value, hint), f"{prefix}{name}", in_words(hint), value)
 
 
 def with_changes(settings: S, group: str, changes: Mapping[str, Any]) -> S:
@@ -73,22 +83,6 @@ def _hints_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{prefix}{name}", hint
         if is_dataclass(hint):
             yield from _hints_of(hint, f"{prefix}{name}.")
-
-
-def check_values(config: DictConfig, config_name: str) -> None:
-    """Reject values that OmegaConf does not check: nested lists, interpolated values for lists.
-
-    Raises:
-        ConfigError: with the key and the required type.
-    """
-    for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
-        for name, hint in get_type_hints(kind).items():
-            if is_dataclass(hint) or OmegaConf.is_missing(node, name):
-                continue
-            value = node.get(name)
-            if isinstance(value, (DictConfig, ListConfig)):
-                value = OmegaConf.to_container(value, resolve=True)
-            require(fits(value, hint), f"{prefix}{name}", in_words(hint), value)
 
 
 def _hints(config_name: str) -> Iterator[tuple[str, Any]]:

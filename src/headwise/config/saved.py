@@ -21,7 +21,7 @@ from headwise.config.folders import config_dir
 from headwise.config.instantiate import target_class, type_hints
 from headwise.config.register import SCHEMAS, typed
 from headwise.config.schema import Config
-from headwise.errors import ConfigError, nearest, unknown
+from headwise.errors import ConfigError, meant, unknown
 
 # `CLASS.KEY` of an earlier version -> today's key, `CLASS` -> today's class. The class of a key is
 # the dataclass of its group, or the class that the group's `_target_` names, by today's name.
@@ -110,8 +110,7 @@ def _node(value: Any, key: str) -> Any:
     if target in saved_classes():
         return _current(value, target_class(located({TARGET: target}), key), f"{key}.")
     if isinstance(target, str) and "." not in target:
-        close = nearest(target, saved_classes())
-        hint = f" Did you mean {close}?" if close else ""
+        hint = meant(target, saved_classes())
         raise ConfigError(f"{key}.{TARGET}: there is no class {target}.{hint}")
     return {name: _node(item, f"{key}.{name}") for name, item in value.items()}
 

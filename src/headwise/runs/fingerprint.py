@@ -16,47 +16,19 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 NOT_IN_FINGERPRINT = (
-    "paths",
-    "tracker",
-    "experiment_name",
-    "dry_run",
-    "decode.external",
-    "decode.max_tokens",
-    "decode.n_best",  # the best one is the same
-    "data.dir",
-    "data.folder",
-    "data.files",
-    "data.file",
-    "data.downloads",
-    "data.origins",
-    "data.archives",
-    "data.tasks",
-    "data.test",
-    "data.licence",
-    "data.notes",
+    "paths", "tracker", "experiment_name", "dry_run",
+    "decode.external", "decode.max_tokens", "decode.n_best",  # the best one is the same
+    "data.dir", "data.folder", "data.files", "data.file", "data.downloads", "data.origins",
+    "data.archives", "data.tasks", "data.test", "data.licence", "data.notes",
     "tokenizer.folder",  # its content is in the fingerprint, like the text
     # suggestions; the keys that use them are in the fingerprint
-    "data.vocab_size",
-    "data.max_updates",
-    "data.warmup_updates",
-    "data.stride",
-    "data.label_smoothing",
-    "model.lr",
-    "model.recompute",
-    "trainer.max_updates",
-    "trainer.device",
-    "trainer.threads",
-    "trainer.gradient_sum",
-    "trainer.compile",
-    "trainer.keep",
-    "trainer.n_workers",
-    "trainer.log_every",
-    "trainer.progress",
-    "trainer.valid_samples",
-    "trainer.head_sentences",
-    "attention.chunk_size",  # of linear attention
-    "sites.*.chunk_size",
-)
+    "data.vocab_size", "data.max_updates", "data.warmup_updates", "data.stride",
+    "data.label_smoothing", "model.lr",
+    "model.recompute", "trainer.max_updates", "trainer.device", "trainer.threads",
+    "trainer.gradient_sum", "trainer.compile", "trainer.keep", "trainer.n_workers",
+    "trainer.log_every", "trainer.progress", "trainer.valid_samples", "trainer.head_sentences",
+    "attention.chunk_size", "sites.*.chunk_size",  # of linear attention
+)  # fmt: skip
 MAX_SLUG_BYTES = 100
 
 

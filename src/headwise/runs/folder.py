@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.saved import current, read_back
 from headwise.config.schema import Config, DecodeConfig
-from headwise.errors import ConfigError, RunError, nearest
+from headwise.errors import ConfigError, RunError, meant, nearest
 from headwise.files import (
     lock,
     matching_paths,
@@ -312,8 +312,7 @@ def list_folders(
         if not paths and not missing_ok:
             above = Path(pattern).parent
             nearby = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
-            close = nearest(pattern, nearby)
-            hint = f" Did you mean runs={close}?" if close else ""
+            hint = meant(pattern, nearby, "runs={}")
             raise RunError(f"runs={pattern}: folder not found.{hint}")
         for path in paths:
             for run, names in _scan(path, 2):

@@ -21,7 +21,7 @@ import numpy as np
 
 from headwise.config.saved import current, named
 from headwise.config.schema import Config
-from headwise.errors import RunError, nearest
+from headwise.errors import RunError, meant
 from headwise.files import read_json, replacing
 from headwise.runs.fingerprint import comparable
 from headwise.runs.folder import (
@@ -225,8 +225,8 @@ def find_records(patterns: Sequence[str], kind: type[R], missing_ok: bool = Fals
             runs = {run.folder: run for run in archived(folder.parent, kind)}
             chosen = {path: run for path, run in runs.items() if path.match(folder.name)}
             if not chosen:
-                close = nearest(str(folder), map(str, runs))
-                raise RunError(f"{folder}: no such run in the archive. Did you mean {close}?")
+                hint = meant(str(folder), map(str, runs))
+                raise RunError(f"{folder}: no such run in the archive.{hint}")
             records |= chosen
         elif SETTINGS in names:
             records[folder] = kind(folder, present=names)

@@ -92,12 +92,6 @@ class JsonlWriter:
         """Close the file; no method may be called afterwards."""
         self._file.close()
 
-    def __enter__(self) -> JsonlWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _measure(self, limit: int | None) -> tuple[int, int]:
         """Return number and total bytes of the complete lines, up to `limit` of them."""
         self._file.seek(0)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import CheckpointError, RunError, nearest
+from headwise.errors import CheckpointError, RunError, meant
 from headwise.files import replacing
 from headwise.runs.folder import RunFolder
 
@@ -137,8 +137,7 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
             f"{folder.checkpoints / name}.pt is missing, though it was saved: copy it back, "
             f"or set another one: {others}"
         )
-    close = nearest(name, names)
-    hint = f" Did you mean checkpoint={close}?" if close else ""
+    hint = meant(name, names, "checkpoint={}")
     raise CheckpointError(
         f"checkpoint={name} not found in {folder.path}: it has auto, {', '.join(names)}.{hint}"
     )

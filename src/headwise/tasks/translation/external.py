@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import ConfigError, nearest
+from headwise.errors import ConfigError, meant
 
 FILES = ("source", "hypotheses", "references")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -31,10 +31,9 @@ def check_commands(commands: Mapping[str, str]) -> None:
             raise ConfigError(f"{key}: search is a reserved name (statistics of the search)")
         for field in _PLACEHOLDER.findall(template):
             if field not in FILES:
-                hint = nearest(field, FILES)
-                meant = f" Did you mean {{{hint}}}?" if hint else ""
+                hint = meant(field, FILES, "{{{}}}")
                 allowed = ", ".join(f"{{{file}}}" for file in FILES)
-                raise ConfigError(f"{key} may contain {allowed}; got {{{field}}}.{meant}")
+                raise ConfigError(f"{key} may contain {allowed}; got {{{field}}}.{hint}")
         if "{hypotheses}" not in template:
             raise ConfigError(
                 f"{key} must contain {{hypotheses}}, the file to score; got {template!r}"

@@ -284,7 +284,7 @@ def test_error_disables_wandb_once(
     import wandb
 
     run = FakeRun(error=error)
-    init = Mock(return_value=run) if starts else Mock(side_effect=error)
+    init = Mock(return_value=run, side_effect=None if starts else error)
     monkeypatch.setattr(wandb, "init", init)
     tracker = make(tmp_path, TrackerConfig(mode="offline"))
     log_everything(tracker)

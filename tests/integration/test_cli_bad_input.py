@@ -59,7 +59,7 @@ CONFIG_ERRORS = {
     "experiment_name=a/b": "experiment_name must be a plain name",
     "sites.cross=softmax": "attention@sites.cross=softmax",
     "attention@sites.cross=linformer tokenizer.max_sentence_tokens=300": "cross.max_length=301",
-    "attention=mixed attention.choices=3": "null or a mapping",
+    "attention=mixed attention.choices=3": "a mapping or null",
     "attention.instead.decoder_self=sofmax attention=linformer": "Did you mean softmax?",
     "+attention.instead={self:softmax}": "encoder_self",
     "loss.alpha=1.3": "loss=entmax",

@@ -26,7 +26,7 @@ from headwise.studies.study import (
     recipe,
     selected,
 )
-from headwise.tasks.check import check
+from headwise.tasks.check import checked_task
 
 STUDIES = group_choices("study")
 
@@ -60,7 +60,7 @@ def test_every_study_composes_with_recipes_that_can_be_trained(make: Any, name: 
         config = make(list(cell.overrides))
         config.init_from = None if cell.init is None else "RUN"
         config.trainer.device, config.trainer.precision = "cpu", "fp32"
-        check(typed(config))
+        checked_task(typed(config))
         test = study.columns[cell.column].test
         assert test in config.data.test
 

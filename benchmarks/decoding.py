@@ -25,6 +25,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from benchmarks.clock import medians
 from benchmarks.command import arguments, keep
 from benchmarks.updates import CPU, run_config
 from headwise.config.schema import DecodeConfig
-from headwise.decode.batches import length_batches
+from headwise.data.plan import longest_first
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.sampling import Context
@@ -76,7 +77,8 @@ def median_batch(text: str, beam: int, most: int) -> tuple[list[list[int]], list
     """Sources and limits of the batch that holds the sentence of the median length."""
     sources, limits = draw(text, TEST_SET)
     n_left = TEST_SET // 2
-    for batch in length_batches(list(map(len, sources)), DecodeConfig().max_tokens // beam):
+    lengths = np.array(list(map(len, sources)))
+    for batch in longest_first(lengths, DecodeConfig().max_tokens // beam):
         n_left -= len(batch)
         if n_left < 0:
             break

@@ -6,11 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from headwise.config.schema import DecodeConfig
-from headwise.decode.batches import length_batches
+from headwise.data.plan import longest_first
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import check_decode_config, length_limit
@@ -75,4 +76,4 @@ def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> 
     ],
 )
 def test_batches_are_full(lengths: list[int], max_tokens: int, batches: list[list[int]]) -> None:
-    assert list(length_batches(lengths, max_tokens)) == batches
+    assert [rows.tolist() for rows in longest_first(np.array(lengths), max_tokens)] == batches

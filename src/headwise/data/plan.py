@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +84,20 @@ def _bounds(widths: npt.NDArray[np.int32], budget: int, multiple: int) -> npt.ND
             n_rows -= n_rows % multiple
         bounds.append(start + n_rows)
     return np.array(bounds, np.int64)
+
+
+def longest_first(
+    lengths: npt.NDArray[np.integer[Any]], max_tokens: int
+) -> Iterator[npt.NDArray[np.integer[Any]]]:
+    """Yield the rows of batches of at most `max_tokens` padded tokens, for evaluation and search.
+
+    Longest first, so that out-of-memory errors come early. A longer row is a batch by itself.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    while len(order):
+        n_rows = max(max_tokens // max(int(lengths[order[0]]), 1), 1)
+        yield order[:n_rows]
+        order = order[n_rows:]
 
 
 def windows_per_batch(max_tokens: int, window: int) -> int:

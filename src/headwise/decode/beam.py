@@ -44,9 +44,8 @@ import torch
 from torch import Tensor
 
 from headwise.data.tokenizer import EOS
-from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis
+from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis, penalised
 from headwise.decode.incremental import IncrementalDecoder, TranslationModel, fill_gaps
-from headwise.decode.length_penalty import penalised
 from headwise.losses.output_map import SOFTMAX, OutputMap
 
 BLOCK = 64  # columns: `top_k` compares the maxima of blocks first

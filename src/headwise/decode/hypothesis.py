@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 
 from headwise.config.schema import DecodeConfig
-from headwise.decode.length_penalty import penalised
 from headwise.errors import refuse, require
 from headwise.precision import check_precision
 
@@ -54,6 +53,11 @@ class Hypothesis:
     def n_tokens(self) -> int:
         """Number of tokens that `log_prob` sums over: the ids, and eos if finished."""
         return len(self.ids) + self.finished
+
+
+def penalised(log_prob: float, n_tokens: int, length_penalty: float) -> float:
+    """log_prob / n_tokens**length_penalty; `n_tokens` counts eos (0 tokens: the log_prob)."""
+    return log_prob / math.pow(max(n_tokens, 1), length_penalty)
 
 
 def make_hypothesis(

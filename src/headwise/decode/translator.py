@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from headwise.config.schema import DecodeConfig
+from headwise.data.plan import longest_first
 from headwise.data.tokenizer import EOS, TokenizerPair
-from headwise.decode.batches import length_batches
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import (
@@ -114,7 +115,7 @@ class Translator:
         ids = self._source_ids(sentences, first_line)
         lines = [line for line, tokens in enumerate(ids) if tokens]
         lengths = [len(ids[line]) for line in lines]
-        batches = length_batches(lengths, self.config.max_tokens // self.beam)
+        batches = longest_first(np.array(lengths), self.config.max_tokens // self.beam)
         translations = [EMPTY] * len(sentences)
         is_long = sum(lengths) * self.beam >= ROWS_WORTH_PACKING
         weights = packed_weights(self.model) if is_long else nullcontext()
@@ -153,7 +154,7 @@ class Translator:
                 raise DataError(f"source line {line} is empty: it has no translation to score")
         _check_lengths("translation", [len(ids) + 1 for ids in target_ids], self.max_positions)
         lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
-        batches = length_batches(lengths, self.config.max_tokens // SCORING_SHARE)
+        batches = longest_first(np.array(lengths), self.config.max_tokens // SCORING_SHARE)
         scores: dict[int, TargetScore] = {}
         with self._ready(), _bar(len(sources), "score", progress) as bar:
             for batch in batches:

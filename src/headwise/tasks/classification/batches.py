@@ -11,7 +11,7 @@ import numpy as np
 
 from headwise.data.batch import Batch
 from headwise.data.loader import Rows
-from headwise.data.plan import BatchPlan, plan_epoch
+from headwise.data.plan import BatchPlan, longest_first, plan_epoch
 from headwise.errors import ConfigError
 from headwise.tasks.classification.inputs import Classes, LabelledSplit
 
@@ -63,13 +63,7 @@ def evaluation_batches(
     split: LabelledSplit, max_tokens: int, n_items: int | None = None
 ) -> list[Batch]:
     """The first examples in batches of at most `max_tokens` padded positions, longest first."""
-    lengths = split.inputs.lengths[:n_items]
-    order, batches = np.argsort(-lengths, kind="stable"), []
-    while len(order):
-        n_rows = max(max_tokens // max(int(lengths[order[0]]), 1), 1)
-        batches.append(split.batch(order[:n_rows]))
-        order = order[n_rows:]
-    return batches
+    return [split.batch(rows) for rows in longest_first(split.inputs.lengths[:n_items], max_tokens)]
 
 
 def stratified(classes: Classes, share: float, seed: int) -> Rows:

@@ -5,7 +5,7 @@ Axes: B batch, S source length, T target length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from headwise.data.batch import Batch, Column
-from headwise.data.plan import BatchPlan, plan_epoch
-from headwise.data.store import IdStore
+from headwise.data.plan import BatchPlan, longest_first, plan_epoch
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError
 from headwise.tasks.translation.store import EncodedSplit
@@ -125,22 +124,10 @@ class TrainingPairs:
         return [np.minimum(*both) for both in zip(lengths, self._longest(split), strict=True)]
 
 
-def evaluation_batches(
-    split: EncodedSplit | Sequence[Sequence[int]], max_tokens: int
-) -> Iterator[Batch]:
+def evaluation_batches(split: EncodedSplit, max_tokens: int) -> list[Batch]:
     """All pairs in batches of at most `max_tokens` padded tokens of the longer side.
 
-    Longest first, so that out-of-memory errors come early; `Batch.rows` are the numbers in the
-    split. A longer pair is a batch by itself, none is dropped. A list of id lists is source text
-    to translate: its targets are empty (bos in, eos out).
+    `Batch.rows` are the numbers in the split.
     """
-    if not isinstance(split, EncodedSplit):
-        no_targets = IdStore(np.zeros(0, np.int32), np.zeros(len(split) + 1, np.int64))
-        split = EncodedSplit(IdStore.from_lists(split), no_targets)
     longer = np.maximum(split.source.lengths, split.target.lengths) + 1
-    order = np.argsort(-longer, kind="stable").astype(np.int32)
-    start = 0
-    while start < len(order):
-        n_rows = max(max_tokens // int(longer[order[start]]), 1)
-        yield collate(split, order[start : start + n_rows])
-        start += n_rows
+    return [collate(split, rows) for rows in longest_first(longer, max_tokens)]

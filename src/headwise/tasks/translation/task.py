@@ -144,7 +144,7 @@ class Translation(Task[Pairs]):
         if len(rows) < len(split):
             sides = ([side[i].tolist() for i in rows] for side in (split.source, split.target))
             split = EncodedSplit.from_lists(*sides)
-        return list(evaluation_batches(split, self.config.trainer.max_tokens))
+        return evaluation_batches(split, self.config.trainer.max_tokens)
 
     def too_long(self, data: Pairs, part: Part) -> Sequence[int]:
         """See `Task.too_long`."""

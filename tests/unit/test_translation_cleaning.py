@@ -56,13 +56,6 @@ def test_moses_bounds_agree_with_the_tokeniser() -> None:
         assert is_dropped == (cleaner.n_tokens(sentence) > limit), (limit, sentence)
 
 
-@pytest.mark.parametrize("control", ["\x01", "\x1b"])
-def test_control_characters_are_no_moses_tokens(control: str) -> None:
-    spread = ("x", f"one {control} two {control} three")
-    assert _clean([spread], max_target_moses_tokens=3)[0] == [spread]
-    assert _clean([spread], max_target_moses_tokens=2)[0] == []
-
-
 def test_romanian_letters_change_on_the_romanian_side_only() -> None:
     cedilla, comma = "Şi ţara ŢĂRII aşa", "Și țara ȚĂRII așa"
     forward = Normaliser(["romanian_comma_below"], "ron_Latn", "eng_Latn")

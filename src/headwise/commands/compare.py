@@ -17,7 +17,6 @@ from headwise.studies.compare import check_references, saved_items
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, interval, signed
 from headwise.studies.tables import OVER_ITEMS
-from headwise.tasks.classification.metrics import true_classes
 
 HEAD = (
     *("split and metric", "run", "other", "run minus other", OVER_ITEMS),
@@ -65,8 +64,9 @@ def _rows(run: SavedRun, other: SavedRun, n_resamples: int) -> Iterator[list[str
             other_items = saved_items(other, metric, split)
             test = paired_bootstrap([items], [other_items], metric, n_resamples)
             p_mcnemar = ""
-            if metric.name == ACCURACY:
-                if not np.array_equal(true_classes(items), true_classes(other_items)):
+            labels, other_labels = (run.task.labels(i) for i in (items, other_items))
+            if metric.name == ACCURACY and labels is not None and other_labels is not None:
+                if not np.array_equal(labels, other_labels):
                     raise DataError(f"the labels of {split} differ: {run.folder}, {other.folder}")
                 is_right, is_other_right = (
                     metric.used(i)[:, 1].astype(bool) for i in (items, other_items)

@@ -7,7 +7,7 @@ from typing import Any
 
 from headwise.commands.outcome import score_lines
 from headwise.config.commands import EvaluateConfig
-from headwise.data.sources.lines import read_lines
+from headwise.data.sources.lines import read_pairs
 from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
@@ -16,7 +16,6 @@ from headwise.tasks.data import Sides
 from headwise.tasks.evaluate import score
 from headwise.tasks.load import load_selected
 from headwise.tasks.task import TrainedRun
-from headwise.tasks.translation.sets import check_aligned
 from headwise.train.distributed import Ranks
 
 
@@ -87,7 +86,5 @@ def _user_text(config: EvaluateConfig) -> dict[str, Sides]:
             "data.test and data.dir cannot be combined with data.source_file; use two commands, "
             "which write to one file"
         )
-    sources, references = read_lines(Path(source)), read_lines(Path(reference))
-    check_aligned(sources, references, source, reference)
     stem = Path(source).name.removesuffix(".gz")
-    return {stem: (sources, references)}
+    return {stem: read_pairs(Path(source), Path(reference))}

@@ -48,7 +48,6 @@ from headwise.tasks.inspection import inspected
 from headwise.tasks.load import load_selected
 from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
-from headwise.tasks.translation.sets import HYPOTHESES
 from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint
 from headwise.train.trainer import Validation
@@ -236,7 +235,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> None:
     try:
         partial.make()
         partial.describe(container, [*_overrides(run.folder), override])
-        _copy_data(run.folder, partial)
+        _copy_data(run.task.data_files, run.folder, partial)
         save_checkpoint(partial.checkpoints / "best.pt", {"model": smaller.state_dict()})
         partial.write_json("pruned.json", about)
         partial.path.rename(path)  # atomic
@@ -287,12 +286,9 @@ def _overrides(folder: RunFolder) -> list[str]:
     return [str(o) for o in overrides if not str(o).startswith(("gates", "model.heads="))]
 
 
-def _copy_data(old: RunFolder, new: RunFolder) -> None:
+def _copy_data(patterns: Sequence[str], old: RunFolder, new: RunFolder) -> None:
     """Copy tokenizers and test sets, without hypotheses."""
-    for pattern in ("data.json", "tokenizer*.model"):
-        for path in old.path.glob(pattern):
-            shutil.copy(path, new.path)
-    for pattern in ("*.src.txt", "*.ref.txt"):
-        for path in (old.path / HYPOTHESES).glob(pattern):
-            (new.path / HYPOTHESES).mkdir(exist_ok=True)
-            shutil.copy(path, new.path / HYPOTHESES)
+    for path in (path for pattern in patterns for path in old.path.glob(pattern)):
+        copy = new.path / path.relative_to(old.path)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)

@@ -10,7 +10,7 @@ from pathlib import Path
 from headwise.commands.output import check_paths, write_blocks
 from headwise.config.commands import TranslateConfig
 from headwise.data.sources.lines import decoded_lines, read_lines
-from headwise.errors import DataError, HeadwiseError
+from headwise.errors import HeadwiseError
 from headwise.files import STDIN, STDOUT
 from headwise.tasks.load import load_selected
 from headwise.tasks.translation.run import TranslationRun
@@ -36,8 +36,7 @@ def translate(config: TranslateConfig) -> None:
     if config.reference is not None:
         blocks = iter([_score_lines(run, list(sources), read_lines(Path(config.reference), True))])
     else:
-        progress = config.progress and sys.stderr.isatty()
-        blocks = _translated_blocks(run, iter(sources), config.buffer_size, progress)
+        blocks = _translated_blocks(run, iter(sources), config.buffer_size, config.progress)
     write_blocks(config.output, blocks)
 
 
@@ -60,11 +59,6 @@ def _translated_blocks(
 
 
 def _score_lines(run: TranslationRun, sources: list[str], references: list[str]) -> list[str]:
-    if len(sources) != len(references):
-        raise DataError(
-            f"the input has {len(sources)} lines and reference= {len(references)}; they must "
-            "be aligned"
-        )
     scores = run.score(sources, references)
     return [f"{score.log_prob:.4f}\t{score.n_tokens}" for score in scores]
 

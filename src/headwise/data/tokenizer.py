@@ -127,7 +127,6 @@ class Tokenizer:
 
     def id_to_piece(self, piece: int) -> str:
         """The spelling of one id; a leading U+2581 is a space."""
-        self._check_range([piece])
         return str(self._processor.id_to_piece(piece))
 
     def labels(self, ids: Sequence[int]) -> list[str]:
@@ -165,27 +164,9 @@ class Tokenizer:
         return DropoutSegmenter(self._processor)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Plain text of each row; pad, bos and eos are skipped, unk becomes " ⁇ ".
-
-        Raises:
-            IndexError: an id is outside [0, vocab_size).
-        """
-        rows = [[int(i) for i in row] for row in ids]
-        for row in rows:
-            self._check_range(row)
-        texts: list[str] = self._processor.decode(rows)
+        """Plain text of each row; pad, bos and eos are skipped, unk becomes " ⁇ "."""
+        texts: list[str] = self._processor.decode([[int(i) for i in row] for row in ids])
         return texts
-
-    def pieces(self, sentence: str) -> list[str]:
-        """Spellings of the tokens of one sentence."""
-        return [self.id_to_piece(i) for i in self.encode([sentence])[0]]
-
-    def _check_range(self, row: Sequence[int]) -> None:
-        if row and not (min(row) >= 0 and max(row) < self.vocab_size):
-            wrong = next(i for i in row if not 0 <= i < self.vocab_size)
-            raise IndexError(
-                f"id {wrong} is out of range: the vocabulary has {self.vocab_size} tokens"
-            )
 
 
 @dataclass(frozen=True)

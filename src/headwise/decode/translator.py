@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from headwise.config.schema import DecodeConfig
 from headwise.data.plan import longest_first
@@ -28,6 +27,7 @@ from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.family import evaluating
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, resolve_precision
+from headwise.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Translator:
         """Return translations in the order of `sentences`; an empty line stays empty.
 
         Args:
-            progress: show a progress bar on stderr.
+            progress: show a bar on a terminal.
             first_line: number of the first sentence in error messages.
 
         Raises:
@@ -119,7 +119,8 @@ class Translator:
         translations = [EMPTY] * len(sentences)
         is_long = sum(lengths) * self.beam >= ROWS_WORTH_PACKING
         weights = packed_weights(self.model) if is_long else nullcontext()
-        with self._ready(), weights, _bar(len(lines), "translate", progress) as bar:
+        bar = progress_bar("translating", progress, len(lines), " sentences")
+        with self._ready(), weights, bar:
             for indices in batches:
                 batch = [lines[index] for index in indices]
                 results = self._search([ids[line] for line in batch])
@@ -156,7 +157,7 @@ class Translator:
         lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
         batches = longest_first(np.array(lengths), self.config.max_tokens // SCORING_SHARE)
         scores: dict[int, TargetScore] = {}
-        with self._ready(), _bar(len(sources), "score", progress) as bar:
+        with self._ready(), progress_bar("scoring", progress, len(sources), " pairs") as bar:
             for batch in batches:
                 batch_scores = score_ids(
                     self.model,
@@ -237,10 +238,6 @@ def require_lines(*sides: Sequence[str]) -> None:
     for side in sides:
         if isinstance(side, str):
             raise DataError(f"give a list of sentences, not one string: [{side[:40]!r}]")
-
-
-def _bar(n_sentences: int, name: str, progress: bool) -> tqdm[None]:
-    return tqdm(total=n_sentences, desc=name, unit="sentence", disable=not progress)
 
 
 def _check_lengths(

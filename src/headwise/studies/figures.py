@@ -6,7 +6,6 @@ do not exist.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,9 +24,6 @@ from headwise.runs.record import Record
 from headwise.studies.match import SavedRun
 from headwise.studies.pruning import effective_heads, pruning_tables
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
-from headwise.tasks.classification.confusion import confusion_matrix
-from headwise.tasks.classification.predict import CONFUSION
-from headwise.tasks.classification.predict import FOLDER as PREDICTIONS
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import task_of
 
@@ -100,22 +96,7 @@ def drawn_from_records(run: Record, name: str = "") -> dict[str, Figure]:
     labels = {metric.name: metric.scoped_label for metric in shown}
     heads, metrics = (run.part(name) or [] for name in ("heads", "metrics"))
     drawn = plots_of_training(heads, metrics, labels, name, config.model.heads)
-    return drawn | _confusion(run, name)
-
-
-def _confusion(run: Record, name: str) -> dict[str, Figure]:
-    """Return file name -> figure of the confusion matrices of a classifier."""
-    of_run = f" ({name})" if name else ""
-    figures = {}
-    for file in run.names(f"{PREDICTIONS}/*{CONFUSION}"):
-        split = file.removeprefix(f"{PREDICTIONS}/").removesuffix(CONFUSION)
-        with failure_as_warning(f"confusion-{split}"):
-            # names of classes are text, "NA" too
-            text = io.StringIO(run.text(file))
-            counts = pd.read_csv(text, index_col=0, dtype={"label": str}, keep_default_na=False)
-            title = f"Predictions of {split}{of_run}"
-            figures[f"confusion-{split}"] = confusion_matrix(counts, title)
-    return figures
+    return drawn | task_of(config).figures(run, name)
 
 
 def unanalysed(runs: Sequence[SavedRun]) -> list[Path]:

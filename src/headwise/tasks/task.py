@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from headwise.data.splits import Corpus
 from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
-from headwise.metrics.metric import Measured, Metric
+from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.family import Model
 from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder
@@ -37,6 +37,11 @@ from headwise.tasks.measure import measure_losses
 from headwise.tasks.reading import Candidates, Given, Item, Spelling, given_ids, rows_of
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headwise.runs.record import Record
 
 # S; logits (R, V) and targets (R,) of the scored positions -> more statistics of each, (R, S)
 Extra = tuple[int, Callable[[Tensor, Tensor], Tensor]]
@@ -158,6 +163,7 @@ class Task(ABC, Generic[D]):
         searches: whether settings below `decode` affect its scores.
         run: the class of a loaded run.
         command: that applies a finished run; empty if there is none.
+        data_files: patterns of the files in a run folder with which it reads its data.
         references: file in a run folder with the hash of the references; `{split}` is replaced.
     """
 
@@ -165,6 +171,7 @@ class Task(ABC, Generic[D]):
     searches: ClassVar[bool] = False
     run: ClassVar[type[TrainedRun]] = TrainedRun
     command: ClassVar[str] = ""
+    data_files: ClassVar[tuple[str, ...]] = ("data.json", "tokenizer*.model")
     references: ClassVar[str] = ""
 
     def __init__(self, config: Config) -> None:
@@ -272,6 +279,10 @@ class Task(ABC, Generic[D]):
         items = measure_losses(model, self.loss, batches, ranks, extra, progress, n_extra).items
         return Evaluation([Measured(items, self.metrics(data))])
 
+    def labels(self, items: Floats) -> Floats | None:
+        """The labels of scored items, for McNemar's test of accuracies; None: it does not apply."""
+        return None
+
     def quick(self) -> Self:
         """The task with the search of validations, which takes less time."""
         return self
@@ -315,6 +326,10 @@ class Task(ABC, Generic[D]):
     def of_files(self, saved: Path, sets: Mapping[str, Sides]) -> D:
         """Aligned lines of a user as splits."""
         raise ConfigError(f"data.source_file must be null with task={self.name}")
+
+    def figures(self, run: Record, name: str) -> dict[str, Figure]:
+        """File name -> figure of the outputs in a run's folder; `name` is of what was trained."""
+        return {}
 
     # -- heads: analysis and pages ------------------------------------------------------------
 

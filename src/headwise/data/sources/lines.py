@@ -111,6 +111,16 @@ def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
         return list(decoded_lines(stream, str(path), may_be_empty))
 
 
+def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
+    """Read two aligned files with one sentence per line; see `read_lines`."""
+    sides = read_lines(source), read_lines(target)
+    if len(sides[0]) != len(sides[1]):
+        raise DataError(
+            f"{source} has {len(sides[0])} lines and {target} {len(sides[1])}: they must be aligned"
+        )
+    return sides
+
+
 def aligned(
     source: Iterator[str], target: Iterator[str], source_name: str, target_name: str
 ) -> Iterator[tuple[str, str]]:

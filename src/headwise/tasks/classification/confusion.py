@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 
 import numpy as np
@@ -9,11 +10,28 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from headwise.plots.style import TWO_COLUMNS, drawable, styled
+from headwise.plots.style import TWO_COLUMNS, drawable, failure_as_warning, styled
+from headwise.runs.record import Record
+from headwise.tasks.classification.predict import CONFUSION, FOLDER
 
 MAX_NUMBERED = 12  # classes; with more, cells have no numbers
 MAX_CLASSES = 50  # drawn of more classes: those with the most confusions
 MAX_CHARACTERS = 24  # of the name of a class
+
+
+def confusion_figures(run: Record, name: str) -> dict[str, Figure]:
+    """File name -> figure of the predictions of each split; `name` is of what was trained."""
+    of_run = f" ({name})" if name else ""
+    figures = {}
+    for file in run.names(f"{FOLDER}/*{CONFUSION}"):
+        split = file.removeprefix(f"{FOLDER}/").removesuffix(CONFUSION)
+        with failure_as_warning(f"confusion-{split}"):
+            # names of classes are text, "NA" too
+            text = io.StringIO(run.text(file))
+            counts = pd.read_csv(text, index_col=0, dtype={"label": str}, keep_default_na=False)
+            title = f"Predictions of {split}{of_run}"
+            figures[f"confusion-{split}"] = confusion_matrix(counts, title)
+    return figures
 
 
 @styled

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import DataError, refuse, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
-from headwise.metrics.metric import Metric
+from headwise.metrics.metric import Floats, Metric
 from headwise.model.build import build_classifier, check_model, parts_of
 from headwise.model.classifier import Classifier, pool_of
 from headwise.model.family import Model
@@ -38,7 +38,13 @@ from headwise.model.places import site_alone
 from headwise.tasks.classification.batches import TrainingClasses, evaluation_batches, stratified
 from headwise.tasks.classification.images import LabelledImages
 from headwise.tasks.classification.inputs import ClassCorpus
-from headwise.tasks.classification.metrics import N_BEFORE, TOP, class_metrics, predictions
+from headwise.tasks.classification.metrics import (
+    N_BEFORE,
+    TOP,
+    class_metrics,
+    predictions,
+    true_classes,
+)
 from headwise.tasks.classification.predict import ClassifierRun, Predictions, labels_of
 from headwise.tasks.classification.prepare import (
     LABELS,
@@ -52,6 +58,11 @@ from headwise.tasks.data import Sizes
 from headwise.tasks.reading import Candidates, Given, Spelling
 from headwise.tasks.task import Evaluation, Extra, Part, Task
 from headwise.train.distributed import Ranks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headwise.runs.record import Record
 
 CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
     ImageDataConfig: LabelledImages,
@@ -262,6 +273,10 @@ class Classification(Task[PreparedClasses]):
         (measured,) = super().evaluate(model, data, part, ranks, progress).measured
         return Evaluation([measured], Predictions(data, *predictions(measured.items)))
 
+    def labels(self, items: Floats) -> Floats:
+        """See `Task.labels`."""
+        return true_classes(items)
+
     def restored(
         self, saved: Path, splits: Sequence[str], folder: str | None = None
     ) -> PreparedClasses:
@@ -274,6 +289,12 @@ class Classification(Task[PreparedClasses]):
         if tokenizer is not None:
             tokenizer = replace(tokenizer, kind="given", folder=str(saved))
         return prepare_classes(corpus, tokenizer, labels_of(saved), splits)
+
+    def figures(self, run: Record, name: str) -> dict[str, Figure]:
+        """See `Task.figures`: the confusion matrix of each split."""
+        from headwise.tasks.classification.confusion import confusion_figures
+
+        return confusion_figures(run, name)
 
     def spellings(self, model: Model, data: PreparedClasses) -> Mapping[str, Spelling]:
         """See `Task.spellings`; patches of an image are numbered by `patch_id`."""

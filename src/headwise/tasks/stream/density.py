@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +16,10 @@ from headwise.config.data import (
     MusicDataConfig,
     TextDataConfig,
 )
-from headwise.config.schema import WindowsConfig
 from headwise.data.lossless import lossless
 from headwise.data.tokenizer import TOKENIZER, Tokenizer
 from headwise.files import machine_cache_dir
-from headwise.metrics.metric import Floats, Measured, Metric
+from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.tasks.stream.reading import SITE, places_of
@@ -34,7 +31,7 @@ from headwise.tasks.stream.samples import (
     ValidationSamples,
 )
 from headwise.tasks.stream.stream import PreparedTokens
-from headwise.tasks.stream.task import StreamTask, Windows, scope_of
+from headwise.tasks.stream.task import StreamTask, Windows, bits_per
 from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
 from headwise.tasks.task import Evaluation, Part
 from headwise.train.distributed import Ranks
@@ -45,11 +42,6 @@ SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {
     ImageDataConfig: ImageSamples,
     MusicDataConfig: MusicSamples,
 }
-
-
-def bits_per_value(sums: Floats) -> float:
-    """Bits per byte or dimension, from the sums (nats, bytes)."""
-    return float(sums[0] / math.log(2) / sums[1])
 
 
 class Density(StreamTask):
@@ -63,19 +55,12 @@ class Density(StreamTask):
         """See `Task.n_outputs`: samples."""
         return int(self.config.trainer.valid_samples)
 
-    def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:
-        """See `Task.metrics`; bits per byte (or dimension) first if the loss has a nll."""
-        (unit,) = {metric.unit for metric in self.loss.metrics}
-        value = self.config.data.unit
-        names = f"bits_per_{value}", f"bits per {value}"
-        counts = {"n_scored": 2, "n_bytes": 3}
-        windows: WindowsConfig = self.config.decode
-        part = f"|max_windows:{windows.max_windows}" if windows.max_windows else ""
-        signature = f"min_context:{windows.min_context}{part}"
-        bits = Metric(names[0], "lower", bits_per_value, (1, 3), signature, unit, names[1], counts)
-        metrics = [*([bits] if self.loss.measure == "nll" else []), *self.loss.metrics]
-        scope, consecutive = scope_of(windows), not self.config.data.aligned
-        return [replace(metric, scope=scope, consecutive=consecutive) for metric in metrics]
+    def own_metrics(self, unit: str, part: str) -> Sequence[Metric]:
+        """See `StreamTask.own_metrics`: bits per byte or dimension."""
+        value, counts = self.config.data.unit, {"n_scored": 2, "n_bytes": 3}
+        signature = f"min_context:{self.config.decode.min_context}{part}"
+        name, label = f"bits_per_{value}", f"bits per {value}"
+        return [Metric(name, "lower", bits_per, (1, 3), signature, unit, label, counts)]
 
     def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
         """See `StreamTask.windows`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from headwise.data.batch import Batch
 from headwise.data.lossless import ids_text
 from headwise.errors import require
 from headwise.languages import has_spaces
-from headwise.metrics.metric import Floats, Metric, percent
+from headwise.metrics.metric import Metric, percent
 from headwise.model.family import Model
 from headwise.tasks.reading import Axes, Given
 from headwise.tasks.stream.masking import (
@@ -28,17 +27,12 @@ from headwise.tasks.stream.masking import (
 )
 from headwise.tasks.stream.reading import encoded_texts
 from headwise.tasks.stream.stream import PreparedTokens, TokenStream
-from headwise.tasks.stream.task import StreamTask, Windows, scope_of
+from headwise.tasks.stream.task import StreamTask, Windows, bits_per
 from headwise.tasks.stream.windows import Ints
 from headwise.tasks.task import Extra
 
 SITE = "encoder_self"
 NOTE = "The model reads <mask> for a token named <mask:…>."
-
-
-def bits_per_token(sums: Floats) -> float:
-    """Bits per token, from the sums (nats, tokens)."""
-    return float(sums[0] / math.log(2) / sums[1])
 
 
 def is_correct(logits_RV: Tensor, targets_R: Tensor) -> Tensor:
@@ -71,22 +65,14 @@ class MaskedLM(StreamTask):
         shares = mlm_probability, mask_replace_prob, random_replace_prob
         self.settings = MaskSettings(*shares, whole_words)
 
-    def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:
-        """See `Task.metrics`: bits (if the loss has a nll), accuracy, and those of the loss."""
-        most, unit = self.config.decode.max_windows, self.loss.metrics[0].unit
-        signature = str(self.settings) + (f"|max_windows:{most}" if most else "")
-        counts = {"n_scored": 2}
-        bits = Metric(
-            *("masked_bits", "lower", bits_per_token, (1, 2), signature, unit),
-            *("bits per masked token", counts),
-        )
+    def own_metrics(self, unit: str, part: str) -> Sequence[Metric]:
+        """See `StreamTask.own_metrics`: bits per masked token, and accuracy."""
+        about = f"{self.settings}{part}", unit
+        bits = Metric("masked_bits", "lower", bits_per, (1, 2), *about, "bits per masked token")
         accuracy = Metric(
-            *("masked_accuracy", "higher", percent, (2, 3), signature, unit),
-            *("masked accuracy (%)", counts),
+            "masked_accuracy", "higher", percent, (2, 3), *about, "masked accuracy (%)"
         )
-        metrics = [*([bits] if self.loss.measure == "nll" else []), accuracy, *self.loss.metrics]
-        scope = scope_of(self.config.decode)
-        return [replace(metric, scope=scope, consecutive=True) for metric in metrics]
+        return [replace(metric, counts={"n_scored": 2}) for metric in (bits, accuracy)]
 
     def check(self) -> None:
         """See `Task.check`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import DataError, require
 from headwise.files import machine_cache_dir
+from headwise.metrics.metric import Floats, Metric
 from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
@@ -56,9 +58,9 @@ def is_text(config: Config) -> bool:
     return data.unit == "byte"
 
 
-def scope_of(windows: WindowsConfig) -> str:
-    """The part of a split that is scored, see `Metric`."""
-    return f"{windows.max_windows} windows" if windows.max_windows else ""
+def bits_per(sums: Floats) -> float:
+    """Bits per token, byte or dimension, from the sums (nats, their number)."""
+    return float(sums[0] / math.log(2) / sums[1])
 
 
 class StreamTask(Task[PreparedTokens]):
@@ -113,6 +115,23 @@ class StreamTask(Task[PreparedTokens]):
         whole = f"a multiple of the {period} values of positions.shape"
         for key, value in (("data.window", window), ("decode.min_context", context)):
             require(period is None or value % period == 0, key, whole, value)
+
+    def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:
+        """See `Task.metrics`: bits (if the loss has a nll), others, and those of the loss."""
+        most, (unit,) = self.config.decode.max_windows, {m.unit for m in self.loss.metrics}
+        bits, *others = self.own_metrics(unit, f"|max_windows:{most}" if most else "")
+        metrics = [*([bits] if self.loss.measure == "nll" else []), *others, *self.loss.metrics]
+        scope, consecutive = f"{most} windows" if most else "", not self.config.data.aligned
+        return [replace(metric, scope=scope, consecutive=consecutive) for metric in metrics]
+
+    @abstractmethod
+    def own_metrics(self, unit: str, part: str) -> Sequence[Metric]:
+        """Metrics besides those of the loss, bits first.
+
+        Args:
+            unit: of the items.
+            part: end of the signatures.
+        """
 
     def sizes(self) -> Sizes:
         """See `Task.sizes`."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import ConfigError, meant
+from headwise.errors import ConfigError, refuse
 
 FILES = ("source", "hypotheses", "references")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -31,9 +31,7 @@ def check_commands(commands: Mapping[str, str]) -> None:
             raise ConfigError(f"{key}: search is a reserved name (statistics of the search)")
         for field in _PLACEHOLDER.findall(template):
             if field not in FILES:
-                hint = meant(field, FILES, "{{{}}}")
-                allowed = ", ".join(f"{{{file}}}" for file in FILES)
-                raise ConfigError(f"{key} may contain {allowed}; got {{{field}}}.{hint}")
+                raise refuse(f"a placeholder of {key}", field, FILES)
         if "{hypotheses}" not in template:
             raise ConfigError(
                 f"{key} must contain {{hypotheses}}, the file to score; got {template!r}"

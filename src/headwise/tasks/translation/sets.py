@@ -7,25 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from headwise.config.data import DataConfig
-from headwise.data.sources.lines import read_lines
-from headwise.data.sources.origins import joined_splits
+from headwise.data.sources.lines import read_pairs
 from headwise.errors import DataError
 from headwise.files import machine_cache_dir
 from headwise.tasks.data import Sides
 from headwise.tasks.translation.corpus import open_corpus
 
 HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
-
-
-def check_aligned(
-    sources: Sequence[str], references: Sequence[str], source: str, reference: str
-) -> None:
-    """Raise `DataError` for different lengths; `source` and `reference` name them in it."""
-    if len(sources) != len(references):
-        raise DataError(
-            f"{source} has {len(sources)} lines and {reference} {len(references)}: they must be "
-            "aligned"
-        )
 
 
 def named_sets(
@@ -45,12 +33,9 @@ def named_sets(
     if folder is not None:
         return _corpus_sets(data, names, folder)
     there = saved_sets(saved)
-    parts = {name: joined_splits(name, there) for name in names}
-    absent = [name for name in names if not set(parts[name]) <= set(there)]
+    absent = [name for name in names if name not in there]
     others = _corpus_sets(data, absent, None) if absent else {}
-    return {
-        name: others[name] if name in others else _saved_set(saved, parts[name]) for name in names
-    }
+    return {name: others[name] if name in others else _saved_set(saved, name) for name in names}
 
 
 def saved_sets(saved: Path) -> list[str]:
@@ -60,17 +45,9 @@ def saved_sets(saved: Path) -> list[str]:
     return sorted(name for name in names if (texts / f"{name}.ref.txt").is_file())
 
 
-def _saved_set(saved: Path, names: Sequence[str]) -> Sides:
-    """Concatenation of sets of the run folder."""
-    both: tuple[list[str], list[str]] = [], []
-    for name in names:
-        sources, references = (
-            read_lines(saved / HYPOTHESES / f"{name}.{side}.txt") for side in ("src", "ref")
-        )
-        check_aligned(sources, references, f"{name}.src.txt", f"{name}.ref.txt")
-        both[0].extend(sources)
-        both[1].extend(references)
-    return both
+def _saved_set(saved: Path, name: str) -> Sides:
+    files = (saved / HYPOTHESES / f"{name}.{side}.txt" for side in ("src", "ref"))
+    return read_pairs(*files)
 
 
 def _corpus_sets(data: DataConfig, names: Sequence[str], folder: str | None) -> dict[str, Sides]:

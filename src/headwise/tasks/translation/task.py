@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +55,7 @@ class Translation(Task[Pairs]):
     searches = True
     run = TranslationRun
     command = "translate"
+    data_files = (*Task.data_files, f"{HYPOTHESES}/*.src.txt", f"{HYPOTHESES}/*.ref.txt")
     references = f"{HYPOTHESES}/{{split}}.ref.sha256"
 
     @property
@@ -168,8 +168,7 @@ class Translation(Task[Pairs]):
             translator = Translator(
                 model, data.tokenizers, self.config.decode, ranks.device, self.loss.output_map
             )
-            shown = progress and sys.stderr.isatty()
-            share = translator.translate(ranks.share(list(sources[:n])), progress=shown)
+            share = translator.translate(ranks.share(list(sources[:n])), progress)
             sides, translations = (sources[:n], references[:n]), ranks.gather(share)
             outputs = Translations(*sides, translations, self.config.decode.external)
             of_part = f", first {n} sentences" if n < len(sources) else ""

@@ -19,10 +19,12 @@ SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16")
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Built-in data with each task that they name."""
+    """Built-in data with each task that they name, or with the one that they select."""
     with composer() as make:
         for data in (name for name in group_choices("data") if name.startswith("builtin")):
-            yield from ((data, task) for task in make([f"data={data}"]).data.tasks)
+            config = typed(make([f"data={data}"]))
+            tasks = getattr(config.data, "tasks", None) or [task_of(config).name]
+            yield from ((data, task) for task in tasks)
 
 
 CASES = list(cases())

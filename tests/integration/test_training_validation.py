@@ -15,7 +15,7 @@ from torch import Tensor
 import headwise
 from command_line import train_small, write_corpus
 from headwise.data.tokenizer import BOS, EOS, PAD
-from headwise.decode.translator import Translation, Translator
+from headwise.decode.translator import TranslatedSentence, Translator
 from headwise.kernels import native, verification
 from headwise.kernels.checks import Case
 from headwise.losses.loss import CrossEntropy
@@ -94,7 +94,7 @@ def test_average_is_chosen_on_all_sentences(
     """A part of the set chooses the best checkpoint, the whole set between it and the average."""
     n_translated: list[int] = []
 
-    def translate(self: Translator, sources: Sequence[str], **more: Any) -> list[Translation]:
+    def translate(self: Any, sources: Sequence[str], **more: Any) -> list[TranslatedSentence]:
         n_translated.append(len(sources))
         return original(self, sources, **more)
 

@@ -10,7 +10,7 @@ from headwise.config.schema import TokenizerConfig
 from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.tasks.translation.encoding import EncodingJob, ShardEncoder, write_encoded
-from headwise.tasks.translation.text import write_text
+from headwise.tasks.translation.text import write_pairs
 
 SENTENCES = ["banane rubin", "salbei banner", "linsen und salbei"]
 
@@ -25,7 +25,7 @@ def job_of(
 ) -> EncodingJob:
     """Shards of three pairs each."""
     text = folder / "text.de", folder / "text.en"
-    write_text(iter(pairs), text)
+    write_pairs(iter(pairs), text)
     return EncodingJob(text, TokenizerPair(tokenizer, tokenizer, True), shard_pairs=3, **options)
 
 

@@ -11,7 +11,7 @@ import pytest
 from fake_corpora import corpus, pairs_of
 from headwise.config.data import CleaningConfig
 from headwise.tasks.translation.corpus import ParallelCorpus
-from headwise.tasks.translation.text import ParallelText, write_text
+from headwise.tasks.translation.text import ParallelText, write_pairs
 
 ODD = ["", "a\u2028b\u0085c\rd", "ends so\r", "\ufeffmark", " kept ", "寺院 🙂", "last"]
 
@@ -26,7 +26,7 @@ def test_lines_equal_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.M
     monkeypatch.setattr("headwise.tasks.translation.text.CHUNK_PAIRS", chunk)
     pairs = list(zip(ODD, reversed(ODD), strict=True))
     paths = tmp_path / "a.de", tmp_path / "a.en"
-    assert write_text(iter(pairs), paths) == len(pairs)
+    assert write_pairs(iter(pairs), paths) == len(pairs)
     text = ParallelText(paths, {})
     assert list(text) == pairs
     assert len(text) == len(pairs)

@@ -18,7 +18,7 @@ from headwise.data.splits import FileCorpus
 from headwise.errors import DataError, refuse, require
 from headwise.file_names import check_file_name, check_relative_path
 
-Part = dict[str, Any]
+ImagePart = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -100,15 +100,15 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         values = read(stream, name, tuple(self.config.shape))
         return ((f"{name}, image {i}", value) for i, value in enumerate(values, 1))
 
-    def parts(self, split: str) -> list[Part]:
+    def parts(self, split: str) -> list[ImagePart]:
         """Where the images of a split are in the archives."""
         if split not in self.config.splits:
             raise refuse(f"a split of data={self.config.name}", split, self.config.splits)
-        parts: list[Part] = self.config.splits[split]
+        parts: list[ImagePart] = self.config.splits[split]
         return parts
 
     def values_of(
-        self, part: Part, read: Callable[[IO[bytes], str, Shape], Iterator[T]]
+        self, part: ImagePart, read: Callable[[IO[bytes], str, Shape], Iterator[T]]
     ) -> Iterator[tuple[str, T]]:
         """Images or labels of a part: from `images[0]` to before `images[1]`, or all.
 
@@ -127,7 +127,7 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
             name = self.config.name
             raise DataError(f"{path} has too few {content} for {first} to {end} of {name}")
 
-    def streams(self, part: Part) -> Iterator[tuple[IO[bytes], str]]:
+    def streams(self, part: ImagePart) -> Iterator[tuple[IO[bytes], str]]:
         """The files of a part, one after the other, with their names."""
         for path, member in self.located(part):
             if member is None:
@@ -137,7 +137,7 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
                 with self.archives.open(part["archive"], [member]) as opened:
                     yield opened
 
-    def located(self, part: Part) -> list[tuple[Path, str | None]]:
+    def located(self, part: ImagePart) -> list[tuple[Path, str | None]]:
         """Files of a part: members of an archive, unpacked members, or a file (None)."""
         members = part.get("members", [])
         if self.folder is not None and members:

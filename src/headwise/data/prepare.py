@@ -17,12 +17,11 @@ TRAINING_BYTES = 2**25  # of text on which a tokenizer is trained; SentencePiece
 
 
 def tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
-    """What the tokens of a text depend on, beside the text."""
+    """What the tokens of a text depend on, besides the text."""
     loaded = load_tokenizers(config)
-    return {
-        "sentencepiece": importlib.metadata.version("sentencepiece"),
-        "tokenizer": asdict(config) | {"folder": loaded and loaded.fingerprint()},
-    }
+    # of the folder its content; dropout is used only to sample an epoch
+    options = asdict(config) | {"folder": loaded and loaded.fingerprint(), "dropout": 0.0}
+    return {"sentencepiece": importlib.metadata.version("sentencepiece"), "tokenizer": options}
 
 
 def exact_tokenizer(config: TokenizerConfig, read: Callable[[], Iterator[bytes]]) -> Tokenizer:

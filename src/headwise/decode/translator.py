@@ -31,7 +31,7 @@ from headwise.progress import progress_bar
 
 
 @dataclass(frozen=True)
-class Translation:
+class TranslatedSentence:
     """Translation of one sentence.
 
     Attributes:
@@ -52,7 +52,7 @@ class Translation:
         return self.hypotheses[0].search if self.hypotheses else None
 
 
-EMPTY = Translation("", 0.0, (("", 0.0),), ())
+EMPTY = TranslatedSentence("", 0.0, (("", 0.0),), ())
 SCORING_SHARE = 4  # forced decoding holds the logits of every position: a quarter of max_tokens
 # With fewer rows of all steps, packing the weights (`packed_weights`) takes longer than it saves.
 # The number is estimated as source tokens times beam.
@@ -100,7 +100,7 @@ class Translator:
 
     def translate(
         self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
-    ) -> list[Translation]:
+    ) -> list[TranslatedSentence]:
         """Return translations in the order of `sentences`; an empty line stays empty.
 
         Args:
@@ -212,13 +212,13 @@ class Translator:
             return [[hypothesis] for hypothesis in best]
         return beam_search(*inputs, config.beam, penalty, config.n_best, output=self.output)
 
-    def _translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:
+    def _translation(self, hypotheses: Sequence[Hypothesis]) -> TranslatedSentence:
         texts = self.tokenizers.target.decode([list(hypothesis.ids) for hypothesis in hypotheses])
         # a model may generate a line break (byte fallback), which would shift later lines
         lines = [" ".join(text.splitlines()) for text in texts]
         scores = [hypothesis.score for hypothesis in hypotheses]
         pairs = tuple(zip(lines, scores, strict=True))
-        return Translation(lines[0], scores[0], pairs, tuple(hypotheses))
+        return TranslatedSentence(lines[0], scores[0], pairs, tuple(hypotheses))
 
     @contextmanager
     def _ready(self) -> Iterator[None]:

@@ -42,6 +42,15 @@ def joined_splits(split: str, known: Collection[str]) -> list[str]:
     return [split] if split in known else split.split("+")
 
 
+def known_parts(config: DataWithOrigins, split: str, known: Collection[str]) -> list[str]:
+    """The splits of a name, see `joined_splits`; a `DataError` for one that is not known."""
+    parts = joined_splits(split, known)
+    for part in parts:
+        if part not in known:
+            raise DataError(str(refuse(f"a split of data={config.name}", part, known)))
+    return parts
+
+
 def local_folder(config: DataWithOrigins | DensityDataConfig) -> Path | None:
     """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
     if config.dir is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from headwise.data.images import ImageCorpus, Part
+from headwise.data.images import ImageCorpus, ImagePart
 from headwise.data.sources.lines import decoded_lines
 from headwise.data.sources.pictures import Image, stored_labels
 from headwise.errors import DataError, require
@@ -68,7 +68,7 @@ class LabelledImages(ImageCorpus, ClassCorpus):
             raise DataError(f"{path} must be in a folder named after its class, in {path.parent}")
         return folder
 
-    def _labels_of(self, part: Part) -> Iterator[str]:
+    def _labels_of(self, part: ImagePart) -> Iterator[str]:
         names = self._names(part)
         for name, number in self.values_of(_of_labels(part), stored_labels):
             if names and number >= len(names):
@@ -77,7 +77,7 @@ class LabelledImages(ImageCorpus, ClassCorpus):
                 )
             yield names[number] if names else str(number)
 
-    def _names(self, part: Part) -> list[str]:
+    def _names(self, part: ImagePart) -> list[str]:
         """The names of the labels 0, 1, ...; empty: their numbers."""
         if "names" not in part:
             return []
@@ -85,6 +85,6 @@ class LabelledImages(ImageCorpus, ClassCorpus):
         return [line for opened in files for line in decoded_lines(*opened) if line]
 
 
-def _of_labels(part: Part) -> Part:
+def _of_labels(part: ImagePart) -> ImagePart:
     """The part with the labels of the images of a part."""
     return {**part, "archive": part.get("labels", part["archive"])}

@@ -45,26 +45,6 @@ class ClassCorpus(Corpus, Protocol):
         ...
 
 
-class Inputs(Protocol):
-    """The inputs of a split.
-
-    Attributes:
-        lengths: (N,), positions of each.
-    """
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int32]: ...  # noqa: D102
-
-    def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
-        """The column of some rows.
-
-        Args:
-            rows: numbers of examples.
-            seed: of random changes of training examples, with the row; None: no changes.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class TextInputs:
     """Texts as tokens, each with an end token."""
@@ -73,11 +53,11 @@ class TextInputs:
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """See `Inputs.lengths`."""
+        """Positions of each text, (N,)."""
         return self.store.lengths
 
     def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
-        """See `Inputs.column`; texts are never changed."""
+        """The column of some rows; texts are never changed at random."""
         ids_BL, lengths_B = self.store.gather(rows)
         return Column(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), n_end=1)
 
@@ -91,7 +71,7 @@ class ImageInputs:
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """See `Inputs.lengths`."""
+        """Patches of each image, (N,)."""
         return np.full(len(self.images), self._n_patches, np.int32)
 
     @property
@@ -99,7 +79,12 @@ class ImageInputs:
         return prod(grid_of(self.config.shape, self.config.patch))
 
     def column(self, rows: Rows, seed: Sequence[int] | None) -> Column:
-        """See `Inputs.column`: values (B, N, P) of patches; training images are augmented."""
+        """The values (B, N, P) of the patches of some images.
+
+        Args:
+            rows: numbers of the images.
+            seed: with the row, of random changes of training images; None: no changes.
+        """
         images_BHWC = self.images[rows]
         if seed is not None:
             changes = self.config.shift, self.config.flip
@@ -112,14 +97,14 @@ class ImageInputs:
 class LabelledSplit:
     """Inputs and their classes, (N,)."""
 
-    inputs: Inputs
+    inputs: TextInputs | ImageInputs
     classes: Classes
 
     def __len__(self) -> int:
         return len(self.classes)
 
     def batch(self, rows: Rows, seed: Sequence[int] | None = None) -> Batch:
-        """The batch of some rows, each scored once; `seed` as of `Inputs.column`."""
+        """The batch of some rows, each scored once; `seed` as of `ImageInputs.column`."""
         columns = {COLUMN: self.inputs.column(rows, seed)}
         targets_R = torch.from_numpy(self.classes[rows])
         return Batch(columns, torch.arange(len(rows)), targets_R, rows.tolist(), len(rows))

@@ -22,7 +22,6 @@ from headwise.progress import progress_bar
 from headwise.tasks.classification.inputs import (
     ClassCorpus,
     ImageInputs,
-    Inputs,
     LabelledSplit,
     TextInputs,
 )
@@ -75,7 +74,7 @@ class PreparedClasses:
         """A split, memory-mapped."""
         return LabelledSplit(self._inputs(name), np.load(self.folder / f"{name}.classes.npy"))
 
-    def _inputs(self, name: str) -> Inputs:
+    def _inputs(self, name: str) -> TextInputs | ImageInputs:
         if self.tokenizer is not None:
             dtype = id_dtype(self.tokenizer.vocab_size)
             return TextInputs(IdStore.open(self.folder / name, dtype))

@@ -18,7 +18,7 @@ from headwise.data.sources.origins import (
     Origin,
     from_folder,
     from_origins,
-    joined_splits,
+    known_parts,
     local_folder,
     origins_of,
 )
@@ -161,12 +161,7 @@ class LabelledText(ClassCorpus):
         """The splits of `tables` with the rows of a split."""
         if self.config.valid_fraction and split == self.config.valid:
             split = self.config.train
-        known = self.tables.splits()
-        parts = joined_splits(split, known)
-        for part in parts:
-            if part not in known:
-                raise DataError(str(refuse(f"a split of data={self.config.name}", part, known)))
-        return parts
+        return known_parts(self.config, split, self.tables.splits())
 
     def _select(self, name: str, columns: Sequence[str]) -> list[str]:
         pair = "data.pair= (null: single texts)"

@@ -24,21 +24,21 @@ HEADER = 64  # bytes, at most, of the containers that libsndfile reads
 UNKNOWN = 2**31 - 2**16  # bytes; larger sizes in headers stand for unknown ones
 OGG_CUT = re.compile("reports a hole|after the last page|end-of-stream", re.IGNORECASE)
 
-Samples = npt.NDArray[np.float32]
+Audio = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
 
 
-def mu_law(samples: Samples) -> Codes:
+def mu_law(samples: Audio) -> Codes:
     """Codes 0 to 255 of samples from -1 to 1; differences of small ones are kept best."""
     magnitudes = np.log1p(MU * np.minimum(np.abs(samples), 1)) / np.log1p(MU)
     codes: Codes = np.rint((np.copysign(magnitudes, samples) + 1) / 2 * MU).astype(np.uint8)
     return codes
 
 
-def from_mu_law(codes: Codes) -> Samples:
+def from_mu_law(codes: Codes) -> Audio:
     """Samples from -1 to 1 of codes; `mu_law` maps them to the same codes."""
     values = 2 * codes.astype(np.float32) / MU - 1
-    samples: Samples = np.copysign(np.expm1(np.abs(values) * np.log1p(MU)) / MU, values)
+    samples: Audio = np.copysign(np.expm1(np.abs(values) * np.log1p(MU)) / MU, values)
     return samples
 
 
@@ -51,7 +51,7 @@ def read_codes(path: Path, sample_rate: int) -> bytes:
     return b"".join(mu_law(samples).tobytes() for samples in _resampled(path, sample_rate))
 
 
-def write_wav(path: Path, samples: Samples, sample_rate: int) -> None:
+def write_wav(path: Path, samples: Audio, sample_rate: int) -> None:
     """Write samples (N,) from -1 to 1 as 16-bit audio of one channel, atomically."""
     with replacing(path) as temporary, wave.open(str(temporary), "wb") as file:
         file.setnchannels(1)
@@ -82,7 +82,7 @@ class MusicCorpus(FileCorpus[MusicDataConfig]):
             yield read_codes(path, self.config.sample_rate)
 
 
-def _resampled(path: Path, sample_rate: int) -> Iterator[Samples]:
+def _resampled(path: Path, sample_rate: int) -> Iterator[Audio]:
     """Blocks of the mean of the channels of an audio file at another sample rate."""
     soundfile = _package("soundfile")
     try:
@@ -100,7 +100,7 @@ def _resampled(path: Path, sample_rate: int) -> Iterator[Samples]:
         raise DataError(f"{path} is not audio that can be read: {error}") from error
 
 
-def _mono(sound: Any, path: Path) -> Iterator[Samples]:
+def _mono(sound: Any, path: Path) -> Iterator[Audio]:
     """Blocks of the mean of the channels; a `DataError` if the decoder does not deliver all."""
     n_frames = 0
     # not `blocks`, whose last block has uninitialised values after what the decoder delivers

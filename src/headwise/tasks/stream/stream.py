@@ -32,7 +32,7 @@ MAX_CHUNK = 2**16  # bytes; longer lines of text are encoded in parts
 BATCH_BYTES = 2**20  # encoded at once
 POOL_BATCHES = 8  # below this, starting processes takes longer than they save
 
-Batch = tuple[int, list[bytes]]  # number of the first line, and chunks
+Lines = tuple[int, list[bytes]]  # number of the first, and chunks
 
 
 @dataclass(frozen=True)
@@ -225,11 +225,11 @@ def encode(
     return {"tokens": n_tokens, "bytes": n_bytes}
 
 
-def _batch_encoder(tokenizer: Tokenizer, source: str) -> Callable[[Batch], npt.NDArray[np.int32]]:
+def _batch_encoder(tokenizer: Tokenizer, source: str) -> Callable[[Lines], npt.NDArray[np.int32]]:
     return lambda batch: lossless(tokenizer).encode(batch[1], source, batch[0])
 
 
-def _batches(chunks: Iterator[bytes]) -> Iterator[Batch]:
+def _batches(chunks: Iterator[bytes]) -> Iterator[Lines]:
     """Chunks with at least BATCH_BYTES together, except for the last, and their first line."""
     batch: list[bytes] = []
     line, n_bytes = 1, 0

@@ -23,15 +23,15 @@ from headwise.data.sources.origins import (
     Origin,
     from_folder,
     from_origins,
-    joined_splits,
+    known_parts,
     local_folder,
     origins_of,
 )
 from headwise.data.splits import Corpus
-from headwise.errors import ConfigError, DataError, refuse
+from headwise.errors import ConfigError, DataError
 from headwise.file_names import check_file_name
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
-from headwise.tasks.translation.text import Pair, ParallelText, write_text
+from headwise.tasks.translation.text import Pair, ParallelText, write_pairs
 
 # Part of every hash of text; increase when reading, cleaning or the layout changes the result.
 READER_VERSION = 2
@@ -108,12 +108,7 @@ class ParallelCorpus(Corpus):
         return self.config.source, self.config.target
 
     def _parts(self, split: str) -> list[str]:
-        options = self.source.splits()
-        parts = joined_splits(split, options)
-        for part in parts:
-            if part not in options:
-                raise DataError(str(refuse(f"a split of data={self.config.name}", part, options)))
-        return parts
+        return known_parts(self.config, split, self.source.splits())
 
     def _converted(self, split: str, clean: bool, progress: bool) -> ParallelText:
         names = [f"{split}.{code}" for code in self._languages]
@@ -124,7 +119,7 @@ class ParallelCorpus(Corpus):
         def convert(partial: Path) -> dict[str, Any]:
             report = CleaningReport()
             pairs = self._pairs(split, report if clean else None)
-            n_pairs = write_text(pairs, [partial / name for name in names], progress)
+            n_pairs = write_pairs(pairs, [partial / name for name in names], progress)
             if not n_pairs:
                 raise DataError(self._no_pairs(split, report if clean else None))
             sources = {part: self.source.identity(part) for part in self._parts(split)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from headwise.data.sources.digest import file_digest
 from headwise.decode.hypothesis import SearchRecord
-from headwise.decode.translator import Translation
+from headwise.decode.translator import TranslatedSentence
 from headwise.files import write_text
 from headwise.runs.folder import RunFolder
 from headwise.tasks.task import Outputs
@@ -33,7 +33,7 @@ class Translations(Outputs):
 
     sources: Sequence[str]
     references: Sequence[str]
-    translations: Sequence[Translation]
+    translations: Sequence[TranslatedSentence]
     external: Mapping[str, str]
 
     @property

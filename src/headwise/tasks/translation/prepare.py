@@ -6,9 +6,7 @@ it, and both splits are encoded. Memory is bounded for corpora of any size.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import importlib.metadata
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import is_resumed, prepared
+from headwise.data.prepare import tokenizer_identity
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
@@ -126,9 +125,14 @@ def prepare_corpus(
         OSError: the cache cannot be written.
     """
     check_tokenizer_config(config)
-    loaded = load_tokenizers(config)
-    identity = _identity(corpus, config, loaded)
-    make = functools.partial(_prepare, corpus, config, loaded, n_workers, progress)
+    identity = {
+        "format": FORMAT,
+        "train": corpus.fingerprint(),
+        "valid": corpus.identity(corpus.config.valid),
+        "seed": SAMPLE_SEED,
+        **tokenizer_identity(config),
+    }
+    make = functools.partial(_prepare, corpus, config, n_workers, progress)
     folder, digest, report = prepared(corpus.cache_dir, corpus.config.name, identity, make)
     _warn_of_unknown(report["train"], config)
     for split in corpus.config.test:  # errors of test sets are raised before the training
@@ -158,30 +162,9 @@ def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
             )
 
 
-def _identity(
-    corpus: ParallelCorpus, config: TokenizerConfig, loaded: TokenizerPair | None
-) -> dict[str, Any]:
-    """All that the encoded files depend on."""
-    data = corpus.config
-    options = dataclasses.asdict(config)
-    del options["folder"]  # its content is hashed, not its path
-    if loaded is not None:
-        options["given"] = loaded.fingerprint()
-    del options["dropout"]  # used only to sample an epoch
-    return {
-        "format": FORMAT,
-        "sentencepiece": importlib.metadata.version("sentencepiece"),
-        "train": corpus.fingerprint(),
-        "valid": corpus.identity(data.valid),
-        "tokenizer": options,
-        "seed": SAMPLE_SEED,
-    }
-
-
 def _prepare(
     corpus: ParallelCorpus,
     config: TokenizerConfig,
-    loaded: TokenizerPair | None,
     n_workers: int | None,
     progress: bool,
     folder: Path,
@@ -192,7 +175,7 @@ def _prepare(
     if is_resumed(folder):
         tokenizers = TokenizerPair.load(folder)
     else:
-        tokenizers = loaded or _trained(train_text, config)
+        tokenizers = load_tokenizers(config) or _trained(train_text, config)
         tokenizers.save(folder)
     log.info("encoding %s pairs", f"{len(train_text):,}")
     job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_tokens)

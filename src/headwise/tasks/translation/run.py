@@ -8,7 +8,7 @@ from functools import cached_property
 
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.scoring import TargetScore
-from headwise.decode.translator import Translation, Translator, require_lines
+from headwise.decode.translator import TranslatedSentence, Translator, require_lines
 from headwise.model.transformer import Transformer
 from headwise.tasks.task import TrainedRun
 from headwise.tasks.translation.cleaning import Normaliser
@@ -39,7 +39,7 @@ class TranslationRun(TrainedRun):
 
     def translate(
         self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
-    ) -> list[Translation]:
+    ) -> list[TranslatedSentence]:
         """Translations in input order; see `Translator.translate`."""
         require_lines(sentences)
         sources = list(map(self.normaliser.source, sentences))

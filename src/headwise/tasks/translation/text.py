@@ -43,7 +43,7 @@ class ParallelText:
         return zip(*self.sides, strict=True)
 
 
-def write_text(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = False) -> int:
+def write_pairs(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = False) -> int:
     """Write a stream of pairs in this layout; return their number."""
     with (
         progress_bar(f"reading {paths[0].stem}", progress) as bar,

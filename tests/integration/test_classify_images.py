@@ -15,7 +15,6 @@ from command_line import CommandLine, composer, page_data, read_json, run_folder
 from headwise import load
 from headwise.analysis.tables import HEADS, KINDS, OTHERS
 from headwise.attention.recorder import recorded_weights
-from headwise.config.folders import group_choices
 from headwise.config.register import typed
 from headwise.data.loader import BatchLoader
 from headwise.errors import DataError
@@ -187,21 +186,6 @@ def test_browser_draws_patches_and_cls_tokens(headwise: CommandLine, run: Path) 
     )
     assert (opened.console_messages, opened.requests) == ([], [(run / "page.html").as_uri()])
     browsers.close()
-
-
-@pytest.mark.parametrize("attention", group_choices("attention"))
-def test_every_attention_reads_patches(overrides: list[str], make: Any, attention: str) -> None:
-    config = typed(make([*overrides, f"attention={attention}"]))
-    task = task_of(config)
-    task.check()
-    model = task.model({"tokens": 256, "labels": 3})
-    images = torch.randint(256, (2, 6, 48), dtype=torch.uint8)
-    logits = model(images, torch.full((2,), 6))
-    assert logits.shape == (2, 1, 3)
-    logits.logsumexp(-1).sum().backward()
-    gradient = model.embedding.token.linear.weight.grad
-    assert bool(gradient.isfinite().all())
-    assert bool((gradient != 0).any())
 
 
 def test_text_is_refused_for_images(headwise: CommandLine, run: Path, tmp_path: Path) -> None:

@@ -320,25 +320,6 @@ def test_gates_of_frozen_layers_are_trained(
             assert parameter.requires_grad == (not is_frozen), name
 
 
-def test_class_weights_are_those_of_the_training_rows(folder: Path) -> None:
-    from headwise.tasks.classification.task import class_factors
-
-    counts = {"a": 10, "b": 30, "c": 60}
-    balanced = class_factors("balanced", counts)
-    assert balanced is not None
-    assert np.array(balanced) * list(counts.values()) == pytest.approx([100 / 3] * 3)
-    assert class_factors([1, 2, 3], counts) == [1.0, 2.0, 3.0]
-    assert class_factors(None, counts) is None
-
-
-def test_balanced_weights_change_the_training(train_run: Run) -> None:
-    results = [
-        read_json(train_run(*more) / "results.json")["scores"]["valid"]["loss"]["score"]
-        for more in ((), ("data.class_weights=[5,1,1]",))
-    ]
-    assert results[0] != results[1]
-
-
 def number(text: str) -> float:
     return float(text.replace("−", "-"))
 

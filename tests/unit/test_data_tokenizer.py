@@ -8,10 +8,12 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece
 
 from headwise.config.schema import TokenizerConfig
+from headwise.data.store import id_dtype
 from headwise.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import check_tokenizer_config, train_tokenizer
 from headwise.errors import ConfigError, DataError
@@ -209,6 +211,10 @@ def test_models_with_other_special_ids_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     with pytest.raises(DataError, match=r"tokenizer\.model: special ids"):
         TokenizerPair.load(tmp_path)
+
+
+def test_ids_fit_the_vocabulary() -> None:
+    assert [id_dtype(n) for n in (1, 2**16, 2**16 + 1)] == [np.uint16, np.uint16, np.int32]
 
 
 def test_fingerprint_of_a_pair_depends_on_both_sides(trained: dict[str, Tokenizer]) -> None:

@@ -114,12 +114,7 @@ def causal(group: str) -> list[str]:
     "overrides",
     [
         *[(f"attention={name}",) for name in causal("attention")],
-        *[
-            (f"attention={name}", f"pattern={pattern}")
-            for name in causal("attention")
-            for pattern in causal("pattern")
-            if name != "linear" and pattern != "none"  # it has no scores to mask
-        ],
+        *[("attention=alpha_entmax", f"pattern={pattern}") for pattern in causal("pattern")],
         *[
             ("attention=alpha_entmax", *POSITIONS.get(p, [f"positions={p}"]))
             for p in group_choices("positions")

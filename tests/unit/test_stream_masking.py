@@ -140,19 +140,6 @@ def ids_of(batch: Batch) -> list[list[int]]:
     return batch.columns["tokens"].ids_BN.tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("settings", [BERT, WORDS])
-def test_batches_resume_from_every_position(settings: MaskSettings) -> None:
-    loader, saved = BatchLoader(training(settings)), []
-    for _ in range(2 * loader.n_batches + 1):
-        saved.append((loader.state(), next(loader)))
-    for state, batch in saved:
-        resumed = BatchLoader(training(settings))
-        resumed.restore(state)
-        again = next(resumed)
-        assert torch.equal(again.scored_R, batch.scored_R)
-        assert ids_of(again) == ids_of(batch)
-
-
 def test_documents_of_a_window_are_segments() -> None:
     stream = TokenStream(IDS, starts=np.array([0, 3, 25]), document_mask=True)
     (batch, *_) = evaluation(stream)

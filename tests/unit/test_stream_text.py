@@ -148,17 +148,6 @@ def test_tokens_spell_every_byte(tmp_path: Path, options: dict[str, Any]) -> Non
     assert ids_text(text_ids(TEXT, data.tokenizer), data.tokenizer) == TEXT
 
 
-def test_tokenizer_that_loses_text_is_refused(tmp_path: Path) -> None:
-    for_sentences = train_tokenizer(iter([TEXT] * 9), TokenizerConfig(kind="char", vocab_size=99))
-    (tmp_path / "other").mkdir()
-    for_sentences.save(tmp_path / "other" / "tokenizer.model")
-    given = TokenizerConfig(kind="given", folder=str(tmp_path / "other"))
-    with pytest.raises(
-        DataError, match=r"train\.txt, line 1: the tokenizer does not encode b'Der  "
-    ):
-        prepare_tokens(corpus_of(tmp_path, TEXT.encode()), given)
-
-
 def test_long_lines_are_encoded_in_parts(tmp_path: Path) -> None:
     text = ("ä" * 150_000 + "\nEnde ").encode()
     assert spelled(prepared(tmp_path, text, kind="bpe", vocab_size=270), "valid") == text

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import numpy as np
 import pytest
-import torch
 
 from headwise.data.batch import Batch
-from headwise.data.loader import BatchLoader
 from headwise.errors import DataError
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
@@ -126,27 +122,6 @@ def test_epochs_have_different_windows_in_different_orders() -> None:
     assert epochs[0] != epochs[1] != epochs[2]
     plans = [np.concatenate(examples(seed=seed).plan(1)).tolist() for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
-
-
-def test_ranks_together_equal_one_rank_with_all_tokens() -> None:
-    whole = BatchLoader(examples(60))
-    shares = [BatchLoader(examples(30, world_size=2), rank, 2) for rank in range(2)]
-    for batch in islice(whole, 20):
-        parts = [next(share) for share in shares]
-        assert sorted(batch.rows) == sorted(row for part in parts for row in part.rows)
-        assert {part.global_targets for part in parts} == {batch.n_targets}
-
-
-def test_batches_resume_from_every_position() -> None:
-    loader = BatchLoader(examples())
-    states, batches = [], []
-    for _ in range(3 * loader.n_batches):
-        states.append(loader.state())
-        batches.append(next(loader))
-    for state, batch in zip(states, batches, strict=True):
-        resumed = BatchLoader(examples())
-        resumed.restore(state)
-        assert torch.equal(next(resumed).targets_R, batch.targets_R)
 
 
 def test_text_shorter_than_a_window_is_refused() -> None:

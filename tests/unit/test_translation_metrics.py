@@ -176,7 +176,7 @@ def test_failed_external_metric_has_a_reason(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("comet-score -t {hypothesis}", r"decode\.external\.comet.*mean \{hypotheses\}"),
+        ("comet-score -t {hypothesis}", r"decode\.external\.comet.*mean hypotheses\?"),
         ("comet-score -t hyp.txt", r"must contain \{hypotheses\}"),
         ("comet-score '{hypotheses}", "is not a valid command"),
     ],

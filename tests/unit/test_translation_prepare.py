@@ -291,18 +291,6 @@ def test_sample_of_a_large_corpus_is_seeded(tmp_path: Path) -> None:
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
 
 
-def test_ids_fit_the_larger_vocabulary(tmp_path: Path) -> None:
-    letters = [chr(0x20000 + i) for i in range(66_000)]
-    target = ["".join(letters[i : i + 100]) for i in range(0, 66_000, 100)]
-    text = corpus([("a b", side) for side in target], [("a", target[-1])])
-    config = options(kind="char", vocab_size=70_000, joint=False, character_coverage=1.0)
-    prepared = prepare(text, tmp_path, config)
-    assert prepared.tokenizers.source.vocab_size < 10
-    decode = prepared.tokenizers.target.decode
-    assert decode(list(prepared.train.target)) == target
-    assert decode(list(prepared.valid.target)) == target[-1:]
-
-
 def _prepare_and_count(cache: Path, counter: Path, barrier: Any) -> None:
     text = corpus()
     barrier.wait(timeout=60)

@@ -16,7 +16,7 @@ from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
 from headwise.decode import translator as translator_module
-from headwise.decode.translator import Translator
+from headwise.decode.translator import Translator, check_lengths
 from headwise.errors import DataError, RunError
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.blocks import PreNorm, Residual
@@ -286,10 +286,10 @@ def test_device_and_precision_are_resolved(model: Transformer) -> None:
 
 
 def test_only_learned_positions_limit_targets() -> None:
-    longest = build("linformer").max_source
-    Translator(build("linformer"), PAIR, CONFIG).check_targets([longest + 1])
+    assert build("linformer").target_embedding.max_positions is None
+    limit = build(positions=Learned(32)).target_embedding.max_positions
     with pytest.raises(DataError, match="target line 2 of valid has 33 tokens"):
-        Translator(build(positions=Learned(32)), PAIR, CONFIG).check_targets([32, 33], "valid")
+        check_lengths("target", [32, 33], limit, split="valid")
 
 
 def test_unequal_or_empty_lines_cannot_be_scored(model: Transformer) -> None:

@@ -15,7 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from headwise.errors import ConfigError, DataError
-from headwise.tasks.translation.external import run_external
+from headwise.tasks.translation.external import check_commands, run_external
 from headwise.tasks.translation.metrics import moses_tokenised, score_translations
 
 LINES = ["The dog (a big one) doesn't see the cat.", "", "Three houses cost $1,000 each.", "x"]
@@ -181,6 +181,6 @@ def test_failed_external_metric_has_a_reason(
         ("comet-score '{hypotheses}", "is not a valid command"),
     ],
 )
-def test_invalid_templates_are_rejected(paths: dict[str, Path], command: str, message: str) -> None:
+def test_invalid_templates_are_rejected(command: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_external({"comet": command}, paths)
+        check_commands({"comet": command})

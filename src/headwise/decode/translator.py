@@ -153,7 +153,7 @@ class Translator:
         for line, tokens in enumerate(source_ids, start=1):
             if not tokens:
                 raise DataError(f"source line {line} is empty: it has no translation to score")
-        _check_lengths("translation", [len(ids) + 1 for ids in target_ids], self.max_positions)
+        check_lengths("translation", [len(ids) + 1 for ids in target_ids], self.max_positions)
         lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
         batches = longest_first(np.array(lengths), self.config.max_tokens // SCORING_SHARE)
         scores: dict[int, TargetScore] = {}
@@ -170,9 +170,7 @@ class Translator:
                 bar.update(len(batch))
         return [scores[line] for line in range(len(sources))]
 
-    def _source_ids(
-        self, sentences: Sequence[str], first_line: int = 1, split: str = ""
-    ) -> list[list[int]]:
+    def _source_ids(self, sentences: Sequence[str], first_line: int = 1) -> list[list[int]]:
         """Return ids with eos, as the encoder reads them; an empty list for an empty line."""
         ids = self.tokenizers.source.encode(list(sentences))
         # a byte tokenizer has ids for white space
@@ -181,27 +179,16 @@ class Translator:
             for line, sentence in zip(ids, sentences, strict=True)
         ]
         lengths = [len(line) for line in ids]
-        _check_lengths("source", lengths, self.model.max_source, first_line, split)
+        check_lengths("source", lengths, self.model.max_source, first_line)
         return ids
 
-    def check_sources(self, sentences: Sequence[str], split: str = "") -> None:
+    def check_sources(self, sentences: Sequence[str]) -> None:
         """Raise the error that `translate` would raise for these sentences.
-
-        Args:
-            split: name of the sentences in the message.
 
         Raises:
             DataError: a sentence above the maximum length, by line number.
         """
-        self._source_ids(sentences, split=split)
-
-    def check_targets(self, lengths: Sequence[int], split: str = "") -> None:
-        """Check the lengths of references, in tokens with eos.
-
-        Raises:
-            DataError: a length above the learned positions, by line number.
-        """
-        _check_lengths("target", lengths, self.max_positions, split=split)
+        self._source_ids(sentences)
 
     def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
         config, penalty = self.config, self.config.length_penalty
@@ -240,9 +227,21 @@ def require_lines(*sides: Sequence[str]) -> None:
             raise DataError(f"give a list of sentences, not one string: [{side[:40]!r}]")
 
 
-def _check_lengths(
+def check_lengths(
     side: str, lengths: Sequence[int], limit: int | None, first_line: int = 1, split: str = ""
 ) -> None:
+    """Check lengths in tokens with eos.
+
+    Args:
+        side: what has these lengths, for messages.
+        lengths: of each line.
+        limit: of the model; None: unlimited.
+        first_line: number of the first line.
+        split: name of the lines.
+
+    Raises:
+        DataError: a length above the limit, by line number.
+    """
     where = f" of {split}" if split else ""
     for line, length in enumerate(lengths, start=first_line):
         if limit is not None and length > limit:

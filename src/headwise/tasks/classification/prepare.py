@@ -112,39 +112,30 @@ def prepare_classes(
     }
     if config is not None:
         identity |= tokenizer_identity(config) | {"max_length": corpus.config.max_length}
-    make = functools.partial(_prepare, corpus, config, labels, splits, progress)
+
+    def make(folder: Path) -> dict[str, Any]:
+        train, tokenizer = corpus.config.train, None
+        if config is not None:
+            tokenizer = exact_tokenizer(config, functools.partial(_lines, corpus, train))
+            tokenizer.save(folder / TOKENIZER)
+        names_of = {split: _encode(corpus, split, tokenizer, folder, progress) for split in splits}
+        classes = list(labels or sorted(set(names_of[train]), key=_order))
+        if len(classes) < 2:
+            path = corpus.path(train)
+            raise DataError(f"{path} has one class, {classes[0]}: there is nothing to learn")
+        counts = {
+            split: _write_classes(corpus, split, names, classes, folder / f"{split}.classes.npy")
+            for split, names in names_of.items()
+        }
+        missing = [label for label, n in counts.get(train, {}).items() if not n]
+        if missing:
+            raise DataError(f"{corpus.path(train)} has no example of {', '.join(missing)}")
+        return {LABELS: classes, "splits": counts}
+
     name = f"{corpus.config.name}-classes"
     folder, digest, report = prepared(corpus.cache_dir, name, identity, make)
     tokenizer = None if config is None else Tokenizer.load(folder / TOKENIZER)
     return PreparedClasses(corpus, tokenizer, digest, report, folder)
-
-
-def _prepare(
-    corpus: ClassCorpus,
-    config: TokenizerConfig | None,
-    labels: Sequence[str] | None,
-    splits: Sequence[str],
-    progress: bool,
-    folder: Path,
-) -> dict[str, Any]:
-    """Fill `folder` and return the report."""
-    train, tokenizer = corpus.config.train, None
-    if config is not None:
-        tokenizer = exact_tokenizer(config, functools.partial(_lines, corpus, train))
-        tokenizer.save(folder / TOKENIZER)
-    names_of = {split: _encode(corpus, split, tokenizer, folder, progress) for split in splits}
-    labels = list(labels or sorted(set(names_of[train]), key=_order))
-    if len(labels) < 2:
-        path = corpus.path(train)
-        raise DataError(f"{path} has one class, {labels[0]}: there is nothing to learn")
-    counts = {
-        split: _write_classes(corpus, split, names, labels, folder / f"{split}.classes.npy")
-        for split, names in names_of.items()
-    }
-    missing = [label for label, n in counts.get(train, {}).items() if not n]
-    if missing:
-        raise DataError(f"{corpus.path(train)} has no example of {', '.join(missing)}")
-    return {LABELS: labels, "splits": counts}
 
 
 def _lines(corpus: ClassCorpus, split: str) -> Iterator[bytes]:

@@ -157,27 +157,18 @@ def prepare_tokens(
         "splits": {split: corpus.identity(split) for split in splits},
         **tokenizer_identity(config),
     }
-    make = functools.partial(_prepare, corpus, config, splits, progress, n_workers)
+
+    def make(folder: Path) -> dict[str, Any]:
+        tokenizer = exact_tokenizer(config, lambda: corpus.chunks(corpus.config.train))
+        tokenizer.save(folder / TOKENIZER)
+        return {
+            split: encode(corpus, split, tokenizer, folder / f"{split}.ids", progress, n_workers)
+            for split in splits
+        }
+
     folder, digest, report = prepared(corpus.cache_dir, corpus.config.name, identity, make)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     return PreparedTokens(corpus, tokenizer, digest, report, folder)
-
-
-def _prepare(
-    corpus: FileCorpus[Any],
-    config: TokenizerConfig,
-    splits: Sequence[str],
-    progress: bool,
-    n_workers: int | None,
-    folder: Path,
-) -> dict[str, Any]:
-    """Fill `folder` and return the report."""
-    tokenizer = exact_tokenizer(config, lambda: corpus.chunks(corpus.config.train))
-    tokenizer.save(folder / TOKENIZER)
-    return {
-        split: encode(corpus, split, tokenizer, folder / f"{split}.ids", progress, n_workers)
-        for split in splits
-    }
 
 
 def encode(

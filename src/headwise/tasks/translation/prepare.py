@@ -80,6 +80,9 @@ class PreparedCorpus:
     folder: Path  # in the cache
     max_sentence_tokens: int
 
+    def __post_init__(self) -> None:
+        self._ids = {self.corpus.config.valid: self.valid}
+
     @property
     def sizes(self) -> dict[str, int]:
         """Sizes of the vocabularies."""
@@ -99,10 +102,10 @@ class PreparedCorpus:
         return self.corpus.read(split)
 
     def encoded(self, split: str) -> EncodedSplit:
-        """See `EncodedTexts.encoded`."""
-        if split == self.corpus.config.valid:
-            return self.valid
-        return encoded(self.tokenizers, self.texts(split))
+        """See `EncodedTexts.encoded`; test sets stay in memory."""
+        if split not in self._ids:
+            self._ids[split] = encoded(self.tokenizers, self.texts(split))
+        return self._ids[split]
 
 
 Pairs = PreparedCorpus | EncodedTexts
@@ -132,22 +135,36 @@ def prepare_corpus(
         "seed": SAMPLE_SEED,
         **tokenizer_identity(config),
     }
-    make = functools.partial(_prepare, corpus, config, n_workers, progress)
+
+    def make(folder: Path) -> dict[str, Any]:
+        train_text = corpus.train_text(progress)
+        valid_text = corpus.text(corpus.config.valid, progress)
+        if is_resumed(folder):
+            tokenizers = TokenizerPair.load(folder)
+        else:
+            tokenizers = load_tokenizers(config) or _trained(train_text, config)
+            tokenizers.save(folder)
+        log.info("encoding %s pairs", f"{len(train_text):,}")
+        job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_tokens)
+        train = write_encoded(job, folder / "train", n_workers, progress)
+        if not train["pairs"]:
+            raise DataError(
+                "every training pair has a side of more tokens than "
+                f"tokenizer.max_sentence_tokens={config.max_sentence_tokens}; increase it"
+            )
+        job = EncodingJob(valid_text.paths, tokenizers)
+        valid = write_encoded(job, folder / "valid", n_workers, progress)
+        return {"cleaning": train_text.report["cleaning"], "train": train, "valid": valid}
+
     folder, digest, report = prepared(corpus.cache_dir, corpus.config.name, identity, make)
     _warn_of_unknown(report["train"], config)
     for split in corpus.config.test:  # errors of test sets are raised before the training
         corpus.text(split, progress)
     tokenizers = TokenizerPair.load(folder)
-    return PreparedCorpus(
-        tokenizers=tokenizers,
-        train=EncodedSplit.open(folder / "train", tokenizers.id_dtype),
-        valid=EncodedSplit.open(folder / "valid", tokenizers.id_dtype),
-        corpus=corpus,
-        fingerprint=digest,
-        report=report,
-        folder=folder,
-        max_sentence_tokens=config.max_sentence_tokens,
-    )
+    train = EncodedSplit.open(folder / "train", tokenizers.id_dtype)
+    valid = EncodedSplit.open(folder / "valid", tokenizers.id_dtype)
+    longest = config.max_sentence_tokens
+    return PreparedCorpus(tokenizers, train, valid, corpus, digest, report, folder, longest)
 
 
 def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
@@ -160,38 +177,6 @@ def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
                 "have no tokens; set tokenizer.byte_fallback=true",
                 *(100 * share, side),
             )
-
-
-def _prepare(
-    corpus: ParallelCorpus,
-    config: TokenizerConfig,
-    n_workers: int | None,
-    progress: bool,
-    folder: Path,
-) -> dict[str, Any]:
-    """Fill `folder` and return the report."""
-    train_text = corpus.train_text(progress)
-    valid_text = corpus.text(corpus.config.valid, progress)
-    if is_resumed(folder):
-        tokenizers = TokenizerPair.load(folder)
-    else:
-        tokenizers = load_tokenizers(config) or _trained(train_text, config)
-        tokenizers.save(folder)
-    log.info("encoding %s pairs", f"{len(train_text):,}")
-    job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_tokens)
-    train = write_encoded(job, folder / "train", n_workers, progress)
-    if not train["pairs"]:
-        raise DataError(
-            "every training pair has a side of more tokens than "
-            f"tokenizer.max_sentence_tokens={config.max_sentence_tokens}; increase it"
-        )
-    job = EncodingJob(valid_text.paths, tokenizers)
-    valid = write_encoded(job, folder / "valid", n_workers, progress)
-    return {
-        "cleaning": train_text.report["cleaning"],
-        "train": train,
-        "valid": valid,
-    }
 
 
 def _trained(text: ParallelText, config: TokenizerConfig) -> TokenizerPair:

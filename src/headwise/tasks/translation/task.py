@@ -16,7 +16,7 @@ from headwise.data.loader import Examples, Rows
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.decode.hypothesis import check_decode_config, search_name
-from headwise.decode.translator import Translator
+from headwise.decode.translator import Translator, check_lengths
 from headwise.errors import require
 from headwise.metrics.metric import Metric
 from headwise.model.build import build_model, check_model, parts_of
@@ -115,12 +115,12 @@ class Translation(Task[Pairs]):
         joint = self.config.tokenizer.joint
         model = build_model(self.config, sizes["source"], sizes["target"], joint)
         if isinstance(data, PreparedCorpus):  # fail before the training, not after it
-            translator = Translator(model, data.tokenizers, self.config.decode)
-            valid = self.config.data.valid
-            if model.max_source is not None:
-                for name in self.splits(data.corpus):
-                    translator.check_sources(data.texts(name)[0], name)
-            translator.check_targets((data.encoded(valid).target.lengths + 1).tolist(), valid)
+            limit, valid = model.max_source, self.config.data.valid
+            for name in self.splits(data.corpus) if limit is not None else ():
+                lengths = (data.encoded(name).source.lengths + 1).tolist()
+                check_lengths("source", lengths, limit, split=name)
+            lengths = (data.encoded(valid).target.lengths + 1).tolist()
+            check_lengths("target", lengths, model.target_embedding.max_positions, split=valid)
         return model
 
     def examples(self, data: Pairs, ranks: Ranks, scratch: Path) -> Examples:

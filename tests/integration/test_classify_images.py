@@ -259,19 +259,13 @@ def test_wrong_settings_are_refused(
     assert refusal.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ["data.patch=1", "positions=grid", "positions.width=12", "model.cls_tokens=0"],
-        ["positions=learned", "model.pool=mean", "init=scaled", "model.share_embeddings=none"],
-    ],
-)
-def test_other_models_have_a_page(
-    headwise: CommandLine, overrides: list[str], tmp_path: Path, changes: list[str]
+def test_a_model_of_pixels_has_a_page(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path
 ) -> None:
+    changes = "data.patch=1", "positions=grid", "positions.width=12", "model.cls_tokens=0"
     updates = "trainer.max_updates=2", "scheduler.warmup_updates=1"
     headwise.ok("train", *overrides, f"paths.outputs={tmp_path}", *updates, *changes)
     (run,) = run_folders(tmp_path)
     headwise.ok("page", f"run={run}", "n_sentences=1")
     axes = page_data(run)["runs"][0]["readings"][0]["axes"]["encoder_self"]
-    assert len(axes["view"]["queries"]) == (9 if "positions=learned" in changes else 96)
+    assert len(axes["view"]["queries"]) == 96

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,17 +112,6 @@ def test_scores_of_other_search_are_replaced(headwise: CommandLine, run: Path) -
     assert "contained scores of test_a, test_b with other weights" in result.out
     assert set(read_results(run)["scores"]) == {"test_b"}
     assert read_results(run)["decode"]["precision"] == "bf16"
-
-
-def test_scores_of_other_weights_are_replaced(headwise: CommandLine, run: Path) -> None:
-    arguments = ("evaluate", f"run={run}", "checkpoint=last")
-    headwise(*arguments, "data.test=[test_a]")
-    earlier = min((run / "checkpoints").glob("update_*.pt"))
-    shutil.copy(earlier, run / "checkpoints" / "last.pt")
-    result = headwise(*arguments, "data.test=[test_b]")
-    assert "contained scores of test_a with other weights or search settings" in result.out
-    assert read_results(run, "results-last")["checkpoint"] == "last"
-    assert set(read_results(run, "results-last")["scores"]) == {"test_b"}
 
 
 def test_joined_sets_are_scored_as_one(headwise: CommandLine, run: Path) -> None:

@@ -116,22 +116,6 @@ def test_sparse_loss_is_monitored_by_accuracy(overrides: list[str], tmp_path: Pa
     assert scores.keys() == {"masked_accuracy", "loss", "support"}
 
 
-def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None:
-    results = read_json(run / "results.json")
-    headwise.ok("analyze", f"run={run}")
-    rows = HEADS.read(Record(run))
-    assert {(row["site"], row["layer"]) for row in rows} == {("encoder_self", n) for n in (1, 2)}
-    assert all(row["importance"] > 0 for row in rows)
-    for measure in ("density", "merge_score", "next_share", "rare_share"):
-        assert all(0 <= row[measure] <= 1 for row in rows), measure
-    headwise.ok("prune", f"run={run}", "fraction=0.5", "table=true", "data.sentences=null")
-    curve = read_json(run / "pruning" / "curve.json")["rows"]
-    bits = results["scores"]["valid"]["masked_bits"]["score"]
-    assert curve[0]["masked_bits"] == pytest.approx(bits) != curve[-1]["masked_bits"]
-    (smaller,) = run.parent.glob("*-pruned-*")
-    assert load(smaller, device="cpu").model.sites[0].name == "encoder_self"
-
-
 def test_page_names_masked_tokens_and_shows_predictions(
     headwise: CommandLine, run: Path, tmp_path: Path
 ) -> None:

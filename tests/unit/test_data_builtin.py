@@ -280,18 +280,6 @@ def test_declension(
     assert spelled(phrase.en[column], "en", {}) == english.capitalize()
 
 
-def test_every_english_word_stands_for_one_german_word() -> None:
-    # "wissen" is left out: to know is also kennen.
-    verbs = [verb for verb in VERBS if verb["infinitive"] != "wissen"]
-    for words in (
-        {(n["de"], n["en"]) for n in (*NOUNS, *COMPOUNDS)},
-        {(n["plural"], n["en_plural"]) for n in (*NOUNS, *COMPOUNDS) if n["plural"]},
-        {(a["de"], a["en"]) for a in ADJECTIVES},
-        {(v["infinitive"], f"{v['en']} {v['en_particle']}") for v in verbs},
-    ):
-        assert len({de for de, _ in words}) == len({en for _, en in words}) == len(words)
-
-
 def test_the_text_for_density_models_is_the_english_side(tmp_path: Path) -> None:
     sizes = {"n_train": 60, "n_valid": 5, "n_test": 5}
     config = BuiltinTextConfig(name="builtin_text", licence="MIT", **sizes)

@@ -28,6 +28,7 @@ NO_TEXT = (PAD, UNK, BOS)  # ids that a search never chooses
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 COLUMN = "tokens"  # of the batches of a task with one tokenizer
 TOKENIZER = "tokenizer.model"  # its file in a run folder
+SIDES = ("tokenizer.source.model", "tokenizer.target.model")  # those of a pair
 
 # Cannot be a SentencePiece file: those are protocol buffers, which begin with a newline.
 BYTE_MODEL = b"headwise byte tokenizer, version 1\n"
@@ -179,17 +180,18 @@ class TokenizerPair:
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.model`, or one file per side if they are separate."""
-        for name, tokenizer in self._files():
+        names = [TOKENIZER] if self.joint else SIDES
+        for name, tokenizer in zip(names, (self.source, self.target), strict=False):
             tokenizer.save(Path(folder) / name)
 
     @classmethod
     def load(cls, folder: str | Path) -> TokenizerPair:
         """Read the files written by `save`; a `DataError` names the missing or damaged one."""
         folder = Path(folder)
-        if (folder / "tokenizer.model").exists():
-            tokenizer = Tokenizer.load(folder / "tokenizer.model")
+        if (folder / TOKENIZER).exists():
+            tokenizer = Tokenizer.load(folder / TOKENIZER)
             return cls(tokenizer, tokenizer, joint=True)
-        sides = [folder / f"tokenizer.{side}.model" for side in ("source", "target")]
+        sides = [folder / name for name in SIDES]
         if not any(path.exists() for path in sides):
             raise DataError(f"no tokenizer in {folder}: expected tokenizer.model")
         source, target = (Tokenizer.load(path) for path in sides)
@@ -209,14 +211,6 @@ class TokenizerPair:
         """Hash of both lists of tokens."""
         both = f"{self.joint} {self.source.fingerprint()} {self.target.fingerprint()}"
         return hashlib.sha256(both.encode()).hexdigest()
-
-    def _files(self) -> list[tuple[str, Tokenizer]]:
-        if self.joint:
-            return [("tokenizer.model", self.source)]
-        return [
-            ("tokenizer.source.model", self.source),
-            ("tokenizer.target.model", self.target),
-        ]
 
 
 def one_space(text: str) -> str:

@@ -129,9 +129,7 @@ class Translator:
                 bar.update(len(batch))
         return translations
 
-    def score(
-        self, sources: Sequence[str], targets: Sequence[str], progress: bool = False
-    ) -> list[TargetScore]:
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[TargetScore]:
         """Return log probabilities of given translations (forced decoding), in order.
 
         The text is tokenised again. A search may yield other tokens for the same text; its
@@ -157,17 +155,11 @@ class Translator:
         lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
         batches = longest_first(np.array(lengths), self.config.max_tokens // SCORING_SHARE)
         scores: dict[int, TargetScore] = {}
-        with self._ready(), progress_bar("scoring", progress, len(sources), " pairs") as bar:
+        with self._ready():
             for batch in batches:
-                batch_scores = score_ids(
-                    self.model,
-                    [source_ids[line] for line in batch],
-                    [target_ids[line] for line in batch],
-                    self.device,
-                    self.output,
-                )
-                scores.update(zip(batch, batch_scores, strict=True))
-                bar.update(len(batch))
+                source, target = ([ids[i] for i in batch] for ids in (source_ids, target_ids))
+                of_batch = score_ids(self.model, source, target, self.device, self.output)
+                scores |= zip(batch.tolist(), of_batch, strict=True)
         return [scores[line] for line in range(len(sources))]
 
     def _source_ids(self, sentences: Sequence[str], first_line: int = 1) -> list[list[int]]:

@@ -107,7 +107,7 @@ def readings(run: TrainedRun, inputs: Sequence[Any]) -> Iterator[Reading]:
     Raises:
         DataError: a text that cannot be the model's input.
     """
-    for given in run.task.given(run, inputs):
-        shown = given.queries, given.with_cls
-        ((_, observed),) = observations(run.model, [given.batch], run.device, *shown)
-        yield Reading(given.axes, observed, given.texts)
+    for reading in run.task.given(run, inputs):
+        shown = reading.queries, reading.with_cls
+        ((_, observed),) = observations(run.model, [reading.batch], run.device, *shown)
+        yield replace(reading, observations=observed)

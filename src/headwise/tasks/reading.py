@@ -151,22 +151,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Reading:
-    """The attention of a model on one text.
-
-    Attributes:
-        axes: by name of the site.
-        observations: weights of every attention that has them, a batch of one.
-        texts: name -> text that the model generated.
-    """
-
-    axes: Mapping[str, Axes]
-    observations: Sequence[Observation]
-    texts: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Given:
-    """An input of a user.
+    """A text, or other values, that a model reads, and its attention on them.
 
     Attributes:
         batch: the input alone.
@@ -174,6 +159,7 @@ class Given:
         texts: name -> text that the model generated.
         queries: numbers of the queries to observe; None: all.
         with_cls: CLS tokens are the first queries and keys.
+        observations: weights of every attention that has them; empty before they are observed.
     """
 
     batch: Batch
@@ -181,6 +167,7 @@ class Given:
     texts: Mapping[str, str] = field(default_factory=dict)
     queries: Sequence[int] | None = None
     with_cls: bool = False
+    observations: Sequence[Observation] = ()
 
 
 @dataclass(frozen=True)
@@ -229,7 +216,7 @@ def rows_of(batches: Sequence[Batch], column: str) -> list[list[Any]]:
     return [items[row] for row in sorted(items)]
 
 
-def given_ids(model: Model, inputs: Sequence[Any]) -> Iterator[Given]:
+def given_ids(model: Model, inputs: Sequence[Any]) -> Iterator[Reading]:
     """Texts of ids, with spaces between them, for a model that reads one column."""
     if len(model.columns) != 1:
         raise RunError("inputs of a model with several columns cannot be read from text")
@@ -242,7 +229,7 @@ def given_ids(model: Model, inputs: Sequence[Any]) -> Iterator[Given]:
         column = Column(torch.tensor([ids]), torch.tensor([len(ids)]))
         labels = list(map(str, ids))
         axes = {site.name: Axes(labels, labels, text) for site in model.sites}
-        yield Given(Batch({name: column}, none, none, [0], 0), axes)
+        yield Reading(Batch({name: column}, none, none, [0], 0), axes)
 
 
 def selected(shape: Sequence[int], n_queries: int, n_values: int) -> list[int]:

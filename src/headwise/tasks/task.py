@@ -34,7 +34,7 @@ from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder
 from headwise.tasks.data import NoFiles, Sides, Sizes
 from headwise.tasks.measure import measure_losses
-from headwise.tasks.reading import Candidates, Given, Item, Spelling, given_ids, rows_of
+from headwise.tasks.reading import Candidates, Item, Reading, Spelling, given_ids, rows_of
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 
@@ -359,7 +359,7 @@ class Task(ABC, Generic[D]):
         items = [Item(n, {"text": line}) for n, line in enumerate(lines, 1) if line.strip()]
         return Candidates(len(items), items.__getitem__, self.unit)
 
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
         """Each input of a user, `Item.input`, as a batch, with names of its queries and keys.
 
         Raises:

@@ -21,7 +21,7 @@ from headwise.errors import DataError
 from headwise.tasks.classification.inputs import ImageInputs, LabelledSplit, TextInputs
 from headwise.tasks.classification.predict import ClassifierRun
 from headwise.tasks.classification.prepare import PreparedClasses
-from headwise.tasks.reading import MAX_WEIGHTS, Axes, Given, Item, View, selected
+from headwise.tasks.reading import MAX_WEIGHTS, Axes, Item, Reading, View, selected
 
 SITE = "encoder_self"
 BETWEEN = "\t"  # the texts of a pair
@@ -55,14 +55,14 @@ def example(prepared: PreparedClasses, name: str, number: int) -> Item:
     return Item(number + 1, {"text": BETWEEN.join(texts), **label})
 
 
-def given_examples(run: ClassifierRun, inputs: Sequence[Any]) -> Iterator[Given]:
+def given_examples(run: ClassifierRun, inputs: Sequence[Any]) -> Iterator[Reading]:
     """Texts, or the values of images, with the prediction for each."""
     for index, example in enumerate(inputs):
         split = _split_of(run, example, f"item {index + 1}")
         batch, (axes, queries) = split.batch(np.arange(1)), _axes(run, split, len(inputs))
         (label, probability), *_ = run.predicted([batch])
         texts = {"prediction": f"{label} ({100 * probability:.1f} %)"}
-        yield Given(batch, {SITE: axes}, texts, queries, with_cls=True)
+        yield Reading(batch, {SITE: axes}, texts, queries, with_cls=True)
 
 
 def _split_of(run: ClassifierRun, example: Any, name: str) -> LabelledSplit:

@@ -55,7 +55,7 @@ from headwise.tasks.classification.prepare import (
 from headwise.tasks.classification.reading import SITE, example, given_examples, patch_id, places_of
 from headwise.tasks.classification.text import LabelledText
 from headwise.tasks.data import Sizes
-from headwise.tasks.reading import Candidates, Given, Spelling
+from headwise.tasks.reading import Candidates, Reading, Spelling
 from headwise.tasks.task import Evaluation, Extra, Part, Task
 from headwise.train.distributed import Ranks
 
@@ -315,6 +315,6 @@ class Classification(Task[PreparedClasses]):
             raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
         return super().items_of_lines(saved, lines)
 
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
         """See `Task.given`."""
         return given_examples(run, inputs)

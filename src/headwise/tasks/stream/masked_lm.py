@@ -18,7 +18,7 @@ from headwise.errors import require
 from headwise.languages import has_spaces
 from headwise.metrics.metric import Metric, percent
 from headwise.model.family import Model
-from headwise.tasks.reading import Axes, Given
+from headwise.tasks.reading import Axes, Reading
 from headwise.tasks.stream.masking import (
     MaskedEvaluationWindows,
     MaskedTrainingWindows,
@@ -97,7 +97,7 @@ class MaskedLM(StreamTask):
         """See `Task.extra`: whether a prediction is correct."""
         return 1, is_correct
 
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
         """See `Task.given`: with all chosen tokens masked, and their predictions."""
         settings = replace(self.settings, mask_replace_prob=1.0, random_replace_prob=0.0)
         start = np.zeros(1, np.int64)
@@ -109,7 +109,7 @@ class MaskedLM(StreamTask):
                 names[place] = f"<mask:{names[place]}>"
             axes = Axes(names, names, ids_text(ids, tokenizer), NOTE)
             filled = ids_text(_filled(run.model, batch.to(run.device), ids), tokenizer)
-            yield Given(batch, {SITE: axes}, {"prediction": filled})
+            yield Reading(batch, {SITE: axes}, {"prediction": filled})
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from headwise.errors import DataError
 from headwise.files import machine_cache_dir
 from headwise.model.build import parts_of
 from headwise.model.family import Model
-from headwise.tasks.reading import MAX_WEIGHTS, Axes, Candidates, Given, Item, View, selected
+from headwise.tasks.reading import MAX_WEIGHTS, Axes, Candidates, Item, Reading, View, selected
 from headwise.tasks.stream.stream import TokenStream, starts_document
 from headwise.tasks.stream.windows import EvaluationWindows, Ints
 from headwise.tasks.task import TrainedRun
@@ -66,7 +66,7 @@ def value_candidates(ids: Ints, data: Any, tokenizer: Tokenizer, split: str) -> 
     return Candidates(-(-len(ids) // size), item, f"{unit}s")
 
 
-def given_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[Given]:
+def given_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[Reading]:
     """Texts, each truncated to one window, and to `MAX_TOKENS`."""
     data = run.config.data
     corpus = run.task.open(machine_cache_dir())
@@ -75,7 +75,7 @@ def given_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[Given]:
         stream = TokenStream(ids, None, np.array(starts), data.document_mask)
         (batch,) = EvaluationWindows(stream, BOS, len(ids), len(ids))
         names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
-        yield Given(batch, {SITE: Axes(names, names, ids_text(ids, tokenizer))})
+        yield Reading(batch, {SITE: Axes(names, names, ids_text(ids, tokenizer))})
 
 
 def encoded_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[Tokenizer, Ints]]:
@@ -88,7 +88,7 @@ def encoded_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[tuple[Token
         yield tokenizer, text_ids(text, tokenizer)[:window]
 
 
-def given_values(run: TrainedRun, items: Sequence[Any]) -> Iterator[Given]:
+def given_values(run: TrainedRun, items: Sequence[Any]) -> Iterator[Reading]:
     """The values of images or windows, for queries spread over them."""
     data = run.config.data
     tokenizer = Tokenizer.load(run.folder.path / TOKENIZER)
@@ -104,7 +104,7 @@ def given_values(run: TrainedRun, items: Sequence[Any]) -> Iterator[Given]:
         view = View(shape, values, selected(shape, n_queries, len(ids)), 1)
         (batch,) = EvaluationWindows(TokenStream(ids), BOS, data.window, data.window)
         names = [value_name(shape, query) for query in view.queries]
-        yield Given(batch, {SITE: Axes(names, [], "", view=view)}, queries=view.queries)
+        yield Reading(batch, {SITE: Axes(names, [], "", view=view)}, queries=view.queries)
 
 
 def value_name(shape: Sequence[int], value: int) -> str:

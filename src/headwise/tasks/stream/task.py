@@ -34,7 +34,7 @@ from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.precision import autocast, check_precision
 from headwise.tasks.data import Sizes
-from headwise.tasks.reading import Candidates, Given, Spelling
+from headwise.tasks.reading import Candidates, Reading, Spelling
 from headwise.tasks.stream.music import MusicCorpus
 from headwise.tasks.stream.reading import given_texts, given_values, text_windows, value_candidates
 from headwise.tasks.stream.stream import PreparedTokens, prepare_tokens
@@ -220,6 +220,6 @@ class StreamTask(Task[PreparedTokens]):
         ids = text_ids("".join(f"{line}\n" for line in lines), tokenizer)
         return text_windows(ids, self.config.data.window, tokenizer)
 
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
         """See `Task.given`."""
         return (given_texts if is_text(self.config) else given_values)(run, inputs)

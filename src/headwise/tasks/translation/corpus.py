@@ -120,8 +120,14 @@ class ParallelCorpus(Corpus):
             report = CleaningReport()
             pairs = self._pairs(split, report if clean else None)
             n_pairs = write_pairs(pairs, [partial / name for name in names], progress)
+            if not n_pairs and clean:
+                raise DataError(
+                    f"no training pair is left: {report}. Loosen data.cleaning, or check that "
+                    f"data.source={self.config.source} and data.target={self.config.target} are "
+                    "right."
+                )
             if not n_pairs:
-                raise DataError(self._no_pairs(split, report if clean else None))
+                raise DataError(f"data.name={self.config.name}: no pairs in the split {split!r}")
             sources = {part: self.source.identity(part) for part in self._parts(split)}
             counts = {"cleaning": report.as_dict()} if clean else {}
             return {"pairs": n_pairs, **counts, "sources": sources}
@@ -137,14 +143,6 @@ class ParallelCorpus(Corpus):
             return pairs
         cleaner = Cleaner(self.config.cleaning, self.config.target)
         return cleaner(pairs, report, self.config.max_train_pairs)
-
-    def _no_pairs(self, split: str, report: CleaningReport | None) -> str:
-        if report is None:
-            return f"data.name={self.config.name}: no pairs in the split {split!r}"
-        return (
-            f"no training pair is left: {report}. Loosen data.cleaning, or check that "
-            f"data.source={self.config.source} and data.target={self.config.target} are right."
-        )
 
 
 def open_corpus(config: DataConfig, cache_dir: Path) -> ParallelCorpus:

@@ -13,7 +13,7 @@ from headwise.analysis.text.words import surface
 from headwise.data.tokenizer import BOS, EOS
 from headwise.decode.translator import require_lines
 from headwise.errors import DataError
-from headwise.tasks.reading import Axes, Candidates, Given, Item
+from headwise.tasks.reading import Axes, Candidates, Item, Reading
 from headwise.tasks.translation.batches import evaluation_batches
 from headwise.tasks.translation.run import TranslationRun
 from headwise.tasks.translation.store import EncodedSplit
@@ -56,7 +56,7 @@ def _questions(items: Sequence[Item], language: str) -> list[int]:
     return [place for place, word in enumerate(words) if word and word.is_question]
 
 
-def given_sentences(run: TranslationRun, sentences: Sequence[str]) -> Iterator[Given]:
+def given_sentences(run: TranslationRun, sentences: Sequence[str]) -> Iterator[Reading]:
     """See `Task.given`.
 
     Rows of the cross-attention are labelled by the token generated at each step, rows of the
@@ -85,4 +85,4 @@ def given_sentences(run: TranslationRun, sentences: Sequence[str]) -> Iterator[G
             "decoder_self": Axes(inputs, inputs, text, NOTE),
             "cross": Axes(outputs, encoded, f"{sources[index]} → {text}", NOTE),
         }
-        yield Given(batch, axes, {"translation": text})
+        yield Reading(batch, axes, {"translation": text})

@@ -24,7 +24,7 @@ from headwise.model.family import Model
 from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.tasks.data import Sides, Sizes
 from headwise.tasks.measure import measure_losses
-from headwise.tasks.reading import Candidates, Given, Spelling
+from headwise.tasks.reading import Candidates, Reading, Spelling
 from headwise.tasks.task import Evaluation, Outputs, Part, Task
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
@@ -168,7 +168,7 @@ class Translation(Task[Pairs]):
             translator = Translator(
                 model, data.tokenizers, self.config.decode, ranks.device, self.loss.output_map
             )
-            share = translator.translate(ranks.share(list(sources[:n])), progress)
+            share = translator.translate(ranks.share(list(sources[:n])), progress=progress)
             sides, translations = (sources[:n], references[:n]), ranks.gather(share)
             outputs = Translations(*sides, translations, self.config.decode.external)
             of_part = f", first {n} sentences" if n < len(sources) else ""
@@ -227,7 +227,7 @@ class Translation(Task[Pairs]):
         """See `Task.items_of_lines`: a source a line; a tab and a reference may follow."""
         return sentence_candidates(line_pairs(lines), self.config.data.source)
 
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Given]:
+    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
         """See `Task.given`: the target is the run's translation."""
         return given_sentences(run, inputs)
 

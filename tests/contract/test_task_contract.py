@@ -13,7 +13,7 @@ from headwise.config.folders import group_choices
 from headwise.config.register import typed
 from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.evaluate import main_metric
-from headwise.tasks.task import Task, TrainedRun
+from headwise.tasks.task import Task, TrainedRun, task_of
 
 SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16")
 

@@ -21,12 +21,10 @@ from command_line import (
     write_text_corpus,
 )
 from headwise import load
-from headwise.analysis.tables import HEADS
 from headwise.config.register import typed
 from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import MASK, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
-from headwise.runs.record import Record
 from headwise.tasks.check import checked_task
 from headwise.tasks.inspection import items, readings
 from headwise.train.checkpoint import load_checkpoint

@@ -99,14 +99,6 @@ def assert_same(actual: Any, expected: Any) -> None:
             assert score == pytest.approx(expected_score, abs=1e-4)
 
 
-def test_translations_of_the_test_model_differ(model: Transformer) -> None:
-    translations = Translator(model, PAIR, CONFIG).translate(sentences(40))
-    assert len({translation.text for translation in translations}) > 20
-    finished = [translation.hypotheses[0].finished for translation in translations]
-    assert any(finished)
-    assert not all(finished)
-
-
 @pytest.mark.parametrize("method", ["beam", "greedy"])
 def test_batch_size_and_order_change_nothing(model: Transformer, method: str) -> None:
     lines = sentences(30, seed=2)
@@ -115,6 +107,7 @@ def test_batch_size_and_order_change_nothing(model: Transformer, method: str) ->
     together = Translator(model, PAIR, replace(config, max_tokens=100_000)).translate(lines)
     alone = Translator(model, PAIR, replace(config, max_tokens=1)).translate(lines)
     assert_same(together, alone)
+    assert len({translation.text for translation in alone}) > 15
     order = list(range(30))
     random.Random(1).shuffle(order)
     shuffled = Translator(model, PAIR, config).translate([lines[i] for i in order])

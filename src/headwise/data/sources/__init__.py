@@ -1,4 +1,1 @@
-"""Readers of parallel text, one per format; each yields aligned sentence pairs.
-
-`headwise.tasks.translation.corpus` converts each split once; nothing else reads these formats.
-"""
+"""Where the files of data are, and their readers, one per format of storage."""

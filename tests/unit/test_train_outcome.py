@@ -21,7 +21,8 @@ from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
 from headwise.runs.record import Record
 from headwise.runs.results import Results
-from headwise.studies.figures import _confusion, drawn_from_records
+from headwise.studies.figures import drawn_from_records
+from headwise.tasks.classification.confusion import confusion_figures
 from headwise.tasks.task import task_of
 from headwise.track.base import Tracker
 from headwise.train.clock import Clock
@@ -191,7 +192,7 @@ def test_names_of_classes_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     counts = pd.DataFrame(np.eye(6, dtype=int), labels, labels).to_csv(index_label="label")
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "test.confusion.csv").write_text(counts)
-    monkeypatch.setattr("headwise.studies.figures.confusion_matrix", lambda counts, title: counts)
-    drawn: Any = _confusion(Record(tmp_path), "")["confusion-test"]
+    monkeypatch.setattr("headwise.tasks.classification.confusion.confusion_matrix", lambda c, t: c)
+    drawn: Any = confusion_figures(Record(tmp_path), "")["confusion-test"]
     assert drawn.index.tolist() == drawn.columns.tolist() == labels
     assert (drawn.to_numpy() == np.eye(6)).all()

@@ -123,6 +123,9 @@ def test_run_is_evaluated_and_shown(headwise: CommandLine, run: Path, site: str)
     assert read_json(run / "results-auto.json")["scores"] == scores
     refused = headwise("evaluate", f"run={run}", "decode.beam=3")
     assert_rejected(refused, 2, "decode.beam is not known")
+    compared = headwise.ok("compare", f"run={run}", f"other={run}").out
+    (row,) = (line for line in compared.splitlines() if line.startswith("| test accuracy"))
+    assert row.endswith("|  |")  # an item has many positions: McNemar's test does not apply
     headwise.ok("page", f"run={run}", "n_sentences=2")
     (shown,), items = page_data(run)["runs"], page_data(run)["items"]["chosen"]
     assert [item["number"] for item in items] == [1, 11]

@@ -73,7 +73,7 @@ def test_analysis_is_repeated_after_changes(headwise: CommandLine, run: Path) ->
     assert is_repeated("overwrite=true")
     assert is_repeated(sentences=3)
     assert is_repeated()
-    (out / "offsets.csv").unlink()
+    (out / "density.csv").unlink()
     assert is_repeated()
     with open(run / "heads.jsonl", "a", encoding="utf-8") as log:  # as after more training
         log.write('{"update": 5000}\n')

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.analysis.distances import projection_distances
+from headwise.analysis.projections import projection_distances
 from headwise.model.transformer import Transformer
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion

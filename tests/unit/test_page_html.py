@@ -67,7 +67,7 @@ def nasty() -> tuple[dict[str, Any], Outline]:
     run = content(NASTY)
     run.update(
         name=NASTY[0],
-        findings=[{"finding": text, "outcome": text, "sentence": text} for text in NASTY],
+        findings=[{"finding": text, "outcome": text, "reason": text} for text in NASTY],
     )
     outline = Outline()
     outline.feed(page_text([run], [(text, b"<svg/>") for text in NASTY], items(*NASTY)))

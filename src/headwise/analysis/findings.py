@@ -8,7 +8,7 @@ diversity, positional, merging and interrogation heads, unusually dense heads; t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headwise.analysis.kinds import KINDS, MIN_VALUE
@@ -20,8 +20,8 @@ from headwise.analysis.roles import (
     has_enough_questions,
     offset_name,
 )
-from headwise.analysis.tables import HEAD_KEY, Row, complete_rows
-from headwise.analysis.trajectories import MIN_CHANGE, MIN_RISE, came_back, sarle, spearman
+from headwise.analysis.tables import GLOSSARY, HEAD_KEY, Row, complete_rows
+from headwise.analysis.trajectories import MIN_RISE, came_back, sarle, spearman
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
 
@@ -30,35 +30,6 @@ DENSE = 0.9995  # a mean density above this is shown as 1
 LOW_ALPHA, HIGH_ALPHA = 1.25, 1.75  # the outer quarters of softmax to sparsemax
 BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution
 MIN_RHO = 0.8  # rank correlation
-
-# Finding -> meaning of its value. "heads" are those that show it, of all measured heads.
-SENTENCES = {
-    "α falls first": f"Share of α whose first change of {MIN_CHANGE} or more is a decrease.",
-    "α falls and comes back": f"Largest rise from the minimum; heads: {MIN_RISE} or more.",
-    "α keeps its order": "Rank correlation of the α at the start with those at the end.",
-    "α ends in two groups": f"Sarle's coefficient; heads: below {LOW_ALPHA} or above {HIGH_ALPHA}.",
-    "sparse heads": "Mean density; heads: those with a density below 1; top: the sparsest.",
-    "sparse queries": "Share of queries that give some visible key a weight of exactly 0.",
-    "heads disagree": "Jensen-Shannon divergence of a layer's heads, mean of layers; top: highest.",
-    "CLS tokens differ": "Jensen-Shannon divergence of their weights, mean of heads; top: highest.",
-    "previous-token head": "Share of tokens with the largest weight on the token before.",
-    "next-token head": "Share of tokens with the largest weight on the token after.",
-    "current-token head": "Share of tokens with the largest weight on themselves.",
-    "head at another offset": "Share of tokens with the largest weight at this offset.",
-    "merging head": "Merge score: the highest weight from a token of a word to its other tokens.",
-    "interrogation head": "Weight from question words on the question mark.",
-    "local head": "Share of weight on neighbouring values.",
-    "row head": "Share of weight on the same row, neighbours excluded.",
-    "column head": "Share of weight on the same column, neighbours excluded.",
-    "global head": "Share of weight on values further away.",
-    "data-dependent head": "Share of the squared weights that differs between inputs.",
-    "sparse head dense in a sentence": "Largest z-score among sentences of similar length.",
-    "rare-word head": "Share of sentences in which most tokens attend to the rarest token.",
-    "confidence": "Median over heads of the mean largest weight; top: the most confident.",
-    "most important head": "Loss gradient at the head's output, divided by the layer's norm.",
-    "least important head": "Loss gradient at the head's output, divided by the layer's norm.",
-}
-
 
 Finding = dict[str, Any]  # a row of the table of findings
 Tables = Mapping[str, Sequence[Row]]  # by name
@@ -74,17 +45,18 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
         tables: all other tables of the analysis.
         about: content of settings.json.
     """
-    heads = tables["heads"]
+    heads, others = tables["heads"], tables.get("other_statistics", ())
+    cls_tokens = [row for row in others if row["statistic"] == "cls_divergence"]
     return [
         *_alpha_over_training(heads, tables["trajectories"]),
         *_alpha_at_the_end(heads),
         *_density(heads, tables["density"]),
-        *_diversity(tables["layers"]),
-        *_cls_tokens(tables.get("other_statistics", ())),
+        *_described("heads disagree", tables["layers"], "diversity_heads", statistics.fmean),
+        *_described("CLS tokens differ", cls_tokens, "value", statistics.fmean),
         *_roles(heads, about, Thresholds(**about["thresholds"])),
         *_kinds(tables.get("kinds", ())),
         _unusually_dense(heads, tables["sentences"]),
-        *_confidence(heads),
+        *_described("confidence", heads, "confidence", statistics.median),
         *_importance(heads),
     ]
 
@@ -107,11 +79,11 @@ def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     }
     lines = "\n".join(f"- {name}: {fact}" for name, fact in facts.items() if fact)
     table = markdown_table(
-        ["finding", "site", "outcome", "value", "threshold", "heads", "top", ""],
+        ["finding", "site", "outcome", "value", "threshold", "heads", "top", "reason"],
         map(_cells, rows),
         numeric=False,
     )
-    return f"# Heads of {about['run']}\n\n{lines}\n\n{table}\n"
+    return f"# Heads of {about['run']}\n\n{lines}\n\n{table}\n\n{GLOSSARY}\n"
 
 
 def _cells(row: Row) -> list[str]:
@@ -119,14 +91,14 @@ def _cells(row: Row) -> list[str]:
     n_heads = "" if row.get("n_heads") is None else f"{row['n_heads']} of {row['n_measured']}"
     place = " ".join(f"{n} {row[n]}" for n in ("layer", "head") if row.get(n) is not None)
     site = SITE_NAMES[row["site"]] if row.get("site") else ""
-    return [row["finding"], site, row["outcome"] or "", *numbers, n_heads, place, row["sentence"]]
+    outcome, reason = row["outcome"] or "", row.get("reason", "")
+    return [row["finding"], site, outcome, *numbers, n_heads, place, reason]
 
 
 def _row(finding: str, outcome: str | None, head: Row | None = None, **values: Any) -> Finding:
     """Return a row; its site, layer and head are those of `head`."""
-    place = {} if head is None else {name: head[name] for name in HEAD_KEY}
-    row = {"finding": finding, "outcome": outcome, "sentence": SENTENCES.get(finding)}
-    return {**row, **place, **values}
+    place = {} if head is None else {name: head.get(name) for name in HEAD_KEY}
+    return {"finding": finding, "outcome": outcome, **place, **values}
 
 
 def _by_site(rows: Iterable[Row], name: str) -> Iterator[tuple[str, list[Row]]]:
@@ -148,10 +120,10 @@ def _outcome(value: float, threshold: float) -> str:
 def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[Finding]:
     """Most α fall first, and some come back (section 5.1)."""
     if not complete_rows(heads, "alpha"):
-        yield _row("α falls first", UNMEASURED, sentence="No head has an α.")
+        yield _row("α falls first", UNMEASURED, reason="No head has an α.")
         return
     if not rows or rows[0]["first_update"] == rows[0]["last_update"]:
-        yield _row("α falls first", UNMEASURED, sentence="No α was logged during training.")
+        yield _row("α falls first", UNMEASURED, reason="No α was logged during training.")
         return
     fell = sum(row["fell_first"] for row in complete_rows(rows, "fell_first"))
     share = fell / len(rows)
@@ -170,12 +142,7 @@ def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[
     )
     rho = spearman([row["first"] for row in rows], [row["last"] for row in rows])
     if rho is not None and len(rows) > 3:
-        yield _row(
-            "α keeps its order",
-            _outcome(rho, MIN_RHO),
-            value=rho,
-            threshold=MIN_RHO,
-        )
+        yield _row("α keeps its order", _outcome(rho, MIN_RHO), value=rho, threshold=MIN_RHO)
 
 
 def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Finding]:
@@ -187,6 +154,7 @@ def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Finding]:
             UNMEASURED if coefficient is None else SEEN if coefficient > BIMODAL else UNSEEN,
             site=site,
             value=coefficient,
+            reason="Fewer than four α, or all are equal." if coefficient is None else "",
             threshold=BIMODAL,
             n_heads=sum(not LOW_ALPHA <= row["alpha"] <= HIGH_ALPHA for row in rows),
             n_measured=len(rows),
@@ -200,7 +168,7 @@ def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Finding
     """Heads give keys a weight of exactly 0 (section 5.1)."""
     sites = list(_by_site(heads, "density"))
     if not sites:
-        yield _row("sparse heads", UNMEASURED, sentence="No head forms weights.")
+        yield _row("sparse heads", UNMEASURED, reason="No head forms weights.")
     for site, rows in sites:
         n_sparse = sum(row["density"] < DENSE for row in rows)
         outcome = UNSEEN if not n_sparse else SEEN if n_sparse == len(rows) else PARTLY
@@ -214,18 +182,12 @@ def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Finding
             yield _row("sparse queries", _outcome(sparse, 0.5), site=site, value=sparse)
 
 
-def _diversity(layers: Sequence[Row]) -> Iterator[Finding]:
-    name = "diversity_heads"
-    for site, rows in _by_site(layers, name):
-        mean = statistics.fmean(row[name] for row in rows)
-        yield _row("heads disagree", None, site=site, value=mean, layer=rows[0]["layer"])
-
-
-def _cls_tokens(statistics_of_heads: Sequence[Row]) -> Iterator[Finding]:
-    rows = [row for row in statistics_of_heads if row["statistic"] == "cls_divergence"]
-    for site, site_rows in _by_site(rows, "value"):
-        mean = statistics.fmean(row["value"] for row in site_rows)
-        yield _row("CLS tokens differ", None, site_rows[0], site=site, value=mean)
+def _described(
+    finding: str, rows: Sequence[Row], name: str, mean: Callable[[Iterable[float]], float]
+) -> Iterator[Finding]:
+    """Yield the mean of a value at each site, with the head or layer of the largest."""
+    for _, site_rows in _by_site(rows, name):
+        yield _row(finding, None, site_rows[0], value=mean(row[name] for row in site_rows))
 
 
 def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Finding:
@@ -239,12 +201,6 @@ def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Finding:
         n_heads=len({tuple(row[name] for name in HEAD_KEY) for row in rows}),
         n_measured=len(complete_rows(heads, "density")),
     )
-
-
-def _confidence(heads: Sequence[Row]) -> Iterator[Finding]:
-    for site, rows in _by_site(heads, "confidence"):
-        median = statistics.median(row["confidence"] for row in rows)
-        yield _row("confidence", None, rows[0], site=site, value=median)
 
 
 # -- roles ----------------------------------------------------------------------------------------
@@ -263,43 +219,51 @@ def _roles(
         if row["offset"] not in OFFSET_NAMES and offset_name(row["offset"]) in _roles_of(row):
             yield _row("head at another offset", SEEN, row, value=row["offset_share"])
     for site, side in about["self_attention"].items() if about["languages"] else ():
-        at_site = [row for row in heads if row["site"] == site]
-        row = _role_row(at_site, "merging head", "merging", "merge_score", thresholds.merge_score)
+        reason = ""
         if f"{side}_words" not in counts:
-            row |= {"outcome": UNMEASURED, "sentence": f"The {side} is written without spaces."}
+            reason = f"The {side} is written without spaces."
         elif counts[f"{side}_split_words"] < MIN_SPLIT_WORDS:
             reason = f"Fewer than {MIN_SPLIT_WORDS} words of the {side} have several tokens."
-            row |= {"outcome": UNMEASURED, "sentence": reason}
-        yield {**row, "site": site}
+        at_site = [row for row in heads if row["site"] == site]
+        role = ("merging", "merge_score", thresholds.merge_score)
+        yield {**_role_row(at_site, "merging head", *role, reason), "site": site}
     if not sees_both_sides:
         return
-    role, threshold = "interrogation", thresholds.question_weight
-    row = _role_row(heads, f"{role} head", role, "question_weight", threshold)
+    reason = ""
     if "question_word_tokens" not in counts:
         reason = "There is no list of question words for the language."
-        row |= {"outcome": UNMEASURED, "sentence": reason}
     elif not has_enough_questions(counts):
         reason = (
-            f"Fewer than {MIN_QUESTION_TOKENS} tokens of question words in or outside questions."
+            f"Fewer than {MIN_QUESTION_TOKENS} tokens of question words in or out of questions."
         )
-        row |= {"outcome": UNMEASURED, "sentence": reason}
-    yield row
+    role = ("interrogation", "question_weight", thresholds.question_weight)
+    yield _role_row(heads, "interrogation head", *role, reason)
     yield _role_row(heads, "rare-word head", "rare", "rare_share", thresholds.rare_share)
 
 
 def _role_row(
-    heads: Sequence[Row], finding: str, role: str, statistic: str, threshold: float
+    heads: Sequence[Row],
+    finding: str,
+    role: str,
+    statistic: str,
+    threshold: float,
+    reason: str = "",
 ) -> Finding:
-    """Return the finding of a role; its head is the best with the role, else the best of all."""
+    """Return the finding of a role; its head is the best with the role, else the best of all.
+
+    Args:
+        reason: why the role cannot be assigned in this text; empty if it can.
+    """
     rows = complete_rows(heads, statistic)
     if not rows:
-        return _row(finding, UNMEASURED, sentence="No head has weights to measure it by.")
+        return _row(finding, UNMEASURED, reason=reason or "No head has weights to measure it by.")
     best = max(rows, key=lambda row: (role in _roles_of(row), row[statistic]))
     outcome = SEEN if role in _roles_of(best) else UNSEEN
     if outcome == UNSEEN and best[statistic] >= threshold / 2:
         outcome = PARTLY
-    values = {"value": best[statistic], "threshold": threshold}
+    values = {"value": best[statistic], "threshold": threshold, "reason": reason}
     n_heads = sum(role in _roles_of(row) for row in rows)
+    outcome = UNMEASURED if reason else outcome
     return _row(finding, outcome, best, **values, n_heads=n_heads, n_measured=len(rows))
 
 
@@ -314,8 +278,7 @@ def _kinds(rows: Sequence[Row]) -> Iterator[Finding]:
         if complete_rows(heads, name):
             yield _role_row(heads, f"{kind.replace('_', '-')} head", kind, name, MIN_VALUE)
     if rows and not complete_rows(rows, "variation"):
-        reason = "It needs at least two whole windows."
-        yield _row("data-dependent head", UNMEASURED, sentence=reason)
+        yield _row("data-dependent head", UNMEASURED, reason="It needs two whole windows or more.")
 
 
 # -- importance -----------------------------------------------------------------------------------

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise.analysis.gradients import ProjectionGradients
+from headwise.analysis.projections import ProjectionGradients
 from headwise.attention.heads import HeadGate, MultiHeadAttention
 from headwise.attention.place import Place
 from headwise.errors import DataError
 from headwise.model.family import evaluating
 
 if TYPE_CHECKING:
+    from headwise.analysis.collect import HeadTable
     from headwise.data.batch import Batch
     from headwise.losses.loss import Loss
     from headwise.model.family import Model
-
-HeadValues = dict[str, list[list[float]]]
 
 
 class HeadFactors(HeadGate):
@@ -84,10 +83,10 @@ class Importance:
         gradients: those of the projections of each head, see `ProjectionGradients.tables`.
     """
 
-    raw: HeadValues
-    normalised: HeadValues
+    raw: HeadTable
+    normalised: HeadTable
     n_sentences: int
-    gradients: dict[str, HeadValues]
+    gradients: dict[str, HeadTable]
 
 
 def head_importance(
@@ -132,7 +131,7 @@ def head_importance(
                 sums[key] = sums[key] + grad_H if key in sums else grad_H
     if not n_sentences:
         raise DataError("the importance of heads needs at least one sentence")
-    raw: HeadValues = {}
+    raw: HeadTable = {}
     for site, layer, _ in model.attentions():
         sum_H = sums.get((site, layer))
         raw.setdefault(site, []).append([] if sum_H is None else (sum_H / n_sentences).tolist())

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.analysis.importance import HeadValues, head_factors
+from headwise.analysis.collect import HeadTable
+from headwise.analysis.importance import head_factors
 from headwise.analysis.tables import HEAD_KEY
 from headwise.attention.heads import MultiHeadAttention, NoHeads
 from headwise.attention.protocol import Attention
@@ -91,7 +92,7 @@ def n_heads(heads: Heads) -> dict[str, int]:
     return {site: sum(map(len, layers)) for site, layers in heads.items()}
 
 
-def pruning_order(importance: HeadValues, heads: Heads, sites: Sequence[str]) -> list[Head]:
+def pruning_order(importance: HeadTable, heads: Heads, sites: Sequence[str]) -> list[Head]:
     """Sort the heads of `sites`, least important first (Michel et al. 2019, section 4.2).
 
     Args:

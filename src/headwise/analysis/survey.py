@@ -173,12 +173,6 @@ def survey(
         "kinds": of_kinds,
         "layers": layers,
         "density": densities.histograms(),
-        "offsets": [
-            {**place, "offset": o, "max_share": v[f"share{o}"], "mean_weight": v[f"weight{o}"]}
-            for place, v in heads
-            for o in offsets
-            if f"share{o}" in v
-        ],
         "sentences": unusual,
     }
     return Survey(tables, counts)

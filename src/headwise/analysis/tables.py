@@ -22,6 +22,7 @@ Row = Mapping[str, Any]
 FOLDER = "analysis"  # in the run folder
 SETTINGS = "settings.json"
 FINDINGS_TEXT = "findings.md"
+GLOSSARY = "The quantities are explained in the guide, docs/first-run.md, Terms."
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,6 @@ LAYERS = Table(
 # A histogram of the densities of a head's queries: low <= density < high. A density of exactly 1
 # is in the last bin, with low = high = 1.
 DENSITY = Table("density", {**_PLACE, "low": float, "high": float, "n_queries": int})
-OFFSETS = Table("offsets", {**_PLACE, "offset": int, "max_share": float, "mean_weight": float})
 SENTENCES = Table(  # in which a normally sparse head is dense
     "sentences",
     {
@@ -198,7 +198,7 @@ FINDINGS = Table(  # findings of the papers in this run
         "threshold": float,
         "n_heads": int,  # heads that show it
         "n_measured": int,
-        "sentence": str,  # meaning of the value, or why there is none
+        "reason": str,  # why it was not measured
     },
 )
 # Values of several runs, in an output folder; an empty site or layer means all.
@@ -206,7 +206,5 @@ COMPARISON = Table(
     "comparison",
     {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
 )
-TABLES = (
-    HEADS, OTHERS, KINDS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, FINDINGS,
-)  # fmt: skip
+TABLES = (HEADS, OTHERS, KINDS, LAYERS, DENSITY, SENTENCES, TRAJECTORIES, FINDINGS)
 OPTIONAL = (OTHERS, KINDS)  # not written if empty

@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headwise.analysis.pruning import Heads
+from headwise.analysis.pruning import Head, Heads
+from headwise.analysis.tables import HEAD_KEY
 from headwise.track.base import numbered
 
+NAMES = ("first", "lowest", "last")
 MIN_CHANGE = 0.01  # minimum change of α that counts
 MIN_RISE = 0.05  # minimum rise from the lowest α that counts as coming back
 
@@ -24,32 +26,18 @@ def trajectory_rows(records: Iterable[Mapping[str, Any]], heads: Heads) -> list[
         records: records of heads.jsonl, by ascending update.
         heads: numbers of the heads of the run.
     """
-    return [
-        {
-            **place,
-            "first_update": points[0][0],
-            "first": points[0][1],
-            "lowest_update": lowest[0],
-            "lowest": lowest[1],
-            "last_update": points[-1][0],
-            "last": points[-1][1],
-            "fell_first": fell_first([alpha for _, alpha in points]),
-        }
-        for place, points in _points(records, heads)
-        for lowest in [min(points, key=lambda point: (point[1], point[0]))]
-    ]
-
-
-def _points(
-    records: Iterable[Mapping[str, Any]], heads: Heads
-) -> list[tuple[dict[str, Any], list[tuple[int, float]]]]:
-    """Return each head that has an α, and its (update, α)."""
-    series: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
+    series: dict[Head, list[tuple[int, float]]] = {}
     for record in records:
-        for place, value in numbered(record.get("alpha", {}), heads):
-            series.setdefault(place, []).append((int(record["update"]), value))
-    names = ("site", "layer", "head")
-    return [(dict(zip(names, key, strict=True)), points) for key, points in series.items()]
+        for head, alpha in numbered(record.get("alpha", {}), heads):
+            series.setdefault(head, []).append((int(record["update"]), alpha))
+    rows = []
+    for head, points in series.items():
+        row: dict[str, Any] = dict(zip(HEAD_KEY, head, strict=True))
+        lowest = min(points, key=lambda point: (point[1], point[0]))
+        for name, (update, alpha) in zip(NAMES, (points[0], lowest, points[-1]), strict=True):
+            row |= {f"{name}_update": update, name: alpha}
+        rows.append({**row, "fell_first": fell_first([alpha for _, alpha in points])})
+    return rows
 
 
 def fell_first(alphas: Sequence[float]) -> int | None:

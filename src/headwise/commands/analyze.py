@@ -41,7 +41,7 @@ from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 
-VERSION = 4  # of the analysis; results of another version are recomputed
+VERSION = 5  # of the analysis; results of another version are recomputed
 MAX_TOKENS = 4096  # padded tokens per batch: all weights of a layer are in memory at once
 # Settings that may differ between a current analysis and the requested one.
 IGNORED_KEYS = ("run", "importance", "counts")

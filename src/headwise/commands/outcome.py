@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import Any
 
-from headwise.analysis.alpha_table import alpha_table
 from headwise.errors import counted
 from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.record import Record
 from headwise.runs.results import Results
-from headwise.track.base import Tracker
+from headwise.track.base import HeadNumbers, HeadValues, Tracker, numbered
 
 FORMATS = ("png", "svg")  # of the figures of a training
 
@@ -48,6 +47,22 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         *([] if config.data.test else [f"not scored  a test set: {evaluation}"]),
     ]
     return "\n".join(lines)
+
+
+def alpha_table(alphas: HeadValues, heads: HeadNumbers | None = None) -> str:
+    """Return the α as plain text, one row per site and layer, one column per head.
+
+    Args:
+        alphas: site -> layers -> heads, as in `results.json`.
+        heads: numbers of the heads (`model.heads`); None: all heads.
+    """
+    from pandas import Series  # the start of a training does not wait for it
+
+    by_place = Series(dict(numbered(alphas, heads)))
+    table = by_place.unstack(sort=False).sort_index(axis=1).add_prefix("head")
+    table["mean"] = table.mean(axis=1)
+    table = table.rename_axis(["site", "layer"]).reset_index()
+    return str(table.to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
 
 
 def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:

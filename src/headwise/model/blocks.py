@@ -32,10 +32,6 @@ class FeedForward(nn.Module):
         outer: Tensor = self.outer(self.activation.with_dropout(self.inner(states_BND), rate))
         return outer
 
-    def extra_repr(self) -> str:
-        """Return the rate, for printing a model."""
-        return f"dropout={self.dropout}"
-
 
 class Residual(nn.Module):
     """Base class: residual connection of a sublayer with normalisation: the config group `norm`."""
@@ -56,10 +52,6 @@ class Residual(nn.Module):
     def final_norm(self) -> nn.Module:
         """Return the module that ends a stack of such layers."""
         return nn.Identity()
-
-    def extra_repr(self) -> str:
-        """Return the rate, for printing a model."""
-        return f"dropout={self.dropout}"
 
 
 class PostNorm(Residual):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +98,7 @@ class HardConcreteGate(HeadGate):
         return {"gate_open": self.p_open().detach()}
 
 
+@dataclass
 class HardConcrete(Gates):
     """Learns which heads to close (Voita et al. 2019, section 6).
 
@@ -114,27 +116,22 @@ class HardConcrete(Gates):
         lr_factor: factor on the learning rate of log a; above 1 for short fine-tuning.
     """
 
-    def __init__(
-        self,
-        penalty: float = 0.1,
-        sites: list[str] | None = None,
-        freeze: list[str] | None = None,
-        temperature: float = 0.33,
-        stretch: list[float] | None = None,
-        log_a: float = 2.0,
-        lr_factor: float = 1.0,
-    ) -> None:
-        low, high = stretch if stretch is not None and len(stretch) == 2 else (-0.1, 1.1)
-        fits = stretch is None or (len(stretch) == 2 and low < 0 and high > 1)
-        require(fits, "stretch", "a number below 0 and one above 1", stretch)
-        require(0 <= penalty < math.inf, "penalty", "at least 0 and finite", penalty)
-        require(0 < temperature < math.inf, "temperature", "above 0 and finite", temperature)
-        require(math.isfinite(log_a), "log_a", "finite", log_a)
-        require(0 < lr_factor < math.inf, "lr_factor", "above 0 and finite", lr_factor)
-        self.sites, self.freeze = sites, freeze or []
-        self.penalty, self.temperature = penalty, temperature
-        self.stretch = (float(low), float(high))
-        self.log_a, self.lr_factor = log_a, lr_factor
+    penalty: float = 0.1
+    sites: list[str] | None = None
+    freeze: tuple[str, ...] = ()
+    temperature: float = 0.33
+    stretch: tuple[float, float] = (-0.1, 1.1)
+    log_a: float = 2.0
+    lr_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        fits = self.stretch[0] < 0 and self.stretch[1] > 1
+        require(fits, "stretch", "a number below 0 and one above 1", self.stretch)
+        require(0 <= self.penalty < math.inf, "penalty", "at least 0 and finite", self.penalty)
+        for key in ("temperature", "lr_factor"):
+            value = getattr(self, key)
+            require(0 < value < math.inf, key, "above 0 and finite", value)
+        require(math.isfinite(self.log_a), "log_a", "finite", self.log_a)
 
     def __call__(self, place: Place) -> HardConcreteGate | None:
         """Return the gate of one place; None if the site is not chosen or has no heads."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.analysis.tables import COMPARISON, percent, read_settings
+from headwise.analysis.tables import COMPARISON, GLOSSARY, percent, read_settings
 from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
 from headwise.metrics.significance import mean_interval
@@ -28,7 +28,6 @@ Key = tuple[str, str | None, int | None]  # quantity, site, layer
 FACT = ("column", "row", "origin", "quantity", "site", "layer", "value", "seed", "run", "mark",
         "note")  # fmt: skip
 BY_SEED = "over seeds with its 95 % interval (Student's t). Seeds:"
-GLOSSARY = "The quantities are explained in the guide, docs/first-run.md, Terms."
 
 
 def write_comparison(runs: Sequence[SavedRun], output: Path) -> str:

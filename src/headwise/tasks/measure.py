@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.collect import head_statistics
-from headwise.analysis.distances import projection_distances
+from headwise.analysis.projections import projection_distances
 from headwise.data.batch import Batch
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Measured

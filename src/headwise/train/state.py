@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -34,12 +33,3 @@ class TrainState:
     best_update: int = 0
     bad_validations: int = 0
     stopped_early: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Content for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> TrainState:
-        """State from the content of a checkpoint."""
-        return cls(**content)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -156,7 +156,7 @@ class Trainer:
         return {
             "model": self.model.state_dict(),  # 1
             "optimizer": self.step.optimizer.state_dict(),  # 2
-            "state": self.state.to_dict(),  # 3
+            "state": asdict(self.state),  # 3
             "world_size": self.ranks.n_shares,  # 4
         }
 
@@ -164,7 +164,7 @@ class Trainer:
         """Resume from the content of a checkpoint."""
         load_weights(self.model, payload["model"], str(self.folder.last))  # 1
         self.step.optimizer.load_state_dict(payload["optimizer"])  # 2
-        self.state = TrainState.from_dict(payload["state"])  # 3
+        self.state = TrainState(**payload["state"])  # 3
         self.loader.restore(self.state.data)
         # rank 0 takes the sum over the ranks, the others start from zero
         if self.ranks.is_main:

@@ -1,6 +1,6 @@
 // The table of findings; the name of a head is a button that selects it.
 
-const FINDING_COLUMNS = ["finding", "site", "outcome", "value", "threshold", "heads", "head", ""];
+const FINDING_COLUMNS = ["finding", "site", "outcome", "value", "threshold", "heads", "head", "reason"];
 
 /** A button for the head of a finding, if the run has this head. */
 function headLink(row, run) {
@@ -18,7 +18,7 @@ function findingRow(row, run) {
     shown(row.threshold),
     row.n_measured === undefined ? "" : `${row.n_heads} of ${row.n_measured}`,
     headLink(row, run),
-    row.sentence,
+    row.reason ?? "",
   ];
   return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
 }

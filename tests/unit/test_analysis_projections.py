@@ -1,7 +1,8 @@
-"""Distances between heads compared with sums over their weights."""
+"""Distances of the projections of heads by hand, their gradients against the slope of the loss."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from typing import Any
@@ -9,15 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from headwise.analysis.distances import projection_distances
+from headwise.analysis.importance import head_importance
+from headwise.analysis.projections import projection_distances
 from headwise.attention.build import AttentionFactory
 from headwise.attention.protocol import Attention
 from headwise.config.folders import group_node
 from headwise.config.schema import SITES, ModelConfig
+from headwise.losses.loss import CrossEntropy
+from headwise.model.family import Model
 from headwise.model.transformer import Transformer
 from headwise.train.particles import squared_distances
+from pruned_models import CPU, H, batches, model_of
 
 FACTORY = AttentionFactory({"attention": group_node("attention", "softmax")}, dropout=0.0)
+
+
+LOSS = CrossEntropy(0.1)
 
 
 def make_model(make: Any = FACTORY, heads: dict[str, list[list[int]]] | None = None) -> Transformer:
@@ -84,3 +92,50 @@ def test_close_points_far_from_the_origin_are_exact() -> None:
     distances = squared_distances(points)
     torch.testing.assert_close(distances.double(), torch.tensor(exact).double(), rtol=1e-5, atol=0)
     assert (distances.diagonal(dim1=1, dim2=2) == 0).all()
+
+
+def mean_loss(model: Model) -> float:
+    with torch.no_grad():
+        parts = [
+            (model.output.loss(b.scored(model.states(**model.inputs(b))), b.targets_R, LOSS), b)
+            for b in batches()
+        ]
+    return sum(float(sums.loss) for sums, _ in parts) / sum(b.n_targets for _, b in parts)
+
+
+def test_gradient_is_the_steepest_slope_of_the_mean_loss(make: Any) -> None:
+    model = model_of(make, "attention=tanh").double()
+    tables = head_importance(model, batches(), LOSS, CPU).gradients
+    assert set(tables) == {"query_gradient", "key_gradient", "value_gradient"}
+    step = 1e-5
+    for site, layer, attention in model.attentions():
+        for name in ("query", "value"):
+            weight = getattr(attention, name).weight
+            loss = sum(
+                model.output.loss(b.scored(model.states(**model.inputs(b))), b.targets_R, LOSS).loss
+                for b in batches()
+            )
+            (grad,) = torch.autograd.grad(loss, weight)
+            values = tables[f"{name}_gradient"][site][layer - 1]
+            head = layer % H
+            rows = slice(head * len(weight) // H, (head + 1) * len(weight) // H)
+            direction = torch.zeros_like(weight)
+            direction[rows] = grad[rows] / grad[rows].norm()
+            losses = []
+            for sign in (1, -1):
+                moved = copy.deepcopy(model)
+                places = {(s, n): a for s, n, a in moved.attentions()}
+                with torch.no_grad():
+                    getattr(places[site, layer], name).weight.add_(direction, alpha=sign * step)
+                losses.append(mean_loss(moved))
+            slope = (losses[0] - losses[1]) / (2 * step)
+            expected = slope / float(weight[rows].detach().norm())
+            assert values[head] == pytest.approx(expected, rel=1e-4)
+    assert set(tables["key_gradient"]) == set(SITES)
+
+
+def test_frozen_projections_have_no_gradient(make: Any) -> None:
+    model = model_of(make, "attention=softmax", "gates=hard_concrete", "gates.freeze=[decoder]")
+    tables = head_importance(model, batches(), LOSS, CPU).gradients
+    assert all(map(len, tables["query_gradient"]["encoder_self"]))
+    assert "decoder_self" not in tables["query_gradient"]

@@ -54,7 +54,7 @@ def finding_rows(
     heads: list[dict[str, Any]], about: dict[str, Any] | None = None, **tables: Any
 ) -> dict[tuple[str, str | None], dict[str, Any]]:
     """Map (finding, site) to its row."""
-    names = ("layers", "density", "sentences", "trajectories")
+    names = ("layers", "density", "trajectories")
     all_tables = {**{name: [] for name in names}, **tables}
     settings = {**ABOUT, **(about or {})}
     rows = findings({"heads": heads, **all_tables}, settings)
@@ -286,25 +286,6 @@ def test_diversity_confidence_and_importance() -> None:
     assert summary_of(rows["confidence", S]) == (None, 0.3, None, None, 2)
     assert rows["most important head", S]["head"] == 3
     assert rows["least important head", S]["head"] == 1
-
-
-def test_heads_with_dense_sentences_are_ordered_by_deviation() -> None:
-    unusual = [
-        {
-            "site": S, "layer": 1, "head": number, "sentence": sentence, "n_keys": 9,
-            "density": 0.9, "expected": 0.2, "z_score": size, "head_mean": 0.2, "text": "So.",
-        }
-        for number, sentence, size in ((1, 5, 4.0), (2, 6, 5.0), (2, 7, 9.0))
-    ]  # fmt: skip
-    name = "sparse head dense in a sentence"
-    assert summary_of(finding_rows([head(1), head(2)], sentences=unusual)[name, S]) == (
-        "seen",
-        9.0,
-        2,
-        2,
-        2,
-    )
-    assert summary_of(finding_rows([head(1)])[name, None]) == ("not seen", None, 0, 1, None)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 
@@ -88,9 +86,9 @@ def test_invalid_distributions_are_not_measured() -> None:
     for first, is_distribution in invalid:
         rows = [[first, 1.5], [0.0, 1.0]]
         observed = observation("encoder_self", [rows], [2], is_distribution=is_distribution)
-        part, histogram = Means(positions, range(-1, 2)), Densities(9)
+        part, histogram = Means(positions, range(-1, 2)), Densities()
         part.add(batch_of([1]), observed)
-        histogram.add(batch_of([1]), observed)
+        histogram.add(observed)
         for name in ("confidence", "share0", "weight0", "share-1"):
             assert part.of(name) is None
         assert histogram.histograms() == []
@@ -128,9 +126,9 @@ def test_rare_share_excludes_ties_and_uniform_weights() -> None:
 
 def test_histogram_counts_each_query_once_and_has_a_bin_for_density_1() -> None:
     rows = [[1.0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.2] * 5, [0.25, 0.25, 0.25, 0.25, 0], [0] * 5]
-    part = Densities(9)
-    part.add(batch_of([4]), observation("encoder_self", [rows], [5]))
-    part.add(batch_of([1]), observation("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
+    part = Densities()
+    part.add(observation("encoder_self", [rows], [5]))
+    part.add(observation("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
     counts = {
         (row["low"], row["high"]): row["n_queries"] for row in part.histograms() if row["n_queries"]
     }
@@ -151,79 +149,8 @@ def test_histogram_counts_each_query_once_and_has_a_bin_for_density_1() -> None:
 def test_density_of_signed_weights_and_of_one_visible_key(
     site: str, rows: list[list[float]], is_distribution: bool
 ) -> None:
-    part = Densities(9)
+    part = Densities()
     causal = site == "decoder_self"
-    part.add(batch_of([1]), observation(site, [rows], [2], causal, is_distribution))
+    part.add(observation(site, [rows], [2], causal, is_distribution))
     counts = {row["low"]: row["n_queries"] for row in part.histograms() if row["n_queries"]}
     assert counts == {0.5: 1, 1.0: 1}
-
-
-def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Densities:
-    """Densities of sentences whose queries all use `n_used` keys; the sides differ by a token."""
-    part = Densities(len(lengths))
-    for index, (length, used) in enumerate(zip(lengths, n_used, strict=True)):
-        sides = [length - 1, length]
-        batch = batch_of(*([n] for n in (sides[::-1] if site == "decoder_self" else sides)))
-        batch.rows[:] = [index]
-        row = [1.0 / used] * used + [0.0] * (length - used)
-        part.add(batch, observation(site, [[row] * length], [length]))
-    return part
-
-
-def test_padding_does_not_change_density() -> None:
-    lengths, n_used = [4] * 10 + [20] * 40, [1] * 10 + [2] * 20 + [12] + [3] * 19
-    alone = densities("encoder_self", lengths, n_used).unusual_sentences()
-    together = Densities(len(lengths))
-    rows = [[[1.0 / used] * used + [0.0] * (20 - used)] * 20 for used in n_used]
-    batch = batch_of([length - 1 for length in lengths], lengths)
-    together.add(batch, observation("encoder_self", rows, lengths))
-    assert len(alone) == 1
-    assert together.unusual_sentences() == alone
-
-
-def test_sentences_are_compared_with_those_of_similar_length() -> None:
-    """Short sentences are denser; only the outlier among the long ones is reported."""
-    n_used = [2 + index % 2 for index in range(101)]
-    n_used[70] = 12
-    (row,) = densities("encoder_self", [4] * 50 + [20] * 51, n_used).unusual_sentences()
-    assert (row["sentence"], row["n_keys"], row["density"]) == (71, 20, 0.6)
-    similar = np.array(n_used[50:]) / 20
-    assert row["expected"] == pytest.approx(similar.mean())
-    assert row["z_score"] == pytest.approx((0.6 - similar.mean()) / similar.std())
-    short = np.array(n_used[:50]) / 4
-    assert row["head_mean"] == pytest.approx((short.sum() + similar.sum()) / 101)
-
-
-@pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
-def test_number_of_keys_is_that_of_the_site(site: str) -> None:
-    (row,) = densities(site, [20] * 40, [3] * 25 + [12] + [2] * 14).unusual_sentences()
-    assert (row["sentence"], row["n_keys"], row["density"]) == (26, 20, 0.6)
-
-
-FARTHEST = {10: 9, 20: 12, 30: 10, 40: 13, 50: 11}
-
-
-@pytest.mark.parametrize(
-    ("n_used", "expected"),
-    [
-        ([8] * 30 + [1] + [9] * 29, []),  # sparser than others
-        ([8] * 30 + [19] + [9] * 29, [31]),
-        ([2, 3] * 15 + [4] + [2, 3] * 14 + [2], []),  # z-score 2.7
-        ([2, 3] * 15 + [5] + [2, 3] * 14 + [2], [31]),  # 3.9 above
-        ([FARTHEST.get(i, 2 + i % 2) for i in range(100)], [41, 21, 51]),  # at most three
-    ],
-)
-def test_sentences_with_the_largest_z_scores_are_reported(
-    n_used: list[int], expected: list[int]
-) -> None:
-    rows = densities("encoder_self", [20] * len(n_used), n_used).unusual_sentences()
-    assert [row["sentence"] for row in rows] == expected
-
-
-def test_heads_with_nonfinite_weights_report_no_sentence() -> None:
-    part = densities("encoder_self", [4] * 50 + [20] * 51, [2] * 20 + [3] * 50 + [12] + [2] * 30)
-    assert [row["sentence"] for row in part.unusual_sentences()] == [71]
-    batch = batch_of([3])
-    batch.rows[:] = [0]
-    part.add(batch, observation("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
-    assert part.unusual_sentences() == part.histograms() == []

@@ -1,7 +1,7 @@
 """Check which findings of the papers one run shows: one row per finding, with its value.
 
 The order is that of Correia et al. 2019, section 5: α over the training and at its end, density,
-diversity, positional, merging and interrogation heads, unusually dense heads; then rare words
+diversity, positional, merging and interrogation heads; then rare words
 (Voita et al. 2019), kinds of heads (Child et al. 2019) and importance (Michel et al. 2019).
 """
 
@@ -55,7 +55,6 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
         *_described("CLS tokens differ", cls_tokens, "value", statistics.fmean),
         *_roles(heads, about, Thresholds(**about["thresholds"])),
         *_kinds(tables.get("kinds", ())),
-        _unusually_dense(heads, tables["sentences"]),
         *_described("confidence", heads, "confidence", statistics.median),
         *_importance(heads),
     ]
@@ -188,19 +187,6 @@ def _described(
     """Yield the mean of a value at each site, with the head or layer of the largest."""
     for _, site_rows in _by_site(rows, name):
         yield _row(finding, None, site_rows[0], value=mean(row[name] for row in site_rows))
-
-
-def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Finding:
-    """A head that is normally sparse is dense in a sentence, perhaps an ambiguous one."""
-    top = max(rows, key=lambda row: float(row["z_score"]), default=None)
-    return _row(
-        "sparse head dense in a sentence",
-        UNSEEN if top is None else SEEN,
-        top,
-        value=None if top is None else top["z_score"],
-        n_heads=len({tuple(row[name] for name in HEAD_KEY) for row in rows}),
-        n_measured=len(complete_rows(heads, "density")),
-    )
 
 
 # -- roles ----------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def survey(
     means, text_means, kind_means = HeadMeans(), HeadMeans(), HeadMeans()
     sites = {site.name: site for site in model.sites}
     bidirectional = {s.keys for s in model.sites if s.queries == s.keys and not s.causal}
-    densities = Densities(max(len(text.ids) for text in texts.values()))
+    densities = Densities()
     offsets = range(-max_offset, max_offset + 1)
     words = {name: text.clusters() for name, text in texts.items()}
     known = {name: of_column for name, of_column in (places or {}).items() if of_column}
@@ -120,7 +120,7 @@ def survey(
         if call.weights_BHQK is None:
             return
         obs = observation(call)
-        densities.add(batch, obs)
+        densities.add(obs)
         for values, counted in chain(
             positions(batch, obs, offsets),
             merging(batch, obs, words),
@@ -157,10 +157,6 @@ def survey(
         names = roles(row, column, counts, thresholds or Thresholds())
         kind = kinds_of.get(tuple(row[name] for name in HEAD_KEY))
         row["roles"] = ";".join([*names, *([kind] if kind else [])])
-    unusual = densities.unusual_sentences()
-    for row in unusual:
-        text = texts[sites[row["site"]].keys]
-        row["text"] = text.surfaces[row["sentence"] - 1].readable.strip()
     others = [name for name in {**stats, **(extra or {})} if name not in HEADS.columns]
     tables = {
         "heads": rows,
@@ -173,7 +169,6 @@ def survey(
         "kinds": of_kinds,
         "layers": layers,
         "density": densities.histograms(),
-        "sentences": unusual,
     }
     return Survey(tables, counts)
 

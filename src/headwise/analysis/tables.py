@@ -160,19 +160,6 @@ LAYERS = Table(
 # A histogram of the densities of a head's queries: low <= density < high. A density of exactly 1
 # is in the last bin, with low = high = 1.
 DENSITY = Table("density", {**_PLACE, "low": float, "high": float, "n_queries": int})
-SENTENCES = Table(  # in which a normally sparse head is dense
-    "sentences",
-    {
-        **_PLACE,
-        "sentence": int,  # its line in the text, from 1
-        "n_keys": int,  # number of keys
-        "density": float,  # mean over the sentence's queries
-        "expected": float,  # mean of the head over sentences of similar length
-        "z_score": float,  # (density - expected) / standard deviation of those sentences
-        "head_mean": float,  # over all sentences
-        "text": str,  # text of the keys
-    },
-)
 TRAJECTORIES = Table(  # of α over training, from heads.jsonl
     "trajectories",
     {
@@ -206,5 +193,5 @@ COMPARISON = Table(
     "comparison",
     {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
 )
-TABLES = (HEADS, OTHERS, KINDS, LAYERS, DENSITY, SENTENCES, TRAJECTORIES, FINDINGS)
+TABLES = (HEADS, OTHERS, KINDS, LAYERS, DENSITY, TRAJECTORIES, FINDINGS)
 OPTIONAL = (OTHERS, KINDS)  # not written if empty

@@ -145,7 +145,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, items: Inspected) -> dict[str
         "split": items.split,
         "languages": "→".join(text.language for text in items.texts.values()),
         "self_attention": {s.name: s.keys for s in run.model.sites if s.queries == s.keys},
-        "sentences": len(items.numbers),
+        "sentences": items.n,
         "unit": items.unit,
         "too_long": items.n_left_out,
         "text": items.digest(),
@@ -184,8 +184,6 @@ def _measure(
     heads = bar(batches, "heads")
     result = survey(model, heads, device, items.texts, *settings, columns, items.places)
     about["counts"] = result.counts
-    for row in result.tables["sentences"]:
-        row["sentence"] = items.numbers[row["sentence"] - 1]
     records = read_if_exists(run.folder.heads)
     return {
         **result.tables,

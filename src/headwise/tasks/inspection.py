@@ -47,9 +47,9 @@ def inspected(
     if n is None and longest < math.inf:
         n = most_items(task, ANALYSIS_PAIRS)
     part, encoded = Part(split, n, longest=longest), run.data([split], data.dir)
-    batches, too_long = task.batches(encoded, part), set(task.too_long(encoded, part))
-    n_items = sum(map(len, batches)) + len(too_long)
-    if n_items == len(too_long):
+    batches = task.batches(encoded, part)
+    n_items = sum(map(len, batches))
+    if not n_items:
         raise DataError(f"{split} has no {task.unit} of up to {longest} tokens")
     spellings = task.spellings(run.model, encoded)
     texts = {
@@ -65,9 +65,9 @@ def inspected(
         split,
         batches,
         texts,
-        [number for number in range(1, n_items + 1) if number - 1 not in too_long],
+        n_items,
         lambda: task.evaluate(*shared).measured,
-        len(too_long),
+        len(task.too_long(encoded, part)),
         task.unit,
         {name: spelling.places for name, spelling in spellings.items()},
     )

@@ -176,9 +176,9 @@ class Inspected:
 
     Attributes:
         split: its name.
-        batches: all items; their `rows` are indices into the lists below.
+        batches: all items; their `rows` are indices into the texts.
         texts: of each column of the batches.
-        numbers: of the items in the split, from 1.
+        n: number of items.
         measure: returns the metrics of a validation on these items with the current model.
         n_left_out: number of items that are too long.
         unit: what the items are, in the plural.
@@ -188,7 +188,7 @@ class Inspected:
     split: str
     batches: Sequence[Batch]
     texts: Mapping[str, ColumnText]
-    numbers: Sequence[int]
+    n: int
     measure: Callable[[], Sequence[Measured]]
     n_left_out: int = 0
     unit: str = "sentences"

@@ -44,11 +44,6 @@ class Surface:
     text: str
     spans: Sequence[tuple[int, int]]
 
-    @property
-    def readable(self) -> str:
-        """The text for files, where bytes of incomplete characters are U+FFFD."""
-        return self.text.encode(errors="surrogateescape").decode(errors="replace")
-
     def tokens_of(self, start: int, end: int) -> list[int]:
         """Return the indices of the tokens with a character in [start, end)."""
         return [i for i, (a, b) in enumerate(self.spans) if a < end and start < b]

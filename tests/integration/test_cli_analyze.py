@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from command_line import CommandLine, read_json
-from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, OPTIONAL, OTHERS, TABLES
+from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES
 from headwise.runs.record import Record
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
-TABLE_FILES = {f"{table.name}.csv" for table in TABLES if table not in OPTIONAL or table is OTHERS}
+TABLE_FILES = {f"{table.name}.csv" for table in TABLES}
 
 
 def compared(out: Path) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ def test_analyze_writes_tables_and_findings(headwise: CommandLine, run: Path) ->
     out = run / FOLDER
     assert {path.name for path in out.iterdir()} == {*TABLE_FILES, "findings.md", "settings.json"}
     assert (out / "findings.md").read_text(encoding="utf-8") in result.out
-    rows = {table.name: table.read(Record(run)) for table in TABLES if table.path(out).is_file()}
+    rows = {table.name: table.read(Record(run)) for table in TABLES}
     assert [(r["site"], r["layer"], r["head"]) for r in rows["heads"]] == [
         (site, 1, head) for site in SITES for head in (1, 2)
     ]

@@ -248,22 +248,6 @@ def test_closed_gates_are_learned_and_pruned(
     shutil.rmtree(pruned)
 
 
-def test_gated_run_resumes_bitwise_equal(trained: Path) -> None:
-    """Optimizer state and random numbers of gates are saved."""
-    gates = ("gates=hard_concrete", "gates.lr_factor=10", "trainer.save_every=2", "trainer.keep=5")
-    uninterrupted = train_on(
-        trained, None, *gates, "trainer.max_updates=4", "experiment_name=straight"
-    )
-    train_on(trained, None, *gates, "trainer.max_updates=2", "experiment_name=halves")
-    resumed = train_on(trained, None, *gates, "trainer.max_updates=4", "experiment_name=halves")
-    whole_weights, resumed_weights = (
-        load_checkpoint(folder / "checkpoints" / "last.pt")["model"]
-        for folder in (uninterrupted, resumed)
-    )
-    assert any(name.endswith("gate.log_a") for name in whole_weights)
-    assert all(torch.equal(value, resumed_weights[name]) for name, value in whole_weights.items())
-
-
 def test_prune_overwrites_nothing(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     keep = "keep={cross:[[1]]}"
     headwise.ok("prune", f"run={run}", keep)

@@ -43,34 +43,21 @@ def origin(runs: Runs, short: str) -> Path:
     return Path(shutil.copytree(runs.run_folder(short), runs.folder / "origin" / "run"))
 
 
-def test_finished_run_can_be_extended(runs: Runs, finished_copy: tuple[str, Path]) -> None:
-    """It continues in the same folder, with the weights of an uninterrupted run."""
-    longer, folder = finished_copy
-    changes = {**SHORT, "trainer.max_updates": 6}
-    runs.train(longer, changes)
-    assert read_json(folder / "results.json")["updates"] == 6
-    runs.train("six", changes)
-    last = [load_checkpoint(f / "checkpoints/last.pt") for f in (folder, runs.run_folder("six"))]
-    assert all(torch.equal(v, last[1]["model"][k]) for k, v in last[0]["model"].items())
-    updates = [line["update"] for line in read_log(folder / "metrics.jsonl") if "train/nll" in line]
-    assert updates == [3, 4, 6]  # the last update is always logged
-
-
-def test_extended_run_averages_same_checkpoints_as_one_run(runs: Runs) -> None:
-    """Even if its first end is not an update at which checkpoints are saved."""
+def test_extended_run_equals_one_run(runs: Runs) -> None:
+    """In the same folder, even if its first end is no update at which it logs and saves."""
     changes = {**SHORT, "trainer.keep": 3, "trainer.average": 3}
-    for length in (3, 6):
+    for length in (5, 6):
         runs.train("by-steps", {**changes, "trainer.max_updates": length})
     runs.train("at-once", {**changes, "trainer.max_updates": 6})
-    checkpoint_names = [
-        sorted(path.name for path in (runs.run_folder(outputs) / "checkpoints").glob("update_*"))
-        for outputs in ("by-steps", "at-once")
-    ]
-    assert (
-        checkpoint_names[0]
-        == checkpoint_names[1]
-        == [f"update_{update:08d}.pt" for update in (2, 4, 6)]
-    )
+    stepwise, whole = map(runs.run_folder, ("by-steps", "at-once"))
+    assert read_json(stepwise / "results.json")["updates"] == 6
+    last = [load_checkpoint(folder / "checkpoints/last.pt") for folder in (stepwise, whole)]
+    assert all(torch.equal(v, last[1]["model"][k]) for k, v in last[0]["model"].items())
+    lines = read_log(stepwise / "metrics.jsonl")
+    assert [line["update"] for line in lines if "train/nll" in line] == [3, 5, 6]
+    for folder in (stepwise, whole):
+        names = sorted(path.name for path in (folder / "checkpoints").glob("update_*"))
+        assert names == [f"update_{update:08d}.pt" for update in (2, 4, 6)]
 
 
 def test_early_stopping_finishes_the_run(runs: Runs) -> None:
@@ -109,18 +96,18 @@ def test_results_name_the_scored_weights(runs: Runs) -> None:
     assert results["alpha"]["cross"][0] == pytest.approx(expected.tolist(), rel=1e-6)
 
 
-def test_second_process_in_a_run_folder_is_rejected(runs: Runs) -> None:
-    runs.train("taken", SHORT, signal_at=("record", 2, 15), code=143)
-    folder = runs.run_folder("taken")
+def test_second_process_in_a_run_folder_is_rejected(
+    runs: Runs, finished_copy: tuple[str, Path]
+) -> None:
+    outputs, folder = finished_copy
+    before = run_outputs(folder)
     with open(folder / ".lock", "a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = run_outputs(folder)
-        output = runs.train("taken", SHORT, code=1)
-        assert "another process is training in" in output
-        assert "Traceback" not in output
-        assert run_outputs(folder) == before
-        assert not (folder / "error.json").exists()
-    runs.train("taken", SHORT)
+        output = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
+    assert "another process is training in" in output
+    assert "Traceback" not in output
+    assert run_outputs(folder) == before
+    assert not (folder / "error.json").exists()
 
 
 def test_same_command_restores_missing_files_of_finished_run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from headwise.analysis.projections import projection_distances
 from headwise.model.transformer import Transformer
-from headwise.train.checkpoint import load_checkpoint
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
-from training_runs import NO_DROPOUT, Runs, read_log, run_outputs
+from training_runs import NO_DROPOUT, Runs, read_log
 from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 
 
@@ -79,22 +77,6 @@ def test_repulsion_increases_distances_of_heads(tmp_path: Path) -> None:
 
 
 # -- runs in separate processes -----------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def whole(runs: Runs) -> Path:
-    """The folder of an uninterrupted run with noise."""
-    runs.train("whole", {"repulsion": "spos"})
-    return runs.run_folder("whole")
-
-
-def test_killed_run_resumes_with_same_noise(runs: Runs, whole: Path) -> None:
-    kill = signal.SIGKILL
-    runs.train("killed", {"repulsion": "spos"}, signal_at=("record", 8, kill), code=-kill)
-    last = load_checkpoint(runs.run_folder("killed") / "checkpoints" / "last.pt")
-    assert 0 < last["state"]["update"] < 24
-    runs.train("killed", {"repulsion": "spos"})
-    assert run_outputs(runs.run_folder("killed")) == run_outputs(whole)
 
 
 def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs) -> None:

@@ -56,8 +56,14 @@ def last_validation(run: Path) -> dict[str, Any]:
     return rows[-1]
 
 
-def test_loading_verifies_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = train_small(tmp_path)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose validations translate two sentences; its text is in the folder `text` above."""
+    search = ("trainer.monitor=chrf", "trainer.valid_sentences=2", "decode.beam=2")
+    return train_small(tmp_path_factory.mktemp("run"), f"loss.label_smoothing={SMOOTHING}", *search)
+
+
+def test_loading_verifies_kernels(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts: dict[Case, str | None] = {}
     monkeypatch.setattr(verification, "_VERDICTS", verdicts)
     headwise.load(str(run), device="cpu")
@@ -65,12 +71,12 @@ def test_loading_verifies_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not any(verdicts.values())
 
 
-def test_losses_are_means_over_all_tokens(tmp_path: Path) -> None:
-    run = train_small(tmp_path, f"loss.label_smoothing={SMOOTHING}", "trainer.valid_sentences=2")
+def test_losses_are_means_over_all_tokens(run: Path) -> None:
     validation = last_validation(run)
     loaded = headwise.load(str(run), checkpoint="last", device="cpu")
     rows = []
-    for source, target in zip(lines(tmp_path, "de"), lines(tmp_path, "en"), strict=True):
+    sides = (lines(run.parents[2], code) for code in ("de", "en"))
+    for source, target in zip(*sides, strict=True):
         ids = loaded.tokenizers.target.encode([target])[0]
         source_ids = torch.tensor([[*loaded.tokenizers.source.encode([source])[0], EOS]])
         with torch.no_grad():
@@ -127,25 +133,25 @@ def test_loss_items_are_in_row_order() -> None:
     np.testing.assert_array_equal(sum(sums_of_ranks), together)
 
 
-def test_saved_sums_give_every_score(tmp_path: Path) -> None:
-    run = RunFolder(train_small(tmp_path, "trainer.monitor=chrf", "decode.beam=2"))
-    assert sorted(path.name for path in run.sums.iterdir()) == [
+def test_saved_sums_give_every_score(run: Path) -> None:
+    folder = RunFolder(run)
+    assert sorted(path.name for path in folder.sums.iterdir()) == [
         f"{split}.{unit}.npz"
         for split in ("test_a", "test_b", "valid")
         for unit in ("loss", "translation")
     ]
-    results = run.read_results()
+    results = folder.read_results()
     for split, scores in results.scores.items():
-        config = read_config(run)
+        config = read_config(folder)
         metrics = task_of(config).metrics()
         assert {metric.name for metric in metrics} == set(scores)
         for metric in metrics:
-            items = run.read_sums(split, metric.unit)
+            items = folder.read_sums(split, metric.unit)
             assert len(items) == {"valid": 6, "test_a": 5, "test_b": 4}[split]
             assert metric.score(items) == scores[metric.name]["score"]
             assert metric.signature == scores[metric.name]["signature"]
-    chrf = [row["valid/chrf"] for row in read_jsonl(run.metrics) if "valid/chrf" in row]
-    state = load_checkpoint(run.last)["state"]
+    chrf = [row["valid/chrf"] for row in read_jsonl(folder.metrics) if "valid/chrf" in row]
+    state = load_checkpoint(folder.last)["state"]
     assert state["best_score"] == max(chrf)
     assert results.scores["valid"]["loss"] != results.scores["test_a"]["loss"]
 

@@ -54,7 +54,7 @@ def finding_rows(
     heads: list[dict[str, Any]], about: dict[str, Any] | None = None, **tables: Any
 ) -> dict[tuple[str, str | None], dict[str, Any]]:
     """Map (finding, site) to its row."""
-    names = ("layers", "density", "trajectories")
+    names = ("other_statistics", "layers", "density", "trajectories", "kinds")
     all_tables = {**{name: [] for name in names}, **tables}
     settings = {**ABOUT, **(about or {})}
     rows = findings({"heads": heads, **all_tables}, settings)

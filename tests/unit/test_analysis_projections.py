@@ -19,7 +19,6 @@ from headwise.config.schema import SITES, ModelConfig
 from headwise.losses.loss import CrossEntropy
 from headwise.model.family import Model
 from headwise.model.transformer import Transformer
-from headwise.train.particles import squared_distances
 from pruned_models import CPU, H, batches, model_of
 
 FACTORY = AttentionFactory({"attention": group_node("attention", "softmax")}, dropout=0.0)
@@ -81,17 +80,6 @@ def test_attention_without_projections_is_absent() -> None:
         make_model(lambda place: Nothing(place) if place.site == "cross" else FACTORY(place))
     )
     assert all(table.keys() == set(SITES) - {"cross"} for table in distances.values())
-
-
-def test_close_points_far_from_the_origin_are_exact() -> None:
-    points = 1000 + 0.01 * torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
-    exact = [
-        [[sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for b in rows] for a in rows]
-        for rows in points.tolist()
-    ]
-    distances = squared_distances(points)
-    torch.testing.assert_close(distances.double(), torch.tensor(exact).double(), rtol=1e-5, atol=0)
-    assert (distances.diagonal(dim1=1, dim2=2) == 0).all()
 
 
 def mean_loss(model: Model) -> float:

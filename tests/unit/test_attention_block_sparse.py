@@ -110,7 +110,7 @@ def test_equals_the_masked_dense_computation(
     pattern: str, combine: str, heads: list[str] | None, layer: int, causal: bool
 ) -> None:
     settings: dict[str, Any] = {"combine": combine, "heads": heads, "layer": layer}
-    for n in (1, 3, 4, 7, 16, 18, 29):  # whole blocks, partial ones, less than one
+    for n in (1, 4, 7, 18):  # whole blocks, partial ones, less than one
         for lengths in (None, torch.tensor([n, max(1, n - 5), 1])):
             mask = Mask(lengths, causal)
             in_blocks = make(pattern, True, **settings)

@@ -122,16 +122,6 @@ def test_initial_values_of_parameters() -> None:
     assert per_query.beta_weight.std().item() == pytest.approx(1 / 16 / math.sqrt(3), abs=0.005)
 
 
-def test_statistics_exist_only_per_head() -> None:
-    per_head = LengthScaling(PLACE, learned="head")
-    assert per_head.stats().keys() == {"scale_beta", "scale_gamma"}
-    assert torch.equal(per_head.stats()["scale_gamma"], per_head.gamma)
-    assert not any(value.requires_grad for value in per_head.stats().values())
-    assert LengthScaling(PLACE, learned="query").stats() == {}
-    assert per_head.head_axes == {"beta": 0, "gamma": 0}
-    assert LengthScaling(PLACE).head_axes.keys() == {"beta", "gamma", "beta_weight", "gamma_weight"}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"learned": "heads"}, "learned"), ({"delta": -1.0}, "delta"), ({"delta": math.nan}, "delta")],
@@ -212,16 +202,3 @@ def test_alpha_of_a_query_uses_unscaled_queries_in_full_precision() -> None:
     expected = module.query_alpha(queries().float())
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(module.query_alpha(queries().float()), expected, rtol=0, atol=0)
-
-
-def test_alpha_of_a_query_is_not_a_statistic_of_the_head() -> None:
-    per_head, per_query = AlphaEntmax(PLACE), dependent()
-    context = ScoreContext(Mask(), queries())
-    assert per_head.stats().keys() == {"alpha"}
-    assert per_head.query_stats(context) == {}
-    assert per_query.stats() == {}
-    assert per_head.head_axes == {"alpha_logit": 0}
-    assert per_query.head_axes == {"alpha_logit": 0, "alpha_weight": 0}
-    assert AlphaEntmax(PLACE, depends_on="query", share="layer").head_axes == {}
-    with pytest.raises(ConfigError, match="depends_on"):
-        AlphaEntmax(PLACE, depends_on="queries")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, TRAJECTORIES
+from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, TRAJECTORIES
 from headwise.studies.heads import head_tables
 from headwise.studies.match import SavedRun
 from headwise.studies.render import Table
@@ -38,7 +38,7 @@ def analysed(
     HEADS.path(analysis).write_text(HEADS.text(heads), encoding="utf-8")
     layer = {**place, "diversity_heads": 0.25, "diversity_keys": 0.75}
     LAYERS.path(analysis).write_text(LAYERS.text([layer]), encoding="utf-8")
-    for table in (DENSITY, TRAJECTORIES):
+    for table in (DENSITY, OTHERS, TRAJECTORIES):
         table.path(analysis).write_text(table.text([]), encoding="utf-8")
     run: Any = SavedRun(folder)
     run.settings = {"seed": seed}

@@ -70,13 +70,12 @@ def test_best_checkpoint_is_used_without_averaging(tmp_path: Path) -> None:
     assert choose(write_checkpoints(tmp_path), 0, {}) == ("best", 100.0)
 
 
-@pytest.mark.parametrize("n", [1, 2])
 def test_log_of_one_checkpoint_is_singular(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, n: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "headwise")
-    choose(write_checkpoints(tmp_path), n, {5: 7.5, 4: 7.5, 100: 7.0})
-    assert {1: "the last checkpoint is", 2: "of the last 2 checkpoints is"}[n] in caplog.text
+    choose(write_checkpoints(tmp_path), 1, {5: 7.5, 100: 7.0})
+    assert "the last checkpoint is" in caplog.text
 
 
 def test_counted() -> None:

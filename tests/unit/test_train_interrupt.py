@@ -66,9 +66,10 @@ def test_closed_stderr_is_no_error(first: str) -> None:
     """Ctrl-C at `headwise train 2>&1 | tee log` ends tee; the run still has to save."""
     code = f"""
 import signal, sys
+from contextlib import closing
 from headwise.train.interrupt import stop_request
 from headwise.train.progress import Progress
-with stop_request(is_deferred=True) as stop, Progress(0, 9, True) as progress:
+with stop_request(is_deferred=True) as stop, closing(Progress(0, 9, True)) as progress:
     {first}
     signal.raise_signal(signal.SIGTERM)
     progress.show(loss=1.0)

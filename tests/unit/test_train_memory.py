@@ -43,18 +43,6 @@ def test_peak_is_the_largest_amount_that_an_update_frees() -> None:
 
 
 @needs_mallinfo2
-def test_largest_of_several_batches_counts() -> None:
-    memory = PeakMemory(CPU)
-    memory.begin(FIRST_MEASURED)
-    for n_floats in (FLOATS, 3 * FLOATS, 2 * FLOATS):
-        temporary = torch.ones(n_floats)
-        memory.measure()
-        del temporary
-    memory.end()
-    assert abs(memory.bytes - 3 * FLOATS * 4) < SLACK
-
-
-@needs_mallinfo2
 def test_state_of_the_optimizer_is_added() -> None:
     weight = torch.nn.Parameter(torch.zeros(FLOATS))
     optimizer = torch.optim.Adam([weight])

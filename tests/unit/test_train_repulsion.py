@@ -283,13 +283,3 @@ def test_missing_layers_are_rejected() -> None:
     assert "6 at encoder_self, 3 at decoder_self, 3 at cross), got 7" in str(error.value)
     with pytest.raises(ConfigError, match="3 at cross"):
         SPOS(sites=["cross"], layers=[1, 4]).check(config)
-
-
-def test_layer_of_one_stack_only_is_selected() -> None:
-    model = make_model(encoder_layers=3)
-    before = set_gradients(model)
-    SVGD(layers=[3])(model, 1, 1)
-    after = gradients_of(model)
-    changed = {name for name in after if not torch.equal(after[name], before[name])}
-    assert changed == {name for name, _, _ in weights_of(model, ["encoder_self"], layers=[3])}
-    assert len(changed) == 3

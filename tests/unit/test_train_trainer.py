@@ -136,26 +136,6 @@ def test_precision_applies_to_products_and_weights_stay_float32(tmp_path: Path) 
     torch.testing.assert_close(*weights, rtol=0, atol=0.05)
 
 
-def test_restored_trainer_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    uninterrupted = make_trainer(tmp_path / "whole", model=small_model(dropout=0.3), lr=0.1)
-    uninterrupted.run()
-    config, folder = replace(CONFIG, max_updates=2), tmp_path / "halved"
-    make_trainer(folder, model=small_model(dropout=0.3), lr=0.1, config=config).run()
-    resumed = make_trainer(folder, model=small_model(dropout=0.3), lr=0.1, scores=[1.0, 0.5])
-    torch.rand(5)  # in any state of the generators
-    payload = load_checkpoint(tmp_path / "halved" / "checkpoints" / "last.pt")
-    resumed.restore(payload)
-    resumed.run()
-    assert resumed.state.update == uninterrupted.state.update == 4
-    for name in ("last.pt", "update_00000002.pt", "update_00000004.pt"):
-        first, second = (tmp_path / run / "checkpoints" / name for run in ("whole", "halved"))
-        if name == "last.pt":  # the validation scores are invented
-            equal = load_checkpoint(first)["model"], load_checkpoint(second)["model"]
-            assert all(torch.equal(value, equal[1][key]) for key, value in equal[0].items())
-        else:
-            assert first.read_bytes() == second.read_bytes()
-
-
 def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path: Path) -> None:
     config = replace(CONFIG, max_updates=5, save_every=1, validate_every=5, keep=2)
     make_trainer(tmp_path, config=config).run()
@@ -204,8 +184,7 @@ class Diverging:
         return base_lr if update < self.at else math.inf
 
 
-@pytest.mark.parametrize("log_every", [1, 50])
-@pytest.mark.parametrize("validate_every", [3, 50])
+@pytest.mark.parametrize(("log_every", "validate_every"), [(1, 50), (50, 3), (50, 50)])
 @pytest.mark.parametrize("at", [3, 4])
 def test_diverged_weights_are_not_saved(
     tmp_path: Path, log_every: int, validate_every: int, at: int

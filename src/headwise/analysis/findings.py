@@ -45,7 +45,7 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
         tables: all other tables of the analysis.
         about: content of settings.json.
     """
-    heads, others = tables["heads"], tables.get("other_statistics", ())
+    heads, others = tables["heads"], tables["other_statistics"]
     cls_tokens = [row for row in others if row["statistic"] == "cls_divergence"]
     return [
         *_alpha_over_training(heads, tables["trajectories"]),
@@ -54,7 +54,7 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
         *_described("heads disagree", tables["layers"], "diversity_heads", statistics.fmean),
         *_described("CLS tokens differ", cls_tokens, "value", statistics.fmean),
         *_roles(heads, about, Thresholds(**about["thresholds"])),
-        *_kinds(tables.get("kinds", ())),
+        *_kinds(tables["kinds"]),
         *_described("confidence", heads, "confidence", statistics.median),
         *_importance(heads),
     ]

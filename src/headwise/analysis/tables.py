@@ -194,4 +194,3 @@ COMPARISON = Table(
     {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
 )
 TABLES = (HEADS, OTHERS, KINDS, LAYERS, DENSITY, TRAJECTORIES, FINDINGS)
-OPTIONAL = (OTHERS, KINDS)  # not written if empty

@@ -16,14 +16,7 @@ from headwise.analysis.importance import head_importance
 from headwise.analysis.pruning import present_heads
 from headwise.analysis.roles import Thresholds
 from headwise.analysis.survey import Rows, survey
-from headwise.analysis.tables import (
-    FINDINGS_TEXT,
-    FOLDER,
-    OPTIONAL,
-    SETTINGS,
-    TABLES,
-    read_settings,
-)
+from headwise.analysis.tables import FINDINGS_TEXT, FOLDER, SETTINGS, TABLES, read_settings
 from headwise.analysis.trajectories import trajectory_rows
 from headwise.config.commands import AnalyzeConfig
 from headwise.data.sources.digest import content_digest
@@ -120,11 +113,7 @@ def _write(out: Path, tables: dict[str, Rows], about: dict[str, Any]) -> str:
     tables["findings"] = findings(tables, about)
     (out / SETTINGS).unlink(missing_ok=True)  # written last: marks a complete analysis
     for table in TABLES:
-        rows = tables.get(table.name, [])
-        if rows or table not in OPTIONAL:
-            write_text(table.path(out), table.text(rows))
-        else:
-            table.path(out).unlink(missing_ok=True)
+        write_text(table.path(out), table.text(tables[table.name]))
     text = findings_text(tables["findings"], about)
     write_text(out / FINDINGS_TEXT, text)
     write_json(out / SETTINGS, about)
@@ -162,8 +151,7 @@ def _thresholds(config: AnalyzeConfig) -> Thresholds:
 def _is_current(out: Path, about: Mapping[str, Any]) -> bool:
     """Whether a complete analysis with these settings exists; it may have more tables."""
     before = read_settings(Record(out.parent))
-    tables = [table for table in TABLES if table not in OPTIONAL]
-    if not before or not all(table.path(out).is_file() for table in tables):
+    if not before or not all(table.path(out).is_file() for table in TABLES):
         return False
     same = all(before.get(key) == about[key] for key in about if key not in IGNORED_KEYS)
     return same and bool(before.get("importance") or not about["importance"])

@@ -26,7 +26,7 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
     folder, config = run.folder, run.config
     results = folder.read_results()
     record = Record(folder.path)
-    others = OTHERS.read(record) if OTHERS.is_in(record) else []
+    others = OTHERS.read(record)
     return {
         "name": folder.path.resolve().name,
         "attention": choice_name(config),

@@ -47,11 +47,10 @@ def analysis_facts(run: Record) -> list[dict[str, Any]]:
             ("confidence", site, None, rows.confidence.median()),
         ]
     values += _trajectory_values(TRAJECTORIES.read(run))
-    if OTHERS.is_in(run):
-        others = _numbers(OTHERS, run)
-        gradients = others[others.statistic == "query_gradient"].groupby(["site", "layer"])
-        means = gradients.value.mean().items()
-        values += [("query_gradient", *place, mean) for place, mean in means]
+    others = _numbers(OTHERS, run)
+    gradients = others[others.statistic == "query_gradient"].groupby(["site", "layer"])
+    means = gradients.value.mean().items()
+    values += [("query_gradient", *place, mean) for place, mean in means]
     values += [("effective_heads", None, None, effective_heads(run))]
     values += [
         ("diversity", row.site, row.layer, row.diversity_heads) for row in layers.itertuples()

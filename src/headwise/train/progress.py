@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -31,15 +30,8 @@ class Progress:
         self._started = time.perf_counter()
         self._first = done
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the bar."""
         self._bar.close()
 
     def advance(self) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 import torch
 
 from headwise.config.schema import TrainerConfig
-from headwise.data.batch import Batch
+from headwise.data.prefetch import Prefetched
 from headwise.errors import HeadwiseError, Interrupted, Pruned, refuse, require
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
@@ -42,18 +43,6 @@ from headwise.train.step import GRADIENT_SUMS, TrainingStep
 SIGNAL_CHECK_EVERY = {"cuda": 10, "cpu": 1}
 
 
-class Loader(Protocol):
-    """An endless source of batches with an exact position."""
-
-    def __next__(self) -> Batch: ...
-
-    def state(self) -> dict[str, int]:
-        """The position, as saved in checkpoints."""
-
-    def restore(self, state: dict[str, int]) -> None:
-        """Continue from a position."""
-
-
 class Trial(Protocol):
     """A run of a search, see `headwise.commands.search.RunningTrial`."""
 
@@ -68,10 +57,6 @@ class Trial(Protocol):
 WriteOutputs = Callable[[RunFolder, Tracker, int], None]
 
 
-def write_nothing(folder: RunFolder, tracker: Tracker, update: int) -> None:
-    """Write no outputs of a validation."""
-
-
 @dataclass(frozen=True)
 class Validation:
     """Result of a validation.
@@ -84,7 +69,7 @@ class Validation:
 
     measured: Sequence[Measured]
     heads: Callable[[], Mapping[str, HeadValues]] = dict
-    write: WriteOutputs = write_nothing
+    write: WriteOutputs = lambda folder, tracker, update: None
 
     def values(self) -> dict[str, float]:
         """Metric -> score."""
@@ -129,7 +114,7 @@ class Trainer:
     """
 
     step: TrainingStep
-    loader: Loader
+    loader: Prefetched
     folder: RunFolder
     records: RunLog
     validate: Callable[[bool], Validation]
@@ -194,7 +179,7 @@ class Trainer:
             self._log_heads()  # the first point of the trajectories
         elif state.update < config.max_updates and not state.stopped_early:
             self._remove_former_end()
-        with self.stop.deferred(), progress:
+        with self.stop.deferred(), closing(progress):
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
                 self.update()

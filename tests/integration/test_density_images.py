@@ -198,7 +198,7 @@ def test_windows_within_a_row_have_a_page_and_no_kinds(
     headwise.ok("train", *overrides, *settings, f"paths.outputs={tmp_path}")
     (run,) = run_folders(tmp_path)
     headwise.ok("analyze", f"run={run}")
-    assert not KINDS.path(run / "analysis").is_file()
+    assert KINDS.read(Record(run)) == []
     monkeypatch.setattr(density_items, "MAX_WEIGHTS", 8 * 16 * 8)  # of 8 heads: few queries
     headwise.ok("page", f"run={run}", "n_sentences=1")
     axes = page_data(run)["runs"][0]["readings"][0]["axes"]["decoder_self"]

@@ -49,15 +49,10 @@ def density_rows(rule: str, n_bins: int = 20) -> list[dict[str, Any]]:
     ]
 
 
-def head_rows(rule: str) -> list[dict[str, Any]]:
-    """Mean density of every head."""
-    return [{**p, "density": 1.0 if rule == "softmax" else 0.2 * p["head"]} for p in PLACES]
-
-
 def layer_rows(base: float = 0.2) -> list[dict[str, Any]]:
     """Diversity of every layer."""
     return [
-        {"site": site, "layer": layer, "diversity_heads": base + layer / 20, "diversity_keys": base}
+        {"site": site, "layer": layer, "diversity_heads": base + layer / 20}
         for site, layer in product(SITES, range(1, N_LAYERS + 1))
     ]
 
@@ -125,7 +120,6 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "alpha_start_end": lambda: plots.alpha_start_end(table(lambda _: alpha_rows()), CORPUS),
     "density_violins": lambda: plots.density_violins(table(density_rows), CORPUS),
     "density_violins_many": lambda: plots.density_violins(table(density_rows, MANY), CORPUS),
-    "density_layers": lambda: plots.density_layers(table(head_rows), CORPUS),
     "diversity_layers": lambda: plots.diversity_layers(table(lambda _: layer_rows()), what=CORPUS),
     "pruning": lambda: plots.pruning_curves(table(lambda _: pruning_rows()), CORPUS),
     "scores": lambda: plots.score_curves(table(score_rows)),

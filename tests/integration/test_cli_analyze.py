@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from command_line import CommandLine, read_json
-from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES
+from headwise.analysis.tables import FOLDER, HEADS, TABLES
 from headwise.runs.record import Record
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
 TABLE_FILES = {f"{table.name}.csv" for table in TABLES}
-
-
-def compared(out: Path) -> list[dict[str, Any]]:
-    path = COMPARISON.path(out)
-    return COMPARISON.parse(path.read_text(encoding="utf-8"), path)
 
 
 def modification_times(folder: Path) -> dict[str, int]:
@@ -89,43 +83,26 @@ def test_analysis_is_repeated_after_changes(headwise: CommandLine, run: Path) ->
 # -- several runs ---------------------------------------------------------------------------------
 
 
-def test_runs_with_one_name_are_distinguished(
-    headwise: CommandLine, trained: Path, tmp_path: Path
-) -> None:
-    for parent in ("short", "long", "long/again/long"):
-        shutil.copytree(trained, tmp_path / parent / "run")
-    runs = [str(tmp_path / parent / "run") for parent in ("short", "long", "long/again/long")]
-    result = headwise.ok(
-        "analyze", f"runs=[{','.join(runs)}]", f"output={tmp_path / 'out'}", "importance=false"
-    )
-    assert {row["run"] for row in compared(tmp_path / "out")} == set(runs)
-    assert f"|  | short/run | {runs[1]} | {runs[2]} |" in result.out
-
-
 def test_runs_are_compared(headwise: CommandLine, trained: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        shutil.copytree(trained, tmp_path / "runs" / name)
+    folders = [tmp_path / "runs" / name for name in ("one", "two")]
+    for folder in folders:
+        shutil.copytree(trained, folder)
     (tmp_path / "runs" / "no-run").mkdir()
     out = tmp_path / "side" / "by"
     runs = f"runs=[{tmp_path}/runs,{tmp_path}/runs/one/../two]"
     result = headwise("analyze", runs, f"output={out}", "importance=false", "positional_share=0.3")
     assert (result.code, result.err) == (0, "")
-    rows = compared(out)
-    folders = [str(tmp_path / "runs" / name) for name in ("one", "two")]
-    assert list(dict.fromkeys(row["run"] for row in rows)) == folders
-    values = {
-        (Path(row["run"]).name, row["quantity"], row["site"], row["layer"]): row["value"]
-        for row in rows
-    }
-    heads = HEADS.read(Record(tmp_path / "runs" / "one"))
-    n_previous = sum("previous" in (row["roles"] or "") for row in heads)
-    assert values["one", "previous_heads", None, None] == n_previous
-    cross = [row["alpha"] for row in heads if row["site"] == "cross"]
-    assert values["two", "alpha", "cross", None] == pytest.approx(sum(cross) / 2)
-    assert ("one", "diversity", "decoder_self", 1) in values
     text = (out / "comparison.md").read_text(encoding="utf-8")
     assert text in result.out
-    assert text.startswith("|  | one | two |")
-    before = modification_times(tmp_path / "runs" / "one" / FOLDER)
+    head, _, *rows = (line.strip("| ").split(" | ") for line in text.splitlines() if "| " in line)
+    assert head == list(map(str, folders))  # runs of equal settings are named by their folders
+    values = {name: cells for name, *cells in rows}
+    heads = HEADS.read(Record(folders[0]))
+    n_previous = sum("previous" in (row["roles"] or "") for row in heads)
+    assert values["heads at -1"] == [str(n_previous)] * 2
+    cross = [row["alpha"] for row in heads if row["site"] == "cross"]
+    assert values["α, mean, cross-attention"][1] == f"{sum(cross) / 2:.2f}"
+    assert "diversity, decoder self-attention layer 1" in values
+    before = modification_times(folders[0] / FOLDER)
     headwise.ok("analyze", runs, f"output={out}", "importance=false", "positional_share=0.3")
-    assert modification_times(tmp_path / "runs" / "one" / FOLDER) == before
+    assert modification_times(folders[0] / FOLDER) == before

@@ -72,23 +72,6 @@ def test_violins_pool_heads_and_runs_by_their_queries() -> None:
         ]  # fmt: skip
 
 
-def test_lines_join_heads_of_one_rank_and_average_runs() -> None:
-    densities = {
-        "one": [(1, 1, 0.2), (1, 2, 0.8), (2, 1, 0.5)],
-        "two": [(1, 1, 0.6), (1, 2, 0.4), (2, 1, 0.7)],
-    }
-    rows = [
-        {"name": "x", "run": run, "site": "cross", "layer": layer, "head": head, "density": value}
-        for run, heads in densities.items()
-        for layer, head, value in heads
-    ]
-    (axes,) = plots.density_layers(pd.DataFrame(rows)).axes
-    assert lines(axes) == [
-        [(1, pytest.approx(0.7)), (2, pytest.approx(0.6))],
-        [(1, pytest.approx(0.3))],
-    ]
-
-
 # -- curves ---------------------------------------------------------------------------------------
 
 
@@ -107,13 +90,10 @@ def test_curve_is_the_mean_over_seeds_in_a_band_of_their_range() -> None:
 
 
 def test_diversity_label_names_the_base() -> None:
-    for column, name in plots.BASES.items():
-        figure = plots.diversity_layers(table(lambda _: layer_rows(), ["softmax"]), column)
-        first = titled(figure)["encoder self-attention"]
-        assert first.get_ylabel().endswith(f"/ {name}")
-        assert lines(first)[0] == [
-            (row["layer"], pytest.approx(row[column])) for row in layer_rows()[:3]
-        ]
+    figure = plots.diversity_layers(table(lambda _: layer_rows(), ["softmax"]))
+    first = titled(figure)["encoder self-attention"]
+    assert first.get_ylabel().endswith("/ log(number of heads)")
+    assert lines(first)[0] == [(n, pytest.approx(0.2 + n / 20)) for n in (1, 2, 3)]
 
 
 # -- attention ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.compare import DIFFERENCES, Compared, gathered, judge, supported
 from headwise.studies.match import Matching
-from headwise.studies.render import Table
+from headwise.studies.render import TextTable
 from headwise.studies.study import Cell, Column, Published, Recipe, Row, Study
 from headwise.studies.tables import study_tables
 from headwise.tasks.translation.metrics import score_translations
@@ -69,8 +69,7 @@ def make_run(
     run: Any = Made(folder)
     vars(run).update(
         seed=seed,
-        text_hash="0" * 64,
-        train_pairs=train_pairs,
+        data={"text": "0" * 64, "train": {"pairs": train_pairs}},
         results=Results({"test": dict(measured.scores())}),
         task=Translation(config),
         references=Translation.references,
@@ -96,7 +95,7 @@ def scores(of_study: Compared, row: str, metric: str = "bleu_tokenised") -> dict
     return dict(zip(rows.seed, rows.score, strict=True))
 
 
-def tables(of_study: Compared, study: Study = STUDY) -> list[Table]:
+def tables(of_study: Compared, study: Study = STUDY) -> list[TextTable]:
     return study_tables(study, of_study, RESAMPLES)
 
 
@@ -152,7 +151,7 @@ def with_other_signature(metric: str) -> Change:
     [
         (with_other_signature("bleu"), "bleu has several signatures: .*of another version in "),
         (with_other_signature("bleu_tokenised"), "bleu_tokenised has several signatures: "),
-        (lambda run: vars(run).update(text_hash="1" * 64), "the training text differs "),
+        (lambda run: run.data.update(text="1" * 64), "the training text differs "),
     ],
 )
 @pytest.mark.parametrize("in_base", [True, False])
@@ -177,7 +176,7 @@ def test_incomparable_runs_are_not_compared(
     [
         (lambda run: run.settings["trainer"].update(precision="bf16"), ["differ in precision"]),
         (
-            lambda run: vars(run).update(text_hash=None),
+            lambda run: run.data.clear(),
             ["training text not compared: no data.json in 1 run"],
         ),
         (
@@ -222,7 +221,7 @@ def test_smaller_training_text_than_the_papers_is_noted(tmp_path: Path) -> None:
     sparse = make_run(tmp_path / "b", 1, train_pairs=790)
     (note,) = compared([softmax], [sparse]).notes["mine"]
     assert "OTHER TEXT: ours was trained on 790 pairs, the paper on about 1,000" in note
-    sparse.train_pairs = 800
+    sparse.data["train"]["pairs"] = 800
     assert compared([softmax], [sparse]).notes["mine"] == []
 
 

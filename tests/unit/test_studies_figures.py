@@ -11,11 +11,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from command_line import train_small
-from figures_drawn import density_rows, head_rows, layer_rows
-from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, SETTINGS
+from figures_drawn import density_rows, layer_rows
+from headwise.analysis.tables import DENSITY, FOLDER, LAYERS, SETTINGS
 from headwise.errors import DataError
 from headwise.plots.style import save
-from headwise.studies.figures import draw_figures, figures_of, unanalysed
+from headwise.studies.figures import draw_figures, figures_of
 from headwise.studies.figures_attention import draw_attention
 from headwise.studies.match import SavedRun
 from headwise.studies.rows import corpus_rows
@@ -53,13 +53,11 @@ def copy_run(run: Path, to: Path, **changes: Any) -> Path:
 def analysed(run: Path, rule: str) -> Path:
     folder = run / FOLDER
     folder.mkdir()
-    for table, rows in (
-        (HEADS, head_rows(rule)),
-        (DENSITY, density_rows(rule)),
-        (LAYERS, layer_rows(0.2)),
-    ):
+    for table, rows in ((DENSITY, density_rows(rule)), (LAYERS, layer_rows())):
         table.path(folder).write_text(table.text(rows))
-    (folder / SETTINGS).write_text(json.dumps({"sentences": 6, "split": "valid"}))
+    (folder / SETTINGS).write_text(
+        json.dumps({"sentences": 6, "unit": "sentences", "split": "valid"})
+    )
     (run / "pruning").mkdir()
     curve = {
         "sites": ["cross"],
@@ -105,7 +103,6 @@ def test_only_measured_values_are_drawn(trained: Path, tmp_path: Path) -> None:
     stems = {path.stem for path in files}
     assert stems == {"alpha", "alpha_histograms", "alpha_start_end", "diversity", "curves"}
     assert all(path.is_file() for path in files)
-    assert unanalysed([SavedRun(run)]) == [run]
     (run / "heads.jsonl").unlink()
     (run / "metrics.jsonl").unlink()
     (run / "results.json").unlink()
@@ -126,13 +123,13 @@ def test_figures_of_several_runs(trained: Path, tmp_path: Path) -> None:
         (run / "results.json").unlink()
     figures = figures_of([*map(SavedRun, runs)])
     expected = {
-        "alpha_histograms", "alpha_start_end", "density_violins", "density_layers",
-        "diversity_heads", "diversity_keys", "pruning", "score_curves",
+        "alpha_histograms", "alpha_start_end", "density_violins", "diversity_heads", "pruning",
+        "score_curves",
     }  # fmt: skip
     assert set(figures) == expected
     assert [axes.get_title() for axes in figures["pruning"].axes] == ["softmax", "α-entmax"]
     assert "8 heads" in text_of(figures["alpha_start_end"])  # of both seeds, where α was learned
-    assert "Measured on 6 sentences of valid." in text_of(figures["density_layers"])
+    assert "Measured on 6 sentences of valid." in text_of(figures["density_violins"])
     figures = figures_of(
         [*map(SavedRun, [*runs, copy_run(trained, tmp_path / "ja", data__source="ja")])]
     )

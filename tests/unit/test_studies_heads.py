@@ -11,8 +11,8 @@ import pandas as pd
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, TRAJECTORIES
 from headwise.studies.heads import head_tables
 from headwise.studies.match import SavedRun
-from headwise.studies.render import Table
-from headwise.studies.study import Column, HeadNumbers, Row, Study
+from headwise.studies.render import TextTable
+from headwise.studies.study import Column, Row, Study
 
 STUDY = Study(
     name="tiny",
@@ -45,11 +45,13 @@ def analysed(
     return run
 
 
-def rows_of(table: Table) -> dict[str, list[str]]:
+def rows_of(table: TextTable) -> dict[str, list[str]]:
     return dict(table.rows)
 
 
-def heads_of(runs: dict[str, list[Any]], study: Study = STUDY) -> tuple[pd.DataFrame, list[Table]]:
+def heads_of(
+    runs: dict[str, list[Any]], study: Study = STUDY
+) -> tuple[pd.DataFrame, list[TextTable]]:
     """Facts and tables of runs in column x, by row; every run folder holds its analysis."""
     rows = [
         {"row": row, "column": "x", "seed": run.seed, "run": str(run.folder), "saved": run}
@@ -88,36 +90,6 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert alphas == {str(tmp_path / name): a for name, a in (("c", 1.4), ("d", 1.6), ("e", 1.5))}
     of_layers = facts[facts.layer.notna()][["quantity", "site", "layer"]].drop_duplicates()
     assert of_layers.values.tolist() == [["diversity", "encoder_self", 1]]
-
-
-def test_numbers_of_the_paper_are_shown_with_and_without_runs(tmp_path: Path) -> None:
-    numbers = [
-        HeadNumbers({"sparse": 4}, "OK", "previous_heads"),
-        HeadNumbers(
-            {"sparse": 0.885}, "r+", "merge_score_1", "encoder_self", {"softmax": "below 80 %"}
-        ),
-    ]
-    study = replace(STUDY, heads=numbers, heads_note="Of other corpora.")
-    run = analysed(tmp_path / "a", 0.2, 1.4, 1)
-    _, (with_runs,) = heads_of({"sparse": [run], "no": [run]}, study)
-    assert with_runs.headers == ["sparse: paper", "sparse: ours", "none"]
-    assert rows_of(with_runs)["heads at -1"] == ["4", "1", "1"]
-    assert rows_of(with_runs)["highest merge score"] == ["88.5 % (r+)", "–", "–"]
-    facts, (without_runs,) = heads_of({}, study)
-    assert without_runs.headers == ["softmax", "sparse"]
-    assert dict(without_runs.rows) == {
-        "heads at -1": ["–", "4"],
-        "highest merge score": ["below 80 % (r+)", "88.5 % (r+)"],
-    }
-    for table in (with_runs, without_runs):
-        assert "Of other corpora." in table.notes
-        assert any(note.startswith("(r+): ") for note in table.notes)
-    assert heads_of({})[1] == []
-    assert facts[["row", "value", "note"]].values.tolist() == [
-        ["sparse", 4, None],
-        ["softmax", None, "below 80 %"],
-        ["sparse", 0.885, None],
-    ]
 
 
 def test_differences_to_the_baseline_are_paired_by_seed(tmp_path: Path) -> None:

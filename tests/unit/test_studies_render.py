@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from headwise.studies.render import (
-    Table,
+    TextTable,
     interval,
     latex,
     latex_comment,
-    pivot,
     signed,
 )
 
@@ -21,22 +20,22 @@ NASTY = r"50 % of a_b & c{d} #1 $x$ ~ ^ \emph|y| <α ± 1> → Δ×"
 
 
 @pytest.fixture
-def table() -> Table:
+def table() -> TextTable:
     heads = [("one|two", "paper"), ("one|two", "ours"), ("alone", "")]
     rows = [["1.0", "2.0 ± 0.1", NASTY], ["–", "3", "4\n5"]]
     frame = pd.DataFrame(rows, index=["α_1", "b"], columns=pd.MultiIndex.from_tuples(heads))
-    return Table("A title with 100 %", frame, ["a note & more"], "row")
+    return TextTable("A title with 100 %", frame, ["a note & more"])
 
 
 def cells(line: str) -> list[str]:
     return re.split(r"(?<!\\)\|", line)[1:-1]
 
 
-def test_markdown_has_one_cell_per_column_in_every_line(table: Table) -> None:
+def test_markdown_has_one_cell_per_column_in_every_line(table: TextTable) -> None:
     lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
     assert [len(cells(line)) for line in lines] == [4] * 4
     assert [cell.strip() for cell in cells(lines[0])] == [
-        "row", r"one\|two: paper", r"one\|two: ours", "alone",
+        "", r"one\|two: paper", r"one\|two: ours", "alone",
     ]  # fmt: skip
     assert cells(lines[3])[3].strip() == "4 5"
     assert "\n- a note & more\n" in table.markdown()
@@ -59,7 +58,7 @@ def test_latex_is_escaped() -> None:
     assert not set(bare) & set("%_&{}#$~^\\")
 
 
-def test_latex_rows_have_one_cell_per_column(table: Table) -> None:
+def test_latex_rows_have_one_cell_per_column(table: TextTable) -> None:
     text = table.latex("tab:x")
     body = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()[1:]
     assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [3, 3]
@@ -74,27 +73,12 @@ def test_every_line_of_a_latex_comment_is_commented() -> None:
     assert latex_comment("a\nb % c") == "% a\n% b % c\n"
 
 
-def test_bold_cells_are_bold_in_both_formats(table: Table) -> None:
+def test_bold_cells_are_bold_in_both_formats(table: TextTable) -> None:
     table.bold = np.array([[False, True, False], [False, False, False]])
     assert table.markdown().count("**") == 2
     assert "**2.0 ± 0.1**" in table.markdown()
     assert r"\textbf{2.0 $\pm$ 0.1}" in table.latex("tab:x")
     assert table.latex("tab:x").count("textbf") == 1
-
-
-def test_pivot_keeps_the_order_of_the_facts() -> None:
-    rows = (("b", "y", 1), ("b", "x", 2), ("a", "x", 3), ("b", "y", 4))
-    facts = pd.DataFrame(rows, columns=["row", "column", "value"]).assign(quantity="q")
-
-    def joined(cell: pd.DataFrame) -> str:
-        return "+".join(map(str, cell.value))
-
-    table = Table("", pivot(facts, "row", ["column"], joined))
-    assert table.headers == ["y", "x"]
-    assert table.rows == [("b", ["1+4", "2"]), ("a", ["–", "3"])]
-    table = Table("", pivot(facts, "row", ["column", "quantity"], joined, ["none", "b"]))
-    assert table.headers == ["y: q", "x: q"]
-    assert table.rows == [("none", ["–", "–"]), ("b", ["1+4", "2"])]
 
 
 def test_differences_have_a_sign_unless_rounded_to_zero() -> None:

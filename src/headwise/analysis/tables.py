@@ -188,9 +188,4 @@ FINDINGS = Table(  # findings of the papers in this run
         "reason": str,  # why it was not measured
     },
 )
-# Values of several runs, in an output folder; an empty site or layer means all.
-COMPARISON = Table(
-    "comparison",
-    {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
-)
 TABLES = (HEADS, OTHERS, KINDS, LAYERS, DENSITY, TRAJECTORIES, FINDINGS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headwise.analysis.tables import HEADS
 from headwise.config.commands import FiguresConfig
 from headwise.errors import ConfigError, RunError
 from headwise.runs.record import existing_record, find_records
-from headwise.studies.figures import draw_figures, unanalysed
+from headwise.studies.figures import draw_figures
 from headwise.studies.figures_attention import draw_attention
 from headwise.studies.match import SavedRun
 
@@ -35,7 +36,7 @@ def figures(config: FiguresConfig) -> None:
     if config.sentence is not None:
         checkpoint, device = config.checkpoint, config.device
         files += draw_attention(runs[0].folder, config.sentence, output, checkpoint, device)
-    if without_tables := unanalysed(runs):
+    if without_tables := [run.folder for run in runs if not HEADS.is_in(run)]:
         print(
             f"{len(without_tables)} of {len(runs)} runs have no tables of their heads; run "
             f"scripts/analyze.py for them: {without_tables[0]} …"

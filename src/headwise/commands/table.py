@@ -26,7 +26,7 @@ from headwise.studies.compare import Compared, gathered, judge
 from headwise.studies.heads import head_tables
 from headwise.studies.match import Matching, SavedRun, match
 from headwise.studies.missing import Missing, missing_cells
-from headwise.studies.render import Table, latex, latex_comment
+from headwise.studies.render import TextTable, latex, latex_comment
 from headwise.studies.study import (
     Study,
     check_metrics,
@@ -100,7 +100,7 @@ def _sweep(config: TableConfig) -> None:
     _write(output, name, text, _latex(name, name, tables), {"": scores})
 
 
-def _latex(name: str, title: str, tables: Sequence[Table]) -> str:
+def _latex(name: str, title: str, tables: Sequence[TextTable]) -> str:
     parts = [latex_comment(f"{title}\nNeeds \\usepackage{{booktabs,adjustbox}}.")]
     for shown in tables:
         slug = re.sub(r"[^a-z0-9]+", "-", shown.title.lower()).strip("-")
@@ -173,7 +173,7 @@ def _runs(config: TableConfig, study: Study) -> list[SavedRun]:
     return runs
 
 
-def _markdown(config: TableConfig, study_runs: _StudyRuns, tables: Sequence[Table]) -> str:
+def _markdown(config: TableConfig, study_runs: _StudyRuns, tables: Sequence[TextTable]) -> str:
     study, matching = study_runs.study, study_runs.matching
     notes = list(study.notes)
     if config.overrides:

@@ -45,18 +45,12 @@ class Comparison:
         low: lower bound of its 95 % bootstrap confidence interval, over items.
         high: its upper bound.
         p_value: two-sided: probability of a difference at least as large between equal systems.
-        n_seeds: number of pairs of systems.
-        n_items: number of items of the test set.
-        n_resamples: number of draws.
     """
 
     difference: float
     low: float
     high: float
     p_value: float
-    n_seeds: int
-    n_items: int
-    n_resamples: int
 
 
 def t_quantile(n_degrees: int, share: float = 0.95) -> float:
@@ -94,11 +88,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def block_length(n_items: int) -> int:
-    """Number of consecutive items that are drawn together."""
-    return max(1, round(math.cbrt(n_items)))
-
-
 def _drawn_sums(columns: Floats, n_resamples: int, consecutive: bool) -> Floats:
     """Sums (systems, draws, statistics) of n_items items, drawn with replacement.
 
@@ -108,7 +97,7 @@ def _drawn_sums(columns: Floats, n_resamples: int, consecutive: bool) -> Floats:
     """
     generator, (n_systems, n_items, _) = np.random.default_rng(RANDOM_SEED), columns.shape
     flat = columns.transpose(1, 0, 2).reshape(n_items, -1)  # one product for all systems
-    n_block = block_length(n_items) if consecutive else 1
+    n_block = max(1, round(math.cbrt(n_items))) if consecutive else 1
     sums = []
     for first in range(0, n_resamples, BATCH_SIZE):
         n_draws = min(BATCH_SIZE, n_resamples - first)
@@ -183,7 +172,4 @@ def paired_bootstrap(
         low=float(low),
         high=float(high),
         p_value=(n_beyond + 1) / (n_resamples + 1),
-        n_seeds=len(systems),
-        n_items=n_items,
-        n_resamples=n_resamples,
     )

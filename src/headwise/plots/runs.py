@@ -29,12 +29,6 @@ from headwise.plots.style import (
 N_POINTS = 2000  # queries per violin, in the proportions of its histogram
 ALL_HEADS = "all heads"
 MEAN = "A line is the mean over runs (seeds), in a band from the lowest to the highest."
-BASES = {"diversity_heads": "log(number of heads)", "diversity_keys": "log(number of keys)"}
-
-
-def titled(title: str, what: str) -> str:
-    """Append the name of what was trained to a title."""
-    return f"{title} ({what})" if what else title
 
 
 @styled
@@ -49,7 +43,8 @@ def alpha_histograms(table: pd.DataFrame, what: str = "") -> Figure:
     figure, drawn = panels(
         table,
         "site",
-        titled("Learned α of the heads", what),
+        "Learned α of the heads",
+        what,
         f"Heads of {table['run'].nunique()} run(s). Dashed: α at which a head computes softmax "
         "(1), 1.5-entmax and sparsemax (2).",
     )
@@ -79,7 +74,8 @@ def alpha_start_end(table: pd.DataFrame, what: str = "") -> Figure:
     figure, drawn = panels(
         table,
         "site",
-        titled("α of the heads at the start and at the end of training", what),
+        "α of the heads at the start and at the end of training",
+        what,
         f"One point per head of {table['run'].nunique()} run(s). Below the dashed diagonal a head "
         "became denser, above it sparser. r: correlation of start and end.",
         sharex=True,
@@ -122,7 +118,8 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
     figure, drawn = panels(
         bins,
         "site",
-        titled("Density: share of the visible keys of a query with a weight above zero", what),
+        "Density: share of the visible keys of a query with a weight above zero",
+        what,
         "Every query of every head and run counts once. Lines: quartiles. Above: share of the "
         f"queries with a density of exactly 1, which use every key, as in softmax. {text}",
     )
@@ -156,71 +153,26 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
 
 
 @styled
-def density_layers(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
-    """Draw the mean density of each head by layer: one line per rank, one row of panels per name.
-
-    Heads are sorted within each layer, and lines join heads of equal rank: head numbers of
-    different layers are unrelated (Correia et al. 2019, section 5).
-
-    Args:
-        table: rows of the analysis' table HEADS that have a density.
-        what: what was trained, for the title.
-        text: the text it was measured on, for the note.
-    """
-    layers = table.groupby(["name", "run", "site", "layer"])["density"]
-    table = table.assign(rank=layers.rank(ascending=False, method="first"))
-    keys = ["name", "site", "layer", "rank"]
-    ranked = table.groupby(keys, sort=False)["density"].mean().reset_index()
-    figure, drawn = panels(
-        ranked,
-        "site",
-        titled("Mean density of the heads of each layer", what),
-        "Density: share of the visible keys of a query with a weight above zero. The heads of each "
-        "layer are sorted, and lines join heads of equal rank, means over runs (seeds). " + text,
-        row="name",
-        height=1.7,
-        sharex=True,
-    )
-    for axes, part in drawn:
-        sns.lineplot(
-            part,
-            x="layer",
-            y="density",
-            units="rank",
-            estimator=None,
-            linewidth=0.9,
-            marker="o",
-            markersize=3,
-            ax=axes,
-        )
-        axes.set(ylim=(0, 1.05), ylabel="density of a head")
-        integer_axis(axes.xaxis)
-    return figure
-
-
-@styled
-def diversity_layers(
-    table: pd.DataFrame, column: str = "diversity_heads", what: str = "", text: str = ""
-) -> Figure:
+def diversity_layers(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
     """Draw the diversity of the heads of each layer, one panel per site, one line per name.
 
     Args:
-        table: rows of the analysis' table LAYERS that have the column.
-        column: a key of `BASES` (Correia et al. 2019, section 5, use `diversity_keys`).
+        table: rows of the analysis' table LAYERS that have `diversity_heads`.
         what: what was trained, for the title.
         text: the text it was measured on, for the note.
     """
     figure, drawn = panels(
         table,
         "site",
-        titled("Diversity of the heads of each layer", what),
-        f"Jensen-Shannon divergence of the weights of a layer's heads, divided by {BASES[column]}; "
-        f"0: all heads give the same weights. {MEAN} {text}",
+        "Diversity of the heads of each layer",
+        what,
+        "Jensen-Shannon divergence of the weights of a layer's heads, divided by log(number of "
+        f"heads); 0: all heads give the same weights. {MEAN} {text}",
     )
     style = series_style(table["name"])
     for axes, part in drawn:
-        mean_curves(axes, part, "layer", column, "name", **style)
-        axes.set_ylabel(f"Jensen-Shannon divergence\n/ {BASES[column]}")
+        mean_curves(axes, part, "layer", "diversity_heads", "name", **style)
+        axes.set_ylabel("Jensen-Shannon divergence\n/ log(number of heads)")
         integer_axis(axes.xaxis)
     drawn[0][0].set_ylim(bottom=0)  # of all panels
     legend_right(drawn)
@@ -240,7 +192,8 @@ def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
     figure, drawn = panels(
         table,
         "name",
-        titled("Scores when heads are removed, the least important first", what),
+        "Scores when heads are removed, the least important first",
+        what,
         f"{MEAN} {text}",
     )
     style = series_style([ALL_HEADS, *table["sites"]])
@@ -259,9 +212,9 @@ def head_counts(table: pd.DataFrame, what: str = "") -> Figure:
         table: columns name, run, n_heads, measure (one panel each) and value.
         what: what was trained, for the title.
     """
-    title = titled("How many heads are enough?", what)
+    title = "How many heads are enough?"
     note = f"{MEAN} Effective heads: those left before the score is significantly lower."
-    figure, drawn = panels(table, "measure", title, note, sharey=False)
+    figure, drawn = panels(table, "measure", title, what, note, sharey=False)
     style = series_style(table["name"])
     for axes, part in drawn:
         mean_curves(axes, part, "n_heads", "value", "name", **style)
@@ -282,7 +235,7 @@ def score_curves(table: pd.DataFrame) -> Figure:
     """
     title = "Scores on the validation set over training"
     table = table.assign(panel=table["corpus"] + ", " + table["metric"])
-    figure, drawn = panels(table, "panel", title, MEAN, height=2.0, sharey=False)
+    figure, drawn = panels(table, "panel", title, note=MEAN, height=2.0, sharey=False)
     style = series_style(table["name"])
     for axes, part in drawn:
         mean_curves(axes, part, "update", "score", "name", **style)

@@ -131,8 +131,8 @@ def panels(
     table: pd.DataFrame,
     column: str,
     title: str,
+    what: str = "",
     note: str = "",
-    row: str | None = None,
     height: float = 2.4,
     **options: Any,
 ) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
@@ -142,31 +142,25 @@ def panels(
         table: the data.
         column: each value has a panel, in order, at most three per line.
         title, note: above and below the panels.
-        row: a column; each value has a row of panels.
+        what: what was trained, for the title.
         height: of a row of panels, in inches.
         options: of matplotlib's `subplots`.
     """
-    across = list(table[column].unique())
-    down = [None] if row is None else list(table[row].unique())
-    n_columns = {4: 2}.get(len(across), min(3, len(across)))
-    n_lines = len(down) * -(-len(across) // n_columns)
+    values = list(table[column].unique())
+    n_columns = {4: 2}.get(len(values), min(3, len(values)))
+    n_lines = -(-len(values) // n_columns)
     width = min(TWO_COLUMNS, 1.4 + 2.1 * n_columns)
     figure = Figure(figsize=(width, 0.6 + n_lines * height))
+    title = f"{title} ({what})" if what else title
     figure.suptitle(textwrap.fill(drawable(title, int(width * 60)), int(width * 15)))
     figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
     grid = figure.subplots(n_lines, n_columns, squeeze=False, **{"sharey": True, **options})
-    filled = []
-    for axes, (line, value) in zip(
-        grid.flat, [(line, value) for line in down for value in across], strict=False
-    ):
-        part = table[table[column] == value]
-        part = part if line is None else part[part[row] == line]
-        name = SITE_NAMES.get(value, display_name(str(value)))
-        axes.set_title(name if line is None else f"{display_name(str(line))}\n{name}")
-        filled.append((axes, part))
-    for axes in grid.flat[len(filled) :]:
+    for axes, value in zip(grid.flat, values, strict=False):
+        axes.set_title(SITE_NAMES.get(value, display_name(str(value))))
+    for axes in grid.flat[len(values) :]:
         axes.remove()
-    return figure, filled
+    parts = [table[table[column] == value] for value in values]
+    return figure, list(zip(grid.flat, parts, strict=False))
 
 
 def mean_curves(axes: Axes, table: pd.DataFrame, x: str, y: str, series: str, **style: Any) -> None:

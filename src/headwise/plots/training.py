@@ -106,11 +106,10 @@ def trajectories(table: pd.DataFrame, name: str = "") -> Figure:
         shown = "Jensen-Shannon divergence\n/ log(number of heads)"
         note = "One line per layer. 0: all heads of a layer give the same weights; 1: no two of "
         note += "them attend to the same key."
-    title = "Diversity of the heads" if statistic == "diversity" else f"{shown} of the heads"
-    title += f" over training{f' ({name})' if name else ''}"
+    title = f"{'Diversity' if statistic == 'diversity' else shown} of the heads over training"
     updates = table["update"].unique()
     kept = evenly(updates, max(2, MAX_POINTS * len(updates) // len(table)))
-    figure, drawn = panels(table[table["update"].isin(kept)], "site", title, note)
+    figure, drawn = panels(table[table["update"].isin(kept)], "site", title, name, note)
     for axes, part in drawn:
         sns.lineplot(
             part,
@@ -146,8 +145,8 @@ def curves(table: pd.DataFrame, name: str = "") -> Figure:
         name: of what was trained, for the title.
     """
     title = " and ".join(table["metric"].unique())
-    title = f"{title[0].upper()}{title[1:]} over training{f' ({name})' if name else ''}"
-    figure, drawn = panels(table, "metric", title, sharey=False)
+    title = f"{title[0].upper()}{title[1:]} over training"
+    figure, drawn = panels(table, "metric", title, name, sharey=False)
     for axes, part in drawn:
         style = series_style(SPLITS.values()) | {"markers": {"training": ",", "validation": "o"}}
         style["estimator"] = None  # one value per update

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from headwise.analysis.tables import DENSITY, HEADS, LAYERS, Table, read_settings
+from headwise.analysis.tables import DENSITY, LAYERS, Table, read_settings
 from headwise.plots import runs as plots
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
@@ -99,11 +99,6 @@ def drawn_from_records(run: Record, name: str = "") -> dict[str, Figure]:
     return drawn | task_of(config).figures(run, name)
 
 
-def unanalysed(runs: Sequence[SavedRun]) -> list[Path]:
-    """Return the folders of the runs without an analysis of their heads."""
-    return [run.folder for run in runs if not HEADS.is_in(run)]
-
-
 def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield file name and drawing of every measurement."""
     alphas = _table(corpus, _alpha_ends)
@@ -120,18 +115,13 @@ def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Callable[[], Figu
     densities = _table(corpus, _analysed(DENSITY))
     if len(densities):
         yield "density_violins", partial(plots.density_violins, densities, title, text)
-    heads = _table(corpus, _analysed(HEADS)).dropna(subset="density")
-    if len(heads):
-        yield "density_layers", partial(plots.density_layers, heads, title, text)
-    layers = _table(corpus, _analysed(LAYERS))
-    for column in plots.BASES:
-        measured = layers.dropna(subset=column)
-        if len(measured):
-            yield column, partial(plots.diversity_layers, measured, column, title, text)
+    layers = _table(corpus, _analysed(LAYERS)).dropna(subset="diversity_heads")
+    if len(layers):
+        yield "diversity_heads", partial(plots.diversity_layers, layers, title, text)
     pruning = _table(corpus, _pruning)
     if len(pruning):
         yield "pruning", partial(plots.pruning_curves, pruning, corpus.corpus, text)
-    counts = _table(_by_other_settings(corpus, "model.n_heads"), _by_n_heads)
+    counts = _table(replace(corpus, rows=named_rows(corpus.runs, "model.n_heads")), _by_n_heads)
     n_counts = counts.groupby("name")["n_heads"].transform("nunique")
     if (n_counts > 2).any():
         rows = counts[n_counts > 2].assign(run=counts["seed"])
@@ -148,12 +138,6 @@ def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
     return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
-def _by_other_settings(corpus: CorpusRows, key: str) -> CorpusRows:
-    """Return the runs of a corpus in rows that may differ in the setting `key` too."""
-    runs = [run for runs in corpus.rows.values() for run in runs]
-    return replace(corpus, rows=named_rows(runs, key))
-
-
 def _analysed(table: Table) -> Read:
     """Return a reader of a table of the analysis; empty if a run has no such table."""
 
@@ -166,16 +150,9 @@ def _analysed(table: Table) -> Read:
 
 def _measured_on(corpus: CorpusRows) -> str:
     """Return a sentence that names the text of the analyses, if it is the same for all."""
-    runs = [run for runs in corpus.rows.values() for run in runs]
-    texts = {
-        (settings.get("sentences"), settings.get("unit"), settings.get("split"))
-        for run in runs
-        if (settings := read_settings(run))
-    }
-    if len(texts) != 1:
-        return ""
-    ((n, unit, split),) = texts
-    return f"Measured on {n} {unit or 'sentences'} of {split}." if n and split else ""
+    analyses = filter(None, map(read_settings, corpus.runs))
+    texts = {(about["sentences"], about["unit"], about["split"]) for about in analyses}
+    return "Measured on {} {} of {}.".format(*texts.pop()) if len(texts) == 1 else ""
 
 
 def _alpha_ends(run: SavedRun) -> pd.DataFrame:

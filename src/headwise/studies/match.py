@@ -37,24 +37,8 @@ class SavedRun(Record):
 
     @functools.cached_property
     def data(self) -> Mapping[str, Any]:
-        """The content of data.json; older records lack it."""
+        """The content of data.json, such as hashes of text and vocabulary; empty without one."""
         return self.part("data") or {}
-
-    @property
-    def text_hash(self) -> str | None:
-        """Hash of the training text, None if not recorded."""
-        return self.data.get("text")
-
-    @property
-    def vocabulary(self) -> str | None:
-        """Hash of its tokens, None if not recorded."""
-        return self.data.get("vocabulary")
-
-    @property
-    def train_pairs(self) -> int | None:
-        """Number of training pairs, None if not recorded."""
-        pairs: int | None = self.data.get("train", {}).get("pairs")
-        return pairs
 
     @functools.cached_property
     def task(self) -> Task[Any]:

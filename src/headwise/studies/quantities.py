@@ -5,7 +5,7 @@ A share is shown in per cent, a fraction with decimals.
 
 from __future__ import annotations
 
-OF_A_RUN = {
+QUANTITIES = {
     "previous_heads": ("heads at -1", "count"),
     "previous_weight": ("their weight at -1, median", "share"),
     "previous_share": ("highest share of a head's queries with peak at -1", "share"),
@@ -20,8 +20,7 @@ OF_A_RUN = {
     "question_weight": ("weight of question words on ?, head with the largest difference", "share"),
     "statement_weight": ("its weight on the last token, same words in statements", "share"),
     "rare_share": ("highest share of sentences where a head points at the rarest token", "share"),
-}
-OF_A_SITE = {  # of all heads of a site
+    # of all heads of a site
     "alpha": ("α, mean", "number"),
     "alpha_fell": ("share of α that fall first", "share"),
     "alpha_turned": ("number of α that turn and rise", "count"),
@@ -37,10 +36,6 @@ OF_A_SITE = {  # of all heads of a site
     "dense_queries": ("share of queries with density 1", "share"),
     "density_spread": ("spread of the heads' densities in a layer", "number"),
     "confidence": ("confidence, median", "share"),
-}
-QUANTITIES = {
-    **OF_A_RUN,
-    **OF_A_SITE,
     "diversity": ("diversity", "fraction"),
     "query_gradient": ("relative gradient of queries", "small"),
     "effective_heads": ("effective heads", "count"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,30 +26,6 @@ _WORDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 _LATEX = {**{k: f"${v}$" for k, v in _MATHS.items()}, **_ESCAPED, **_WORDS, "–": "--", '"': "''"}
 
 
-def pivot(
-    facts: pd.DataFrame,
-    row: str,
-    columns: Sequence[str],
-    cell_text: Callable[[pd.DataFrame], str],
-    rows: Iterable[str] | None = None,
-) -> pd.DataFrame:
-    """Return a table of text: a cell for each row and column, in the order of their first facts.
-
-    Args:
-        facts: tidy; the columns named here must have a value in every row.
-        row: the column whose values are the rows.
-        columns: those whose values are the columns, outer level first.
-        cell_text: the facts of a cell -> its text.
-        rows: names of the rows; None: those of the facts.
-    """
-    texts = {key: cell_text(cell) for key, cell in facts.groupby([row, *columns], sort=False)}
-    names = list(dict.fromkeys(facts[row] if rows is None else rows))
-    keys = list(dict.fromkeys(facts[list(columns)].itertuples(index=False, name=None)))
-    cells = [[texts.get((name, *key), EMPTY) for key in keys] for name in names]
-    labels = pd.MultiIndex.from_tuples(keys) if keys else None
-    return pd.DataFrame(cells, index=names, columns=labels)
-
-
 def mean_and_deviation(values: Sequence[float], decimals: int = 2) -> str:
     """Format `12.34 ± 0.56`; a single value has no deviation."""
     mean = f"{statistics.fmean(values):.{decimals}f}"
@@ -68,7 +44,7 @@ def interval(bounds: tuple[float, float] | None, decimals: int = 2) -> str:
 
 
 @dataclass
-class Table:
+class TextTable:
     """A table of text.
 
     Attributes:
@@ -76,14 +52,12 @@ class Table:
         frame: one text per cell; the index names the rows, the columns have one name or (group,
             name), where the name may be empty.
         notes: below the table.
-        corner: header of the names of the rows.
         bold: which cells are bold, as an array of the frame's shape; None: none.
     """
 
     title: str
     frame: pd.DataFrame
     notes: list[str] = field(default_factory=list)
-    corner: str = ""
     bold: np.ndarray | None = None
 
     @property
@@ -105,7 +79,7 @@ class Table:
         if self.bold is not None:
             frame = frame.mask(self.bold, "**" + frame + "**")
         rows = [list(map(str, cells)) for cells in frame.itertuples(name=None)]
-        table = markdown_table([self.corner, *self.headers], rows)
+        table = markdown_table(["", *self.headers], rows)
         notes = "".join(f"\n- {note}" for note in self.notes)
         heading = f"## {self.title}\n\n" if self.title else ""
         return f"{heading}{table}\n" + (f"{notes}\n" if notes else "")

@@ -30,13 +30,18 @@ class CorpusRows:
     stem: str
     rows: Mapping[str, Sequence[SavedRun]]
 
+    @property
+    def runs(self) -> list[SavedRun]:
+        """All of them."""
+        return [run for runs in self.rows.values() for run in runs]
+
 
 def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
     """Group runs by corpus and choice, in the order of first occurrence."""
     texts: dict[tuple[Any, ...], list[SavedRun]] = {}
     for run in runs:
         languages = run.task.languages
-        key = run.config.data.name, languages, run.text_hash, run.vocabulary
+        key = run.config.data.name, languages, run.data.get("text"), run.data.get("vocabulary")
         texts.setdefault(key, []).append(run)
     corpora: list[CorpusRows] = []
     for (name, languages, *_), same_text in texts.items():

@@ -16,11 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.register import typed
 from headwise.config.saved import current
-from headwise.config.schema import SITE_NAMES, Config
+from headwise.config.schema import Config
 from headwise.errors import ConfigError, refuse, require
 from headwise.metrics.metric import Metric
 from headwise.runs.fingerprint import comparable
-from headwise.studies.quantities import QUANTITIES
 from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
 
@@ -38,15 +37,6 @@ class Published:
 
     values: dict[str, float] = field(default_factory=dict)  # row -> number; shares are of 1
     mark: str = MISSING  # one of MARKS
-
-
-@dataclass
-class HeadNumbers(Published):
-    """A quantity of the heads of a paper's models."""
-
-    quantity: str = MISSING  # one of `quantities.QUANTITIES`
-    site: str | None = None  # for quantities per site
-    text: dict[str, str] = field(default_factory=dict)  # row -> text instead of a number
 
 
 @dataclass
@@ -101,8 +91,6 @@ class Study:
     runs: list[str] = field(default_factory=list)  # default folders of runs
     rows: dict[str, Row] = field(default_factory=dict)
     columns: dict[str, Column] = field(default_factory=dict)
-    heads: list[HeadNumbers] = field(default_factory=list)  # shown with heads=true
-    heads_note: str | None = None  # note on `heads`
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -174,7 +162,7 @@ def selected(study: Study, rows: Sequence[str] | None, columns: Sequence[str] | 
 
 def _check(study: Study) -> None:
     for key, value, allowed in _choices(study):
-        if value not in allowed:
+        if value is not None and value not in allowed:
             raise refuse(key, value, allowed)
     is_name = re.fullmatch(r"[\w.-]+", study.name) is not None
     require(is_name, "study.name", "letters, digits, _, - and .", study.name)
@@ -190,29 +178,17 @@ def _check(study: Study) -> None:
         raise ConfigError("overrides of a study must not set seed: use study.seeds")
 
 
-def _choices(study: Study) -> Iterator[tuple[str, str, Collection[str]]]:
+def _choices(study: Study) -> Iterator[tuple[str, str | None, Collection[str]]]:
     """Yield key, value and allowed values of every key with a fixed set of values."""
-    if study.baseline is not None:
-        yield "study.baseline", study.baseline, study.rows
-    published = {f"study.heads[{number}]": heads for number, heads in enumerate(study.heads)}
-    for key, heads in published.items():
-        yield f"{key}.quantity", heads.quantity, QUANTITIES
-        yield from ((f"{key}.text", row, study.rows) for row in heads.text)
-        if heads.site is not None:
-            yield f"{key}.site", heads.site, SITE_NAMES
-    numbers: dict[str, Published | None] = {**published}
+    yield "study.baseline", study.baseline, study.rows
     for name, column in study.columns.items():
         key = f"study.columns.{name}"
-        numbers[f"{key}.paper"] = column.paper
-        if column.metric is not None:
-            yield f"{key}.metric", column.metric, study.metrics
-        if column.init is not None:
-            yield f"{key}.init", column.init, study.columns
+        yield f"{key}.metric", column.metric, study.metrics
+        yield f"{key}.init", column.init, study.columns
         yield from ((f"{key}.rows", row, study.rows) for row in column.rows)
-    for key, of_paper in numbers.items():
-        if of_paper is not None:
-            yield f"{key}.mark", of_paper.mark, MARKS
-            yield from ((f"{key}.values", row, study.rows) for row in of_paper.values)
+        if column.paper is not None:
+            yield f"{key}.paper.mark", column.paper.mark, MARKS
+            yield from ((f"{key}.paper.values", row, study.rows) for row in column.paper.values)
 
 
 def check_seeds(key: str, seeds: Sequence[int]) -> None:

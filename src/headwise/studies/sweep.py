@@ -8,6 +8,7 @@ another on an otherwise idle machine.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any
 import pandas as pd
 
 from headwise.runs.fingerprint import deciding
+from headwise.runs.results import Results
 from headwise.studies.compare import SCORES, Compared, differences, score_row
 from headwise.studies.match import SavedRun
-from headwise.studies.render import ARROWS, DECIMALS, EMPTY, Table, mean_and_deviation, pivot
+from headwise.studies.render import ARROWS, DECIMALS, EMPTY, TextTable, mean_and_deviation
 from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
 
@@ -32,7 +34,7 @@ MAX_NOTES = 3
 
 def sweep_tables(
     jobs: Sequence[Mapping[str, Any]], n_resamples: int = N_RESAMPLES
-) -> tuple[pd.DataFrame, list[Table]]:
+) -> tuple[pd.DataFrame, list[TextTable]]:
     """Return the scores, a row per run and split, and the tables.
 
     Scores are those of the main metric, mean ± sample standard deviation. The baseline is the row
@@ -48,7 +50,11 @@ def sweep_tables(
     runs = [SavedRun(Path(run)) if isinstance(run, str) else run for run in saved]
     scores = pd.DataFrame(_scores(names, runs), columns=SCORES)
     baseline = BASELINE if BASELINE in names else names[0]
-    facts = pd.DataFrame(_facts(jobs, names, runs), columns=["row", "quantity", "site", "value"])
+    results = [None if run is None else run.results for run in runs]
+    states = [
+        "" if finished else next((state for state in STOPPED if state in job), "failed")
+        for job, finished in zip(jobs, results, strict=True)
+    ]
     of_columns = scores.drop_duplicates("column").itertuples()
     metrics = {row.column: row.saved.metric for row in of_columns}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
@@ -56,7 +62,7 @@ def sweep_tables(
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
-    tables = [_main(compared, facts, baseline)]
+    tables = [_main(compared, names, states, results, baseline)]
     if len(compared.differences):
         study = Study(
             rows={name: Row() for name in dict.fromkeys(names)},
@@ -89,58 +95,54 @@ def _scores(names: Sequence[str], runs: Sequence[Any]) -> Iterator[dict[str, Any
                 yield scored
 
 
-def _facts(
-    jobs: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Sequence[Any]
-) -> Iterator[tuple[str, str, str | None, Any]]:
-    """Yield row, quantity, site and value of everything but scores."""
-    for job, row, run in zip(jobs, names, runs, strict=True):
-        results = None if run is None else run.results
-        failure = next((state for state in STOPPED if state in job), "failed")
-        yield row, "runs", None, "" if results else failure
-        if results is None:
-            continue
-        for quantity in COSTS:
-            yield row, quantity, None, getattr(results, quantity)
-        for quantity in HEADS:
-            for site, layers in results.heads.get(quantity, {}).items():
-                for value in itertools.chain.from_iterable(layers):
-                    yield row, quantity, site, value
-
-
-def _main(compared: Compared, facts: pd.DataFrame, baseline: str) -> Table:
+def _main(
+    compared: Compared,
+    names: Sequence[str],
+    states: Sequence[str],
+    results: Sequence[Results | None],
+    baseline: str,
+) -> TextTable:
     """Return the table of scores, number of runs, cost and heads."""
-    costs = facts[facts.quantity.isin(COSTS)].astype({"value": float})
-    medians = costs.groupby(["quantity", "row"]).value.median()
-    sites = list(facts.site.dropna().unique())
-
-    def cell_text(cell: pd.DataFrame) -> str:
-        first = cell.iloc[0]
-        if first.quantity == "runs":
-            return _counts(cell.value)
-        if first.quantity in COSTS:
-            value, base = (medians.get((first.quantity, row)) for row in (first.row, baseline))
-            return f"{value / base:.2f}" if pd.notna(value) and base else EMPTY
-        if first.quantity in HEADS:
-            means = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
-            values = [means.get(site) for site in sites]
-            return " / ".join(EMPTY if pd.isna(mean) else f"{mean:.2f}" for mean in values)
-        return mean_and_deviation(cell.value, DECIMALS[compared.signs[first.quantity]])
-
-    of_scores = compared.scores.rename(columns={"column": "quantity", "score": "value"})
-    every = pd.concat([facts, of_scores[["row", "quantity", "value"]]])
-    frame = pivot(every, "row", ["quantity"], cell_text, facts.row)
-    headers = {
-        **{column: f"{column} {ARROWS[sign]}" for column, sign in compared.signs.items()},
-        "runs": "runs",
-        **{quantity: f"{name}, {baseline} = 1" for quantity, name in COSTS.items()},
-        **{quantity: f"{quantity} {'/'.join(sites)}".strip() for quantity in HEADS},
-    }
-    frame = frame.reindex(columns=[(name,) for name in headers], fill_value=EMPTY)
-    frame.columns = list(headers.values())
+    columns: dict[str, Any] = {}
+    for column, sign in compared.signs.items():
+        scores = compared.scores[compared.scores.column == column].groupby("row").score
+        columns[f"{column} {ARROWS[sign]}"] = scores.agg(mean_and_deviation, DECIMALS[sign])
+    columns["runs"] = pd.Series(states).groupby(names).agg(_counts)
+    for quantity, name in COSTS.items():
+        values = pd.Series([getattr(r, quantity, None) for r in results], dtype=float)
+        medians = values.groupby(names).median()
+        ratios = medians / (medians[baseline] or math.nan)
+        columns[f"{name}, {baseline} = 1"] = ratios.map(_shown)
+    means = _means_of_heads(names, results)
+    sites = list(means.index.unique("site"))
+    for quantity in HEADS:
+        columns[f"{quantity} {'/'.join(sites)}".strip()] = {
+            row: " / ".join(map(_shown, (means.get((row, quantity, site)) for site in sites)))
+            for row in names
+        }
+    frame = pd.DataFrame(columns, index=list(dict.fromkeys(names))).replace("", EMPTY)
     notes = [f"{name}: {note}." for name, notes in compared.notes.items() for note in notes]
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
-    return Table("", frame, notes)
+    return TextTable("", frame.fillna(EMPTY), notes)
+
+
+def _means_of_heads(names: Sequence[str], results: Sequence[Results | None]) -> pd.Series:
+    """Return row, quantity, site -> mean over the heads of the row's runs."""
+    values = [
+        (row, quantity, site, value)
+        for row, of_run in zip(names, results, strict=True)
+        for quantity in HEADS
+        for site, layers in (of_run.heads.get(quantity, {}) if of_run else {}).items()
+        for value in itertools.chain.from_iterable(layers)
+    ]
+    keys = ["row", "quantity", "site"]
+    frame = pd.DataFrame(values, columns=[*keys, "value"]).dropna()
+    return frame.groupby(keys, sort=False).value.agg(statistics.fmean)
+
+
+def _shown(mean: float | None) -> str:
+    return EMPTY if pd.isna(mean) else f"{mean:.2f}"
 
 
 def _counts(outcomes: pd.Series) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from headwise.studies.render import (
     ARROWS,
     DECIMALS,
     EMPTY,
-    Table,
+    TextTable,
     interval,
     mean_and_deviation,
     signed,
@@ -26,7 +26,7 @@ MISSING = "missing"
 OVER_SEEDS, OVER_ITEMS, P_VALUE = "95 % over seeds", "95 % over items", "p over items"
 
 
-def study_tables(study: Study, compared: Compared, n_resamples: int) -> list[Table]:
+def study_tables(study: Study, compared: Compared, n_resamples: int) -> list[TextTable]:
     """Return every table that is not empty.
 
     Args:
@@ -40,7 +40,7 @@ def study_tables(study: Study, compared: Compared, n_resamples: int) -> list[Tab
         frame = _ours(study, compared, dict.fromkeys(study.columns, metric))
         frame.columns = [study.columns[name].label for name in frame]
         title = f"The same runs in {study.metrics[metric]}"
-        tables.append(Table(title, frame, _signatures(study, compared, [metric])))
+        tables.append(TextTable(title, frame, _signatures(study, compared, [metric])))
     if study.baseline is not None:
         tables.append(difference_table(study, compared, study.baseline, n_resamples))
     return [table for table in tables if table.frame.size]
@@ -83,7 +83,7 @@ def _n_digits(numbers: Published) -> int:
     return max(len(f"{value:.10g}".partition(".")[2]) for value in numbers.values.values())
 
 
-def _main(study: Study, compared: Compared) -> Table:
+def _main(study: Study, compared: Compared) -> TextTable:
     """Return the main table, with the paper's numbers and ours."""
     ours, columns = _ours(study, compared, study.compared), {}
     is_published = any(column.paper is not None for column in study.columns.values())
@@ -102,7 +102,7 @@ def _main(study: Study, compared: Compared) -> Table:
     if {compared.signs[name] for name, column in study.columns.items() if not column.unit} == {-1}:
         title += _direction(-1)
     title = f"{title[0].upper()}{title[1:]}" + (", the paper's and ours" if is_published else "")
-    return Table(title, frame, _main_notes(study, compared))
+    return TextTable(title, frame, _main_notes(study, compared))
 
 
 def _main_notes(study: Study, compared: Compared) -> list[str]:
@@ -112,7 +112,8 @@ def _main_notes(study: Study, compared: Compared) -> list[str]:
             "Ours: mean ± standard deviation over seeds (number of seeds); of one seed the mean "
             "alone."
         )
-    notes += mark_notes(c.paper.mark for c in study.columns.values() if c.paper is not None)
+    marks = {c.paper.mark for c in study.columns.values() if c.paper is not None}
+    notes += [f"({mark}): {MARKS[mark]}." for mark in sorted(marks - {"OK"})]
     remarks: dict[str, list[str]] = {}  # with the columns that share each
     for column in study.columns.values():
         if column.overrides is not None:
@@ -138,11 +139,6 @@ def _direction(sign: int) -> str:
     return "" if sign > 0 else " (lower is better)"
 
 
-def mark_notes(marks: Iterable[str]) -> list[str]:
-    """Explain the marks of a paper's numbers, OK excluded."""
-    return [f"({mark}): {MARKS[mark]}." for mark in sorted(set(marks) - {"OK"})]
-
-
 def _marked(mark: str) -> str:
     return "" if mark == "OK" else f" ({mark})"
 
@@ -157,7 +153,9 @@ def _signatures(study: Study, compared: Compared, metrics: list[str]) -> list[st
     ]
 
 
-def difference_table(study: Study, compared: Compared, baseline: str, n_resamples: int) -> Table:
+def difference_table(
+    study: Study, compared: Compared, baseline: str, n_resamples: int
+) -> TextTable:
     """Return a table of the difference of each row to the baseline, over seeds and over items."""
     tested = {(row.column, row.row): row for row in compared.differences.itertuples()}
     cells, bold = {}, []
@@ -187,7 +185,7 @@ def difference_table(study: Study, compared: Compared, baseline: str, n_resample
     unit = _common_metric(study) or "the metric of each column"
     is_ours = np.isin(frame.columns, ["ours", OVER_SEEDS])
     marks = np.outer(np.array(bold, dtype=bool), is_ours)
-    return Table(f"Difference to {study.labels[baseline]}, in {unit}", frame, notes, bold=marks)
+    return TextTable(f"Difference to {study.labels[baseline]}, in {unit}", frame, notes, bold=marks)
 
 
 def _difference_texts(row: Any, decimals: int, n_resamples: int) -> dict[str, str]:

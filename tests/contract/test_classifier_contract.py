@@ -19,7 +19,7 @@ from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_classifier
 from headwise.model.classifier import Classifier
-from headwise.model.patches import patch_embedding
+from headwise.model.patch_embedding import patch_embedding
 from headwise.model.places import site_alone
 
 B, N, V, C, D = 3, 6, 13, 4, 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from headwise.studies.match import SavedRun
 
 RESULTS = ROOT / "results"
 UNFINISHED = "kftt_gpu"  # trained until the machine's time was over, then evaluated
-TYPES = {"text_hash": str | None, "vocabulary": str | None, "train_pairs": int | None}
+TYPES = {"text": str | None, "vocabulary": str | None, "train": dict[str, Any] | None}
 KEYS = {
     "data": ("text", "vocabulary"),
     "environment": ("platform", "cpus", "threads", "gpu", "world_size"),
@@ -43,8 +44,8 @@ def _facts(run: SavedRun) -> Iterator[str]:
     if not fits(overrides, list[str]) or f"seed={run.seed}" not in overrides:
         yield f"overrides.yaml: {overrides}"
     for key, kind in TYPES.items():
-        if not fits(getattr(run, key), kind):
-            yield f"data.json: {key}={getattr(run, key)}"
+        if not fits(run.data.get(key), kind):
+            yield f"data.json: {key}={run.data.get(key)}"
     for name, keys in KEYS.items():
         content = run.part(name)  # older records lack it
         if content and (absent := set(keys) - set(content)):
@@ -124,7 +125,7 @@ def test_broken_files_are_named_with_the_run_and_the_key(tmp_path: Path) -> None
     (copy / "heads.jsonl").write_text('{"update": 1, "alpha": {"cross": [[1.5]]}}\n')
     np.savez(copy / "sums" / "test_tst2014.translation.npz", items=np.ones((3, 44)))
     keys = (
-        "seed=3", "text_hash=3", "data.json: no vocabulary", "environment.json: no gpu, platform",
+        "seed=3", "text=3", "data.json: no vocabulary", "environment.json: no gpu, platform",
         "[0, 30000, 20000]", "alpha of cross has the shape (1, 1)", "give bleu=",
     )  # fmt: skip
     messages = problems(SavedRun(copy))

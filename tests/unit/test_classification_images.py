@@ -18,7 +18,7 @@ from headwise.config.data import ImageDataConfig
 from headwise.config.folders import composed
 from headwise.data.patches import augmented, patches
 from headwise.errors import ConfigError, DataError
-from headwise.model.patches import Patches, Pixels, patch_embedding
+from headwise.model.patch_embedding import Patches, Pixels, patch_embedding
 from headwise.tasks.classification.images import LabelledImages
 from headwise.tasks.classification.prepare import prepare_classes
 from published_images import (

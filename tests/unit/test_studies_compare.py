@@ -22,9 +22,10 @@ from headwise.metrics.metric import Measured, Metric
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.runs.results import Results
-from headwise.studies.compare import DIFFERENCES, Compared, gathered, judge, supported
+from headwise.studies.compare import judge, supported
 from headwise.studies.match import Matching
 from headwise.studies.render import TextTable
+from headwise.studies.scores import DIFFERENCES, Compared, gathered
 from headwise.studies.study import Cell, Column, Published, Recipe, Row, Study
 from headwise.studies.tables import study_tables
 from headwise.tasks.translation.metrics import score_translations

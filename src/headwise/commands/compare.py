@@ -13,9 +13,9 @@ from headwise.files import check_output, write_text
 from headwise.markdown import markdown_table
 from headwise.metrics.significance import mcnemar, paired_bootstrap
 from headwise.runs.record import existing_record
-from headwise.studies.compare import check_references, saved_items
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, interval, signed
+from headwise.studies.scores import check_references, saved_items
 from headwise.studies.tables import OVER_ITEMS
 
 HEAD = (

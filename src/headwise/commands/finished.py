@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from headwise.data.splits import Corpus
+from headwise.data.file_corpus import Corpus
 from headwise.errors import RunError, counted
 from headwise.files import replacing
 from headwise.runs.folder import RunFolder

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from headwise.commands.output import check_paths, write_blocks
 from headwise.config.commands import PredictConfig
+from headwise.data.file_corpus import files_below
 from headwise.data.sources.lines import decoded_lines, read_lines
 from headwise.data.sources.tables import check_columns, table_rows, table_stem
-from headwise.data.splits import files_below
 from headwise.errors import DataError
 from headwise.files import STDIN
 from headwise.tasks.classification.predict import COLUMNS, ClassifierRun, tsv_line

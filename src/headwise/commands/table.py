@@ -22,11 +22,12 @@ from headwise.errors import ConfigError, RunError, counted, require
 from headwise.files import write_text
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import find_records
-from headwise.studies.compare import Compared, gathered, judge
+from headwise.studies.compare import judge
 from headwise.studies.heads import head_tables
 from headwise.studies.match import Matching, SavedRun, match
 from headwise.studies.missing import Missing, missing_cells
 from headwise.studies.render import TextTable, latex, latex_comment
+from headwise.studies.scores import Compared, gathered
 from headwise.studies.study import (
     Study,
     check_metrics,

@@ -21,9 +21,9 @@ from headwise.analysis.collect import alphas, filled, reported
 from headwise.commands.finished import check_checkpoints, final_results, valid_scores
 from headwise.commands.outcome import draw, summary
 from headwise.config.schema import Config
+from headwise.data.file_corpus import Corpus
 from headwise.data.prefetch import Prefetched
 from headwise.data.sources.digest import combined_digest
-from headwise.data.splits import Corpus
 from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
 from headwise.files import output_to, read_json, remove_partial

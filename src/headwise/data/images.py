@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from headwise.config.data import ImageDataConfig
+from headwise.data.file_corpus import FileCorpus
 from headwise.data.sources.archive import Archives
 from headwise.data.sources.lines import open_bytes
 from headwise.data.sources.pictures import Image, Shape, picture, stored_images, stored_labels
-from headwise.data.splits import FileCorpus
 from headwise.errors import DataError, refuse, require
 from headwise.file_names import check_file_name, check_relative_path
 

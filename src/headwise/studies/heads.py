@@ -129,7 +129,7 @@ def head_tables(
 
     Args:
         study: its yaml.
-        runs: of `headwise.studies.compare.Compared`.
+        runs: of `headwise.studies.scores.Compared`.
         analysed: folders of the runs with an analysis.
     """
     facts, tables = _tidy(_measured_facts(runs, analysed)), []

@@ -48,7 +48,7 @@ def missing_cells(
     The command has the data and output folders of the other runs of the column.
 
     Args:
-        runs: of `headwise.studies.compare.Compared`.
+        runs: of `headwise.studies.scores.Compared`.
         recipes: of all cells.
         seeds: of each cell.
     """

@@ -18,9 +18,10 @@ import pandas as pd
 
 from headwise.runs.fingerprint import deciding
 from headwise.runs.results import Results
-from headwise.studies.compare import SCORES, Compared, differences, score_row
+from headwise.studies.compare import differences
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, TextTable, mean_and_deviation
+from headwise.studies.scores import SCORES, Compared, score_row
 from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
 

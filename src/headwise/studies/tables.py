@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headwise.studies.compare import Compared, supported
+from headwise.studies.compare import supported
 from headwise.studies.render import (
     ARROW_NOTE,
     ARROWS,
@@ -19,6 +19,7 @@ from headwise.studies.render import (
     mean_and_deviation,
     signed,
 )
+from headwise.studies.scores import Compared
 from headwise.studies.study import MARKS, Published, Study
 
 NOT_AVERAGED = "not averaged"

@@ -22,9 +22,9 @@ from headwise.config.instantiate import instantiate
 from headwise.config.keys import with_changes
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
+from headwise.data.file_corpus import Corpus
 from headwise.data.loader import Examples
 from headwise.data.sources.digest import content_digest
-from headwise.data.splits import Corpus
 from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss

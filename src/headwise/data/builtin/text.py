@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headwise.config.data import BuiltinTextConfig
 from headwise.data.builtin.corpus import BuiltinCorpus
-from headwise.data.splits import FileCorpus
+from headwise.data.file_corpus import FileCorpus
 from headwise.errors import require
 
 

@@ -14,9 +14,9 @@ import torch
 
 from headwise.config.data import ImageDataConfig
 from headwise.data.batch import Batch, Column
+from headwise.data.file_corpus import Corpus
 from headwise.data.loader import Rows
 from headwise.data.patches import augmented, grid_of, patches
-from headwise.data.splits import Corpus
 from headwise.data.store import IdStore
 from headwise.data.tokenizer import COLUMN
 

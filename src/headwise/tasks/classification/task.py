@@ -33,7 +33,7 @@ from headwise.model.build import build_classifier, check_model, parts_of
 from headwise.model.classifier import Classifier, pool_of
 from headwise.model.family import Model
 from headwise.model.gates import head_gates
-from headwise.model.patches import patch_embedding
+from headwise.model.patch_embedding import patch_embedding
 from headwise.model.places import site_alone
 from headwise.tasks.classification.batches import TrainingClasses, evaluation_batches, stratified
 from headwise.tasks.classification.images import LabelledImages

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwise.config.data import MusicDataConfig
-from headwise.data.splits import FileCorpus
+from headwise.data.file_corpus import FileCorpus
 from headwise.errors import DataError
 from headwise.files import replacing
 

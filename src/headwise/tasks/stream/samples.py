@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from headwise.data.file_corpus import FileCorpus
 from headwise.data.images import ImageCorpus
 from headwise.data.lossless import content_ids, ids_text, lossless
 from headwise.data.sources.pictures import Image, picture, write_png
-from headwise.data.splits import FileCorpus
 from headwise.data.tokenizer import Tokenizer
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import ConfigError, DataError, RunError, require

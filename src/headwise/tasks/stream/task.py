@@ -20,10 +20,10 @@ from headwise.config.data import (
 )
 from headwise.config.schema import Config, WindowsConfig
 from headwise.data.builtin.text import BuiltinText
+from headwise.data.file_corpus import FileCorpus
 from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
 from headwise.data.lossless import text_ids
-from headwise.data.splits import FileCorpus
 from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import DataError, require

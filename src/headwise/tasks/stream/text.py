@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headwise.config.data import TextDataConfig
+from headwise.data.file_corpus import FileCorpus, files_below
 from headwise.data.sources.archive import Archives, open_member
 from headwise.data.sources.folder import splits_there
 from headwise.data.sources.lines import READ_ERRORS, open_bytes
@@ -28,7 +29,6 @@ from headwise.data.sources.tables import (
     table_rows,
     table_stem,
 )
-from headwise.data.splits import FileCorpus, files_below
 from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.file_names import check_file_name
 from headwise.tasks.stream.stream import MAX_CHUNK

@@ -17,6 +17,7 @@ from omegaconf import MISSING
 
 from headwise.config.data import DataConfig
 from headwise.data.cache import make_once
+from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import combined_digest
 from headwise.data.sources.folder import FolderSource
 from headwise.data.sources.origins import (
@@ -27,7 +28,6 @@ from headwise.data.sources.origins import (
     local_folder,
     origins_of,
 )
-from headwise.data.splits import Corpus
 from headwise.errors import ConfigError, DataError
 from headwise.file_names import check_file_name
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser

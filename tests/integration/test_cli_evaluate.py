@@ -104,14 +104,24 @@ def test_command_that_writes_to_a_read_only_run_is_rejected(
     assert_rejected(result, 1, advice)
 
 
-def test_scores_of_other_search_are_replaced(headwise: CommandLine, run: Path) -> None:
-    headwise("evaluate", f"run={run}", "data.test=[test_a]")
-    headwise("evaluate", f"run={run}", "data.test=[test_b]")
-    assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
-    result = headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.precision=bf16")
-    assert "contained scores of test_a, test_b with other weights" in result.out
-    assert set(read_results(run)["scores"]) == {"test_b"}
-    assert read_results(run)["decode"]["precision"] == "bf16"
+def test_scores_of_other_search_or_weights_are_replaced(headwise: CommandLine, run: Path) -> None:
+    def scored(split: str, *more: str) -> tuple[str, set[str]]:
+        result = headwise(
+            "evaluate", f"run={run}", "checkpoint=last", f"data.test=[{split}]", *more
+        )
+        return result.out, set(read_results(run, "results-last")["scores"])
+
+    scored("test_a")
+    assert scored("test_b")[1] == {"test_a", "test_b"}
+    out, names = scored("test_b", "decode.precision=bf16")
+    assert "contained scores of test_a, test_b with other weights or search settings" in out
+    assert names == {"test_b"}
+    assert read_results(run, "results-last")["decode"]["precision"] == "bf16"
+    earlier = min((run / "checkpoints").glob("update_*.pt"))
+    shutil.copy(earlier, run / "checkpoints" / "last.pt")
+    out, names = scored("test_a", "decode.precision=bf16")
+    assert "contained scores of test_b with other weights" in out
+    assert names == {"test_a"}
 
 
 def test_joined_sets_are_scored_as_one(headwise: CommandLine, run: Path) -> None:

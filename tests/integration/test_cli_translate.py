@@ -248,7 +248,7 @@ def test_interactive_mode_continues_after_errors(
     streams = capsys.readouterr()
     assert streams.out.splitlines() == [f"{text}\t({score:.3f})" for text, score in alternatives]
     assert alternatives[0][0] == expected[0]
-    assert "headwise: not UTF-8" in streams.err
+    assert "headwise: 'utf-8' codec can't decode" in streams.err
     assert "headwise: source line 1 has" in streams.err
 
 

@@ -80,17 +80,13 @@ def test_values_depend_on_seed_and_number(searchers: Any, tmp_path: Path) -> Non
     assert first[0].params != other[0].params
 
 
-@pytest.mark.parametrize(("seed", "other"), [(1, 2), (1, 3), (0, 1)])
-def test_searches_of_neighbouring_seeds_share_no_values(
-    searchers: Any, seed: int, other: int
-) -> None:
-    values = [
-        {trial.params["optimizer.lr"] for trial in searcher.ask(5)}
-        for searcher in (
-            searchers(study_name=str(n), sampler_seed=n, sampler="random") for n in (seed, other)
-        )
+def test_searches_of_neighbouring_seeds_share_no_values(searchers: Any) -> None:
+    trials = [
+        trial
+        for seed in range(4)
+        for trial in searchers(study_name=str(seed), sampler_seed=seed, sampler="random").ask(5)
     ]
-    assert len(values[0] | values[1]) == 10
+    assert len({trial.params["optimizer.lr"] for trial in trials}) == 20
 
 
 def test_grid_runs_every_combination_once(searchers: Any) -> None:
@@ -127,15 +123,6 @@ def test_trial_cut_off_while_asking_is_adopted(searchers: Any) -> None:
     assert trial.params.keys() == SPACE.keys()
     uninterrupted = searchers(study_name="other").ask(1)[0]
     assert trial.params == uninterrupted.params
-
-
-def test_trial_of_another_file_system_is_not_adopted(searchers: Any, tmp_path: Path) -> None:
-    one = searchers()
-    one.ask(1)
-    one.stop()
-    for path in (tmp_path / "searchers").iterdir():
-        path.unlink()
-    assert numbers(searchers().ask(1)) == [1]
 
 
 def test_trial_is_not_adopted_on_a_file_system_without_locks(
@@ -290,7 +277,6 @@ def test_interrupted_trials_resume_with_their_values(sweeps: Sweeps) -> None:
         (["optimizer.lr=1,2"], {"pruner": "mean"}, "hydra.sweeper.pruner must be one of"),
         (["optimizer.lr=1,2"], {"sampler_options": {"n": 1}}, "hydra.sweeper.sampler_options: "),
         (["optimizer.lr=1,2"], {"n_trials": 0}, "hydra.sweeper.n_trials must be at least 1"),
-        (["optimizer.lr=1,2"], {"storage": "foo://x"}, "hydra.sweeper.storage cannot be opened"),
         (["optimizer.lr=1,2"], {"study_name": "a/b"}, "hydra.sweeper.study_name"),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 
 from headwise.config.schema import TrackerConfig
 from headwise.errors import ConfigError
-from headwise.track.base import Tracker, head_metrics, head_name
+from headwise.track.base import Tracker, head_metrics
 from headwise.track.wandb_tracker import (
     check_tracker,
     choose_mode,
@@ -208,7 +208,6 @@ def test_none_and_disabled_write_nothing(tmp_path: Path) -> None:
 
 
 def test_heads_are_numbered_from_one_and_missing_values_omitted() -> None:
-    assert head_name("alpha", "cross", 2, 3) == "alpha/cross/layer2/head3"
     assert head_metrics(HEADS) == {
         "alpha/encoder_self/layer1/head1": 1.25,
         "alpha/encoder_self/layer1/head2": 1.5,

@@ -1,4 +1,4 @@
-"""Searches (`hydra/sweeper=optuna`): trials in Optuna's storage, which several processes share.
+"""Searches (`hydra/sweeper=optuna`): trials in a journal, which several processes share.
 
 A searcher is a process that takes trials and runs their jobs. It holds the lock of a file in
 `searchers/` of the sweep's folder. A trial whose searcher is gone, and whose run no process is
@@ -25,7 +25,6 @@ from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from headwise.commands.sweep import SEARCHERS
 from headwise.config.schema import Config
@@ -82,28 +81,20 @@ def open_study(folder: Path, settings: Settings, direction: Any = None) -> Study
         direction: of a new study, maximize or minimize; None: minimize.
 
     Raises:
-        ConfigError: the storage cannot be opened, or the pruner is wrong.
+        ConfigError: the pruner is wrong.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage, backend = settings["storage"], settings["storage"]
-    pruner = _chosen(settings, "pruner")
-    try:
-        if storage is None or "://" not in storage:
-            path = (folder / JOURNAL if storage is None else Path(storage)).absolute()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            backend = JournalStorage(JournalFileBackend(str(path), JournalLock(path)))
-        return optuna.create_study(
-            storage=backend,
-            study_name=settings["study_name"],
-            direction=direction,
-            load_if_exists=True,
-            sampler=RandomSampler(),  # `Searcher.ask` samples
-            pruner=pruner,
-        )
-    except (OSError, ImportError, SQLAlchemyError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"hydra.sweeper.storage cannot be opened: {reason}") from error
+    path = folder / JOURNAL
+    folder.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(path), JournalLock(path))),
+        study_name=settings["study_name"],
+        direction=direction,
+        load_if_exists=True,
+        sampler=RandomSampler(),  # `Searcher.ask` samples
+        pruner=_chosen(settings, "pruner"),
+    )
 
 
 def _chosen(settings: Settings, key: str, **options: Any) -> Any:
@@ -196,17 +187,13 @@ class Searcher:
     def _is_abandoned(self, trial: FrozenTrial) -> bool:
         """Whether no process runs a trial.
 
-        A trial without a searcher was cut off in `ask`. A searcher without a file here is on a
-        machine with another file system. Without locks no process counts as gone.
+        A trial without a searcher was cut off in `ask`. Without locks no process counts as gone.
         """
-        if trial.state is not TrialState.RUNNING:
-            return False
-        if "searcher" in trial.user_attrs:
-            searcher = self.folder / SEARCHERS / trial.user_attrs["searcher"]
-            if not searcher.is_file() or is_locked(searcher) is not False:
-                return False
-        runs = (value for name, value in trial.user_attrs.items() if name.startswith("run_"))
-        return all(is_locked(Path(run) / ".lock") is False for run in runs)
+        attributes = trial.user_attrs
+        searcher = attributes.get("searcher")
+        locks = [] if searcher is None else [self.folder / SEARCHERS / searcher]
+        locks += [Path(run) / ".lock" for name, run in attributes.items() if "run_" in name]
+        return trial.state is TrialState.RUNNING and all(is_locked(p) is False for p in locks)
 
 
 class RunningTrial:

@@ -68,16 +68,11 @@ def _interactive(run: TranslationRun) -> None:
     print("one sentence per line; Ctrl-D quits", file=sys.stderr)
     while True:
         try:
-            line = input(PROMPT)
+            translation = run.translate([input(PROMPT)])[0]
         except EOFError:
             print(file=sys.stderr)
             return
-        except UnicodeDecodeError as error:
-            print(f"headwise: not UTF-8 ({error})", file=sys.stderr)
-            continue
-        try:
-            translation = run.translate([line])[0]
-        except HeadwiseError as error:
+        except (UnicodeDecodeError, HeadwiseError) as error:
             print(f"headwise: {error}", file=sys.stderr)
             continue
         for text, score in translation.n_best:

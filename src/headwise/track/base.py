@@ -44,20 +44,14 @@ class Tracker:
         """Close the tracker; `finished` counts as success, any other status as failure."""
 
 
-def head_name(statistic: str, site: str, layer: int, head: int) -> str:
-    """Return the name of one value of one head; layer and head from 1."""
-    prefix = "alpha" if statistic == "alpha" else f"attention/{statistic}"
-    return f"{prefix}/{site}/layer{layer}/head{head}"
-
-
 def head_metrics(
     heads: Mapping[str, HeadValues], present: HeadNumbers | None = None
 ) -> dict[str, float]:
     """Return the statistics of `Tracker.log_heads` as named scalars, without absent values."""
     return {
-        head_name(statistic, *place): value
-        for statistic, values in heads.items()
-        for place, value in numbered(values, present)
+        f"{'' if name == 'alpha' else 'attention/'}{name}/{site}/layer{layer}/head{head}": value
+        for name, values in heads.items()
+        for (site, layer, head), value in numbered(values, present)
     }
 
 

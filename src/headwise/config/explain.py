@@ -13,6 +13,11 @@ from headwise.config.keys import known_keys
 from headwise.config.schema import UNCHOSEN
 from headwise.errors import nearest, refuse
 
+NOISE = re.compile(  # lines that help no user of headwise
+    r"\n\s*(?:full_key|object_type|reference_type|To append to your .* use|See https://hydra.cc).*"
+    r"|\nConfig search path:[\s\S]*"
+)
+
 
 def explain_composition(error: Exception, config_name: str) -> str:
     """The message for an error of Hydra or OmegaConf, with the nearest key or choice."""
@@ -20,10 +25,7 @@ def explain_composition(error: Exception, config_name: str) -> str:
     detail = str(error.__cause__ or "").strip()
     if detail and detail not in text:
         text = f"{text}\n{detail}"
-    text = re.sub(r"\n\s*(full_key|object_type|reference_type).*", "", text)
-    text = re.sub(r"\nTo append to your .* use .*", "", text)
-    text = re.sub(r"\nConfig search path:[\s\S]*", "", text)
-    text = re.sub(r"\nSee https://hydra.cc\S*.*", "", text)
+    text = NOISE.sub("", text)
     text = re.sub(r"Key '(\w+)' (is not in struct|not in '\w+')", r"There is no key '\1'.", text)
     text = text.replace("\\'", "'")
     plugin = re.search(r"Unknown plugin class : 'hydra_plugins\.headwise\.(\w+)", text)

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     Raises:
         RunError: the file is missing, or a complete line is not a JSON object.
     """
-    return list(_records(Path(path)))
+    try:
+        with open(path, "rb") as file:
+            lines = [line for line in file if line.endswith(b"\n")]
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    return [_decode(line, path, number) for number, line in enumerate(lines, start=1)]
 
 
 def read_if_exists(path: Path) -> list[dict[str, Any]]:
@@ -148,17 +153,6 @@ _ADVICE = "Free some space and run the same command again to resume from the che
 
 def _cannot(action: str, path: Path, error: OSError) -> RunError:
     return RunError(f"cannot {action} {path}: {error.strerror or error}. {_ADVICE}")
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with open(path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):
-                    return
-                yield _decode(line, path, number)
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _decode(line: bytes, path: Path, number: int) -> dict[str, Any]:

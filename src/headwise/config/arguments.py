@@ -20,6 +20,7 @@ WITH_VALUE = {
     "-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd",
     "--config-dir", "--experimental-rerun",
 }  # fmt: skip
+INFO = ("-i", "--info")  # their value can be left out
 # What Hydra would read as a number or truth value, in a value or list without quotes.
 NUMBER = re.compile(
     r"((?:^|[\[,]) *)(true|false|[-+]?(?:nan|inf|[\d_.]+(?:e[-+]?[\d_]+)?))(?= *(?:$|[\],]))", re.I
@@ -55,8 +56,8 @@ def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     settings: list[str] = []
     options: list[str] = []
     for before, argument in pairwise(["", *arguments]):
-        is_option = before in WITH_VALUE or argument.startswith("-")
-        (options if is_option else settings).append(argument)
+        is_value = before in WITH_VALUE or (before in INFO and "=" not in argument)
+        (options if is_value or argument.startswith("-") else settings).append(argument)
     return settings, options
 
 
@@ -93,8 +94,9 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
                 f"{argument} is not known; set keys as key=value: {key}={value or '…'}"
             )
     text = text_keys(config_name)
-    # options last: --info would take a setting for its value
-    return [*(quoted(setting, text) for setting in settings), *options]
+    settings = [quoted(setting, text) for setting in settings]
+    # --info would take a setting for its value
+    return [*settings, *options] if set(INFO) & set(options) else [*options, *settings]
 
 
 def _not_a_setting(before: str, argument: str) -> str:

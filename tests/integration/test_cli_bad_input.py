@@ -213,12 +213,12 @@ REJECTED_COMMANDS = {
     "evaluate run=RUN data.source_file=/nowhere": (2, "data.reference_file"),
     "evaluate run=RUN data={test:[test_a],source_file:a,reference_file:b}": (2, "two commands"),
     "evaluate run=RUN data.dir=/nonexistent": (1, "/nonexistent"),
-    "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "{hypotheses}?"),
+    "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "Did you mean hypotheses?"),
     "evaluate run=RUN name=results": (2, "is reserved for results.json"),
     "evaluate run=RUN name=.hidden": (2, ".hidden"),
     # translate
     "translate run=RUN input=TEXT/valid.de reference=/nowhere.en": (1, "reference=/nowhere.en"),
-    "translate run=RUN input=TEXT/valid.de reference=TEXT/train.en": (1, "6 lines"),
+    "translate run=RUN input=TEXT/valid.de reference=TEXT/train.en": (1, "6 source lines"),
     "translate run=RUN input=TEXT/valid.de output=/nowhere/out.en": (1, "/nowhere not found"),
     "translate run=RUN input=TEXT/valid.de output=TEXT": (1, "is a folder"),
     "translate run=RUN input=TEXT/valid.de buffer_size=0": (

@@ -213,7 +213,7 @@ REJECTED_COMMANDS = {
     "evaluate run=RUN data.source_file=/nowhere": (2, "data.reference_file"),
     "evaluate run=RUN data={test:[test_a],source_file:a,reference_file:b}": (2, "two commands"),
     "evaluate run=RUN data.dir=/nonexistent": (1, "/nonexistent"),
-    "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "Did you mean hypotheses?"),
+    "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "mean hypotheses?"),
     "evaluate run=RUN name=results": (2, "is reserved for results.json"),
     "evaluate run=RUN name=.hidden": (2, ".hidden"),
     # translate

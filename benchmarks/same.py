@@ -4,8 +4,9 @@
 
 Each recipe is trained for some updates through the command line, then its heads are analysed, and
 of two pruned. Compared are the files of the run folders: last tensors, losses, results, hypotheses,
-sums of test items, tables of heads. Each checkout runs its own copy of this file in a process with
-its own sources and one thread. OTHER may also be a file that `--record FILE` wrote on this machine.
+sums of test items, tables of heads. Each checkout runs its own copy of this file in a process a
+recipe with its own sources and one thread. OTHER may also be a file that `--record FILE` wrote on
+this machine.
 What was renamed since is mapped to the name it had first, in `RENAMED`. Prints what differs; exits
 with 1 if anything does.
 """
@@ -48,7 +49,11 @@ RECIPES = {
     "pictures": f"{PICTURES} attention=entmax15 positions=data_dims",
     "masked LM": f"{TEXT} task=masked_lm attention=alpha_entmax positions=rotary",
     "classification": "data=builtin_labelled tokenizer.vocab_size=400 model.cls_tokens=2",
+    "block-sparse": f"{PAIRS} attention=alpha_entmax pattern=strided pattern.block_sparse_from=1",
+    "entmax loss": f"{PAIRS} attention=softmax loss=entmax15",
+    "without kernels": f"{PAIRS} attention=alpha_entmax loss=entmax15",
 }
+ENVIRONMENT = {"without kernels": {"HEADWISE_NATIVE": "0"}}
 PRUNED = ("gates", "classification")
 COMPARED = """
     metrics.jsonl heads.jsonl results.json data.json checkpoints/last.pt sums/*.npz hypotheses/*
@@ -63,17 +68,18 @@ IGNORED = re.compile(
 RENAMED: dict[str, str] = {}
 
 
-def record(names: list[str]) -> dict[str, dict[str, str]]:
-    """Values by path in the files of the run folder, by recipe."""
+def record(name: str) -> dict[str, str]:
+    """Values by path in the files of the run folder of a recipe."""
     import torch
 
     torch.set_num_threads(1)
+    os.environ.update(ENVIRONMENT.get(name, {}))
     with tempfile.TemporaryDirectory() as scratch:
         generator = np.random.default_rng(1)
         for split in ("train", "valid", "test"):
             pictures = generator.integers(0, 256, (64, 6, 6, 1), dtype=np.uint8)
             np.save(Path(scratch) / f"{split}.npy", pictures)
-        return {name: of_recipe(name, Path(scratch)) for name in names}
+        return of_recipe(name, Path(scratch))
 
 
 def of_recipe(name: str, scratch: Path) -> dict[str, str]:
@@ -129,19 +135,24 @@ def leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def recorded_in(checkout: Path, names: list[str]) -> Any:
-    """What `record` returns in a checkout, in a separate process, or read from a file."""
+    """What `record` returns in a checkout, in a process a recipe, or read from a file."""
     if checkout.is_file():
-        return json.loads(checkout.read_text(encoding="utf-8"))
+        values = json.loads(checkout.read_text(encoding="utf-8"))
+        return {name: values[name] for name in names}
     path = os.pathsep.join((str(checkout / "src"), str(checkout)))
+    return {name: recorded_in_process(name, checkout, path) for name in names}
+
+
+def recorded_in_process(name: str, checkout: Path, path: str) -> Any:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.same", "--record", file.name, "--recipes", *names],
+            [sys.executable, "-m", "benchmarks.same", "--record", file.name, "--recipes", name],
             cwd=checkout,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
             check=True,
         )
-        return recorded_in(Path(file.name), names)
+        return json.loads(Path(file.name).read_text(encoding="utf-8"))[name]
 
 
 def differences(recipe: str, here: dict[str, str], there: dict[str, str]) -> list[str]:
@@ -161,7 +172,9 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments = parser.parse_args()
     if arguments.record is not None:
-        arguments.record.write_text(json.dumps(record(arguments.recipes)), encoding="utf-8")
+        one, several = len(arguments.recipes) == 1, arguments.recipes
+        values = {several[0]: record(several[0])} if one else recorded_in(ROOT, several)
+        arguments.record.write_text(json.dumps(values), encoding="utf-8")
         return
     if arguments.other is None:
         parser.error("name another checkout, or a file that --record wrote there")

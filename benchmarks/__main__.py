@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks import command, decoding, entmax, length, matmul_share
-from headwise.kernels import native
+from headwise.ops.cpp import build
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
 
@@ -148,7 +148,7 @@ def main() -> None:
         only={"nargs": "+", "choices": PARTS, "default": list(PARTS), "help": "these parts"},
         threads={"nargs": "+", "type": int, "default": [1], "help": "of torch"},
     )
-    kernels = native.unavailable_reason() or "C++"
+    kernels = build.unavailable_reason() or "C++"
     print(f"kernels: {kernels}")
     records = []
     for n_threads in args.threads:

@@ -9,7 +9,7 @@ Multi30k's (14 tokens) and newstest's (27). Random weights predict no end, so ev
 at its limit.
 What is timed is one batch of a translation of a thousand sentences with `decode.max_tokens` at its
 default, the one with the median sentence, or as many sentences of it as a case names. Weights are
-laid out as there (`headwise.kernels.linear.packed_weights`), for every way. Both ways, and the
+laid out as there (`headwise.ops.linear.packed_weights`), for every way. Both ways, and the
 first again with `decode.precision=bf16` where the processor multiplies that, take turns in one
 process; what is printed are sentences a second, of the median time, and the ratio of the two ways.
 With one thread the time is that of the processor, which other load on the machine lengthens less;
@@ -37,10 +37,10 @@ from headwise.data.plan import longest_first
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.sampling import Context
-from headwise.kernels.linear import packed_weights
 from headwise.model.build import build_model, build_single
 from headwise.model.places import site_alone
 from headwise.model.transformer import Transformer
+from headwise.ops.linear import packed_weights
 from headwise.precision import autocast, has_native_bf16
 from headwise.train.memory import keep_freed_memory
 

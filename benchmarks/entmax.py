@@ -22,7 +22,8 @@ from torch import Tensor
 from benchmarks.clock import medians, without
 from benchmarks.command import arguments, keep
 from headwise import entmax
-from headwise.kernels import native
+from headwise.ops.cpp import build
+from headwise.ops.cpp import call as cpp
 from headwise.train.memory import keep_freed_memory
 
 SHAPES = ((64, 8, 32, 32), (32, 8, 64, 64), (64, 4, 30, 30), (8, 8, 256, 256), (2, 8, 1024, 1024))
@@ -87,7 +88,7 @@ def times(shape: tuple[int, int, int, int], repeats: int) -> dict[str, dict[str,
 
     def timed(call: Callable[[Map], None], one: Map) -> Callable[[], None]:
         def run() -> None:
-            with without(native) if one in (torch_alone, compiled_alone) else nullcontext():
+            with without(cpp) if one in (torch_alone, compiled_alone) else nullcontext():
                 call(one)
 
         return run
@@ -146,7 +147,7 @@ def measure(quick: bool) -> dict[str, Any]:
 def main() -> None:
     args = arguments(__doc__)
     results = measure(args.quick)
-    print(f"kernels: {native.unavailable_reason() or 'C++'}")
+    print(f"kernels: {build.unavailable_reason() or 'C++'}")
     print("times torch.softmax, forward / forward and backward")
     for row in results["rows"]:
         case = f"{tuple(row['shape'])!s:17}  {row['map']:35}"

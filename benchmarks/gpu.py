@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import arguments, keep
-from headwise.kernels import triton_device, verification
+from headwise.ops import verification
+from headwise.ops.triton import device as triton_device
 
 REPEATS = 11
 SLEEP_CYCLES = 4_000_000  # milliseconds of the device, so that the host has launched everything

@@ -40,11 +40,11 @@ from headwise.attention.fixed import Fixed
 from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
-from headwise.kernels import triton_operators
-from headwise.kernels.block_sparse import BlockLayout
-from headwise.kernels.problem import Power
-from headwise.kernels.triton_attention import triton_entmax_attention
-from headwise.kernels.triton_pattern import EVERY_QUERY
+from headwise.ops.attention import triton_launch
+from headwise.ops.attention.layout import BlockLayout
+from headwise.ops.attention.rule import EVERY_QUERY
+from headwise.ops.attention.triton import triton_entmax_attention
+from headwise.ops.family import Power
 
 HEADS, HEAD_DIM, SEGMENT = 8, 64, 256
 PATTERNS: dict[str, Callable[..., SparsePattern]] = {
@@ -157,8 +157,8 @@ def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
     """Return the share of allowed blocks that have weights."""
     scale, power = HEAD_DIM**-0.5, int(Power.ANY)
     # only rows that are streamed mark their blocks
-    with mock.patch.object(triton_operators, "RESIDENT_KEYS", 0):
-        live = triton_operators.forward(
+    with mock.patch.object(triton_launch, "RESIDENT_KEYS", 0):
+        live = triton_launch.forward(
             *tensors[:3], alpha, *[None] * 6, power, causal, 0, 0.0, scale, 0
         )[4].float()
     n_blocks = live.shape[-1]
@@ -271,7 +271,7 @@ def patterns(n_tokens: int, alpha: Tensor) -> gpu.Rows:
         pattern = pattern_of(name, HEADS, HEAD_DIM)
         layout = pattern.layout(n_keys, True, None, torch.device("cuda"))
         assert layout is not None
-        lists = layout.tiles(triton_operators.BLOCK).lists
+        lists = layout.tiles(triton_launch.BLOCK).lists
         n_blocks = lists.shape[2]
         share = lists[..., 0].sum().item() / (HEADS * n_blocks * (n_blocks + 1) / 2)
         print(f"\n{n_keys} keys, causal, {name}; blocks computed: {share:.0%}")

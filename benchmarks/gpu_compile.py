@@ -27,9 +27,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import arguments, keep
-from headwise.kernels import triton_loss, triton_maps, triton_operators
-from headwise.kernels.problem import ALPHAS, Power
-from headwise.kernels.triton_device import HAS_TRITON, is_interpreted
+from headwise.ops.attention import triton_launch
+from headwise.ops.family import ALPHAS, Power
+from headwise.ops.losses import triton as triton_losses
+from headwise.ops.maps import triton as triton_maps
+from headwise.ops.triton.device import HAS_TRITON, is_interpreted
 
 # Bytes of shared memory that a program may have, by compute capability without its point.
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -179,7 +181,7 @@ def call_attention(case: Case) -> None:
         row_keys = torch.zeros(2, n_batch, n_heads, case.queries, dtype=torch.int32)
     pattern: list[Tensor | None] = [None] * 3
     if case.has_pattern:  # of a batch without padding
-        _, block = triton_operators.blocks(case.keys, case.head_dim, query.element_size(), True)
+        _, block = triton_launch.blocks(case.keys, case.head_dim, query.element_size(), True)
         places = torch.zeros(1, n_heads, 4, case.keys, dtype=torch.int32)
         windows, n_blocks = places[0, :, 0, 0].contiguous(), -(-case.keys // block)
         lists = torch.zeros(1, n_heads, n_blocks, 1 + n_blocks, dtype=torch.int16)
@@ -187,7 +189,7 @@ def call_attention(case: Case) -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     try:
-        context = triton_operators.forward(
+        context = triton_launch.forward(
             query, key, value, alpha, lengths, row_keys, slopes, *pattern,
             int(case.power), case.causal, 0, case.dropout, case.head_dim**-0.5, 0,
         )[0]  # fmt: skip
@@ -205,9 +207,9 @@ def call_rows(case: Rows) -> None:
         triton_maps.forward(scores, beta, case.power, mask)
         triton_maps.backward(scores, scores, beta, case.power, with_alpha=is_any)
     rows, alpha = scores.flatten(0, 2), ALPHAS.get(case.power, 1.3)
-    threshold = triton_loss.read(rows, alpha, with_total=True)[-1]
+    threshold = triton_losses.read(rows, alpha, with_total=True)[-1]
     scale, target = torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.int64)
-    triton_loss.write_gradient(rows, threshold, rows, scale, target, alpha, 0.1, 0.1)
+    triton_losses.write_gradient(rows, threshold, rows, scale, target, alpha, 0.1, 0.1)
 
 
 def source(launch: Launch) -> Any:

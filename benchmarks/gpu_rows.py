@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks import gpu
 from benchmarks.clock import medians, without
 from headwise import entmax
-from headwise.kernels import triton_device
 from headwise.losses.loss import CrossEntropy, Entmax15Loss, Loss
+from headwise.ops.triton import device as triton_device
 
 MAP_SHAPES = ((64, 8, 32, 32), (32, 8, 64, 64), (8, 8, 512, 512), (2, 8, 2048, 2048))
 LOSS_SHAPE = (1024, 32_000)

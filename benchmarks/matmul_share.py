@@ -23,7 +23,7 @@ from benchmarks.clock import medians
 from benchmarks.command import arguments, keep
 from benchmarks.updates import CPU, Updates, full_rows, model_config, run_config
 from headwise.config.schema import ModelConfig
-from headwise.kernels.linear import matmul
+from headwise.ops.linear import matmul
 from headwise.precision import has_native_bf16
 from headwise.train.memory import keep_freed_memory
 
@@ -69,7 +69,7 @@ def products(config: ModelConfig, vocabulary: int, batch: int, length: int) -> C
 def bare_products(shapes: Counter[Product], dtype: torch.dtype) -> Callable[[], None]:
     """The products of a step, one after the other, each shape with separate operands.
 
-    They are formed as the step forms them: float32 by `headwise.kernels.linear.matmul`.
+    They are formed as the step forms them: float32 by `headwise.ops.linear.matmul`.
     """
     calls: list[Callable[[], Tensor]] = []
     for shape, count in shapes.items():

@@ -29,9 +29,9 @@ from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.decode.beam import beam_search
 from headwise.decode.translator import ROWS_WORTH_PACKING
-from headwise.kernels.linear import packed_weights
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
+from headwise.ops.linear import packed_weights
 from headwise.precision import autocast
 from headwise.train.optim import build_optimizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwise.kernels import native
+from headwise.ops.cpp import build
 
-_REASON = native.unavailable_reason()
+_REASON = build.unavailable_reason()
 needs_kernels = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))

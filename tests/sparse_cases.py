@@ -17,9 +17,9 @@ from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
 from headwise.entmax import alpha_entmax
-from headwise.kernels.block_sparse import BlockLayout
-from headwise.kernels.problem import ALPHAS
-from headwise.kernels.sparse_attention import Settings
+from headwise.ops.attention.cpu_sparse import Settings
+from headwise.ops.attention.layout import BlockLayout
+from headwise.ops.family import ALPHAS
 
 B, H, E = 3, 3, 8
 PATTERNS: dict[str, tuple[type[SparsePattern], dict[str, Any]]] = {

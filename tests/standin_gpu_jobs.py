@@ -165,7 +165,7 @@ if __name__ == "__main__":
         sys.modules["triton"] = None  # type: ignore[assignment]
     standin_gpu.load(Path(sys.argv[1]))
     jobs = {one.__name__: one for one in (updates, commands, benchmarks)}
-    from headwise.kernels import verification
+    from headwise.ops import verification
 
     # a case runs in its own thread, in which the stand-in's tensors do not exist
     unverified = mock.patch.object(verification, "_judge", return_value=(None, False))

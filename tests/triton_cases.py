@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.entmax import function
-from headwise.kernels.problem import ALPHAS, Distances, Power
-from headwise.kernels.triton_attention import triton_entmax_attention
+from headwise.ops.attention.distances import Distances
+from headwise.ops.attention.triton import triton_entmax_attention
+from headwise.ops.family import ALPHAS, Power
+from headwise.ops.maps import operator as function
 from triton_marks import DEVICE
 
 

@@ -45,7 +45,11 @@ def prepare_interpreter(patch: pytest.MonkeyPatch) -> None:
 
 def choose_implementation(implementation: str, patch: pytest.MonkeyPatch) -> None:
     """Compute maps and losses by the C++ `kernels`, by `torch` alone or by `triton`."""
-    from headwise.kernels import native, triton_device, triton_loss, triton_maps, verification
+    from headwise.ops import verification
+    from headwise.ops.cpp import build, call
+    from headwise.ops.losses import triton as triton_losses
+    from headwise.ops.maps import triton as triton_maps
+    from headwise.ops.triton import device as triton_device
 
     if implementation == "triton":
         patch.setattr(
@@ -55,12 +59,9 @@ def choose_implementation(implementation: str, patch: pytest.MonkeyPatch) -> Non
         patch.setattr(verification, "verdict", lambda case: None)
         if IS_INTERPRETED:  # it is slow for each program
             patch.setattr(triton_maps, "SHAPES", {triton_maps.MAX_BLOCK: (64, 1)})
-        for block in (
-            "READ_BLOCK",
-            "WRITE_BLOCK",
-        ):  # so that large vocabularies take several blocks
-            patch.setattr(triton_loss, block, 1024)
+        for block in ("READ_BLOCK", "WRITE_BLOCK"):  # large vocabularies take several blocks
+            patch.setattr(triton_losses, block, 1024)
     if implementation != "kernels":
-        patch.setattr(native, "supports", lambda scores: False)
-    elif native.unavailable_reason() is not None:
-        pytest.skip(str(native.unavailable_reason()))
+        patch.setattr(call, "supports", lambda scores: False)
+    elif build.unavailable_reason() is not None:
+        pytest.skip(str(build.unavailable_reason()))

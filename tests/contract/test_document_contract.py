@@ -20,11 +20,11 @@ from headwise.config.folders import group_choices
 from headwise.config.register import typed
 from headwise.data.batch import Batch, Column
 from headwise.errors import ConfigError
-from headwise.kernels import choice
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_single
 from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
+from headwise.ops import dispatch
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.stream.windows import EvaluationWindows
@@ -103,7 +103,7 @@ def gradients_of(model: SingleStack) -> dict[str, Tensor]:
 def test_documents_have_the_states_and_gradients_of_documents_alone(
     make: Any, monkeypatch: pytest.MonkeyPatch, case: str, kind: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(choice, "MIN_KEYS", 1)
+    monkeypatch.setattr(dispatch, "MIN_KEYS", 1)
     overrides, documents = CASES[case]
     model, column = build(make, kind, *overrides).to(dtype), packed(documents)
     states_BND = states_of(model, column)

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.entmax import function
-from headwise.kernels import native
-from headwise.kernels.problem import Power
+from headwise.ops.cpp import build
+from headwise.ops.family import Power
+from headwise.ops.maps import operator as function
 from triton_cases import make_case
 from triton_marks import DEVICE, needs_triton
 
 SLOPES = torch.tensor([0.5, 0.0])
 WITHOUT_GRADIENT = ("test_schema", "test_faketensor")  # checks of operators without a derivative
 needs_kernels = pytest.mark.skipif(
-    native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
+    build.unavailable_reason() is not None, reason=str(build.unavailable_reason())
 )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from command_line import CommandLine, composer, train_small, write_corpus
 from headwise.config.register import typed
-from headwise.kernels import verification
+from headwise.ops import verification
 from headwise.seed import seed_everything
 from headwise.train.checkpoint import load_checkpoint
 from standin_gpu_jobs import SAME_NUMBERS, TINY

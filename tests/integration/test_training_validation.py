@@ -16,9 +16,10 @@ import headwise
 from command_line import train_small, write_corpus
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import TranslatedSentence, Translator
-from headwise.kernels import native, verification
-from headwise.kernels.checks import Case
 from headwise.losses.loss import CrossEntropy
+from headwise.ops import verification
+from headwise.ops.checks import Case
+from headwise.ops.cpp import build
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks import evaluate as scoring
 from headwise.tasks import measure as evaluation
@@ -67,7 +68,7 @@ def test_loading_verifies_kernels(run: Path, monkeypatch: pytest.MonkeyPatch) ->
     verdicts: dict[Case, str | None] = {}
     monkeypatch.setattr(verification, "_VERDICTS", verdicts)
     headwise.load(str(run), device="cpu")
-    assert bool(verdicts) == (native.unavailable_reason() is None)
+    assert bool(verdicts) == (build.unavailable_reason() is None)
     assert not any(verdicts.values())
 
 

@@ -15,7 +15,8 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.config.folders import group_node
-from headwise.kernels import choice, native
+from headwise.ops import dispatch
+from headwise.ops.cpp import call
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
 from weights_recorded import with_weights
@@ -110,7 +111,7 @@ def test_without_kernels_the_result_is_equal(
     variant: str,
     qk_dim: int | None,
 ) -> None:
-    monkeypatch.setattr(native, "supports", lambda scores: False)
+    monkeypatch.setattr(call, "supports", lambda scores: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert_fused_equals_formed(layer(variant, qk_dim), 150, caplog, "no C++ kernels")
 
@@ -127,13 +128,13 @@ class TestTriton:
         variant: str,
         qk_dim: int | None,
     ) -> None:
-        monkeypatch.setattr(native, "supports", lambda scores: False)
+        monkeypatch.setattr(call, "supports", lambda scores: False)
         assert_fused_equals_formed(layer(variant, qk_dim).to(DEVICE), 20, caplog, "Triton kernels")
 
     def test_refusals_are_logged(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(native, "supports", lambda scores: False)
+        monkeypatch.setattr(call, "supports", lambda scores: False)
         attention = layer("alpha_entmax", depends_on="query").to(DEVICE)
         assert_fused_equals_formed(attention, 20, caplog, "α depends on the query")
 
@@ -153,7 +154,7 @@ def test_decoder_with_all_choices(
     }
     torch.manual_seed(1)
     attention = AttentionFactory(choices)(Place("decoder_self", 1, 2, 16, qk_dim=qk_dim))
-    n = choice.MIN_KEYS + 12
+    n = dispatch.MIN_KEYS + 12
     states = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(2))
     calls = []
     real = fused.attention

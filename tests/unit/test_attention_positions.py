@@ -23,7 +23,7 @@ from headwise.attention.protocol import Attention
 from headwise.attention.rotary import Rotary
 from headwise.config.folders import group_node
 from headwise.errors import ConfigError
-from headwise.kernels import choice
+from headwise.ops import dispatch
 from kernel_marks import needs_kernels
 from weights_recorded import with_weights
 
@@ -155,7 +155,7 @@ def test_fused_alibi_equals_formed(
     attention: str, mask: Mask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forward and backward are equal; torch gets one bias for all sentences."""
-    monkeypatch.setattr(choice, "MIN_KEYS", 1)
+    monkeypatch.setattr(dispatch, "MIN_KEYS", 1)
     name, _, of = attention.partition(" of ")
     settings = {"depends_on": "query"} if of else {}
     site = "decoder_self" if mask.causal else "encoder_self"
@@ -220,7 +220,7 @@ def test_alpha_of_a_query_uses_unrotated_queries() -> None:
 
 
 def test_slopes_of_a_model_in_half_precision_are_float32() -> None:
-    x = states(choice.MIN_KEYS).bfloat16()
+    x = states(dispatch.MIN_KEYS).bfloat16()
     attention = attention_at(ALiBi(), attention="entmax15").bfloat16()
     assert attention(x, x, x, Mask()).dtype is torch.bfloat16
 

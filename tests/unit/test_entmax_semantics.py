@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import alpha_entmax, entmax15, softmax, sparsemax
-from headwise.entmax.solver import solve
-from headwise.kernels.problem import Power
+from headwise.ops.family import Power
+from headwise.ops.maps.reference import solve
 
 INF, NAN = float("inf"), float("nan")
 Map = Callable[..., Tensor]

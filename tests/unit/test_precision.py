@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.entmax import entmax_loss
-from headwise.kernels import native
 from headwise.losses.loss import CrossEntropy
+from headwise.ops.cpp import call
 from headwise.precision import unique_indices
 from headwise.train.distributed import choose_device
 
@@ -56,7 +56,7 @@ def test_cudnn_attention_is_disabled_on_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "entmax"])
 def test_losses_scatter_without_sorting(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
-    monkeypatch.setattr(native, "supports", lambda scores: False)
+    monkeypatch.setattr(call, "supports", lambda scores: False)
     logits_NV = torch.randn(20, 5000)
     logits_NV[:9] *= 0.01  # supports too wide for the fast path
     target_N = torch.arange(4, 24)

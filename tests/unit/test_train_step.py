@@ -16,7 +16,9 @@ from torch import Tensor
 
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
-from headwise.kernels import triton_device, triton_loss, verification
+from headwise.ops import verification
+from headwise.ops.losses import triton as triton_losses
+from headwise.ops.triton import device as triton_device
 from headwise.train.distributed import Ranks
 from training_steps import LOSSES_WITH_HOST_WAIT, batch, step_of
 
@@ -56,8 +58,8 @@ def test_no_kernel_reads_back(make: Any, choice: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(triton_device, "supports", lambda scores: True)
     monkeypatch.setattr(verification, "verify", lambda *case: None)
     monkeypatch.setattr(verification, "verdict", lambda case: None)
-    monkeypatch.setattr(triton_loss, "read", read)  # nothing can be launched on meta
-    monkeypatch.setattr(triton_loss, "write_gradient", lambda *arguments: None)
+    monkeypatch.setattr(triton_losses, "read", read)  # nothing can be launched on meta
+    monkeypatch.setattr(triton_losses, "write_gradient", lambda *arguments: None)
     step = step_of(typed(make([*MODEL, f"loss={choice}"])), META)
     step(1, [batch(5, 9)])
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from headwise.attention.place import Place
 from headwise.attention.positions import PlacePositions, Positions
 from headwise.errors import require
-from headwise.kernels.problem import Distances
+from headwise.ops.attention.distances import Distances
 from headwise.precision import full_precision
 
 

@@ -16,7 +16,7 @@ from headwise.attention.fused import FusedNormaliser
 from headwise.attention.parts import ScoreContext
 from headwise.attention.place import Place
 from headwise.errors import refuse, require
-from headwise.kernels.problem import Power
+from headwise.ops.family import Power
 from headwise.precision import full_precision
 
 SHARING = ("none", "layer", "site")

@@ -14,8 +14,8 @@ from torch import Tensor
 from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
 from headwise.errors import require
-from headwise.kernels.block_sparse import Gathered, Neighbours, Part
-from headwise.kernels.triton_pattern import EVERY_QUERY, NO_WINDOW, Rule
+from headwise.ops.attention.layout import Gathered, Neighbours, Part
+from headwise.ops.attention.rule import EVERY_QUERY, NO_WINDOW, Rule
 
 
 class Fixed(SparsePattern):

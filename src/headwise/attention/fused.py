@@ -1,4 +1,4 @@
-"""Attention without weights in memory, by the kernel that `headwise.kernels.choice` selects.
+"""Attention without weights in memory, by the kernel that `headwise.ops.dispatch` selects.
 
 Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
@@ -14,14 +14,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.entmax import alpha_entmax
-from headwise.entmax.function import REFERENCE
-from headwise.kernels import choice
-from headwise.kernels.choice import Choice
-from headwise.kernels.cpu_attention import attention
-from headwise.kernels.native_attention import attention_of_few
-from headwise.kernels.problem import ALPHAS, Power, Visible, of_one_width
-from headwise.kernels.sparse_attention import Settings, sparse_attention
-from headwise.kernels.triton_attention import triton_entmax_attention
+from headwise.ops import dispatch
+from headwise.ops.attention.cpu import attention
+from headwise.ops.attention.cpu_few import attention_of_few
+from headwise.ops.attention.cpu_sparse import Settings, sparse_attention
+from headwise.ops.attention.triton import triton_entmax_attention
+from headwise.ops.attention.widths import of_one_width
+from headwise.ops.dispatch import Choice
+from headwise.ops.family import ALPHAS, Power
+from headwise.ops.maps.operator import REFERENCE
+from headwise.ops.visible import Visible
 
 _LOGGED: set[Choice] = set()
 log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class FusedNormaliser(Normaliser):
         """Return the kernel for such tensors, and the reason."""
         heads = (query_BHQE, key_BHKE, value_BHKE)
         options = (has_pattern, self.alpha_per_query, padded_bias)
-        return choice.attention(*heads, self.power, dropout, *options, REFERENCE)
+        return dispatch.attention(*heads, self.power, dropout, *options, REFERENCE)
 
     def attend(
         self,
@@ -75,17 +77,17 @@ class FusedNormaliser(Normaliser):
             chosen = self.kernel(*heads, mask.needs_dense, dropout, padded_bias)
         else:
             options = (dropout, self.alpha_per_query, layout.segments_BN is not None)
-            chosen = choice.sparse_attention(
+            chosen = dispatch.sparse_attention(
                 query_BHQE, value_BHKE, self.power, *options, REFERENCE
             )
         if query_BHQE.device.type != "meta":  # the meta device, used by dry runs
             _log_once(chosen)
-        if chosen.kernel == choice.WEIGHTS:
+        if chosen.kernel == dispatch.WEIGHTS:
             return None
-        if chosen.kernel == choice.TORCH:
+        if chosen.kernel == dispatch.TORCH:
             return _torch_softmax(*heads, context, dropout)
         alpha, scale = self.row_alpha(context), query_BHQE.shape[3] ** -0.5
-        if chosen.kernel == choice.TRITON:
+        if chosen.kernel == dispatch.TRITON:
             alpha_H = ALPHAS[self.power] if alpha is None else alpha.flatten()
             lengths_B, causal, offset = mask.key_lengths_B, mask.causal, mask.query_offset
             return triton_entmax_attention(
@@ -95,7 +97,7 @@ class FusedNormaliser(Normaliser):
             settings = Settings(layout, self.power, dropout, scale, distances)
             return sparse_attention(*heads, alpha, settings)
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
-        if chosen.kernel == choice.CPP_FEW:
+        if chosen.kernel == dispatch.CPP_FEW:
             return attention_of_few(*heads, alpha, self.power, visible, scale, distances)
         return attention(*heads, alpha, self.power, visible, dropout, scale, distances)
 
@@ -132,9 +134,9 @@ def _torch_softmax(
 
 def _log_once(chosen: Choice) -> None:
     """Log the kernel once, except for few queries (decoding) and under torch.compile."""
-    if torch.compiler.is_compiling() or chosen.kernel == choice.CPP_FEW or chosen in _LOGGED:
+    if torch.compiler.is_compiling() or chosen.kernel == dispatch.CPP_FEW or chosen in _LOGGED:
         return
     _LOGGED.add(chosen)
-    if chosen.reason != choice.SHORT_ROWS:
-        is_custom = chosen.kernel in (choice.CPP, choice.TRITON)
+    if chosen.reason != dispatch.SHORT_ROWS:
+        is_custom = chosen.kernel in (dispatch.CPP, dispatch.TRITON)
         log.info("attention: %s", f"{chosen.kernel} kernels" if is_custom else chosen)

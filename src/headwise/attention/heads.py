@@ -13,7 +13,7 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.positions import PlacePositions
 from headwise.attention.protocol import Attention
-from headwise.kernels.linear import Linear
+from headwise.ops.linear import Linear
 
 
 class HeadGate(nn.Module):

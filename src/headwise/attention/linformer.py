@@ -25,7 +25,7 @@ from headwise.attention.length_projection import (
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.errors import ConfigError, DataError, refuse, require
-from headwise.kernels.dropout import dropout
+from headwise.ops.dropout.operator import dropout
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
 SHARED_BY_KEY_VALUE = ("key_value", "layerwise")  # E = F, shared by all heads

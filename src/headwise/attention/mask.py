@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.pattern import Pattern
-from headwise.kernels.block_sparse import BlockLayout
+from headwise.ops.attention.layout import BlockLayout
 
 
 @dataclass(frozen=True)

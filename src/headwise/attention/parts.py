@@ -16,8 +16,8 @@ from torch import Tensor
 from headwise.attention.mask import Mask
 from headwise.attention.place import Variant
 from headwise.errors import ConfigError
-from headwise.kernels.block_sparse import BlockLayout
-from headwise.kernels.problem import Distances
+from headwise.ops.attention.distances import Distances
+from headwise.ops.attention.layout import BlockLayout
 
 
 class Scaling(Variant):

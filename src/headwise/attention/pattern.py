@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.place import Variant
-from headwise.kernels.block_sparse import BlockLayout
+from headwise.ops.attention.layout import BlockLayout
 
 
 class Pattern(Variant):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from headwise.attention.place import Place
 from headwise.errors import require
-from headwise.kernels.problem import Distances
+from headwise.ops.attention.distances import Distances
 
 
 class PositionEmbedding(nn.Module):

@@ -14,7 +14,7 @@ from headwise.attention.parts import Normaliser, Scaling, ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.positions import PlacePositions
-from headwise.kernels.dropout import dropout as drop
+from headwise.ops.dropout.operator import dropout as drop
 
 
 class ScoreAttention(MultiHeadAttention):

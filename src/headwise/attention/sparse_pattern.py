@@ -19,8 +19,8 @@ from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.compilation import constant_in_graphs
 from headwise.errors import refuse, require
-from headwise.kernels.block_sparse import BlockLayout, Part
-from headwise.kernels.triton_pattern import Rule
+from headwise.ops.attention.layout import BlockLayout, Part
+from headwise.ops.attention.rule import Rule
 
 COMBINATIONS = ("interleaved", "merged", "heads")
 LOCAL, MERGED, INTERLEAVED = "local", "merged", "interleaved"

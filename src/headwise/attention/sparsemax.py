@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwise.attention.fused import FusedNormaliser
-from headwise.kernels.problem import Power
+from headwise.ops.family import Power
 
 
 class Sparsemax(FusedNormaliser):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
-from headwise.kernels.block_sparse import Columns, Neighbours, Part
-from headwise.kernels.triton_pattern import NO_WINDOW, Rule
+from headwise.ops.attention.layout import Columns, Neighbours, Part
+from headwise.ops.attention.rule import NO_WINDOW, Rule
 
 # Positions that are neighbours in the order of `Strided.rule`, as (rows, columns) of a matrix with
 # rows of `stride`, for heads with far keys. A block of 64 has few columns and, if it has near keys

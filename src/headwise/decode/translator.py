@@ -22,10 +22,10 @@ from headwise.decode.hypothesis import (
 )
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
-from headwise.kernels.linear import packed_weights
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.family import evaluating
 from headwise.model.transformer import Transformer
+from headwise.ops.linear import packed_weights
 from headwise.precision import autocast, resolve_precision
 from headwise.progress import progress_bar
 

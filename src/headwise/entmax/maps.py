@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from headwise.entmax import function
-from headwise.kernels.arguments import check_tensor
-from headwise.kernels.problem import POWERS, Power
+from headwise.ops.arguments import check_tensor
+from headwise.ops.family import POWERS, Power
+from headwise.ops.maps import operator as function
 
 
 def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from headwise.entmax.function import REFERENCE
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
 from headwise.errors import require
-from headwise.kernels import choice, loss_operators
-from headwise.kernels.linear import linear
 from headwise.losses.output_map import OutputMap
-from headwise.losses.vocabulary_loss import RowSums, chunk_rows, projected_loss
+from headwise.losses.projected import RowSums, chunk_rows, projected_loss
 from headwise.metrics.metric import Floats, Metric
+from headwise.ops import dispatch
+from headwise.ops.linear import linear
+from headwise.ops.losses import operator as loss_operators
+from headwise.ops.maps.operator import REFERENCE
 from headwise.precision import unique_indices
 
 UNIT = "per target token"
@@ -143,7 +144,7 @@ class CrossEntropy(Loss):
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.row_sums`."""
-        if choice.losses(logits_RV, 1.0, REFERENCE).kernel == choice.TORCH:
+        if dispatch.losses(logits_RV, 1.0, REFERENCE).kernel == dispatch.TORCH:
             return smoothed_cross_entropy(logits_RV, target_R, self.label_smoothing, with_gradient)
         options = (1.0, self.label_smoothing, with_gradient)
         nll, loss, _ = loss_operators.sums_(logits_RV, target_R, *options)
@@ -180,7 +181,7 @@ class EntmaxLoss(Loss):
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.row_sums`."""
-        if choice.losses(logits_RV, self.alpha, REFERENCE).kernel == choice.TORCH:
+        if dispatch.losses(logits_RV, self.alpha, REFERENCE).kernel == dispatch.TORCH:
             return super().row_sums(logits_RV, target_R, with_gradient)
         options = (self.alpha, self.label_smoothing, with_gradient)
         _, loss, support = loss_operators.sums_(logits_RV, target_R, *options)

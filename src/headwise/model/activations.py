@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headwise.kernels.dropout import dropout, relu_dropout
+from headwise.ops.dropout.operator import dropout, relu_dropout
 
 
 class Activation(nn.Module):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.protocol import Attention
-from headwise.kernels.dropout import add_dropout
-from headwise.kernels.linear import Linear
 from headwise.model.activations import Activation
+from headwise.ops.dropout.operator import add_dropout
+from headwise.ops.linear import Linear
 
 NORM_EPSILON = 1e-6
 

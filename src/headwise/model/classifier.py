@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from headwise.attention.place import Site
 from headwise.config.schema import ModelConfig
 from headwise.errors import refuse, require
-from headwise.kernels.dropout import Dropout
 from headwise.losses.loss import Loss, LossSum
 from headwise.model.outputs import Output
 from headwise.model.parts import DEFAULT, Parts
 from headwise.model.single import OneStack
 from headwise.model.stack import MakeAttention
+from headwise.ops.dropout.operator import Dropout
 
 POOLS = ("concat", "mean", "first")
 

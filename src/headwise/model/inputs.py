@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
-from headwise.kernels.dropout import Dropout
 from headwise.model.init import LateEmbedding
 from headwise.model.parts import Parts
+from headwise.ops.dropout.operator import Dropout
 
 
 class Input(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from headwise.attention.fused import FusedNormaliser
 from headwise.attention.scores import ScoreAttention
-from headwise.entmax.function import REFERENCE
-from headwise.kernels import choice, linear, verification
+from headwise.ops import dispatch, linear, verification
+from headwise.ops.maps.operator import REFERENCE
 
 Gather = Callable[[list[Any]], list[Any]]
 
@@ -42,7 +42,7 @@ def kernels_of(
 def _choices(
     model: nn.Module, alpha: float | None, device: torch.device, matmul_dtype: torch.dtype
 ) -> dict[str, str]:
-    """Return the choices of `headwise.kernels.choice` for the tensors of the model."""
+    """Return the choices of `headwise.ops.dispatch` for the tensors of the model."""
 
     def empty(*shape: int, dtype: torch.dtype = matmul_dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -51,14 +51,14 @@ def _choices(
     scores = empty(1, 1, 1, 1, dtype=torch.float32)
     for normaliser in model.modules():
         if isinstance(normaliser, FusedNormaliser):
-            kernels["maps"].add(str(choice.maps(scores, normaliser.power, REFERENCE)))
+            kernels["maps"].add(str(dispatch.maps(scores, normaliser.power, REFERENCE)))
     for attention in model.modules():
         if not (isinstance(attention, ScoreAttention) and attention.normaliser.is_fused):
             continue
         normaliser = attention.normaliser
         assert isinstance(normaliser, FusedNormaliser)
-        keys = empty(1, 1, choice.MIN_KEYS, attention.place.key_dim)
-        values = empty(1, 1, choice.MIN_KEYS, attention.place.head_dim)
+        keys = empty(1, 1, dispatch.MIN_KEYS, attention.place.key_dim)
+        values = empty(1, 1, dispatch.MIN_KEYS, attention.place.head_dim)
         cases = [("attention", keys, 0.0), ("attention of few queries", keys[:, :, :1], 0.0)]
         if alpha is not None:
             cases.append(("attention in training", keys, attention.dropout))
@@ -71,14 +71,14 @@ def _choices(
             kernels[part].add(str(kernel))
             if attention.pattern is not None and queries is keys:
                 options = (rate, normaliser.alpha_per_query, False)
-                kernel = choice.sparse_attention(
+                kernel = dispatch.sparse_attention(
                     keys, values, normaliser.power, *options, REFERENCE
                 )
                 kernels[f"{part} of long input with a pattern"].add(str(kernel))
     if alpha is not None:
-        kernels["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}
+        kernels["losses"] = {str(dispatch.losses(empty(1, 1), alpha, REFERENCE))}
         for dtype in {matmul_dtype, torch.float32}:
-            kernels["dropout"].add(str(choice.dropout(empty(1, dtype=dtype))))
+            kernels["dropout"].add(str(dispatch.dropout(empty(1, dtype=dtype))))
     is_onednn = device.type == "cpu" and matmul_dtype in linear.DTYPES
     kernels["linear maps"] = {"oneDNN" if is_onednn else "torch"}
     return {part: ", ".join(sorted(names)) for part, names in kernels.items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.kernels.linear import Linear
 from headwise.losses.loss import Loss, LossSum
+from headwise.ops.linear import Linear
 
 
 class Output(Linear):

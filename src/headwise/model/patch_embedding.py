@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headwise.kernels.linear import Linear
+from headwise.ops.linear import Linear
 
 N_VALUES = 256
 

@@ -1,0 +1,167 @@
+"""Fused α-entmax attention on GPU, without Q x K memory, forward or backward.
+
+The Triton kernels serve encoder, decoder and cross-attention, with an α per head, its gradient, and
+dropout on the weights. For few keys, scores stay in registers (`triton_forward`); else they are
+recomputed in each pass over the keys (`triton_forward_long`), as in AdaSplash (Gonçalves et al.
+2025). Saved for the backward pass are two numbers per query, the
+context with weights p^(2-α) instead of p, and one byte per block of BLOCK x BLOCK scores, so that
+blocks without a weight are skipped. With a sparse pattern (`triton_blocks`), for softmax too, only
+blocks with a visible pair are computed.
+
+Triton is imported at the first call. With TRITON_INTERPRET=1 the kernels run on CPU, slowly.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headwise.ops.attention import triton_launch
+from headwise.ops.attention.distances import Distances, slopes_of
+from headwise.ops.attention.layout import BlockLayout
+from headwise.ops.attention.widths import of_one_width
+from headwise.ops.family import POWERS, Power
+from headwise.ops.triton.device import DTYPES, unavailable_reason
+
+HEAD_DIMS = (8, 128)
+
+
+def unsupported_reason(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: bool = False,
+    alpha_per_query: bool = False,
+) -> str | None:
+    """Return why the kernels do not support a call, for the log, or None if they do.
+
+    Reads only shapes, dtypes and devices, so it can be called in every step.
+
+    Args:
+        query, key, value: as for `triton_entmax_attention`.
+        pattern: whether keys are restricted beyond padding on the right and causality.
+        alpha_per_query: whether α differs by query.
+    """
+    reason = unavailable_reason(query.device)
+    if reason is not None:
+        return reason
+    if pattern:
+        return "a pattern or documents restrict the keys beyond padding and causality"
+    if alpha_per_query:
+        return "α depends on the query"
+    return _shape_reason(query, key, value)
+
+
+def is_resident(key: Tensor, width: int) -> bool:
+    """Return whether scores stay in registers; else they are recomputed in each pass."""
+    return triton_launch.blocks(key.shape[2], width, key.element_size(), False)[0]
+
+
+def _shape_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        return (
+            "queries, keys and values must share one dtype of float16, bfloat16 and float32, got "
+            f"{query.dtype}, {key.dtype}, {value.dtype}"
+        )
+    n_batch, n_heads, _, key_dim = query.shape
+    is_keys = key.shape == (n_batch, n_heads, key.shape[2], key_dim)
+    if not is_keys or key.shape[:3] != value.shape[:3]:
+        return (
+            "queries must be (B, H, Q, E), keys (B, H, K, E) and values (B, H, K, ·), got "
+            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+        )
+    low, high = HEAD_DIMS
+    head_dim = max(key_dim, value.shape[3])
+    if not low <= head_dim <= high:
+        return f"the head width must be in [{low}, {high}], got {head_dim}"
+    if 0 in query.shape or 0 in value.shape:
+        return "there are no queries or no keys"
+    return None
+
+
+def triton_entmax_attention(
+    query_BHQE: Tensor,
+    key_BHKE: Tensor,
+    value_BHKE: Tensor,
+    alpha_H: Tensor | float,
+    key_lengths_B: Tensor | None = None,
+    causal: bool = False,
+    query_offset: int = 0,
+    dropout: float = 0.0,
+    scale: float | None = None,
+    distances: Distances | None = None,
+    layout: BlockLayout | None = None,
+) -> Tensor:
+    """Return the context Σ p v with p = α-entmax(scale q·k + bias), without forming weights.
+
+    Does not synchronise with the device, and is deterministic. Dropout draws two words per query
+    from torch's generator for the device; which weights are dropped depends only on these and the
+    index of the key.
+
+    Args:
+        query_BHQE, key_BHKE, value_BHKE: one dtype of float16, bfloat16 and float32. If the stride
+            of the last axis is not 1, or values have another width, they are copied.
+        alpha_H: α of every head, (H,) or a scalar tensor, clamped to [1, 2]; or a number in
+            [1, 2], without gradient. 1.5 and 2 have specialised kernels, and 1 with a layout.
+        key_lengths_B: number of keys of each row of the batch before padding; None: all.
+        causal: query i attends to the keys up to i + query_offset.
+        query_offset: position of the first query.
+        dropout: rate on the weights.
+        scale: on the scores, above 0; None: 1/sqrt(E).
+        distances: the bias, or None. Its slopes get no gradient.
+        layout: of a sparse pattern, for self-attention over all positions: further restricts the
+            keys, by `BlockLayout.rule`; None: no pattern.
+
+    Returns:
+        (B, H, Q, E) in the values' dtype, with memory layout (B, Q, H, E). Queries without a key
+        get zeros with zero gradients. Differentiable once in queries, keys, values, α.
+
+    Raises:
+        ValueError: unsupported tensors (see `unsupported_reason`), or a number out of range.
+    """
+    has_documents = layout is not None and layout.segments_BN is not None
+    reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE, has_documents)
+    if reason is not None:
+        raise ValueError(reason)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    if scale is None:
+        scale = query_BHQE.shape[-1] ** -0.5
+    if scale <= 0:
+        raise ValueError(f"scale must be above 0, got {scale}")
+    n_batch, n_heads, n_queries, _ = query_BHQE.shape
+    power = Power.ANY
+    if isinstance(alpha_H, Tensor):
+        alpha_H = alpha_H.float().expand(n_heads).contiguous()
+    else:
+        if not 1 <= alpha_H <= 2:
+            raise ValueError(f"alpha must be in [1, 2], got {alpha_H}")
+        if alpha_H > 1 or layout is not None:  # without one there is no specialisation for softmax
+            power = POWERS.get(alpha_H, Power.ANY)
+        alpha_H = torch.full((n_heads,), alpha_H, device=query_BHQE.device)
+    if key_lengths_B is not None:
+        key_lengths_B = key_lengths_B.expand(n_batch).contiguous()
+    row_keys = None
+    if dropout:
+        row_keys = torch.randint(
+            -triton_launch.WORD // 2,
+            triton_launch.WORD // 2,
+            (2, n_batch, n_heads, n_queries),
+            dtype=torch.int32,
+            device=query_BHQE.device,
+        )
+    query, key, value = of_one_width(query_BHQE, key_BHKE, value_BHKE)
+    slopes, n_prefix = slopes_of(distances)
+    pattern: Sequence[Tensor | None] = (None, None, None)
+    if layout is not None:
+        sizes = (n_queries, query.shape[3], query.element_size())
+        pattern = layout.tiles(triton_launch.blocks(*sizes, has_pattern=True)[1])
+    context: Tensor = triton_launch.forward(
+        query, key, value, alpha_H, key_lengths_B, row_keys, slopes, *pattern,
+        int(power), causal, query_offset, dropout, scale, n_prefix,
+    )[0]  # fmt: skip
+    return context[..., : value_BHKE.shape[3]]

@@ -1,0 +1,316 @@
+"""The operators of fused α-entmax attention on a GPU: tiling, launches and registration.
+
+With registered shapes and gradients, each is one node for torch.compile and activation
+checkpointing. No step synchronises with the device.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.ops.arguments import check_tensor
+from headwise.ops.register import register_pair
+from headwise.ops.triton.device import DTYPES, is_interpreted, on_device, power_of_two
+
+BLOCK = 64  # rows and columns of the blocks that are skipped if empty
+WIDE_BYTES = 256  # larger keys (float32, width 128) use half of BLOCK
+MAX_REGISTERS = 255  # explicit, as a compiler that spills registers may choose 32
+SEARCH_REGISTERS = 128  # of the search in long rows, in half precision: 16 warps on a processor
+# Limits of rows whose scores stay in registers, by the bytes of the keys of a head and by their
+# number, and scores per program in half precision. On sm_90 more scores spill registers; and longer
+# rows would leave fewer than 32 queries per program, each of which reads all keys.
+RESIDENT_BYTES, RESIDENT_KEYS, RESIDENT_SCORES = 1 << 15, 256, 1 << 13
+WORD = 1 << 32
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiling of a call into programs.
+
+    Attributes:
+        resident: whether scores stay in registers; else blocks are recomputed in each pass, and
+            the backward pass skips empty ones.
+        block: rows and columns of these blocks.
+        forward, queries, keys: (queries, keys, warps) per program of each kernel.
+        padded: the head width, rounded up to a power of two.
+        stages: of software pipelining; with 3, tiles of wide heads overflow shared memory.
+    """
+
+    resident: bool
+    block: int
+    forward: tuple[int, int, int]
+    queries: tuple[int, int, int]
+    keys: tuple[int, int, int]
+    padded: int
+    stages: int
+
+
+def blocks(n_keys: int, head_dim: int, itemsize: int, has_pattern: bool) -> tuple[bool, int]:
+    """Return `resident` and `block` of `Tiles`. With a pattern, blocks are never resident.
+
+    The number of keys is only compared, so that graphs stay dynamic in the length.
+    """
+    padded = power_of_two(head_dim)
+    n_bytes = padded * itemsize
+    block = BLOCK if n_bytes <= WIDE_BYTES else BLOCK // 2
+    # with heads narrower than 64 each warp has whole rows, which spill at 256 keys
+    longest = RESIDENT_KEYS if padded >= 64 and itemsize == 2 else RESIDENT_KEYS // 2
+    resident = n_bytes <= WIDE_BYTES and n_keys <= min(longest, RESIDENT_BYTES // n_bytes)
+    return resident and not has_pattern, block
+
+
+def tiles(
+    n_queries: int, n_keys: int, head_dim: int, itemsize: int, has_pattern: bool = False
+) -> Tiles:
+    """Return the tiling of a call, from its sizes only: there is no autotuning."""
+    resident, block = blocks(n_keys, head_dim, itemsize, has_pattern)
+    padded = power_of_two(head_dim)
+    n_bytes = padded * itemsize
+    # one short size, as each is compiled for seconds and sentences have all lengths
+    block_queries, block_keys = (16 if resident and n <= 16 else block for n in (n_queries, n_keys))
+    n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(block_queries * block_keys, itemsize)
+    forward = backward = (block_queries, block_keys, n_warps)
+    if resident:
+        n_row = power_of_two(n_keys, at_least=block_keys)
+        n_block = min(block_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
+        forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
+    stages = 3 if n_bytes <= 128 else 2 if n_bytes <= WIDE_BYTES else 1
+    return Tiles(resident, block, forward, backward, backward, padded, stages)
+
+
+def _n_warps(n_scores: int, itemsize: int) -> int:
+    """Return warps for 32 scores per thread, 16 in small tiles and in float32."""
+    return max(1, min(8 if itemsize == 4 else 4, n_scores >> 9))
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    """Return an empty (B, H, N, E) with memory layout (B, N, H, E), to join heads without a copy.
+
+    Not a view: users could not modify it in place.
+    """
+    _, n_heads, n_rows, head_dim = tensor.shape
+    strides = (n_rows * n_heads * head_dim, head_dim, n_heads * head_dim, 1)
+    return tensor.new_empty_strided(tensor.shape, strides)
+
+
+def _precision(tensor: Tensor) -> str:
+    """Return the precision of float32 matmuls, from torch's setting."""
+    return "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
+
+
+class Cut(NamedTuple):
+    """Compile-time constants of an attention kernel."""
+
+    BLOCK_M: Any  # queries per program or, in kernels by keys, per step
+    BLOCK_N: Any  # keys
+    WIDTH: Any  # of a head
+    PADDED: Any  # the width rounded up to a power of two
+    CAUSAL: Any
+    BIASED: Any  # whether there is a bias by distance
+    PATTERN: Any  # whether there is a pattern
+    POWER: Any
+    PRECISE: Any  # whether to float32 precision
+    PRECISION: Any  # of matmuls
+    INTERPRET: Any  # whether Triton's interpreter runs it
+
+
+@functools.cache  # Triton compares the constants of each launch, first by identity
+def _constants(*values: Any) -> Cut:
+    from triton.language import constexpr
+
+    return Cut(*map(constexpr, values))
+
+
+class Call(NamedTuple):
+    """The settings of a call."""
+
+    power: int
+    causal: bool
+    query_offset: int
+    dropout: float
+    scale: float
+    n_prefix: int
+
+    def launch(
+        self, kernel: Any, tiles: Tiles, program: tuple[int, int, int], by_keys: bool,
+        heads: tuple[Tensor, ...], alpha: Tensor, key_lengths: Tensor | None,
+        row_keys: Tensor | None, slopes: Tensor | None, places: Tensor | None,
+        windows: Tensor | None, lists: Tensor | None, *more: Any, registers: int = MAX_REGISTERS,
+    ) -> None:  # fmt: skip
+        """Launch a kernel with one program per block of keys, or of queries."""
+        heads = tuple(head if head.stride(3) == 1 else head.contiguous() for head in heads)
+        others = (alpha, key_lengths, row_keys, slopes, places, windows, lists)
+        alpha, key_lengths, row_keys, slopes, places, windows, lists = map(_whole, others)
+        query, key = heads[:2]
+        n_batch, n_heads, n_queries, head_dim = query.shape
+        n_keys = key.shape[2]
+        block_queries, block_keys, n_warps = program
+        n_blocks = -(-n_keys // block_keys) if by_keys else -(-n_queries // block_queries)
+        draws = None
+        if self.dropout > 0:
+            draws = (row_keys, round(self.dropout * WORD) - WORD // 2, 1 / (1 - self.dropout))
+        distances = None if slopes is None else (slopes, self.n_prefix)
+        pattern = None
+        if places is not None:
+            pattern = (places, places.shape[0] * n_heads, windows, lists)
+        constants = _constants(
+            block_queries, block_keys, head_dim, tiles.padded, self.causal, slopes is not None,
+            pattern is not None, self.power, query.dtype is torch.float32, _precision(query),
+            is_interpreted(),
+        )  # fmt: skip
+        kernel[(n_batch * n_heads * n_blocks,)](
+            heads, tuple(head.stride()[:3] for head in heads), alpha, key_lengths, draws, distances,
+            pattern, *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
+            constants,
+            num_warps=n_warps, num_stages=tiles.stages, maxnreg=registers,
+        )  # fmt: skip
+
+
+def launch_forward(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, key_lengths: Tensor | None,
+    row_keys: Tensor | None, slopes: Tensor | None, places: Tensor | None,
+    windows: Tensor | None, lists: Tensor | None, *settings: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return context, centre, top, shift and marks of blocks; settings are those of `Call`."""
+    from headwise.ops.attention import triton_forward, triton_forward_long
+
+    n_batch, n_heads, n_queries, head_dim = query.shape
+    others = (key_lengths, row_keys, slopes, places, windows, lists)
+    cut = tiles(n_queries, key.shape[2], head_dim, query.element_size(), places is not None)
+    *out, live = _fake_forward(query, key, value, alpha, *others)
+    _check_blocks(query, key, cut, lists, live)
+    call, tensors = Call(*settings), ((query, key, value), alpha, *others)
+    with on_device(query):
+        if cut.resident:
+            kernel = triton_forward.forward_resident
+            call.launch(kernel, cut, cut.forward, False, *tensors, tuple(out))
+        else:
+            n_lines, n_items = live.shape[2:]
+            lists = query.new_empty(n_batch, n_heads, n_lines, 1 + n_items, dtype=torch.int16)
+            kernel = triton_forward_long.forward_streaming
+            registers = SEARCH_REGISTERS if query.element_size() == 2 else MAX_REGISTERS
+            for marks, limit in ((None, registers), (live.zero_(), MAX_REGISTERS)):
+                more = (tuple(out), marks, lists)
+                call.launch(kernel, cut, cut.forward, False, *tensors, *more, registers=limit)
+    return *out, live
+
+
+def _fake_forward(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, *others: Any
+) -> tuple[Tensor, ...]:
+    """Return empty results: context, centre, top, shift and marks of blocks."""
+    n_batch, n_heads, n_queries, head_dim = query.shape
+    n_keys = key.shape[2]
+    rows = query.new_empty(n_batch, n_heads, n_queries, dtype=torch.float32)
+    _key_lengths, _row_keys, _slopes, places, *_ = others
+    resident, block = blocks(n_keys, head_dim, query.element_size(), places is not None)
+    n_lines, n_items = (0, 0) if resident else (-(-n_queries // block), -(-n_keys // block))
+    live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
+    return _empty(query), _empty(query), rows, torch.empty_like(rows), live
+
+
+def _whole(tensor: Any) -> Any:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _check_blocks(
+    query: Tensor, key: Tensor, cut: Tiles, lists: Tensor | None, live: Tensor
+) -> None:
+    """Check tensors whose size depends on that of blocks; errors as in `check_tensor`."""
+    n_lines, n_items = (-(-states.shape[2] // cut.block) for states in (query, key))
+    shape = (*query.shape[:2], *((0, 0) if cut.resident else (n_lines, n_items)))
+    check_tensor("live", live, (torch.uint8,), shape, query.device)
+    if lists is not None:
+        check_tensor("key", key, DTYPES, query.shape, query.device)
+        listed = (None, query.shape[1], n_lines, 1 + n_lines)
+        check_tensor("lists", lists, (torch.int16,), listed, query.device)
+
+
+def block_lists(live: Tensor, by_keys: bool) -> Tensor:
+    """Return for every line of blocks the number of marked ones and their entries.
+
+    The number is not above 32,767; entries are those of `triton_kernels.listed_block`.
+    """
+    from headwise.ops.attention import triton_backward
+
+    n_batch, n_heads, n_query_blocks, n_key_blocks = live.shape
+    n_lines, n_items, stride_line, stride_item = n_query_blocks, n_key_blocks, n_key_blocks, 1
+    if by_keys:
+        n_lines, n_items, stride_line, stride_item = n_key_blocks, n_query_blocks, 1, n_key_blocks
+    lists = live.new_empty(n_batch, n_heads, n_lines, 1 + n_items, dtype=torch.int16)
+    with on_device(live):
+        triton_backward.live_lists[(n_batch * n_heads * n_lines,)](
+            live, lists, stride_line, stride_item, n_lines, n_items, CHUNK=128, num_warps=1
+        )
+    return lists
+
+
+def launch_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor,
+    key_lengths: Tensor | None, row_keys: Tensor | None, slopes: Tensor | None,
+    places: Tensor | None, windows: Tensor | None, lists: Tensor | None, centre: Tensor,
+    top: Tensor, shift: Tensor, live: Tensor, *settings: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return the gradients of query, key, value, and α (or empty).
+
+    Settings are those of `Call`, then whether to compute the gradient of α.
+    """
+    from headwise.ops.attention import triton_backward
+
+    *call_settings, has_alpha = settings
+    call = Call(*call_settings)
+    sizes = (query.shape[2], key.shape[2], query.shape[3], query.element_size())
+    cut = tiles(*sizes, places is not None)
+    top, shift, live = map(_whole, (top, shift, live))
+    centre = _whole(centre.transpose(1, 2)).transpose(1, 2)
+    _check_blocks(query, key, cut, lists, live)
+    grad_query, grad_key, grad_value = _empty(query), _empty(key), _empty(value)
+    grad_rows = torch.empty_like(top) if has_alpha else None
+    grad_dot_centre = torch.empty_like(top)
+    heads, pattern = (query, key, value, grad), (places, windows, lists)
+    tensors = (heads, alpha, key_lengths, row_keys, slopes, *pattern)
+    with on_device(query):
+        of_queries = None if cut.resident else block_lists(live, by_keys=False)
+        call.launch(
+            triton_backward.backward_queries, cut, cut.queries, False, *tensors,
+            (centre, top, shift), of_queries, grad_query, grad_rows, grad_dot_centre,
+        )  # fmt: skip
+        of_keys = None if cut.resident else block_lists(live, by_keys=True)
+        call.launch(
+            triton_backward.backward_keys, cut, cut.keys, True, *tensors,
+            (grad_dot_centre, top, shift), of_keys, grad_key, grad_value,
+        )  # fmt: skip
+    grad_alpha = top.new_empty(0) if grad_rows is None else grad_rows.sum((0, 2))
+    return grad_query, grad_key, grad_value, grad_alpha
+
+
+def _fake_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    grad_alpha = alpha.new_empty(alpha.shape if rest[-1] else 0)
+    return _empty(query), _empty(key), _empty(value), grad_alpha
+
+
+forward = register_pair(
+    "triton_attention",
+    "Tensor query BHQE, Tensor key BHKE, Tensor value BHKE, Tensor alpha H float32, "
+    "Tensor? lengths B int64 int32, Tensor? row_keys 2BHQ int32, Tensor? slopes H float32, "
+    "Tensor? places PH4Q int32, Tensor? windows H int32, Tensor? lists PHTL int16",
+    "int power, bool causal, int query_offset, float dropout, float scale, int n_prefix",
+    "BHQE",
+    "Tensor centre BHQE, Tensor top BHQ float32, Tensor shift BHQ float32, Tensor live BHMN uint8",
+    4,
+    launch_forward,
+    _fake_forward,
+    launch_backward,
+    _fake_backward,
+    DTYPES,
+    dispatch="CompositeExplicitAutograd",
+)

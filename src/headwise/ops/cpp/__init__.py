@@ -1,0 +1,1 @@
+"""The C++ kernels: sources, their compilation (`build.py`), and calls of them (`call.py`)."""

@@ -1,0 +1,36 @@
+"""Draws of dropout by a counter: which weights or entries a seed drops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def draw_seed() -> Tensor:
+    """Draw a seed for `Draws` from torch's CPU generator."""
+    return torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")
+
+
+N_DRAWS = 1 << 32  # number of equally likely draws per weight
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Dropout by a counter-based generator, so that draws can be repeated.
+
+    Attributes:
+        seed: determines the draws, together with the indices of row and key, or of the entry.
+        rate: share of weights or entries to drop, with a resolution of 2^-32.
+        first_row: index of the first row.
+    """
+
+    seed: int
+    rate: float
+    first_row: int = 0
+
+    @property
+    def n_kept(self) -> int:
+        """How many of the `N_DRAWS` draws keep a weight: at least 1, at most all but 1."""
+        return min(max(round((1 - self.rate) * N_DRAWS), 1), N_DRAWS - 1)

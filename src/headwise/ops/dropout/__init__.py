@@ -1,0 +1,1 @@
+"""Dropout: by C++ on a CPU (`cpu.py`), else by torch; `operator.py` has layers and gradients."""

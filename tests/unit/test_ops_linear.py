@@ -1,0 +1,255 @@
+"""Linear maps give the results of torch with every implementation of the product."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise.ops import linear as module
+from headwise.ops.linear import Linear, matmul, matmul_out, packed_weights, weight_gradient
+
+Pair = tuple[Linear, nn.Linear]
+
+BFLOAT16 = """
+import torch
+from headwise.ops import linear
+linear.MIN_MULTIPLICATIONS = 0
+with torch.autocast("cpu", torch.bfloat16):
+    linear.Linear(40, 24)(torch.randn(6, 40)).sum().backward()
+print(linear.DTYPES)
+"""
+
+
+def make_pair(d_in: int = 40, d_out: int = 24, bias: bool = True) -> Pair:
+    torch.manual_seed(1)
+    linear, torch_linear = Linear(d_in, d_out, bias), nn.Linear(d_in, d_out, bias)
+    torch_linear.load_state_dict(linear.state_dict())
+    return linear, torch_linear
+
+
+def results(
+    layer: nn.Linear, values: Tensor, dtype: torch.dtype = torch.float32, autocast: bool = False
+) -> list[Tensor]:
+    """Output, and gradients of values, weight and bias."""
+    layer = layer.to(dtype)
+    values = values.detach().to(dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = layer(values)
+    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
+    inputs = [values, *layer.parameters()]
+    return [output.detach(), *torch.autograd.grad(output, inputs, grad.to(output.dtype))]
+
+
+@pytest.fixture(autouse=True)
+def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_MULTIPLICATIONS", 0)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """Record the dtypes of the matrices multiplied by `matmul`."""
+    dtypes: list[torch.dtype] = []
+
+    def recorded(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+        dtypes.append(left.dtype)
+        return matmul(left, right, bias)
+
+    monkeypatch.setattr(module, "matmul", recorded)
+    return dtypes
+
+
+needs_onednn = pytest.mark.skipif(
+    torch.bfloat16 not in module.DTYPES, reason="no oneDNN for both dtypes here"
+)
+layouts = pytest.mark.parametrize(
+    "values",
+    [
+        torch.randn(3, 7, 40),
+        torch.randn(40),
+        torch.randn(40, 9).t(),
+        torch.randn(5, 4, 2, 10).transpose(1, 2).reshape(5, 2, 40),
+        torch.randn(1, 40).expand(6, 40),
+        torch.randn(6, 80)[:, 40:],
+        torch.randn(7, 3, 40).transpose(0, 1),
+        torch.randn(0, 40),
+        torch.randn(160, 40),
+    ],
+    ids=["rows", "vector", "transposed", "joined", "expanded", "part", "swapped", "none", "many"],
+)
+
+
+class TestAgainstTorch:
+    @layouts
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_float32(self, values: Tensor, bias: bool) -> None:
+        linear, torch_linear = make_pair(bias=bias)
+        exact = results(torch_linear, values, torch.float64)
+        for result, expected in zip(results(linear, values), exact, strict=True):
+            torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
+
+    @layouts
+    def test_bfloat16_of_autocast_rounds_as_torch_does(self, values: Tensor) -> None:
+        linear, torch_linear = make_pair()
+        actual, expected = (
+            results(layer, values, autocast=True) for layer in (linear, torch_linear)
+        )
+        assert [result.dtype for result in actual] == [torch.bfloat16, *[torch.float32] * 3]
+        for result, reference in zip(actual, expected, strict=True):
+            torch.testing.assert_close(result, reference, rtol=2**-7, atol=2**-7)
+
+    def test_expanded_output_gradient(self) -> None:
+        linear, torch_linear = make_pair()
+        values = torch.randn(6, 40)
+        for layer in (linear, torch_linear):
+            layer(values).sum().backward()
+        torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
+        torch.testing.assert_close(linear.bias.grad, torch_linear.bias.grad)
+
+    @pytest.mark.parametrize("frozen", ["weight", "bias"])
+    def test_frozen_parameters_get_no_gradient(self, frozen: str) -> None:
+        linear, _ = make_pair()
+        getattr(linear, frozen).requires_grad_(False)
+        linear(torch.randn(6, 40)).square().sum().backward()
+        assert {name for name, p in linear.named_parameters() if p.grad is None} == {frozen}
+
+    def test_output_may_be_changed_in_place(self) -> None:
+        linear, torch_linear = make_pair()
+        values = torch.randn(2, 3, 40)
+        for layer in (linear, torch_linear):
+            output = layer(values)
+            output.mul_(0.5)[..., 0] = 0
+            output.square().sum().backward()
+        torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
+
+
+class TestProduct:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_written_in_place(self, dtype: torch.dtype) -> None:
+        left, right = torch.randn(9, 40).to(dtype), torch.randn(24, 40).to(dtype)
+        exact = left.double() @ right.double().t()
+        bound = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0, "atol": 0.1}
+        written = torch.full((9, 24), torch.nan, dtype=dtype)
+        matmul_out(written, left, right)
+        torch.testing.assert_close(written.double(), exact, **bound)
+
+
+# rows, inputs, outputs: wide, narrow, square, wide with too few rows to transpose, no rows
+SIZES = [(50, 8, 30), (50, 30, 8), (50, 8, 8), (7, 8, 30), (0, 8, 30)]
+
+
+class TestWeightGradient:
+    @pytest.mark.parametrize(("n_rows", "d_in", "d_out"), SIZES)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+    def test_all_sizes(self, n_rows: int, d_in: int, d_out: int, dtype: torch.dtype) -> None:
+        grad, values = torch.randn(n_rows, d_out).to(dtype), torch.randn(n_rows, d_in).to(dtype)
+        gradient = weight_gradient(grad, values)
+        assert gradient.dtype is dtype
+        exact = grad.double().t() @ values.double()
+        bound = 2**-7 if dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(gradient.double(), exact, rtol=bound, atol=bound)
+
+    def test_gradient_of_a_layer_is_contiguous(self) -> None:
+        linear, _ = make_pair(8, 30)
+        assert results(linear, torch.randn(50, 8))[2].is_contiguous()
+
+
+@needs_onednn
+class TestPacked:
+    """Weights packed once for a search."""
+
+    @layouts
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("is_low", [False, True])
+    def test_results_are_those_of_torch(self, values: Tensor, bias: bool, is_low: bool) -> None:
+        linear, torch_linear = make_pair(bias=bias)
+        low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
+        with torch.no_grad(), low, packed_weights(linear):
+            assert is_low or linear._packed is not None
+            result, expected = linear(values), torch_linear(values)
+        assert result.dtype is (torch.bfloat16 if is_low else torch.float32)
+        bound = 2**-7 if is_low else 1e-5
+        torch.testing.assert_close(result, expected, rtol=bound, atol=bound)
+
+    def test_packed_weights_are_released_on_exit(self) -> None:
+        linear, _ = make_pair()
+        for _ in range(2):
+            with pytest.raises(KeyError), packed_weights(linear), packed_weights(linear):
+                raise KeyError
+        assert linear._packed is None
+        assert set(linear.state_dict()) == {"weight", "bias"}
+
+    @pytest.mark.parametrize("which", ["weight", "bias"])
+    @pytest.mark.parametrize("is_low", [False, True])
+    def test_changed_parameters_are_used(self, which: str, is_low: bool) -> None:
+        linear, torch_linear = make_pair()
+        values = torch.randn(6, 40)
+        low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
+        with torch.no_grad(), low, packed_weights(linear):
+            for layer in (linear, torch_linear):
+                getattr(layer, which).mul_(2)
+            torch.testing.assert_close(linear(values), torch_linear(values))
+
+    def test_gradients_and_other_types_do_not_use_packed_weights(self) -> None:
+        linear, torch_linear = make_pair()
+        values = torch.randn(6, 40)
+        with packed_weights(linear):
+            linear(values).square().sum().backward()
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                assert linear(values).dtype is torch.bfloat16
+        torch_linear(values).square().sum().backward()
+        torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
+
+    def test_float64_and_empty_layers_are_not_packed(self) -> None:
+        linear, torch_linear = make_pair()
+        linear, torch_linear = linear.double(), torch_linear.double()
+        values = torch.randn(6, 40, dtype=torch.float64)
+        with packed_weights(linear), torch.no_grad():
+            assert torch.equal(linear(values), torch_linear(values))
+        for d_in, d_out in ((0, 5), (5, 0)):
+            empty = Linear(d_in, d_out)
+            with packed_weights(empty), torch.no_grad():
+                assert empty(torch.ones(3, d_in)).shape == (3, d_out)
+
+
+@needs_onednn
+class TestChoice:
+    def test_no_bfloat16_where_onednn_has_none(self) -> None:
+        """A processor with AVX2 only."""
+        process = subprocess.run(
+            [sys.executable, "-c", BFLOAT16],
+            env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
+            capture_output=True,
+            text=True,
+        )
+        assert process.returncode == 0, process.stderr
+        assert process.stdout == "(torch.float32,)\n"
+
+    def test_disabled_onednn_is_not_used(self, calls: list[torch.dtype]) -> None:
+        linear, _ = make_pair()
+        with torch.backends.mkldnn.flags(enabled=False):
+            linear(torch.randn(6, 40))
+        assert not calls
+
+    def test_autocast_without_gradients_uses_torch(self, calls: list[torch.dtype]) -> None:
+        linear, _ = make_pair()
+        with torch.autocast("cpu", torch.bfloat16):
+            linear(torch.randn(6, 40))
+            assert calls == [torch.bfloat16]
+            with torch.no_grad():
+                linear(torch.randn(6, 40))
+        assert calls == [torch.bfloat16]
+
+
+@pytest.mark.slow
+def test_compiled_graphs_use_torch(calls: list[torch.dtype]) -> None:
+    linear, torch_linear = make_pair()
+    values = torch.randn(6, 40)
+    compiled: Callable[[Tensor], Tensor] = torch.compile(linear, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(values), torch_linear(values))
+    assert not calls

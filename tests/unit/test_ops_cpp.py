@@ -148,7 +148,7 @@ def test_unsupported_tensors_are_refused() -> None:
 
 def test_chunks_of_rows_use_the_alpha_of_their_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without kernels, rows are computed in chunks, here of a few heads."""
-    monkeypatch.setattr("headwise.ops.maps.reference.CHUNK_SCORES", 300)
+    monkeypatch.setattr("headwise.ops.maps.reference.CHUNK", 300)
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(2, 4, 5, 30, generator=generator, dtype=torch.float64)
     grad = torch.randn(scores.shape, generator=generator, dtype=torch.float64)

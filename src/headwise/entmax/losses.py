@@ -23,8 +23,7 @@ from headwise.ops.arguments import check_tensor
 from headwise.ops.family import POWERS, Power
 from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.losses import operator as loss_operators
-from headwise.ops.losses.reference import _apply, _solve_rows
-from headwise.ops.maps import operator as function
+from headwise.ops.maps import operator
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -80,9 +79,9 @@ def entmax_loss_and_support(
     # contiguous, as torch sums another layout in another order on some processors
     scores_NV = scores.reshape(-1, scores.shape[-1]).contiguous()
     target_N = target.reshape(-1).to(torch.int64)
-    kernel = dispatch.losses(scores, float(alpha), function.REFERENCE).kernel
-    compute = _apply if kernel == dispatch.TORCH else loss_operators.loss_and_support
-    loss_N, support_N = compute(scores_NV, target_N, float(alpha), float(label_smoothing))
+    dispatch.losses(scores, float(alpha), operator.REFERENCE)  # verify here: an operator cannot
+    options = (float(alpha), float(label_smoothing))
+    loss_N, support_N = loss_operators.loss_and_support(scores_NV, target_N, *options)
     return loss_N.view(target.shape), support_N.view(target.shape)
 
 
@@ -91,7 +90,7 @@ def log_softmax(scores: Tensor) -> Tensor:
     # the kernel has no gradient, and is not an operator that graphs could contain
     needs_torch = torch.is_grad_enabled() and scores.requires_grad
     if not (needs_torch or torch.compiler.is_compiling()) and (
-        dispatch.losses(scores, 1.0, function.REFERENCE).kernel == dispatch.CPP
+        dispatch.losses(scores, 1.0, operator.REFERENCE).kernel == dispatch.CPP
     ):
         scores_NV = scores.reshape(-1, scores.shape[-1])
         return cpu_losses.log_softmax(scores_NV).view(scores.shape)
@@ -115,19 +114,12 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
         return log_softmax(scores)
     dtype = torch.promote_types(scores.dtype, torch.float32)
     scores_NV = scores.reshape(-1, scores.shape[-1])
-    if dispatch.losses(scores_NV, float(alpha), function.REFERENCE).kernel != dispatch.TORCH:
-        p_NV = _probabilities(scores_NV.to(dtype), float(alpha))
-    else:
-        p_NV, *_ = _solve_rows(scores_NV, scores_NV.amax(1).to(dtype), float(alpha))
+    power = POWERS.get(alpha, Power.ANY)
+    alpha_1111 = scores_NV.new_full((1,) * 4, alpha, dtype=dtype) if power is Power.ANY else None
+    p_NV = operator.weights(scores_NV.to(dtype)[None, None], alpha_1111, None, power)[0, 0]
     # on a CPU the logarithm of 0 is slow; a negative number divided by 0 is -inf too
     sign_NV = p_NV.sign()
     return p_NV.clamp_min_(torch.finfo(dtype).tiny).log_().div_(sign_NV).view(scores.shape)
-
-
-def _probabilities(scores_NV: Tensor, alpha: float) -> Tensor:
-    power = POWERS.get(alpha, Power.ANY)
-    alpha_1111 = scores_NV.new_full((1, 1, 1, 1), alpha) if power is Power.ANY else None
-    return function.weights(scores_NV[None, None], alpha_1111, None, power)[0, 0]
 
 
 def _check(scores: Tensor, alpha: float) -> None:

@@ -20,10 +20,8 @@ from headwise.ops import dispatch
 from headwise.ops.linear import linear
 from headwise.ops.losses import operator as loss_operators
 from headwise.ops.maps.operator import REFERENCE
-from headwise.precision import unique_indices
 
 UNIT = "per target token"
-LOG2_E = 1 / math.log(2.0)
 
 
 @dataclass(frozen=True)
@@ -144,8 +142,7 @@ class CrossEntropy(Loss):
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.row_sums`."""
-        if dispatch.losses(logits_RV, 1.0, REFERENCE).kernel == dispatch.TORCH:
-            return smoothed_cross_entropy(logits_RV, target_R, self.label_smoothing, with_gradient)
+        dispatch.losses(logits_RV, 1.0, REFERENCE)  # verify here: an operator cannot
         options = (1.0, self.label_smoothing, with_gradient)
         nll, loss, _ = loss_operators.sums_(logits_RV, target_R, *options)
         return RowSums(loss, nll, logits_RV if with_gradient else None)
@@ -181,8 +178,7 @@ class EntmaxLoss(Loss):
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.row_sums`."""
-        if dispatch.losses(logits_RV, self.alpha, REFERENCE).kernel == dispatch.TORCH:
-            return super().row_sums(logits_RV, target_R, with_gradient)
+        dispatch.losses(logits_RV, self.alpha, REFERENCE)  # verify here: an operator cannot
         options = (self.alpha, self.label_smoothing, with_gradient)
         _, loss, support = loss_operators.sums_(logits_RV, target_R, *options)
         return RowSums(loss, support, logits_RV if with_gradient else None)
@@ -204,31 +200,3 @@ class SparsemaxLoss(EntmaxLoss):
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         super().__init__(2.0, label_smoothing)
-
-
-def smoothed_cross_entropy(
-    logits_NV: Tensor, target_N: Tensor, smoothing: float, with_gradient: bool
-) -> RowSums:
-    """Return the sums over N rows of V logits, and dL/dz = p - (1-ε)·one-hot - ε/V.
-
-    -log p_k = log(sum exp z) - z_k, so neither log-probabilities nor one-hot targets are formed.
-    On CPU exp2 takes a quarter of the time of exp; the gradient reuses its memory.
-    """
-    dtype = torch.promote_types(logits_NV.dtype, torch.float32)
-    shifted_NV = logits_NV.to(dtype) - logits_NV.amax(dim=-1, keepdim=True).to(dtype)
-    gold_N = shifted_NV.gather(-1, target_N[:, None]).squeeze(-1)
-    mean_N = shifted_NV.mean(dim=-1)
-    exponentials_NV = shifted_NV.mul_(LOG2_E).exp2_()
-    total_N = exponentials_NV.sum(dim=-1)
-    log_total_N = total_N.log()
-    nll = (log_total_N - gold_N).sum()
-    loss = (1 - smoothing) * nll + smoothing * (log_total_N - mean_N).sum()
-    if not with_gradient:
-        return RowSums(loss, nll, None)
-    grad_NV = exponentials_NV.mul_(total_N.reciprocal()[:, None])
-    if smoothing:
-        grad_NV -= smoothing / logits_NV.shape[-1]
-    with unique_indices():
-        shift_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
-        grad_NV.scatter_add_(-1, target_N[:, None], shift_N1)
-    return RowSums(loss, nll, grad_NV)

@@ -163,7 +163,9 @@ def register_pair(
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
-    def differentiate(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * (n_tensors + len(ctx.settings))
         needed = ctx.needs_input_grad[:n_gradients]
         gradients = call_backward(grad, *ctx.saved_tensors, *ctx.settings, needed[-1])
         gradients = (gradients,) if n_gradients == 1 else gradients

@@ -1,7 +1,6 @@
-"""The losses by C++ or Triton kernels, as a torch operator: `headwise::entmax_loss`.
+"""The losses as a torch operator, `headwise::entmax_loss`: the choice of kernel, and gradients.
 
-The kernels are in `native_loss` for CPU and in `triton_losses` for GPU. Both save two numbers per
-row, and recompute the probabilities from them in the backward pass.
+Saved for the backward pass are two numbers per row, from which probabilities are recomputed.
 
 Axes: N rows, V classes.
 """
@@ -14,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.ops import dispatch
 from headwise.ops.losses import cpu as cpu_losses
+from headwise.ops.losses import reference
 from headwise.ops.losses import triton as triton_losses
 from headwise.ops.register import register_pair
 from headwise.ops.triton import device as triton_device
@@ -23,10 +24,10 @@ from headwise.ops.triton import device as triton_device
 def loss_and_support(
     scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute `headwise.entmax.losses.entmax_loss_and_support` by kernels.
+    """Compute `headwise.entmax.losses.entmax_loss_and_support`.
 
     Args:
-        scores_NV: supported by a kernel, see `choice.losses`.
+        scores_NV: float32, float64, or half precision.
         target_N: int64.
         alpha: in [1, 2].
         smoothing: ε of uniform smoothing.
@@ -41,7 +42,7 @@ def sums_(
     """Return sums over rows: loss without smoothing, loss with smoothing, support.
 
     Args:
-        scores_NV: supported by a kernel, see `choice.losses`; contiguous. With `with_gradient` the
+        scores_NV: as in `loss_and_support`, contiguous. With `with_gradient` the
             gradient of the loss with smoothing overwrites them.
         target_N: int64.
         alpha, smoothing: as in `loss_and_support`.
@@ -58,7 +59,7 @@ def _losses(
     scores: Tensor, target: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return per row: loss without and with smoothing, support, (maximum, threshold)."""
-    value, support, total, threshold = _kernels(scores).read(scores, alpha, smoothing > 0)
+    value, support, total, threshold = _kernels(scores, alpha).read(scores, alpha, smoothing > 0)
     plain, loss = losses_of(scores, target, value, threshold[:, 0], total, smoothing)
     return plain, loss, support, threshold
 
@@ -89,9 +90,10 @@ def losses_of(
     return plain_N, plain_N + smoothing * (gold_N - total_N / scores_NV.shape[1])
 
 
-def _kernels(scores: Tensor) -> ModuleType:
-    """Return the module with the kernels for the device."""
-    return triton_losses if triton_device.supports(scores) else cpu_losses
+def _kernels(scores: Tensor, alpha: float) -> ModuleType:
+    """Return the module that computes the losses of such scores."""
+    kernels = {dispatch.CPP: cpu_losses, dispatch.TRITON: triton_losses}
+    return kernels.get(dispatch.losses(scores, alpha).kernel, reference)
 
 
 def _write_gradient(
@@ -99,7 +101,8 @@ def _write_gradient(
     alpha: float, smoothing: float,
 ) -> None:  # fmt: skip
     tensors = (scores, threshold, out, scale, target)
-    _kernels(scores).write_gradient(*tensors, alpha, smoothing, smoothing / max(scores.shape[1], 1))
+    eps_v = smoothing / max(scores.shape[1], 1)
+    _kernels(scores, alpha).write_gradient(*tensors, alpha, smoothing, eps_v)
 
 
 def _forward(
@@ -121,7 +124,7 @@ def _backward(
 
 def _fake(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     n_rows = scores.shape[0]
-    loss = scores.new_empty(n_rows, dtype=torch.float32)
+    loss = scores.new_empty(n_rows, dtype=torch.promote_types(scores.dtype, torch.float32))
     return loss, torch.empty_like(loss), loss.new_empty(n_rows, 2)
 
 
@@ -133,13 +136,13 @@ _OPERATOR = register_pair(
     "entmax_loss",
     "Tensor scores NV, Tensor target N int64",
     "float alpha, float smoothing",
-    "N float32",
-    "Tensor support N float32, Tensor threshold N2 float32",
+    "N float32 float64",
+    "Tensor support N float32 float64, Tensor threshold N2 float32 float64",
     1,
     _forward,
     _fake,
     _backward,
     _fake_backward,
-    triton_device.DTYPES,
+    (*triton_device.DTYPES, torch.float64),
     dispatch="CompositeExplicitAutograd",
 )

@@ -1,20 +1,9 @@
-"""The maps as torch operators: forward, gradients in closed form, and the choice of kernel.
+"""The maps as torch operators: the choice of kernel, and gradients (`reference.py`).
 
-With y_i = -β ln p_i and s_i = p_i exp(y_i) = p_i^(2-α), 0 off the support:
+Only p and α are saved for the backward pass. The `torch.library` operators `headwise::weights` and
+`headwise::weights_backward` are one node each for torch.compile and for checkpointing.
 
-    c    = Σ s dp / Σ s
-    dz_i = s_i (dp_i - c)                                 (Peters et al. 2019)
-    dα   = -Σ p_i ψ_i (dp_i - c),   ψ = (exp(y) - 1 - y) / β²,   ½ ln² p as α falls to 1
-
-The last line equals the proposition of Correia et al. 2019, but avoids its difference of large
-numbers, which loses precision as 1/β². Only p and α are saved for the backward pass.
-
-float32 is computed by `cpu.py` on a CPU and by `triton.py` on a GPU; `reference.py` serves float64,
-other devices, and machines without a compiler or Triton. The `torch.library` operators
-`headwise::weights` and `headwise::weights_backward` are one node each for torch.compile and for
-checkpointing.
-
-Axes: B batch, H heads, Q and K numbers of queries and keys, R rows.
+Axes: B batch, H heads, Q and K numbers of queries and keys.
 """
 
 from __future__ import annotations
@@ -27,19 +16,14 @@ from torch import Tensor
 from headwise.ops import dispatch
 from headwise.ops.checks import Reference
 from headwise.ops.cpp.call import readable
-from headwise.ops.family import Power, beta_of, check_alpha
+from headwise.ops.family import ALPHAS, Power, beta_of, check_alpha
 from headwise.ops.maps import cpu as cpu_maps
+from headwise.ops.maps import reference
 from headwise.ops.maps import triton as triton_maps
-from headwise.ops.maps.reference import (
-    SERIES,
-    _backward,
-    _rows,
-    _softmax,
-    masked_copy,
-    solve,
-)
 from headwise.ops.register import register
 from headwise.ops.visible import Visible
+
+DTYPES = (torch.float32, torch.float64)
 
 
 def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:
@@ -67,20 +51,9 @@ def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: i
     if kernel == dispatch.CPP:
         visible = Visible(None if mask is None else readable(mask))
         return cpu_maps.forward(scores, beta, Power(power), visible)
-    if power == Power.EXP:
-        return _softmax(scores, mask)
     if kernel == dispatch.TRITON:
         return triton_maps.forward(scores, beta, Power(power), mask)
-    n_keys = scores.shape[-1]
-    if mask is None:
-        source, out = scores, torch.empty_like(scores)
-    else:
-        source = out = masked_copy(scores, mask)
-    if scores.numel():
-        rows = _rows(beta, scores, Power(power))
-        is_cpu = scores.device.type == "cpu"
-        solve(source.view(-1, n_keys), rows, Power(power), out.view(-1, n_keys), is_cpu)
-    return out
+    return reference.weights(scores, ALPHAS[Power(power)] if alpha is None else alpha, mask)
 
 
 def _weights_backward(
@@ -93,16 +66,11 @@ def _weights_backward(
     kernel = dispatch.maps(weights, Power(power)).kernel
     if kernel == dispatch.CPP:
         return cpu_maps.backward(weights, grad, beta, Power(power), with_alpha)
-    if power == Power.EXP:
-        softmax_grad = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
-        return softmax_grad, weights.new_empty(0)
     if kernel == dispatch.TRITON:
         return triton_maps.backward(weights, grad, beta, Power(power), with_alpha)
-    grad_scores = torch.empty_like(weights)
-    grad_rows = weights.new_zeros((*weights.shape[:-1], 1)) if with_alpha else None
-    rows = _rows(beta, weights, Power(power))
-    _backward(weights, grad, rows, Power(power), grad_scores, grad_rows)
-    return grad_scores, weights.new_empty(0) if grad_rows is None else grad_rows
+    of_power = ALPHAS[Power(power)] if alpha is None else alpha
+    grad_scores, grad_alpha = reference.gradients(weights, grad, of_power, with_alpha)
+    return grad_scores, weights.new_empty(0) if grad_alpha is None else grad_alpha
 
 
 REFERENCE = Reference(_weights, _weights_backward)  # called with float64, which no kernel supports
@@ -144,7 +112,7 @@ _OPERATOR = register(
     " -> Tensor",
     _weights,
     _weights_shape,
-    tuple(SERIES),
+    DTYPES,
     _save,
     _differentiate,
     dispatch="CompositeExplicitAutograd",
@@ -154,6 +122,6 @@ _BACKWARD = register(
     "bool with_alpha) -> (Tensor, Tensor)",
     _weights_backward,
     _weights_backward_shape,
-    tuple(SERIES),
+    DTYPES,
     dispatch="CompositeExplicitAutograd",
 )

@@ -49,7 +49,7 @@ class Rule:
 
     def tiles(self, causal: bool, lengths_B: Tensor, block: int) -> PatternTiles:
         """Return the arguments of the kernels, for square blocks of this size."""
-        from headwise.kernels.triton_operators import block_lists
+        from headwise.ops.attention.triton_launch import block_lists
 
         places = self.places(len(lengths_B))
         marks = _marks(places, self.windows_H, causal, lengths_B, block)

@@ -96,8 +96,8 @@ def test_attention_of_few_queries() -> None:
     check("attention_of_few", (query, key, value, *settings))
 
 
-@needs_kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("every_implementation")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
 def test_losses(alpha: float, dtype: torch.dtype) -> None:
     scores = torch.randn(6, 20).to(dtype).requires_grad_()

@@ -142,7 +142,7 @@ class TestVerification:
             marks[:, :, 1:, 0] = 0
             return marks
 
-        monkeypatch.setattr(triton_blocks, "_marks", without_first_keys)
+        monkeypatch.setattr("headwise.ops.attention.rule._marks", without_first_keys)
         case = Case("Triton sparse attention", DEVICE, torch.float32, Power.SQUARE, 16, 16)
         verification.verify(case, REFERENCE)
         assert "contexts differ" in str(verification.verdict(case))

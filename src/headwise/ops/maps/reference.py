@@ -79,8 +79,8 @@ def gradients(
 
 def _beta_of(alpha: Tensor | float, rows: Tensor) -> Tensor:
     """Return α - 1 of every row, (..., 1), clamped to where every formula is finite."""
-    beta = torch.as_tensor(alpha - 1, dtype=rows.dtype, device=rows.device).clamp(BETA_MIN, 1.0)
-    return beta.expand(*rows.shape[:-1], 1)
+    beta = alpha - 1 if isinstance(alpha, Tensor) else rows.new_full((1,), alpha - 1)
+    return beta.to(rows.dtype).clamp(BETA_MIN, 1.0).expand(*rows.shape[:-1], 1)
 
 
 def _in_chunks(compute: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> list[Tensor]:

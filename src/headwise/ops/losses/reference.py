@@ -62,6 +62,7 @@ def _shifted(scores_NV: Tensor) -> tuple[Tensor, Tensor]:
     return scores_NV - top_N1.clamp_min(torch.finfo(top_N1.dtype).min), top_N1
 
 
+@unique_indices()
 def _values(z_NV: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return p, <p, z> + H_α(p), and the support size, of rows with maximum 0.
 

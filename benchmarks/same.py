@@ -172,8 +172,8 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments = parser.parse_args()
     if arguments.record is not None:
-        one, several = len(arguments.recipes) == 1, arguments.recipes
-        values = {several[0]: record(several[0])} if one else recorded_in(ROOT, several)
+        names = arguments.recipes
+        values = {names[0]: record(names[0])} if len(names) == 1 else recorded_in(ROOT, names)
         arguments.record.write_text(json.dumps(values), encoding="utf-8")
         return
     if arguments.other is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.family import ALPHAS, Power
-from headwise.ops.maps import operator as function
+from headwise.ops.maps import operator
 from triton_marks import DEVICE
 
 
@@ -139,7 +139,7 @@ def map_results(
     grad = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5))
     scores_leaf = scores.to(dtype, copy=True).requires_grad_()
     alpha_leaf = None if alpha is None else alpha.to(dtype, copy=True).requires_grad_()
-    weights = function.weights(scores_leaf, alpha_leaf, mask, power)
+    weights = operator.weights(scores_leaf, alpha_leaf, mask, power)
     weights.backward(grad.to(scores_leaf))
     actual = [weights.detach(), scores_leaf.grad, None if alpha_leaf is None else alpha_leaf.grad]
     return [one.double() for one in actual if one is not None]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headwise.ops.cpp import build
 from headwise.ops.family import Power
-from headwise.ops.maps import operator as function
+from headwise.ops.maps import operator
 from triton_cases import make_case
 from triton_marks import DEVICE, needs_triton
 
@@ -37,7 +37,7 @@ def check(name: str, arguments: tuple[Any, ...], utilities: tuple[str, ...] | No
 def test_every_operator_is_checked() -> None:
     """The sources are searched for the schemas of operators."""
     text = Path(__file__).read_text(encoding="utf-8")
-    sources = (Path(function.__file__).parents[1]).rglob("*.py")
+    sources = (Path(operator.__file__).parents[1]).rglob("*.py")
     source_text = "".join(source.read_text("utf-8") for source in sources)
     pairs = re.findall(r'register_pair\(\s+"(\w+)"', source_text)
     operators = re.findall(r'"(\w+)\(Tensor ', source_text)

@@ -20,7 +20,7 @@ from headwise.ops.attention.cpu_few import attention_of_few
 from headwise.ops.cpp import build
 from headwise.ops.family import Power
 from headwise.ops.maps import cpu as cpu_maps
-from headwise.ops.maps import operator as function
+from headwise.ops.maps import operator
 from headwise.ops.visible import Visible
 from kernel_marks import needs_kernels
 from triton_cases import assert_near_float64
@@ -60,7 +60,7 @@ def test_threads_do_not_change_bits(set_threads: Callable[[int], None]) -> None:
     results = []
     for n_threads in (1, 2, 3):
         set_threads(n_threads)
-        results.append(function.weights(scores, alpha, None, Power.ANY))
+        results.append(operator.weights(scores, alpha, None, Power.ANY))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -156,7 +156,7 @@ def test_chunks_of_rows_use_the_alpha_of_their_head(monkeypatch: pytest.MonkeyPa
 
     def results(scores: Tensor, alpha: Tensor, grad: Tensor) -> list[Tensor]:
         scores, alpha = scores.clone().requires_grad_(), alpha.clone().requires_grad_()
-        weights = function.weights(scores, alpha, None, Power.ANY)
+        weights = operator.weights(scores, alpha, None, Power.ANY)
         return [weights.detach(), *torch.autograd.grad(weights, (scores, alpha), grad)]
 
     together = results(scores, alpha, grad)
@@ -179,7 +179,7 @@ def test_default_dtype_does_not_change_results() -> None:
                 scores.clone().requires_grad_(),
                 alpha.clone().requires_grad_(),
             )
-            function.weights(scores_leaf, alpha_leaf, None, Power.ANY)[..., 0].sum().backward()
+            operator.weights(scores_leaf, alpha_leaf, None, Power.ANY)[..., 0].sum().backward()
             loss = entmax15_loss(scores[0, 0], torch.arange(5))
         finally:
             torch.set_default_dtype(torch.float32)

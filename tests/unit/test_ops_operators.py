@@ -12,7 +12,7 @@ from headwise.entmax.losses import entmax_loss
 from headwise.ops.attention.cpu import attention
 from headwise.ops.attention.cpu_few import attention_of_few
 from headwise.ops.family import Power
-from headwise.ops.maps import operator as function
+from headwise.ops.maps import operator
 from headwise.ops.visible import Visible
 from kernel_marks import needs_kernels
 
@@ -24,7 +24,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def weights_of(scores: Tensor, alpha: Tensor) -> Tensor:
-    return function.weights(scores, alpha, None, Power.ANY)
+    return operator.weights(scores, alpha, None, Power.ANY)
 
 
 def test_fake_and_meta_tensors_are_supported() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.ops.arguments import check_tensor
 from headwise.ops.family import POWERS, Power
-from headwise.ops.maps import operator as function
+from headwise.ops.maps import operator
 
 
 def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -125,7 +125,7 @@ def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power
     """Return the weights along the last axis of scores with any number of axes."""
     shape = scores.shape
     if len(shape) == 4:
-        return function.weights(scores, alpha, mask, power)
+        return operator.weights(scores, alpha, mask, power)
 
     def four_axes(values: Tensor) -> Tensor:
         if len(shape) > 4:
@@ -138,4 +138,4 @@ def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power
         mask = four_axes(mask)
     if alpha is not None:
         alpha = four_axes(alpha)
-    return function.weights(four_axes(scores), alpha, mask, power).view(shape)
+    return operator.weights(four_axes(scores), alpha, mask, power).view(shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import arguments, keep
-from headwise.ops import verification
+from headwise.ops import dispatch
 from headwise.ops.triton import device as triton_device
 
 REPEATS = 11
@@ -74,11 +74,11 @@ def main(
         print(f"{'the kernels cannot run here' if needs_kernels else 'torch alone'}: {reason}")
         if needs_kernels:
             return 1
-    if not is_correct("cuda") or verification.rejected():
+    if not is_correct("cuda") or dispatch.failures():
         return 1
     rows: list[dict[str, Any]] = []
     for row in measure(args):
         rows.append(row)
         keep(path, {"rows": rows})
     print(f"written: {path}")
-    return int(bool(verification.rejected()))  # torch was timed instead of a wrong kernel
+    return int(bool(dispatch.failures()))  # torch was timed instead of a wrong kernel

@@ -165,11 +165,11 @@ if __name__ == "__main__":
         sys.modules["triton"] = None  # type: ignore[assignment]
     standin_gpu.load(Path(sys.argv[1]))
     jobs = {one.__name__: one for one in (updates, commands, benchmarks)}
-    from headwise.ops import verification
+    from headwise.ops import check
 
-    # a case runs in its own thread, in which the stand-in's tensors do not exist
-    unverified = mock.patch.object(verification, "_judge", return_value=(None, False))
-    with standin_gpu.Device() as entered, unverified:
+    # the check runs in its own thread, in which the stand-in's tensors do not exist
+    unchecked = mock.patch.object(check, "failure", return_value=None)
+    with standin_gpu.Device() as entered, unchecked:
         result = jobs[sys.argv[2]](entered, json.loads(sys.argv[3]))  # type: ignore[operator]
     print()
     print(json.dumps(result))

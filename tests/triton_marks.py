@@ -45,7 +45,7 @@ def prepare_interpreter(patch: pytest.MonkeyPatch) -> None:
 
 def choose_implementation(implementation: str, patch: pytest.MonkeyPatch) -> None:
     """Compute maps and losses by the C++ `kernels`, by `torch` alone or by `triton`."""
-    from headwise.ops import verification
+    from headwise.ops import check
     from headwise.ops.cpp import build, call
     from headwise.ops.losses import triton as triton_losses
     from headwise.ops.maps import triton as triton_maps
@@ -55,8 +55,7 @@ def choose_implementation(implementation: str, patch: pytest.MonkeyPatch) -> Non
         patch.setattr(
             triton_device, "supports", lambda values: values.dtype in triton_device.DTYPES
         )
-        patch.setattr(verification, "verify", lambda *case: None)
-        patch.setattr(verification, "verdict", lambda case: None)
+        patch.setattr(check, "failure", lambda library: None)
         if IS_INTERPRETED:  # it is slow for each program
             patch.setattr(triton_maps, "SHAPES", {triton_maps.MAX_BLOCK: (64, 1)})
         for block in ("READ_BLOCK", "WRITE_BLOCK"):  # large vocabularies take several blocks

@@ -17,9 +17,6 @@ from command_line import train_small, write_corpus
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import TranslatedSentence, Translator
 from headwise.losses.loss import CrossEntropy
-from headwise.ops import verification
-from headwise.ops.checks import Case
-from headwise.ops.cpp import build
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks import evaluate as scoring
 from headwise.tasks import measure as evaluation
@@ -62,14 +59,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose validations translate two sentences; its text is in the folder `text` above."""
     search = ("trainer.monitor=chrf", "trainer.valid_sentences=2", "decode.beam=2")
     return train_small(tmp_path_factory.mktemp("run"), f"loss.label_smoothing={SMOOTHING}", *search)
-
-
-def test_loading_verifies_kernels(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts: dict[Case, str | None] = {}
-    monkeypatch.setattr(verification, "_VERDICTS", verdicts)
-    headwise.load(str(run), device="cpu")
-    assert bool(verdicts) == (build.unavailable_reason() is None)
-    assert not any(verdicts.values())
 
 
 def test_losses_are_means_over_all_tokens(run: Path) -> None:

@@ -141,7 +141,7 @@ def test_description_adds_up_over_batches_and_updates() -> None:
     total = sum(estimate(config).flops.values())
     assert float(flops) * {"M": 1e6, "G": 1e9}[unit] == pytest.approx(total, rel=0.01)
     assert f"1,000 updates: {flops} {'GT'['MG'.index(unit)]}FLOP per rank" in text
-    for expected in ("parameters", "GiB", "attention", "every layer's input"):
+    for expected in ("parameters", "GiB", "attention: ", "dropout: ", "every layer's input"):
         assert expected in text
 
 
@@ -170,9 +170,11 @@ def test_density_recipes_have_the_published_number_of_parameters(
 def test_windows_of_a_density_model_are_whole_rows() -> None:
     estimated = density_budget()
     width, inner, n = 32, 48, 512
-    forward = 2 * n * 2 * (4 * width**2 + 2 * width * inner + 2 * n * width)
+    forward = 2 * n * 2 * (4 * width**2 + 2 * width * inner)
+    attention = 2 * n * 2 * 2 * n * width
     vocabulary = 2 * n * width * 260
-    assert sum(estimated.flops.values()) == pytest.approx(2 * 3 * (forward + vocabulary), rel=0.01)
+    total = 3 * (forward + vocabulary) + 3.5 * attention  # scores are formed again in the backward
+    assert sum(estimated.flops.values()) == pytest.approx(2 * total, rel=0.01)
     same = density_budget("trainer.max_tokens=1024")
     assert (same.flops, same.activation_bytes) == (estimated.flops, estimated.activation_bytes)
     one = density_budget("trainer.max_tokens=100")  # a window, whatever its length
@@ -202,6 +204,8 @@ def test_a_pattern_counts_its_own_keys(attention: str) -> None:
     allowed = (distance >= 0) & ((distance <= 16) | (distance % 16 == 0))
     assert strided.keys_per_query == pytest.approx(int(allowed.sum()) / 512, rel=0.03)
     slots = 2 * 16 + 512 // 16
-    assert strided.flops["attention"] == pytest.approx(dense.flops["attention"] * slots / 512)
+    expected = dense.flops["attention"] * slots / 512
+    # without the scores that the backward pass forms again
+    assert strided.flops["attention"] == pytest.approx(expected * 6 / 7)
     assert strided.flops["feed-forward"] == dense.flops["feed-forward"]
     assert strided.activation_bytes == dense.activation_bytes

@@ -17,15 +17,13 @@ from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.config.folders import group_node
-from headwise.ops import dispatch, verification
+from headwise.ops import check, dispatch
 from headwise.ops.attention import triton_blocks, triton_launch
 from headwise.ops.attention.cpu_sparse import Settings
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.triton import triton_entmax_attention
-from headwise.ops.checks import Case
 from headwise.ops.cpp import call
 from headwise.ops.family import ALPHAS, Power
-from headwise.ops.maps.operator import REFERENCE
 from sparse_cases import (
     COMBINATIONS,
     PATTERNS,
@@ -120,39 +118,14 @@ class TestAgainstFloat64:
             assert (tensor.double() - exact).norm() < 0.02 * exact.norm()
 
 
-class TestVerification:
+class TestLayer:
     pytestmark = needs_triton
-
-    @pytest.fixture(autouse=True)
-    def _no_verdicts(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-        monkeypatch.setattr(verification, "_VERDICTS", {})
-        monkeypatch.setattr(verification, "machine_cache_dir", lambda: tmp_path)
-
-    @pytest.mark.parametrize("power", [Power.EXP, Power.ANY])
-    def test_kernel_is_verified(self, power: Power) -> None:
-        case = Case("Triton sparse attention", DEVICE, torch.float32, power, 64, 64, True)
-        verification.verify(case, REFERENCE)
-        assert verification.verdict(case) is None
-
-    def test_a_missing_block_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = triton_blocks._marks
-
-        def without_first_keys(*arguments: Any) -> Tensor:
-            marks = original(*arguments)
-            marks[:, :, 1:, 0] = 0
-            return marks
-
-        monkeypatch.setattr("headwise.ops.attention.rule._marks", without_first_keys)
-        case = Case("Triton sparse attention", DEVICE, torch.float32, Power.SQUARE, 16, 16)
-        verification.verify(case, REFERENCE)
-        assert "contexts differ" in str(verification.verdict(case))
 
     def test_layer_uses_the_kernel_and_equals_its_torch_path(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(call, "supports", lambda values: False)
-        monkeypatch.setattr(verification, "verify", lambda *case: None)
-        monkeypatch.setattr(verification, "verdict", lambda case: None)
+        monkeypatch.setattr(check, "failure", lambda library: None)
         changes = {"stride": 8, "summary_cells": 1, "block_sparse_from": 1}
         pattern = {**group_node("pattern", "fixed"), **changes}
         choices = {"attention": group_node("attention", "alpha_entmax"), "pattern": pattern}
@@ -229,14 +202,11 @@ def test_choice_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     with FakeTensorMode():
         query = torch.empty(1, 2, 300, 16, device=torch.device("cuda", 0))
-    monkeypatch.setattr(verification, "_VERDICTS", {})
-    arguments = (query, query, Power.EXP, 0.1)
-    assert dispatch.sparse_attention(*arguments, False, False).reason == "not verified"
-    case = Case("Triton sparse attention", "cuda", torch.float32, Power.EXP, 16, 16, True)
-    verification._VERDICTS[case] = None
+    monkeypatch.setattr(check, "failure", lambda library: None)
+    arguments = (query, query, Power.EXP)
     assert dispatch.sparse_attention(*arguments, False, False).kernel == dispatch.TRITON
     per_query = dispatch.sparse_attention(*arguments, True, False)
     assert per_query == (dispatch.WEIGHTS, "α depends on the query")
     assert "documents" in dispatch.sparse_attention(*arguments, False, True).reason
     double = [tensor.double() for tensor in arguments[:2]]
-    assert "float64" in dispatch.sparse_attention(*double, Power.EXP, 0.1, False, False).reason
+    assert "float64" in dispatch.sparse_attention(*double, Power.EXP, False, False).reason

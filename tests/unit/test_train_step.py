@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
-from headwise.ops import verification
+from headwise.ops import check
 from headwise.ops.losses import triton as triton_losses
 from headwise.ops.triton import device as triton_device
 from headwise.train.distributed import Ranks
@@ -52,8 +52,7 @@ def test_no_kernel_reads_back(make: Any, choice: str, monkeypatch: pytest.Monkey
         return of_rows, of_rows, of_rows if with_total else None, scores.new_empty(len(scores), 2)
 
     monkeypatch.setattr(triton_device, "supports", lambda scores: True)
-    monkeypatch.setattr(verification, "verify", lambda *case: None)
-    monkeypatch.setattr(verification, "verdict", lambda case: None)
+    monkeypatch.setattr(check, "failure", lambda library: None)
     monkeypatch.setattr(triton_losses, "read", read)  # nothing can be launched on meta
     monkeypatch.setattr(triton_losses, "write_gradient", lambda *arguments: None)
     step = step_of(typed(make([*MODEL, f"loss={choice}"])), META)

@@ -22,7 +22,6 @@ from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.attention.widths import of_one_width
 from headwise.ops.dispatch import Choice
 from headwise.ops.family import ALPHAS, Power
-from headwise.ops.maps.operator import REFERENCE
 from headwise.ops.visible import Visible
 
 _LOGGED: set[Choice] = set()
@@ -58,7 +57,7 @@ class FusedNormaliser(Normaliser):
         """Return the kernel for such tensors, and the reason."""
         heads = (query_BHQE, key_BHKE, value_BHKE)
         options = (has_pattern, self.alpha_per_query, padded_bias)
-        return dispatch.attention(*heads, self.power, dropout, *options, REFERENCE)
+        return dispatch.attention(*heads, self.power, dropout, *options)
 
     def attend(
         self,
@@ -76,10 +75,8 @@ class FusedNormaliser(Normaliser):
         if layout is None:
             chosen = self.kernel(*heads, mask.needs_dense, dropout, padded_bias)
         else:
-            options = (dropout, self.alpha_per_query, layout.segments_BN is not None)
-            chosen = dispatch.sparse_attention(
-                query_BHQE, value_BHKE, self.power, *options, REFERENCE
-            )
+            options = (self.alpha_per_query, layout.segments_BN is not None)
+            chosen = dispatch.sparse_attention(query_BHQE, value_BHKE, self.power, *options)
         if query_BHQE.device.type != "meta":  # the meta device, used by dry runs
             _log_once(chosen)
         if chosen.kernel == dispatch.WEIGHTS:

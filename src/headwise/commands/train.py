@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,8 @@ from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
 from headwise.files import output_to, read_json, remove_partial
 from headwise.model.family import Model
-from headwise.model.kernels import kernels_of
 from headwise.precision import matmul_dtype, use_deterministic_kernels
-from headwise.runs.environment import git_commit, rank_variables, versions
+from headwise.runs.environment import environment, git_commit, rank_variables, versions
 from headwise.runs.failure import error_recorded
 from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
@@ -51,6 +50,7 @@ from headwise.train.clock import Clock
 from headwise.train.distributed import Ranks, process_group
 from headwise.train.initial import start_from
 from headwise.train.interrupt import SAVING, StopRequest, stop_request
+from headwise.train.kernels import changes, kernels_of
 from headwise.train.memory import keep_freed_memory
 from headwise.train.resume import can_resume, ranks_of_run, resume_or_start
 from headwise.train.step import build_step
@@ -197,6 +197,10 @@ class _Run:
         self.listed = Summary(*about, started=time.time())
         if not self.ranks.is_main:
             return
+        self.before: dict[str, Any] = {}
+        if self.resumes:
+            with suppress(RunError):  # a damaged file, which resuming does not need
+                self.before = read_json(folder.path / "environment.json", missing_ok=True)
         (folder.path / "error.json").unlink(missing_ok=True)
         remove_partial(folder.path)
         folder.describe(container, self.overrides)
@@ -218,7 +222,7 @@ class _Run:
                 self._write_data(corpus, prepared)
             seed_everything(self.config.seed, "model")
             model = self._model(prepared)
-            self._verify_kernels(model)
+            self._write_kernels(model)
             examples = self.task.examples(prepared, self.ranks, self._scratch)
             with training_batches(examples, self.ranks) as batches:
                 trainer = self._trainer(model, prepared, batches, records)
@@ -260,13 +264,17 @@ class _Run:
             start_from(model, self.config, origin, prepared.vocabulary)
         return model.to(self.ranks.device)
 
-    def _verify_kernels(self, model: Model) -> None:
-        """Verify the kernels of the run, and write their names to environment.json."""
+    def _write_kernels(self, model: Model) -> None:
+        """Write the kernels of the run to environment.json; warn if they were others before."""
+        if not self.ranks.is_main:
+            return
         dtype = matmul_dtype(self.config.trainer.precision, self.ranks.device)
-        used = kernels_of(model, getattr(self.task.loss, "alpha", 1.0), dtype, self.ranks.gather)
-        if self.ranks.is_main:
-            environment = read_json(self.folder.path / "environment.json")
-            self.folder.write_json("environment.json", environment | {"kernels": used})
+        alpha = getattr(self.task.loss, "alpha", 1.0)
+        now = environment() | {"kernels": kernels_of(model, alpha, dtype, self.ranks.device)}
+        self.folder.write_json("environment.json", now)
+        changed = changes(self.before, now)
+        if changed:
+            log.warning("resumed with other software, results may change: %s", "; ".join(changed))
 
     def _trainer(
         self, model: Model, prepared: Data, batches: Prefetched, records: RunLog

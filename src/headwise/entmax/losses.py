@@ -23,7 +23,7 @@ from headwise.ops.arguments import check_tensor
 from headwise.ops.family import POWERS, Power
 from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.losses import operator as loss_operators
-from headwise.ops.maps import operator
+from headwise.ops.maps import operator as map_operators
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -79,7 +79,6 @@ def entmax_loss_and_support(
     # contiguous, as torch sums another layout in another order on some processors
     scores_NV = scores.reshape(-1, scores.shape[-1]).contiguous()
     target_N = target.reshape(-1).to(torch.int64)
-    dispatch.losses(scores, float(alpha), operator.REFERENCE)  # verify here: an operator cannot
     options = (float(alpha), float(label_smoothing))
     loss_N, support_N = loss_operators.loss_and_support(scores_NV, target_N, *options)
     return loss_N.view(target.shape), support_N.view(target.shape)
@@ -89,9 +88,8 @@ def log_softmax(scores: Tensor) -> Tensor:
     """Return log-softmax along the last axis (..., V), float32 (float64 for float64 scores)."""
     # the kernel has no gradient, and is not an operator that graphs could contain
     needs_torch = torch.is_grad_enabled() and scores.requires_grad
-    if not (needs_torch or torch.compiler.is_compiling()) and (
-        dispatch.losses(scores, 1.0, operator.REFERENCE).kernel == dispatch.CPP
-    ):
+    is_plain = not (needs_torch or torch.compiler.is_compiling())
+    if is_plain and dispatch.losses(scores, 1.0).kernel == dispatch.CPP:
         scores_NV = scores.reshape(-1, scores.shape[-1])
         return cpu_losses.log_softmax(scores_NV).view(scores.shape)
     return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
@@ -116,7 +114,7 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
     scores_NV = scores.reshape(-1, scores.shape[-1])
     power = POWERS.get(alpha, Power.ANY)
     alpha_1111 = scores_NV.new_full((1,) * 4, alpha, dtype=dtype) if power is Power.ANY else None
-    p_NV = operator.weights(scores_NV.to(dtype)[None, None], alpha_1111, None, power)[0, 0]
+    p_NV = map_operators.weights(scores_NV.to(dtype)[None, None], alpha_1111, None, power)[0, 0]
     # on a CPU the logarithm of 0 is slow; a negative number divided by 0 is -inf too
     sign_NV = p_NV.sign()
     return p_NV.clamp_min_(torch.finfo(dtype).tiny).log_().div_(sign_NV).view(scores.shape)

@@ -16,10 +16,8 @@ from headwise.errors import require
 from headwise.losses.output_map import OutputMap
 from headwise.losses.projected import RowSums, chunk_rows, projected_loss
 from headwise.metrics.metric import Floats, Metric
-from headwise.ops import dispatch
 from headwise.ops.linear import linear
 from headwise.ops.losses import operator as loss_operators
-from headwise.ops.maps.operator import REFERENCE
 
 UNIT = "per target token"
 
@@ -142,7 +140,6 @@ class CrossEntropy(Loss):
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.row_sums`."""
-        dispatch.losses(logits_RV, 1.0, REFERENCE)  # verify here: an operator cannot
         options = (1.0, self.label_smoothing, with_gradient)
         nll, loss, _ = loss_operators.sums_(logits_RV, target_R, *options)
         return RowSums(loss, nll, logits_RV if with_gradient else None)
@@ -178,7 +175,6 @@ class EntmaxLoss(Loss):
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.row_sums`."""
-        dispatch.losses(logits_RV, self.alpha, REFERENCE)  # verify here: an operator cannot
         options = (self.alpha, self.label_smoothing, with_gradient)
         _, loss, support = loss_operators.sums_(logits_RV, target_R, *options)
         return RowSums(loss, support, logits_RV if with_gradient else None)

@@ -1,31 +1,32 @@
 """The choice of kernel and its reason: one function per operator family.
 
 torch's dispatcher chooses by device. All other criteria are here: dtypes, missing compilers,
-verdicts of `verification`, few queries, patterns, an α per query, and speed.
+failed checks, few queries, patterns, an α per query, and speed.
 
-With a float64 `reference`, cases without a verdict are verified. Operators have no reference: there
-torch computes cases without a verdict.
+A built library is checked before its first use (`check.py`), also while a graph is traced. One
+whose results differ is off in this process: the reference computes instead, with one warning.
 
 Axes: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.compilation import constant_in_graphs
 from headwise.ops import register as operators
-from headwise.ops import verification
 from headwise.ops.attention import cpu_few
 from headwise.ops.attention import triton as triton_attention
-from headwise.ops.checks import Case, Reference
 from headwise.ops.cpp import build, call
 from headwise.ops.cpp.call import DTYPES
 from headwise.ops.family import POWERS, Power
 from headwise.ops.triton import device as triton_device
+
+log = logging.getLogger(__name__)
 
 CPP, TRITON, TORCH = "C++", "Triton", "torch"
 CPP_FEW = "C++, few queries"
@@ -47,25 +48,61 @@ class Choice(NamedTuple):
         return f"{self.kernel} ({self.reason})"
 
 
-def maps(scores: Tensor, power: Power, reference: Reference | None = None) -> Choice:
+class Library(NamedTuple):
+    """What is compiled together, and so is checked together.
+
+    Attributes:
+        kernel: `CPP`, all C++ kernels, or `TRITON`, those of one kind:
+        device: a GPU, with its index.
+        dtype: of the inputs.
+        power: the map.
+        width: of the heads of attention; 0: maps and losses.
+        has_pattern: whether attention has a sparse pattern.
+    """
+
+    kernel: str
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+    power: Power = Power.EXP
+    width: int = 0
+    has_pattern: bool = False
+
+    def __str__(self) -> str:
+        if self.kernel == CPP:
+            return f"{CPP} kernels"
+        more = f", heads of width {self.width}" if self.width else ""
+        more += ", pattern" if self.has_pattern else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{TRITON} kernels on {self.device} ({dtype}, {self.power.name}{more})"
+
+
+_FAILURES: dict[Library, str | None] = {}  # of the check; None: none
+
+
+def failures() -> dict[Library, str]:
+    """Return the libraries that are off, and how their results differed."""
+    return {library: reason for library, reason in _FAILURES.items() if reason is not None}
+
+
+def maps(scores: Tensor, power: Power) -> Choice:
     """Return the kernel of the maps from scores to weights: C++, Triton or torch."""
-    return _row_kernel("maps", scores, power, reference)
+    if power is Power.EXP and not call.supports(scores):
+        return Choice(TORCH, _without_cpp(scores.device.type, scores.dtype))
+    return _row_kernel(scores, power)
 
 
-def losses(scores_NV: Tensor, alpha: float, reference: Reference | None = None) -> Choice:
+def losses(scores_NV: Tensor, alpha: float) -> Choice:
     """Return the kernel of losses over rows of classes: C++, Triton or torch."""
-    return _row_kernel("losses", scores_NV, POWERS.get(alpha, Power.ANY), reference)
+    return _row_kernel(scores_NV, POWERS.get(alpha, Power.ANY))
 
 
 def dropout(values: Tensor) -> Choice:
-    """Return the kernel of dropout: C++ or torch. Verifies, so do not call it in operators."""
+    """Return the kernel of dropout: C++ or torch."""
     if torch.compiler.is_compiling():
         return Choice(TORCH, "torch.compile generates dropout")
     if not call.supports(values):
         return Choice(TORCH, _without_cpp(values.device.type, values.dtype))
-    case = Case("C++ dropout", "cpu", values.dtype)
-    verification.verify(case, None)
-    return _verified(CPP, case, None)
+    return _checked(TORCH, CPP)
 
 
 def attention(
@@ -77,7 +114,6 @@ def attention(
     has_pattern: bool,
     alpha_per_query: bool,
     padded_bias: bool,
-    reference: Reference | None = None,
 ) -> Choice:
     """Return the kernel of attention: C++ for few or many queries, Triton, torch, or weights.
 
@@ -88,23 +124,21 @@ def attention(
         has_pattern: whether keys are restricted beyond padding on the right and causality.
         alpha_per_query: whether α differs by query.
         padded_bias: whether scores have a bias by distance, and masks of sentences differ.
-        reference: see the module docstring.
     """
     device, dtype = query_BHQE.device.type, query_BHQE.dtype
-    widths = query_BHQE.shape[3], value_BHKE.shape[3]
+    if device == "meta":
+        return Choice(CPP, "shapes alone: all kernels save the same for the backward pass")
     if dropout == 0 and cpu_few.supports(query_BHQE, key_BHKE, value_BHKE):
-        case = Case("C++ attention of few queries", device, dtype, power, *widths)
-        few = _verified(CPP_FEW, case, reference)
-        if few.kernel == CPP_FEW:
-            return few
+        few = _checked(TORCH, CPP)
+        if few.kernel == CPP:
+            return few._replace(kernel=CPP_FEW)
     fallback = TORCH if power is Power.EXP and not padded_bias else WEIGHTS
     reason = _without_cpp(device, dtype)
     if call.supports(query_BHQE):
         reason = SHORT_ROWS
         is_half = dtype is torch.bfloat16  # torch's softmax is slow for it, and with dropout
         if dropout > 0 or is_half or (fallback == WEIGHTS and _is_long(key_BHKE)):
-            case = Case("C++ attention", device, dtype, power, *widths, dropout > 0)
-            return _verified(CPP, case, reference, fallback)
+            return _checked(fallback, CPP)
     if power is Power.EXP or (device == "cpu" and not triton_device.is_interpreted()):
         needs_mask = padded_bias and power is Power.EXP and device != "cpu"
         return Choice(fallback, PADDED_BIAS if needs_mask else reason)
@@ -112,56 +146,62 @@ def attention(
     unsupported = triton_attention.unsupported_reason(*heads, has_pattern, alpha_per_query)
     if unsupported is not None:
         return Choice(WEIGHTS, unsupported)
-    width = max(widths)  # the narrower heads are padded
-    suffix = "" if triton_attention.is_resident(key_BHKE, width) else ", streaming"
-    case = Case(f"Triton attention{suffix}", device, dtype, power, width, width, dropout > 0)
-    return _verified(TRITON, case, reference, WEIGHTS)
+    return _checked(WEIGHTS, TRITON, query_BHQE.device, dtype, power, _width(*heads))
 
 
 def sparse_attention(
-    query_BHNE: Tensor, value_BHNE: Tensor, power: Power, dropout: float, alpha_per_query: bool,
-    has_documents: bool, reference: Reference | None = None,
+    query_BHNE: Tensor, value_BHNE: Tensor, power: Power, alpha_per_query: bool,
+    has_documents: bool,
 ) -> Choice:  # fmt: skip
-    """Return the kernel of block-sparse attention: C++, Triton or weights. Not in operators."""
-    device, dtype = query_BHNE.device.type, query_BHNE.dtype
+    """Return the kernel of block-sparse attention: C++, Triton or weights."""
+    device, dtype = query_BHNE.device, query_BHNE.dtype
     if torch.compiler.is_compiling() or operators.is_transformed():
         return Choice(WEIGHTS, "a pattern under torch.compile or torch.func")
-    kernel, widths = CPP, (query_BHNE.shape[3], value_BHNE.shape[3])
-    if not call.supports(query_BHNE):
-        if device == "cpu" and not triton_device.is_interpreted():
-            return Choice(WEIGHTS, _without_cpp(device, dtype))
-        heads = (query_BHNE, query_BHNE, value_BHNE)
-        unsupported = triton_attention.unsupported_reason(*heads, has_documents, alpha_per_query)
-        if unsupported is not None:
-            return Choice(WEIGHTS, unsupported)
-        kernel, widths = TRITON, (max(widths),) * 2  # the narrower heads are padded
-    case = Case(f"{kernel} sparse attention", device, dtype, power, *widths, dropout > 0)
-    return _verified(kernel, case, reference, WEIGHTS)
+    if call.supports(query_BHNE):
+        return _checked(WEIGHTS, CPP)
+    if device.type == "cpu" and not triton_device.is_interpreted():
+        return Choice(WEIGHTS, _without_cpp(device.type, dtype))
+    heads = (query_BHNE, query_BHNE, value_BHNE)
+    unsupported = triton_attention.unsupported_reason(*heads, has_documents, alpha_per_query)
+    if unsupported is not None:
+        return Choice(WEIGHTS, unsupported)
+    return _checked(WEIGHTS, TRITON, device, dtype, power, _width(*heads), True)
+
+
+def _width(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Return the width of heads for Triton: the narrower ones are padded."""
+    return max(query.shape[3], value.shape[3])
 
 
 def _is_long(key_BHKE: Tensor) -> bool:
     return key_BHKE.shape[2] >= MIN_KEYS
 
 
-def _row_kernel(family: str, scores: Tensor, power: Power, reference: Reference | None) -> Choice:
-    device, dtype = scores.device.type, scores.dtype
+def _row_kernel(scores: Tensor, power: Power) -> Choice:
     if call.supports(scores):
-        return _verified(CPP, Case(f"C++ {family}", device, dtype, power), reference)
-    if triton_device.supports(scores) and (family, power) != ("maps", Power.EXP):
-        return _verified(TRITON, Case(f"Triton {family}", device, dtype, power), reference)
-    return Choice(TORCH, _without_cpp(device, dtype))
+        return _checked(TORCH, CPP)
+    if triton_device.supports(scores):
+        return _checked(TORCH, TRITON, scores.device, scores.dtype, power)
+    return Choice(TORCH, _without_cpp(scores.device.type, scores.dtype))
 
 
-def _verified(
-    kernel: str, case: Case, reference: Reference | None, fallback: str = TORCH
-) -> Choice:
-    if torch.compiler.is_compiling():
-        wrong = verification.verdict_in_graph(reference, *case)
-    else:
-        if reference is not None:
-            verification.verify(case, reference)
-        wrong = verification.verdict(case)
-    return Choice(kernel, "verified") if wrong is None else Choice(fallback, wrong)
+def _checked(fallback: str, kernel: str, *settings: Any) -> Choice:
+    """Return the kernel, or if the check of its library fails the fallback."""
+    failure = _failure(kernel, *settings)
+    return Choice(kernel, "checked") if failure is None else Choice(fallback, failure)
+
+
+@constant_in_graphs
+def _failure(*fields: Any) -> str | None:
+    """Return how the results of a library differ from the reference, or None if they do not."""
+    library = Library(*fields)
+    if library not in _FAILURES:
+        from headwise.ops import check  # it imports all kernels
+
+        _FAILURES[library] = check.failure(library)
+        if _FAILURES[library] is not None:
+            log.warning("%s are off, torch computes instead: %s", library, _FAILURES[library])
+    return _FAILURES[library]
 
 
 @constant_in_graphs

@@ -10,8 +10,6 @@ from typing import Any
 from headwise.config.commands import Loading, SearchSelection
 from headwise.errors import RunError
 from headwise.files import read_json
-from headwise.model.kernels import kernels_of
-from headwise.precision import matmul_dtype
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks.task import TrainedRun, task_of
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
@@ -47,10 +45,7 @@ def load(
     load_weights(model, load_checkpoint(path)["model"], str(path))
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
     model = model.eval().to(run_device)
-    trained = task.run(folder, task, model, sizes, path, run_device).searching(search)
-    dtype = matmul_dtype(trained.config.decode.precision, run_device)
-    kernels_of(trained.model, None, dtype)  # verifies them
-    return trained
+    return task.run(folder, task, model, sizes, path, run_device).searching(search)
 
 
 def load_selected(run: str | Path, selection: Loading, command: str = "") -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,10 +22,11 @@ from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
 from headwise.data.plan import windows_per_batch
 from headwise.model.family import Model, n_parameters
-from headwise.precision import resolve_precision
+from headwise.precision import matmul_dtype, resolve_precision
 from headwise.train.distributed import choose_device
+from headwise.train.kernels import kernels_of
 
-SENTENCE_TOKENS = 60  # assumed length of both sides; must differ from head sizes, see `_is_weights`
+SENTENCE_TOKENS = 60  # assumed length of both sides
 SAMPLED_QUERIES = 96  # for the mean number of keys that a pattern leaves
 ROWS = 2  # of the counted batch; all figures are proportional to it
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
@@ -37,6 +38,11 @@ class Planned(Protocol):
     """What is known of a run before its data are read; a `headwise.tasks.task.Task`."""
 
     config: Config
+
+    @property
+    def loss(self) -> nn.Module:
+        """The loss of the config."""
+        ...
 
     @property
     def row_tokens(self) -> int | None:
@@ -70,6 +76,7 @@ class Budget:
             its forward pass. For torch's operators; our kernels, such as CPU dropout, save less.
         keys_per_query: mean number of keys that causality and the pattern of the last layer leave;
             None without a pattern.
+        kernels: part -> kernel (reason); empty if this machine lacks the device.
     """
 
     n_parameters: int
@@ -78,6 +85,7 @@ class Budget:
     weight_bytes: float
     activation_bytes: float
     keys_per_query: float | None
+    kernels: dict[str, str]
 
 
 def batch_tokens(task: Planned) -> int:
@@ -111,6 +119,10 @@ def budget(task: Planned, length: int | None = None) -> Budget:
     # the run may be planned on a machine without the GPU
     device = torch.device("cuda") if trainer.device == "cuda" else choose_device(trainer.device)
     saved_share = SAVED_SHARE[resolve_precision(trainer.precision, device)]
+    kernels = {}
+    if device.type == "cpu" or torch.cuda.is_available():
+        dtype = matmul_dtype(trainer.precision, device)
+        kernels = kernels_of(model, getattr(task.loss, "alpha", 1.0), dtype, device)
     batches = tokens / (ROWS * length)
     vocabulary, width = model.output.weight.shape
     alphas = [p.numel() for name, p in model.named_parameters() if name.endswith("alpha_logit")]
@@ -122,6 +134,7 @@ def budget(task: Planned, length: int | None = None) -> Budget:
         weight_bytes=float(n_weights * BYTES_PER_WEIGHT),
         activation_bytes=batches * saved_bytes * saved_share + (tokens + vocabulary) * width * 4,
         keys_per_query=keys,
+        kernels=kernels,
     )
 
 
@@ -157,13 +170,10 @@ def _counted(
         column = Column(ids, torch.zeros(ROWS, dtype=torch.long))
         batch = Batch(dict.fromkeys(model.columns, column), ids, ids, list(range(ROWS)), 0)
     saved: dict[int, torch.UntypedStorage] = {}
-    is_fused = _is_fused(model)
-    positions = {length, *(length + model.n_prefix(column) for column in model.columns)}
 
     def save(tensor: Tensor) -> Tensor:
-        if not (is_fused and _is_weights(tensor, positions)):
-            storage = tensor.untyped_storage()
-            saved[storage._cdata] = storage
+        storage = tensor.untyped_storage()
+        saved[storage._cdata] = storage
         return tensor
 
     parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
@@ -175,12 +185,6 @@ def _counted(
     saved_bytes = sum(storage.nbytes() for key, storage in saved.items() if key not in parameters)
     flops = {} if counter is None else _by_part(counter.get_flop_counts())
     return model, flops, float(saved_bytes)
-
-
-def _is_weights(tensor: Tensor, positions: set[int]) -> bool:
-    """Whether the last two axes are queries and keys; fused kernels do not save such tensors."""
-    has_heads = tensor.ndim > 3 or (tensor.ndim == 3 and len(tensor) != ROWS)
-    return has_heads and set(tensor.shape[-2:]) <= positions
 
 
 def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
@@ -219,6 +223,7 @@ def describe_budget(task: Planned) -> str:
         f"about {_gib(needs.activation_bytes)} of activations{recomputed}",
         f"{n_updates:,} updates: {_engineering(flops * n_updates)}FLOP per rank",
         *note,
+        *(f"  {part}: {kernel}" for part, kernel in needs.kernels.items()),
     ]
     return "\n".join(lines)
 

@@ -57,7 +57,7 @@ def attention(
         ValueError: α is outside [1, 2].
         TypeError: a tensor has another dtype.
     """
-    seed = draw_seed() if dropout else None
+    seed = draw_seed().to(query_BHQE.device) if dropout else None  # meta, in estimates
     slopes, n_prefix = slopes_of(distances)
     context: Tensor = _OPERATOR(
         query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, seed,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from headwise.ops import dispatch
-from headwise.ops.checks import Reference
 from headwise.ops.cpp.call import readable
 from headwise.ops.family import ALPHAS, Power, beta_of, check_alpha
 from headwise.ops.maps import cpu as cpu_maps
@@ -38,7 +37,6 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
     Raises:
         ValueError: α outside [1, 2], on a CPU.
     """
-    dispatch.maps(scores_BHQK, power, REFERENCE)  # verify here: an operator cannot
     weights_BHQK: Tensor = _OPERATOR(scores_BHQK, alpha, mask, int(power))
     return weights_BHQK
 
@@ -71,9 +69,6 @@ def _weights_backward(
     of_power = ALPHAS[Power(power)] if alpha is None else alpha
     grad_scores, grad_alpha = reference.gradients(weights, grad, of_power, with_alpha)
     return grad_scores, weights.new_empty(0) if grad_alpha is None else grad_alpha
-
-
-REFERENCE = Reference(_weights, _weights_backward)  # called with float64, which no kernel supports
 
 
 def _weights_shape(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: int) -> Tensor:

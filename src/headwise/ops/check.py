@@ -1,0 +1,305 @@
+"""The check of a built library: each of its kernels once, beside the reference in float64.
+
+`dispatch` calls it before the first use of a library, also while a graph is traced. It runs in a
+thread of its own, so that the caller's autograd, autocast, transforms and modes do not affect it,
+and restores torch's generators. Results are remembered in the user's cache folder, under a hash of
+all of `ops/`, of the build and of the device.
+
+Sizes cover the branches of the kernels: rows of one vector and of several groups of vectors, rows
+that fit into registers and that do not, rows without a key, masks of stride 0, α per query.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, arange
+
+from headwise.files import machine_cache_dir, write_text
+from headwise.ops.attention import cpu as cpu_attention
+from headwise.ops.attention import cpu_few, reference
+from headwise.ops.attention.distances import Distances
+from headwise.ops.attention.triton import triton_entmax_attention
+from headwise.ops.cpp import build
+from headwise.ops.cpp.call import DTYPES, readable
+from headwise.ops.dispatch import CPP, Library
+from headwise.ops.draws import Draws
+from headwise.ops.dropout import cpu as cpu_dropout
+from headwise.ops.family import ALPHAS, Power, beta_of
+from headwise.ops.losses import cpu as cpu_losses
+from headwise.ops.losses import reference as exact_losses
+from headwise.ops.losses import triton as triton_losses
+from headwise.ops.maps import cpu as cpu_maps
+from headwise.ops.maps import reference as exact_maps
+from headwise.ops.maps import triton as triton_maps
+from headwise.ops.visible import Visible
+
+# Largest error by dtype: norm of the difference, relative to the norm of the reference.
+LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+JUMPS = 10  # times it, for gradients of half precision: they jump at the edge of the support
+N_QUERIES, RATE, SMOOTHING = 21, 0.25, 0.1
+
+Pairs = Iterator[tuple[str, Tensor, Tensor]]  # name, computed, expected
+Heads = tuple[Tensor, Tensor, Tensor]  # query, key, value
+log = logging.getLogger(__name__)
+
+
+def failure(library: Library) -> str | None:
+    """Return how the results of a library differ from the reference, or None if they do not."""
+    path = machine_cache_dir() / "checked" / _digest(library)
+    try:
+        return path.read_text(encoding="utf-8") or None
+    except (OSError, ValueError):
+        pass  # not checked yet
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            wrong = "; ".join(thread.submit(_differences, library).result())
+        except Exception as error:  # noqa: BLE001 - the reference is used, and it is tried again
+            first = next(iter(str(error).splitlines()), "")
+            return f"the check raised {type(error).__name__}: {first}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, wrong)
+    except OSError as error:
+        log.info("cannot remember the check of the kernels: %s", error)
+    return wrong or None
+
+
+def _digest(library: Library) -> str:
+    facts = build.build_digest() if library.kernel == CPP else _triton_facts(library.device)
+    return hashlib.sha256(f"{library}{facts}{_sources()}".encode()).hexdigest()[:20]
+
+
+def _triton_facts(device: torch.device) -> str:
+    facts = f"{importlib.metadata.version('triton')} {torch.__version__}"
+    if device.type != "cuda":
+        return f"{facts} interpreter"
+    driver = Path("/proc/driver/nvidia/version")
+    facts += driver.read_text(encoding="utf-8") if driver.is_file() else ""
+    return f"{facts} {torch.cuda.get_device_properties(device)}"
+
+
+@functools.cache
+def _sources() -> str:
+    """Return a hash of `ops/`, whose Python files prepare the arguments of the kernels."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _differences(library: Library) -> list[str]:
+    """Return the results of a library that differ, with their errors."""
+    device, cases, parts = library.device, [(library.dtype, library.power)], [_attention]
+    if library.kernel == CPP:
+        cases = list(product(DTYPES, Power))
+        parts = [_maps, _attention, _few, _losses, _dropout]
+    elif library.has_pattern:
+        parts = [_maps]  # TODO
+    elif library.width == 0:  # torch computes softmax on a GPU
+        parts = [_losses] if library.power is Power.EXP else [_maps, _losses]
+    wrong = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for (dtype, power), part in product(cases, parts):
+            small = _Small(library._replace(dtype=dtype, power=power))
+            for name, computed, expected in part(small):
+                error = float((_up(computed) - _up(expected)).norm())
+                error /= max(float(_up(expected).norm()), 1e-6)
+                if not error <= small.limit(name):  # NaN too
+                    wrong.append(f"{name} ({small.dtype}, {power.name}) differ by {error:.2g}")
+    return wrong
+
+
+class _Small:
+    """What the small problems of one dtype and map have in common."""
+
+    def __init__(self, library: Library) -> None:
+        self.is_cpp, self.device = library.kernel == CPP, library.device
+        self.power, self.dtype = library.power, str(library.dtype).removeprefix("torch.")
+        self.width = library.width or 16
+        self.alpha: Tensor | None = None
+        if self.power is Power.ANY:
+            alphas = torch.tensor([1.05, 1.25], dtype=torch.float32, device=self.device)
+            self.alpha = alphas.view(1, 2, 1, 1)
+        slopes_H = torch.tensor([0.25, 0.0], dtype=torch.float32, device=self.device)
+        self.distances = Distances(slopes_H, n_prefix=2)
+        self.exact_distances = Distances(_up(slopes_H), n_prefix=2)
+        generator = torch.Generator().manual_seed(1)
+
+        def new(*shape: int) -> Tensor:
+            values = torch.randn(shape, generator=generator, dtype=torch.float32)
+            return values.to(self.device, library.dtype)
+
+        self.new = new
+        self._limit = LIMITS[library.dtype]
+        if torch.get_float32_matmul_precision() != "highest":  # matrix products of TF32
+            self._limit = max(self._limit, LIMITS[torch.float16])
+
+    def limit(self, name: str) -> float:
+        is_rounded = self._limit > LIMITS[torch.float32]
+        return self._limit * (JUMPS if is_rounded and name.startswith("gradients") else 1)
+
+    def exact_alpha(self, alpha: Tensor | None) -> Tensor | float:
+        return ALPHAS[self.power] if alpha is None else _up(alpha)
+
+
+def _up(values: Tensor) -> Tensor:
+    return values.detach().to("cpu", torch.float64)
+
+
+def _maps(small: _Small) -> Pairs:
+    kernels: Any = cpu_maps if small.is_cpp else triton_maps
+    for n in (37, 300) if small.is_cpp else (37, 300, 2100):
+        scores, grad = small.new(1, 2, 5, n) * 2, small.new(1, 2, 5, n)
+        lengths_51 = torch.tensor([n, 0, 9, 1, n - 2])[:, None]
+        alpha = small.alpha
+        if alpha is not None:  # one per query
+            alpha = alpha + 0.01 * arange(5, dtype=torch.float32, device=small.device)[:, None]
+        beta, exact_alpha = beta_of(alpha), small.exact_alpha(alpha)
+        for mask in (arange(n) < lengths_51, lengths_51 > 0):  # the second has stride 0
+            mask_11QK = mask[None, None].to(small.device)
+            visible = Visible(readable(mask_11QK)) if small.is_cpp else mask_11QK
+            p = kernels.forward(scores, beta, small.power, visible)
+            yield "weights", p, exact_maps.weights(_up(scores), exact_alpha, mask)
+            computed = kernels.backward(p, grad, beta, small.power, alpha is not None)
+            exact = exact_maps.gradients(_up(p), _up(grad), exact_alpha, alpha is not None)
+            yield "gradients of scores", computed[0], exact[0]
+            if exact[1] is not None:
+                yield "gradients of α", computed[1], exact[1]
+
+
+def _attention(small: _Small) -> Pairs:
+    sizes = ((40, 0.0), (150, RATE)) if small.is_cpp else product((40, 300), (0.0, RATE))
+    for n, rate in sizes:
+        offset, lengths = n - N_QUERIES, torch.tensor([n, n - 7])
+        queries, keys = arange(offset, n)[:, None], arange(n)
+        mask = (keys < lengths.view(2, 1, 1, 1)) & (keys <= queries)
+        visible = Visible(None, lengths.to(small.device), True, offset)
+        if small.is_cpp and not rate:  # a dense mask, and a query without a key
+            mask = mask & (keys % 5 != 3) & (queries != n - 9)
+            visible = Visible(mask, None, False, offset)
+        yield from _compare(small, _attend, visible, mask, rate)
+
+
+def _attend(small: _Small, heads: Heads, rate: float, visible: Visible) -> Tensor:
+    settings = (rate, small.width**-0.5, small.distances)
+    if small.is_cpp:
+        return cpu_attention.attention(*heads, small.alpha, small.power, visible, *settings)
+    alpha_H = ALPHAS[small.power] if small.alpha is None else small.alpha.flatten()
+    causal = (visible.lengths_B, visible.is_causal, visible.query_offset)
+    return triton_entmax_attention(*heads, alpha_H, *causal, *settings)
+
+
+def _compare(
+    small: _Small, attend: Callable[..., Tensor], restriction: Any, mask: Tensor, rate: float
+) -> Pairs:
+    """Yield context and gradients of `attend` beside the reference.
+
+    Args:
+        attend: (small, heads, rate, restriction) -> context.
+        restriction: of the keys.
+        mask: the same, bool (B, H or 1, Q, K), True = may attend.
+        rate: of dropout.
+    """
+    n_queries, n = mask.shape[2:]
+    query, key, value = leaves = [small.new(2, 2, size, small.width) for size in (n_queries, n, n)]
+    if small.alpha is not None:
+        leaves = [*leaves, small.alpha]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    grad = small.new(2, 2, n_queries, small.width)
+
+    def run(values: Tensor) -> Tensor:
+        torch.default_generator.manual_seed(3)
+        if small.device.type == "cuda":
+            with torch.cuda.device(small.device):
+                torch.cuda.manual_seed(3)
+        return attend(small, (query, key, values), rate, restriction)
+
+    q, k, v = map(_up, (query, key, value))
+    alpha, scale = small.exact_alpha(small.alpha), small.width**-0.5
+    p = reference.weights(q, k, alpha, mask, scale, small.exact_distances)
+    kept = torch.ones_like(p)
+    if rate:  # contexts of unit values are the weights after dropout
+        units = torch.eye(n, device=small.device).to(grad.dtype).expand(2, 2, n, n)
+        starts = range(0, n, small.width)
+        parts = [run(units[..., i : i + small.width].contiguous()) for i in starts]
+        dropped = _up(torch.cat(parts, -1))
+        kept = (dropped > p).double() / (1 - rate)
+        yield "weights after dropout", dropped, p * kept
+        yield "shares of kept weights", kept[p > 1e-3].mean().round(), torch.ones(())
+        if small.power is Power.EXP and n_queries < n:  # no weight is 0
+            visible = kept[..., : n - n_queries]  # to all queries
+            alike = (visible[..., 1:, :] == visible[..., :1, :]).all(-1)
+            yield "rows that drop alike", alike.any(), torch.zeros(())
+    context = run(value)
+    gradients = torch.autograd.grad(context, leaves, grad)
+    yield "contexts", context, (p * kept) @ v
+    exact = reference.gradients(_up(grad), q, k, v, p, kept, alpha, scale)
+    names = ("queries", "keys", "values", "α")[: len(exact)]
+    for name, computed, expected in zip(names, gradients, exact, strict=True):
+        yield f"gradients of {name}", computed, expected.sum_to_size(computed.shape)
+
+
+def _few(small: _Small) -> Pairs:
+    n, lengths = 40, torch.tensor([40, 33])
+    q, k, v = (small.new(2, 2, size, width) for size, width in ((3, 16), (n, 16), (n, 72)))
+    visible, scale = Visible(None, lengths, True, n - 3), small.width**-0.5
+    settings = (small.power, visible, scale, small.distances)
+    with torch.no_grad():
+        context = cpu_few.attention_of_few(q, k, v, small.alpha, *settings)
+    mask = (arange(n) < lengths.view(2, 1, 1, 1)) & (arange(n) <= arange(n - 3, n)[:, None])
+    alpha = small.exact_alpha(small.alpha)
+    p = reference.weights(_up(q), _up(k), alpha, mask, scale, small.exact_distances)
+    yield "contexts of few queries", context, p @ _up(v)
+
+
+def _losses(small: _Small) -> Pairs:
+    kernels: Any = cpu_losses if small.is_cpp else triton_losses
+    alpha = ALPHAS.get(small.power, 1.3)
+    for n_classes in (353,) if small.is_cpp else (353, 5000):
+        scores = small.new(5, n_classes) * 3
+        target = torch.tensor([0, 5, n_classes - 1, 32, 7])
+        scale = torch.ones(5, dtype=torch.float32)
+        if small.power is not Power.EXP:
+            scores[4] = -torch.inf  # has a gradient, but no loss
+        results = kernels.read(scores, alpha, True)
+        exact = exact_losses.read(_up(scores), alpha, True)
+        names = ("values of losses", "sizes of supports", "sums of scores")
+        for name, computed, expected in zip(names, results, exact, strict=False):
+            assert expected is not None
+            yield name, computed[:4], expected[:4]
+        settings = (alpha, SMOOTHING, SMOOTHING / n_classes)
+        out, gradient = torch.empty_like(scores), _up(scores)
+        rows = (scale.to(small.device), target.to(small.device))
+        kernels.write_gradient(scores, results[3], out, *rows, *settings)
+        exact_losses.write_gradient(
+            _up(scores), exact[3], gradient, scale.double(), target, *settings
+        )
+        yield "gradients of losses", out, gradient
+
+
+def _dropout(small: _Small) -> Pairs:
+    values, added, draws = small.new(9003), small.new(9003), Draws(5, RATE)
+    dropped, relu = cpu_dropout.drop(values, draws), cpu_dropout.drop_relu(values, draws)
+    kept = (dropped != 0).double() / (1 - RATE)
+    yield "entries after dropout", dropped, _up(values) * kept
+    yield "shares of kept entries", kept.mean().round(decimals=1), torch.ones(())
+    alike = kept[:4096] == kept[4096:8192]
+    yield "chunks that drop alike", alike.all(), torch.zeros(())
+    sums = cpu_dropout.drop_and_add(values, added, draws)
+    yield "sums after dropout", sums, _up(added) + _up(values) * kept
+    yield "positive entries after dropout", relu, _up(values).clamp_min(0) * kept
+    grad = cpu_dropout.drop_relu_backward(added, relu, draws)
+    yield "gradients of dropout", grad, _up(added) * kept * (_up(values) > 0)

@@ -1,0 +1,61 @@
+"""The kernels that a model uses, by part, for dry runs, `environment.json` and resumed runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.fused import FusedNormaliser
+from headwise.attention.scores import ScoreAttention
+from headwise.ops import dispatch, linear
+from headwise.ops.dispatch import Choice
+
+
+def kernels_of(
+    model: nn.Module, alpha: float, matmul_dtype: torch.dtype, device: torch.device
+) -> dict[str, str]:
+    """Return the kernels of a model in training: part -> kernel (reason).
+
+    Args:
+        model: on any device, meta included.
+        alpha: of the loss over the vocabulary.
+        matmul_dtype: of matmuls; under autocast, the autocast dtype.
+        device: on which the model is trained.
+    """
+
+    def empty(*shape: int, dtype: torch.dtype = matmul_dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    kernels: dict[str, set[Choice]] = defaultdict(set)
+    scores = empty(1, 1, 1, 1, dtype=torch.float32)
+    for module in model.modules():
+        if isinstance(module, FusedNormaliser):
+            kernels["maps"].add(dispatch.maps(scores, module.power))
+        if isinstance(module, ScoreAttention) and isinstance(module.normaliser, FusedNormaliser):
+            keys = empty(1, 1, dispatch.MIN_KEYS, module.place.key_dim)
+            heads = (keys, keys, empty(1, 1, dispatch.MIN_KEYS, module.place.head_dim))
+            is_biased = bool(module.positions and module.positions.distances(0))
+            for part, rate in (("attention", 0.0), ("attention in training", module.dropout)):
+                choice = module.normaliser.kernel(*heads, False, rate, is_biased)
+                kernels[part].add(choice)
+            if module.pattern is not None:
+                options = (module.normaliser.power, module.normaliser.alpha_per_query, False)
+                choice = dispatch.sparse_attention(keys, heads[2], *options)
+                kernels["attention of long input with a pattern"].add(choice)
+    kernels["losses"].add(dispatch.losses(empty(1, 1), alpha))
+    kernels["dropout"].add(dispatch.dropout(empty(1)))
+    is_onednn = device.type == "cpu" and matmul_dtype in linear.DTYPES
+    kernels["linear maps"].add(Choice("oneDNN" if is_onednn else "torch", str(matmul_dtype)))
+    return {part: ", ".join(sorted(map(str, used))) for part, used in kernels.items()}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return how torch and the kernels of two `environment.json` differ."""
+    pairs = {"torch": [str(one.get("versions", {}).get("torch")) for one in (before, now)]}
+    for part, kernel in now.get("kernels", {}).items():
+        pairs[part] = [before.get("kernels", {}).get(part, kernel), kernel]
+    return [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.attention import fused
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.config.folders import group_node
 from headwise.ops import dispatch
+from headwise.ops.attention import operator
 from headwise.ops.cpp import call
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
@@ -28,9 +28,9 @@ BLOCKS_NEVER = {name: {"stride": 8, "block_sparse_from": 10**6} for name in ("st
 
 @pytest.fixture(autouse=True)
 def _empty_log() -> Iterator[None]:
-    fused._LOGGED.clear()
+    operator._LOGGED.clear()
     yield
-    fused._LOGGED.clear()
+    operator._LOGGED.clear()
 
 
 def layer(variant: str, qk_dim: int | None = None, **settings: object) -> Attention:
@@ -78,7 +78,7 @@ def test_long_rows_use_kernels(
     qk_dim: int | None,
 ) -> None:
     attention = layer(variant, qk_dim, **settings)
-    assert_fused_equals_formed(attention, 150, caplog, "C++ kernels")
+    assert_fused_equals_formed(attention, 150, caplog, "attention: C++ (checked)")
 
 
 @needs_kernels
@@ -91,8 +91,8 @@ def test_few_queries_use_a_separate_kernel_without_logging(
     qk_dim: int | None,
 ) -> None:
     attention, calls = layer(variant, qk_dim), []
-    real = fused.attention_of_few
-    monkeypatch.setattr(fused, "attention_of_few", lambda *a: calls.append(a) or real(*a))
+    real = operator.attention_of_few
+    monkeypatch.setattr(operator, "attention_of_few", lambda *a: calls.append(a) or real(*a))
     states = torch.randn(2, 30, 32, generator=torch.Generator().manual_seed(2))
     arguments = (states[:, :3], states, states, Mask(key_lengths_B=torch.tensor([30, 7])))
     with torch.no_grad(), caplog.at_level(logging.INFO, logger="headwise"):
@@ -129,7 +129,8 @@ class TestTriton:
         qk_dim: int | None,
     ) -> None:
         monkeypatch.setattr(call, "supports", lambda scores: False)
-        assert_fused_equals_formed(layer(variant, qk_dim).to(DEVICE), 20, caplog, "Triton kernels")
+        attention = layer(variant, qk_dim).to(DEVICE)
+        assert_fused_equals_formed(attention, 20, caplog, "attention: Triton (checked)")
 
     def test_refusals_are_logged(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -157,8 +158,8 @@ def test_decoder_with_all_choices(
     n = dispatch.MIN_KEYS + 12
     states = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(2))
     calls = []
-    real = fused.attention
-    monkeypatch.setattr(fused, "attention", lambda *a: calls.append(a) or real(*a))
+    real = operator.attention
+    monkeypatch.setattr(operator, "attention", lambda *a: calls.append(a) or real(*a))
     with torch.no_grad():
         for parameter in attention.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.05)

@@ -32,6 +32,7 @@ CPP, TRITON, TORCH = "C++", "Triton", "torch"
 CPP_FEW = "C++, few queries"
 WEIGHTS = "weights are formed"  # by the maps; torch multiplies them by the values
 SHORT_ROWS = "rows are short"
+SHAPES = "shapes alone, for estimates: other kernels save the same for the backward pass"
 PADDED_BIAS = "with a bias and padding or documents, torch would need a mask per head and sentence"
 # Minimum number of keys, padding included, from which attention without weights is faster
 # without dropout. Results differ by rounding.
@@ -127,7 +128,7 @@ def attention(
     """
     device, dtype = query_BHQE.device.type, query_BHQE.dtype
     if device == "meta":
-        return Choice(CPP, "shapes alone: all kernels save the same for the backward pass")
+        return Choice(CPP, SHAPES)
     if dropout == 0 and cpu_few.supports(query_BHQE, key_BHKE, value_BHKE):
         few = _checked(TORCH, CPP)
         if few.kernel == CPP:

@@ -36,15 +36,15 @@ def kernels_of(
         if isinstance(module, FusedNormaliser):
             kernels["maps"].add(dispatch.maps(scores, module.power))
         if isinstance(module, ScoreAttention) and isinstance(module.normaliser, FusedNormaliser):
+            power, per_query = module.normaliser.power, module.normaliser.alpha_per_query
             keys = empty(1, 1, dispatch.MIN_KEYS, module.place.key_dim)
             heads = (keys, keys, empty(1, 1, dispatch.MIN_KEYS, module.place.head_dim))
             is_biased = bool(module.positions and module.positions.distances(0))
             for part, rate in (("attention", 0.0), ("attention in training", module.dropout)):
-                choice = module.normaliser.kernel(*heads, False, rate, is_biased)
+                choice = dispatch.attention(*heads, power, rate, False, per_query, is_biased)
                 kernels[part].add(choice)
             if module.pattern is not None:
-                options = (module.normaliser.power, module.normaliser.alpha_per_query, False)
-                choice = dispatch.sparse_attention(keys, heads[2], *options)
+                choice = dispatch.sparse_attention(keys, heads[2], power, per_query, False)
                 kernels["attention of long input with a pattern"].add(choice)
     kernels["losses"].add(dispatch.losses(empty(1, 1), alpha))
     kernels["dropout"].add(dispatch.dropout(empty(1)))

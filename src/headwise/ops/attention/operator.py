@@ -1,0 +1,152 @@
+"""Attention without weights in memory, by the kernel that `dispatch` selects.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from headwise.ops import dispatch
+from headwise.ops.attention.cpu import attention
+from headwise.ops.attention.cpu_few import attention_of_few
+from headwise.ops.attention.cpu_sparse import Settings, sparse_attention
+from headwise.ops.attention.distances import Distances
+from headwise.ops.attention.layout import BlockLayout
+from headwise.ops.attention.triton import triton_entmax_attention
+from headwise.ops.attention.widths import of_one_width
+from headwise.ops.dispatch import Choice
+from headwise.ops.family import ALPHAS, Power
+from headwise.ops.visible import Visible
+
+_LOGGED: set[Choice] = set()
+log = logging.getLogger(__name__)
+
+
+class Restriction(Protocol):
+    """Which keys a query may attend to; `headwise.attention.mask.Mask` is one.
+
+    Attributes:
+        key_lengths_B: number of keys of each row before padding, or None.
+        causal: whether a query attends only to keys up to its own position.
+        query_offset: position of the first query.
+        segments_BN: document of each position, or None.
+        needs_dense: whether keys are restricted beyond padding and causality.
+        is_plain_causal: whether it is causal from position 0 on, with no other restriction.
+    """
+
+    @property
+    def key_lengths_B(self) -> Tensor | None: ...  # noqa: D102
+    @property
+    def causal(self) -> bool: ...  # noqa: D102
+    @property
+    def query_offset(self) -> int: ...  # noqa: D102
+    @property
+    def segments_BN(self) -> Tensor | None: ...  # noqa: D102
+    @property
+    def needs_dense(self) -> bool: ...  # noqa: D102
+    @property
+    def is_plain_causal(self) -> bool: ...  # noqa: D102
+
+    def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+        """Return bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed."""
+        ...
+
+
+def attend(
+    query_BHQE: Tensor,
+    key_BHKE: Tensor,
+    value_BHKE: Tensor,
+    power: Power,
+    alpha: Callable[[], Tensor | None],
+    alpha_per_query: bool,
+    mask: Restriction,
+    dropout: float = 0.0,
+    distances: Distances | None = None,
+    layout: BlockLayout | None = None,
+) -> Tensor | None:
+    """Return the context (B, H, Q, E), or None if no kernel is faster than forming weights.
+
+    Scores are query · key · E^-0.5, plus the bias. Differentiable once in queries, keys, values, α.
+
+    Args:
+        query_BHQE, key_BHKE, value_BHKE: of one dtype; values may have another width.
+        power: the map.
+        alpha: called if a kernel is used; returns α, float32, broadcastable to (B, H, Q, 1), or
+            None if `power` determines it.
+        alpha_per_query: whether α differs by query.
+        mask: which keys.
+        dropout: rate on the weights.
+        distances: the bias, or None.
+        layout: of the mask's pattern, or None.
+    """
+    heads = (query_BHQE, key_BHKE, value_BHKE)
+    if layout is None:
+        is_equal = mask.key_lengths_B is None and mask.segments_BN is None  # in all sentences
+        options = (alpha_per_query, distances is not None and not is_equal)
+        chosen = dispatch.attention(*heads, power, dropout, mask.needs_dense, *options)
+    else:
+        has_documents = layout.segments_BN is not None
+        chosen = dispatch.sparse_attention(
+            query_BHQE, value_BHKE, power, alpha_per_query, has_documents
+        )
+    _log_once(chosen)
+    if chosen.kernel == dispatch.WEIGHTS:
+        return None
+    if chosen.kernel == dispatch.TORCH:
+        return _torch_softmax(*heads, mask, dropout, distances)
+    row_alpha, scale = alpha(), query_BHQE.shape[3] ** -0.5
+    lengths_B, causal, offset = mask.key_lengths_B, mask.causal, mask.query_offset
+    if chosen.kernel == dispatch.TRITON:
+        alpha_H = ALPHAS[power] if row_alpha is None else row_alpha.flatten()
+        return triton_entmax_attention(
+            *heads, alpha_H, lengths_B, causal, offset, dropout, scale, distances, layout
+        )
+    if layout is not None:
+        settings = Settings(layout, power, dropout, scale, distances)
+        return sparse_attention(*heads, row_alpha, settings)
+    dense_BHQK = None
+    if mask.needs_dense:
+        dense_BHQK = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
+    visible = Visible(dense_BHQK, lengths_B, causal, offset)
+    if chosen.kernel == dispatch.CPP_FEW:
+        return attention_of_few(*heads, row_alpha, power, visible, scale, distances)
+    return attention(*heads, row_alpha, power, visible, dropout, scale, distances)
+
+
+def _torch_softmax(
+    query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, mask: Restriction, dropout: float,
+    distances: Distances | None,
+) -> Tensor:  # fmt: skip
+    width = value_BHKE.shape[3]
+    scale = None if query_BHQE.shape[3] == width else query_BHQE.shape[3] ** -0.5
+    # torch's kernels without weights need one width
+    query_BHQE, key_BHKE, value_BHKE = of_one_width(query_BHQE, key_BHKE, value_BHKE)
+    if distances is None and mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:
+        return scaled_dot_product_attention(
+            query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True, scale=scale
+        )[..., :width]
+    dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
+    if distances is not None:  # equal for all sentences
+        bias = query_BHQE.new_zeros(1, 1, query_BHQE.shape[2], key_BHKE.shape[2])
+        if dense is not None:
+            bias = bias.masked_fill(~dense, -torch.inf)
+        dense = distances.biased(bias, mask.query_offset).to(query_BHQE.dtype)
+    return scaled_dot_product_attention(
+        query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout, scale=scale
+    )[..., :width]
+
+
+def _log_once(chosen: Choice) -> None:
+    """Log the kernel once, except for few queries (decoding), estimates and under torch.compile."""
+    is_silent = torch.compiler.is_compiling() or chosen.kernel == dispatch.CPP_FEW
+    if is_silent or chosen.reason in (dispatch.SHORT_ROWS, dispatch.SHAPES) or chosen in _LOGGED:
+        return
+    _LOGGED.add(chosen)
+    log.info("attention: %s", chosen)

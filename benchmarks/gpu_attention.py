@@ -42,7 +42,6 @@ from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
 from headwise.ops.attention import triton_launch
 from headwise.ops.attention.layout import BlockLayout
-from headwise.ops.attention.rule import EVERY_QUERY
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.family import Power
 
@@ -114,7 +113,8 @@ def results_of(check: Check, device: str) -> list[list[Tensor]]:
     if check.pattern is not None:
         pattern = pattern_of(check.pattern, len(alpha), check.head_dim)
         layout = pattern.layout(check.keys, check.causal, lengths, torch.device(device))
-        mask = mask & pattern.allowed(keys, check.keys, check.causal, lengths)
+        allowed = pattern.allowed(keys, check.keys, check.causal, lengths)
+        mask = mask if allowed is None else mask & allowed
     results = []
     for dtype in (check.dtype, torch.float64):
         *leaves, grad = (tensor.to(dtype).detach() for tensor in tensors)
@@ -179,19 +179,23 @@ def flex(layout: BlockLayout) -> Attend:
     """Return FlexAttention with a causal pattern."""
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-    rule, n = layout.rule(), layout.n_positions
-    key_labels_HN = rule.key_labels_BHN[0]
+    rule, n, device = layout.rule, layout.n_positions, layout.lengths_B.device
+    n_heads = len(rule.labels)
+    labels_HN = rule.labels_of(torch.arange(n, device=device)).expand(n_heads, n).contiguous()
+    windows_H = torch.tensor(rule.windows, device=device)
+    every_HN = torch.zeros_like(labels_HN, dtype=torch.bool)
+    if rule.every_BHN is not None:
+        every_HN |= rule.every_BHN[0]
 
     def is_visible(_batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        of_key = key_labels_HN[head, key]
-        is_near = (query - key).abs() <= rule.windows_H[head]
-        is_far = (of_key == rule.labels_HN[head, query]) | (of_key == EVERY_QUERY)
+        is_near = (query - key).abs() <= windows_H[head]
+        is_far = (labels_HN[head, key] == labels_HN[head, query]) | every_HN[head, key]
         return (key <= query) & (is_near | is_far)
 
     @functools.cache  # at the first call, whose errors are caught
     def blocks() -> BlockMask:
-        arguments = (is_visible, 1, len(key_labels_HN), n, n)
-        mask: BlockMask = torch.compile(create_block_mask)(*arguments, device=key_labels_HN.device)
+        arguments = (is_visible, 1, n_heads, n, n)
+        mask: BlockMask = torch.compile(create_block_mask)(*arguments, device=device)
         return mask
 
     compiled = torch.compile(flex_attention)

@@ -115,7 +115,7 @@ def test_equals_the_masked_dense_computation(
             mask = Mask(lengths, causal)
             in_blocks = make(pattern, True, **settings)
             layout = mask.restricted(in_blocks.pattern).layout(n, n, CPU)
-            assert layout.allowed_BHNK.shape[2:] == (n, in_blocks.pattern.n_slots(n, causal))
+            assert layout.allowed_BHNK.shape[2:] == (n, layout.n_slots)
             dense = make(pattern, False, **settings)
             assert_same(
                 context_and_gradients(in_blocks, n, mask), context_and_gradients(dense, n, mask)
@@ -198,6 +198,6 @@ def test_number_of_scores_grows_with_the_square_root_of_the_length(pattern: str)
         slot_counts = []
         for n in (1024, 4096, 16384):
             module_pattern = make(pattern, True, stride=math.isqrt(n)).pattern
-            slot_counts.append(module_pattern.n_slots(n, causal))
+            slot_counts.append(module_pattern.layout(n, causal, None, CPU).n_slots)
         assert slot_counts[1] == 2 * slot_counts[0]
         assert slot_counts[2] == 4 * slot_counts[0]

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.attention import fused
 from headwise.attention.alibi import ALiBi, slopes
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
@@ -24,6 +23,7 @@ from headwise.attention.rotary import Rotary
 from headwise.config.folders import group_node
 from headwise.errors import ConfigError
 from headwise.ops import dispatch
+from headwise.ops.attention import operator
 from kernel_marks import needs_kernels
 from weights_recorded import with_weights
 
@@ -160,13 +160,13 @@ def test_fused_alibi_equals_formed(
     settings = {"depends_on": "query"} if of else {}
     site = "decoder_self" if mask.causal else "encoder_self"
     module, biases, formed = attention_at(ALiBi(), site, name, **settings), [], []
-    real = fused.scaled_dot_product_attention
+    real = operator.scaled_dot_product_attention
 
     def spied(*arguments: Any, attn_mask: Tensor, **options: Any) -> Tensor:
         biases.append(attn_mask.shape)
         return real(*arguments, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(fused, "scaled_dot_product_attention", spied)
+    monkeypatch.setattr(operator, "scaled_dot_product_attention", spied)
     handle = module.normaliser.register_forward_pre_hook(
         lambda *arguments: formed.append(arguments)
     )

@@ -163,8 +163,7 @@ class TestMarks:
             layout, mask = layout_and_mask(
                 make_pattern(name, *combination, stride=stride), n, causal, lengths
             )
-            rule = layout.rule()
-            places = rule.places(3)
+            places = triton_blocks.places(layout.rule, n, 3, lengths.device)
             mask = mask.expand(3, H, n, n)
             mask = mask.gather(2, places[:, :, 0, :, None].long().expand_as(mask))
             mask = mask.gather(3, places[:, :, 2, None].long().expand_as(mask))
@@ -175,7 +174,8 @@ class TestMarks:
                 .unflatten(2, (-1, block))
                 for value in (False, True)
             )
-            marks = triton_blocks._marks(places, rule.windows_H, causal, lengths, block)
+            windows_H = torch.tensor(layout.rule.windows)
+            marks = triton_blocks._marks(places, windows_H, causal, lengths, block)
             assert not any_visible.any(5).any(3)[marks == 0].any()
             assert all_visible.all(5).all(3)[marks == 1].all()
             assert (marks == 0).any()
@@ -186,9 +186,11 @@ class TestMarks:
         counts = []
         for n in (4096, 16384):
             pattern = make_pattern(name, combine, stride=math.isqrt(n))
-            rule = pattern.rule(n, True, torch.tensor([n]))
-            places = rule.places(1)
-            marks = triton_blocks._marks(places, rule.windows_H, True, torch.tensor([n]), 64)
+            lengths = torch.tensor([n])
+            rule = pattern.rule(n, True, lengths)
+            places = triton_blocks.places(rule, n, 1, lengths.device)
+            windows_H = torch.tensor(rule.windows)
+            marks = triton_blocks._marks(places, windows_H, True, lengths, 64)
             counts.append(int((marks > 0).sum()))
         assert counts[1] <= 8.5 * counts[0]
         assert counts[1] <= 0.25 * marks.numel() / 2  # of a causal dense computation

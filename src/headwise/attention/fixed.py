@@ -1,6 +1,6 @@
 """The fixed pattern (Child et al. 2019, section 4): a block, and the summaries of all blocks.
 
-Axes: B batch, H heads, Q and K numbers of queries and keys, N positions, C summary cells.
+Axes: B batch, H heads, N positions.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from headwise.attention.place import Place
-from headwise.attention.sparse_pattern import SparsePattern, head_mask, is_real, per_head
+from headwise.attention.sparse_pattern import SparsePattern
 from headwise.errors import require
-from headwise.ops.attention.layout import Gathered, Neighbours, Part
-from headwise.ops.attention.rule import EVERY_QUERY, NO_WINDOW, Rule
+from headwise.ops.attention.rule import BLOCK, NO_WINDOW, POSITION, Rule, per_head
 
 
 class Fixed(SparsePattern):
@@ -75,104 +74,31 @@ class Fixed(SparsePattern):
         """See `SparsePattern.key`."""
         return (super().key, self.summary_cells, self.cells_behind_H)
 
-    def near(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """See `SparsePattern.near`."""
-        return queries // self.stride == keys // self.stride
+    def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:
+        """Return a query's block as its label, and the summary cells as keys for every query."""
+        windows = (NO_WINDOW,) * len(self.near_H)
+        labels = tuple(BLOCK if near else POSITION for near in self.near_H)
+        if not any(self.far_H):
+            return Rule(self.stride, windows, labels)
+        positions = torch.arange(n_positions, device=lengths_B.device)
+        first = self._first_cells(positions // self.stride, None if causal else lengths_B)
+        is_cell_BHN = (positions >= first) & (positions < first + self.summary_cells)
+        is_cell_BHN = is_cell_BHN & per_head(self.far_H, torch.bool, positions.device)[:, None]
+        return Rule(self.stride, windows, labels, is_cell_BHN, self.summary_cells)
 
-    def far(self, queries: Tensor, keys: Tensor, key_lengths_B: Tensor | None) -> Tensor:
-        """See `SparsePattern.far`; equal for all queries."""
-        first = self._first_cells(keys // self.stride, key_lengths_B)
-        return ((keys >= first) & (keys < first + self.summary_cells))[:, :, None]
-
-    def _first_cells(self, blocks: Tensor, key_lengths_B: Tensor | None) -> Tensor:
-        """Return the position (B or 1, H or 1, ...) of the first summary cell of `blocks` (...).
+    def _first_cells(self, blocks_N: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """Return the position (B or 1, H or 1, N) of the first summary cell of `blocks_N`.
 
         With lengths (in an encoder), the cells of an incomplete final block are its last real ones.
         """
-        behind = self._cells_behind(blocks)
-        first = blocks * self.stride + self.stride - self.summary_cells - behind
-        if key_lengths_B is None:
-            return first
-        lengths = key_lengths_B.view(-1, 1, 1)
+        behind = per_head(self.cells_behind_H, torch.int64, blocks_N.device)[:, None]
+        first = blocks_N * self.stride + self.stride - self.summary_cells - behind
+        if lengths_B is None:
+            return first[None]
+        lengths = lengths_B.view(-1, 1, 1)
         final = (lengths - 1) // self.stride
         first_in_final = torch.maximum(lengths - self.summary_cells - behind, final * self.stride)
-        return torch.where(blocks == final, first_in_final, first)
-
-    def _cells_behind(self, blocks: Tensor) -> Tensor:
-        """Return the number of positions after the summary cells in a block (1, H or 1, 1)."""
-        if len(set(self.cells_behind_H)) == 1:
-            return per_head(self.cells_behind_H[:1], torch.int64, blocks.device).view(1, 1, 1)
-        return per_head(self.cells_behind_H, torch.int64, blocks.device).view(1, -1, 1)
-
-    def n_slots(self, n_positions: int, causal: bool) -> int:
-        """See `SparsePattern.n_slots`."""
-        n_blocks = -(-n_positions // self.stride)
-        return self.stride + any(self.far_H) * n_blocks * self.summary_cells
-
-    def parts(self, n_positions: int, causal: bool, lengths_B: Tensor) -> list[Part]:
-        """See `SparsePattern.parts`.
-
-        Summary cells of the query's own block belong to the part for that block. Heads with only
-        far keys have that part too, for the position of the query.
-        """
-        parts: list[Part] = [Neighbours(self.stride, 0, 0)]
-        if any(self.far_H):
-            cells = self._cells(-(-n_positions // self.stride), causal, lengths_B).flatten(2)
-            parts.append(Gathered(cells.clamp(0, n_positions - 1), self.summary_cells))
-        return parts
-
-    def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:
-        """See `SparsePattern.rule`. Summary cells come first in the order of the keys."""
-        positions = torch.arange(n_positions, device=lengths_B.device)
-        near_H1 = per_head(self.near_H, torch.bool, positions.device)[:, None]
-        labels_HN = torch.where(near_H1, positions // self.stride, positions)
-        is_cell_BHN, is_complete_BHN = (
-            head_mask(self.far(positions, positions, lengths), self.far_H)[:, :, 0]
-            for lengths in (None if causal else lengths_B, None)
-        )
-        key_labels_BHN = labels_HN.masked_fill(is_cell_BHN, EVERY_QUERY)
-        last_HN = ~is_complete_BHN[0].expand_as(labels_HN)
-        key_order_HN = last_HN.int().argsort(dim=1, stable=True)
-        order_HN = positions.expand_as(labels_HN)
-        windows_H = torch.full_like(labels_HN[:, 0], NO_WINDOW, dtype=torch.int32)
-        return Rule(windows_H, labels_HN, key_labels_BHN, order_HN, key_order_HN)
-
-    def masks(self, causal: bool, blocks: Tensor, n_blocks: int, lengths_B: Tensor) -> list[Tensor]:
-        """See `BlockLayout.masks`."""
-        own = self._own_block(blocks, causal, lengths_B)
-        if not any(self.far_H):
-            return [own]
-        return [own, self._summaries(blocks, n_blocks, causal, lengths_B)]
-
-    def _cells(self, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Return the positions of the summary cells (B or 1, H or 1, blocks, C)."""
-        blocks = torch.arange(n_blocks, device=lengths_B.device)
-        first = self._first_cells(blocks, None if causal else lengths_B)
-        return first[..., None] + torch.arange(self.summary_cells, device=blocks.device)
-
-    def _summaries(self, blocks: Tensor, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Return the mask of the cells of other blocks (B, H, M, L, blocks of keys * C)."""
-        of_keys = torch.arange(n_blocks, device=blocks.device)
-        is_other_block = of_keys < blocks[:, None] if causal else of_keys != blocks[:, None]
-        is_cell = self._cells(n_blocks, causal, lengths_B) < lengths_B.view(-1, 1, 1, 1)
-        allowed = head_mask(is_other_block[:, :, None] & is_cell[:, :, None], self.far_H).flatten(3)
-        return allowed[:, :, :, None].expand(-1, -1, -1, self.stride, -1)
-
-    def _own_block(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Return the mask of the query's own block (B, H, M, L, L)."""
-        offsets = torch.arange(self.stride, device=lengths_B.device)
-        positions = blocks[:, None] * self.stride + offsets
-        allowed = (offsets[:, None] == offsets)[None, None, None]
-        if any(self.near_H):
-            allowed = allowed | head_mask(torch.ones_like(allowed), self.near_H)
-        if any(self.far_H):
-            flat = positions.flatten()
-            cells = self.far(flat, flat, None if causal else lengths_B)
-            in_block = cells.reshape(*cells.shape[:2], len(blocks), 1, self.stride)
-            allowed = allowed | head_mask(in_block, self.far_H)
-        if causal:
-            allowed = allowed & (offsets <= offsets[:, None])
-        return allowed & is_real(positions[:, None], lengths_B)
+        return torch.where(blocks_N == final, first_in_final, first)
 
 
 def _quarter(stride: int) -> int:

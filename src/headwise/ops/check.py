@@ -19,6 +19,7 @@ import importlib.metadata
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from torch import Tensor, arange
 
 from headwise.files import machine_cache_dir, write_text
 from headwise.ops.attention import cpu as cpu_attention
-from headwise.ops.attention import cpu_few, reference
+from headwise.ops.attention import cpu_few, cpu_sparse, reference
 from headwise.ops.attention.distances import Distances
+from headwise.ops.attention.layout import BlockLayout
+from headwise.ops.attention.rule import BLOCK, COLUMN, NO_WINDOW, Rule
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.cpp import build
 from headwise.ops.cpp.call import DTYPES, readable
@@ -104,9 +107,9 @@ def _differences(library: Library) -> list[str]:
     device, cases, parts = library.device, [(library.dtype, library.power)], [_attention]
     if library.kernel == CPP:
         cases = list(product(DTYPES, Power))
-        parts = [_maps, _attention, _few, _losses, _dropout]
+        parts = [_maps, _attention, _few, _sparse, _losses, _dropout]
     elif library.has_pattern:
-        parts = [_maps]  # TODO
+        parts = [_sparse]
     elif library.width == 0:  # torch computes softmax on a GPU
         parts = [_losses] if library.power is Power.EXP else [_maps, _losses]
     wrong = []
@@ -250,6 +253,29 @@ def _compare(
     names = ("queries", "keys", "values", "α")[: len(exact)]
     for name, computed, expected in zip(names, gradients, exact, strict=True):
         yield f"gradients of {name}", computed, expected.sum_to_size(computed.shape)
+
+
+def _sparse(small: _Small) -> Pairs:
+    """A window and the query's column in one head, the block and all last cells in the other."""
+    n, lengths, positions = 150, torch.tensor([150, 133], device=small.device), arange(150)
+    every_BHN = torch.stack([positions < 0, positions % 16 == 15])[None].to(small.device)
+    rule = Rule(16, (5, NO_WINDOW), (COLUMN, BLOCK), every_BHN, n_every=1)
+    layout = BlockLayout(rule, n, True, lengths)
+    exact = replace(rule, every_BHN=every_BHN.cpu())
+    mask = exact.dense(positions, n) & (positions <= positions[:, None])
+    mask = mask & (positions < lengths.cpu().view(2, 1, 1, 1))
+    for rate in (0.0, RATE):
+        yield from _compare(small, _attend_sparse, layout, mask, rate)
+
+
+def _attend_sparse(small: _Small, heads: Heads, rate: float, layout: BlockLayout) -> Tensor:
+    scale = small.width**-0.5
+    if small.is_cpp:
+        settings = cpu_sparse.Settings(layout, small.power, rate, scale, small.distances)
+        return cpu_sparse.sparse_attention(*heads, small.alpha, settings)
+    alpha_H = ALPHAS[small.power] if small.alpha is None else small.alpha.flatten()
+    causal = (layout.lengths_B, True, 0)
+    return triton_entmax_attention(*heads, alpha_H, *causal, rate, scale, small.distances, layout)
 
 
 def _few(small: _Small) -> Pairs:

@@ -269,7 +269,7 @@ class _Call:
         for batch in steps(n_batch, step_b):
             for few in steps(n_blocks, self.step):
                 blocks = range(few.start, few.stop)
-                masks = self.masks(blocks, batch)
+                masks = self.layout.masks_of(blocks, batch)
                 allowed_BHCK = concatenated(masks).flatten(2, 3)
                 products = list(self._products(blocks))
                 segments_BN = self.layout.segments_BN
@@ -299,11 +299,6 @@ class _Call:
     def _n_scores(self, blocks: range) -> int:
         """Return the number of scores of some blocks of one head."""
         return len(blocks) * self.layout.stride * sum(self.layout.sizes(blocks))
-
-    def masks(self, blocks: range, batch: slice) -> list[Tensor]:
-        """Return the masks of the parts."""
-        lengths_B = self.layout.lengths_B
-        return self.layout.masks_of(blocks, lengths_B[batch] if len(lengths_B) > 1 else lengths_B)
 
     def _products(self, blocks: range) -> Iterator[tuple[int, Part, Product]]:
         """Yield the products of all parts; their slots count from the first part's on."""

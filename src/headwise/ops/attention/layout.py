@@ -12,16 +12,16 @@ layout, E head width, S matrices.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.ops.attention.rule import Rule
-from headwise.ops.attention.triton_blocks import PatternTiles
+from headwise.ops.attention.rule import COLUMN, NO_WINDOW, Rule
+from headwise.ops.attention.triton_blocks import PatternTiles, tiles
 
 
 class Product(NamedTuple):
@@ -83,42 +83,143 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Layout of the scores of one self-attention.
+    """Layout of the scores of one self-attention under a rule.
 
     Attributes:
-        stride: number of positions of a block.
+        rule: which keys.
         n_positions: N.
         causal: whether no query attends to later positions.
         lengths_B: int64, (B or 1,).
-        parts: concatenated along K.
-        masks: (blocks (M,), number of blocks of keys, lengths) -> for each part, bool (B or 1,
-            H or 1, M, L, slots). A key that is in several slots of a query is allowed in at most
-            one of them.
-        rule: () -> the same restriction for kernels on a GPU.
         segments_BN: document of each position; only keys of the query's are allowed. None: all.
     """
 
-    stride: int
+    rule: Rule
     n_positions: int
     causal: bool
     lengths_B: Tensor
-    parts: tuple[Part, ...]
-    masks: Callable[[Tensor, int, Tensor], list[Tensor]]
-    rule: Callable[[], Rule]
     segments_BN: Tensor | None = None
     _tiles: dict[int, PatternTiles] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
 
     @property
+    def stride(self) -> int:
+        """Number of positions of a block."""
+        return self.rule.stride
+
+    @property
     def n_blocks(self) -> int:
         """Number of blocks M, the last of them maybe incomplete."""
         return -(-self.n_positions // self.stride)
 
-    def masks_of(self, blocks: range, lengths_B: Tensor) -> list[Tensor]:
-        """Return the masks of some blocks; causal ones end after the last of these blocks."""
-        indices = torch.arange(blocks.start, blocks.stop, device=lengths_B.device)
-        return self.masks(indices, self.n_blocks_for(blocks), lengths_B)
+    @property
+    def n_slots(self) -> int:
+        """Number of slots K of each query."""
+        return sum(self.sizes(range(self.n_blocks)))
+
+    @property
+    def _n_before(self) -> int:
+        """Number of blocks before the query's into which windows extend."""
+        return -(-max(*self.rule.windows, 0) // self.stride)
+
+    @property
+    def _n_after(self) -> int:
+        return 0 if self.causal else self._n_before
+
+    @property
+    def _has_columns(self) -> bool:
+        return COLUMN in self.rule.labels
+
+    @property
+    def _has_near(self) -> bool:
+        return max(self.rule.windows) != NO_WINDOW or set(self.rule.labels) != {COLUMN}
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Slots for neighbours, for columns and for keys for every query, concatenated along K."""
+        parts: list[Part] = []
+        if self._has_near:
+            parts.append(Neighbours(self.stride, self._n_before, self._n_after))
+        if self._has_columns:
+            parts.append(Columns(self.stride))
+        if self.rule.every_BHN is not None:
+            parts.append(Gathered(self))
+        return tuple(parts)
+
+    @property
+    def n_cell_blocks(self) -> int:
+        """Number of blocks, from the first on, with keys for every query."""
+        limit = self.rule.every_blocks
+        return self.n_blocks if limit is None else min(limit, self.n_blocks)
+
+    @functools.cached_property
+    def cells_BHK(self) -> Tensor:
+        """Positions of the keys for every query, as many of each block; N in empty slots."""
+        assert self.rule.every_BHN is not None
+        missing = self.n_blocks * self.stride - self.n_positions
+        padded = functional.pad(self.rule.every_BHN, (0, missing))
+        every = padded.view(*padded.shape[:2], -1, self.stride)[:, :, : self.n_cell_blocks]
+        first = every.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
+        first = first[..., : self.rule.n_every]
+        starts_M1 = torch.arange(self.n_cell_blocks, device=first.device)[:, None] * self.stride
+        cells = torch.where(every.gather(-1, first), starts_M1 + first, self.n_positions)
+        return cells.flatten(2)
+
+    def masks_of(self, blocks: range, batch: slice = slice(None)) -> list[Tensor]:
+        """Return for each part which slots of some blocks are allowed.
+
+        Bool (B or 1, H or 1, M, L, slots); causal ones end after the last of these blocks. A key
+        that is in several slots of a query is allowed in one of them.
+
+        Args:
+            blocks: of the queries.
+            batch: sentences.
+        """
+        rule, lengths_B = (
+            self.rule,
+            self.lengths_B if len(self.lengths_B) == 1 else self.lengths_B[batch],
+        )
+        if rule.every_BHN is not None and len(rule.every_BHN) > 1:
+            rule = replace(rule, every_BHN=rule.every_BHN[batch])
+        device, stride = lengths_B.device, self.stride
+        of_queries = torch.arange(blocks.start, blocks.stop, device=device)[:, None, None]
+        queries = of_queries * stride + torch.arange(stride, device=device)[:, None]  # (M, L, 1)
+        n_blocks, masks = self.n_blocks_for(blocks), []
+        if self._has_near:
+            width = (self._n_before + 1 + self._n_after) * stride
+            around = torch.arange(width, device=device) - self._n_before * stride
+            keys = of_queries * stride + around  # (M, 1, slots)
+            masks.append(rule.allows(queries, keys) & self._sees(queries, keys, lengths_B))
+        if self._has_columns:
+            of_keys = torch.arange(n_blocks, device=device)
+            keys = of_keys * stride + torch.arange(stride, device=device)[:, None]  # (L, slots)
+            allowed = rule.allows(queries, keys) & self._sees(queries, keys, lengths_B)
+            masks.append(allowed & ~self._is_near(of_queries, of_keys))
+        if self.rule.every_BHN is not None:
+            cells = self.cells_BHK if len(self.cells_BHK) == 1 else self.cells_BHK[batch]
+            cells = cells[..., None, None, : self.parts[-1].n_slots(n_blocks)]
+            of_keys = torch.div(cells, stride, rounding_mode="floor")
+            allowed = (cells < self.n_positions) & ~self._is_near(of_queries, of_keys)
+            # a later block is near, or there is no window, and then no part for the query's
+            is_before = of_keys <= of_queries if self._has_near else cells <= queries
+            allowed = allowed & (cells < lengths_B.view(-1, 1, 1, 1, 1))
+            allowed = allowed & is_before if self.causal else allowed
+            if self._has_columns:
+                allowed = allowed & (cells % stride != queries % stride)
+            masks.append(allowed.expand(-1, -1, -1, stride, -1))
+        return masks
+
+    def _sees(self, queries: Tensor, keys: Tensor, lengths_B: Tensor) -> Tensor:
+        """Return which keys are real and, if causal, not after the query."""
+        is_real = (keys >= 0) & (keys < lengths_B.view(-1, 1, 1, 1, 1))
+        return is_real & (keys <= queries) if self.causal else is_real
+
+    def _is_near(self, of_queries: Tensor, of_keys: Tensor) -> Tensor:
+        """Return which blocks of keys are in the part for neighbours."""
+        ahead = of_keys - of_queries
+        if not self._has_near:
+            return torch.zeros_like(ahead, dtype=torch.bool)
+        return (ahead >= -self._n_before) & (ahead <= self._n_after)
 
     def n_blocks_for(self, blocks: range) -> int:
         """Return the number of blocks of keys for some blocks of queries."""
@@ -131,13 +232,14 @@ class BlockLayout:
     def tiles(self, block: int) -> PatternTiles:
         """Return the rule for square blocks of this size; cached, for all layers of a stack."""
         if block not in self._tiles:
-            self._tiles[block] = self.rule().tiles(self.causal, self.lengths_B, block)
+            settings = (self.n_positions, self.causal, self.lengths_B, block)
+            self._tiles[block] = tiles(self.rule, *settings)
         return self._tiles[block]
 
     @functools.cached_property
     def allowed_BHNK(self) -> Tensor:
         """The masks of all positions, bool (B or 1, H or 1, N, K)."""
-        masks = self.masks_of(range(self.n_blocks), self.lengths_B)
+        masks = self.masks_of(range(self.n_blocks))
         allowed_BHNK = concatenated(masks).flatten(2, 3)[:, :, : self.n_positions]
         if self.segments_BN is None:
             return allowed_BHNK
@@ -281,12 +383,10 @@ class Gathered:
     """The same keys for all queries of a head, as many of each block.
 
     Attributes:
-        positions_BHK: of the keys, (B or 1, H or 1, K), block by block.
-        n_of_block: number of keys of one block.
+        layout: has their positions, block by block.
     """
 
-    positions_BHK: Tensor
-    n_of_block: int
+    layout: BlockLayout
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
         """See `Part.scores`."""
@@ -298,7 +398,7 @@ class Gathered:
 
     def n_slots(self, n_blocks: int) -> int:
         """See `Part.n_slots`."""
-        return n_blocks * self.n_of_block
+        return min(n_blocks, self.layout.n_cell_blocks) * self.layout.rule.n_every
 
     def products(self, blocks: range, n_blocks: int) -> Iterator[Product]:
         """See `Part.products`."""
@@ -326,7 +426,8 @@ class Gathered:
 
     def _index(self, states_BHNE: Tensor) -> Tensor:
         batch, heads, _, width = states_BHNE.shape
-        return self.positions_BHK[..., None].expand(batch, heads, -1, width)
+        cells_BHK = self.layout.cells_BHK.clamp(max=self.layout.n_positions - 1)
+        return cells_BHK[..., None].expand(batch, heads, -1, width)
 
 
 def concatenated(masks: list[Tensor]) -> Tensor:

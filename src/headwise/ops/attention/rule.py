@@ -1,56 +1,84 @@
 """A sparse pattern as one rule, from which masks, block layouts and lists of blocks follow.
 
-Axes: B batch, H heads, N positions.
+Axes: B batch, H heads, N positions, Q queries.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headwise.ops.attention.triton_blocks import PatternTiles, _marks
-
-EVERY_QUERY = -1  # label of keys
-
+from headwise.compilation import constant_in_graphs
 
 NO_WINDOW = -1
+POSITION, BLOCK, COLUMN = "position", "block", "column"  # which positions have one label
 
 
 @dataclass(frozen=True)
 class Rule:
     """Which keys a query may attend to, besides causality and padding.
 
-    These are keys at most a window away, keys of the query's label, and keys of the label
-    `EVERY_QUERY`. All tensors are int64, but for the windows.
+    These are keys at most a window away, keys of the query's label, and keys for every query.
+    Positions are arranged in rows of `stride`, the blocks.
 
     Attributes:
-        windows_H: largest distance, int32; `NO_WINDOW`: none is near.
-        labels_HN: of queries, at least 0.
-        key_labels_BHN: of keys, (B or 1, H, N).
-        query_order_HN: positions of queries by slot.
-        key_order_HN: the same of keys.
+        stride: number of positions of a block.
+        windows: per head, the largest distance; `NO_WINDOW`: none is near.
+        labels: per head, what has one label: `POSITION` (itself alone), `BLOCK` or `COLUMN` (all
+            positions equal modulo `stride`).
+        every_BHN: keys for every query, bool (B or 1, H or 1, N); None: there are none.
+        n_every: their largest number in a block.
+        every_blocks: number of blocks, from the first on, that have such keys; None: all.
     """
 
-    windows_H: Tensor
-    labels_HN: Tensor
-    key_labels_BHN: Tensor
-    query_order_HN: Tensor
-    key_order_HN: Tensor
+    stride: int
+    windows: tuple[int, ...]
+    labels: tuple[str, ...]
+    every_BHN: Tensor | None = None
+    n_every: int = 0
+    every_blocks: int | None = None
 
-    def places(self, n_batch: int) -> Tensor:
-        """Return (n_batch, H, 4, N): by slot, positions and labels of queries, and of keys."""
-        labels_BHN = self.key_labels_BHN.expand(n_batch, -1, -1)
-        key_order_BHN = self.key_order_HN.expand_as(labels_BHN)
-        labels_HN = self.labels_HN.gather(1, self.query_order_HN)
-        parts = (self.query_order_HN, labels_HN, key_order_BHN, labels_BHN.gather(2, key_order_BHN))
-        return torch.stack([part.expand_as(labels_BHN).int() for part in parts], 2)
+    def allows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return bool (B or 1, H or 1, ...) for positions (...) that broadcast.
 
-    def tiles(self, causal: bool, lengths_B: Tensor, block: int) -> PatternTiles:
-        """Return the arguments of the kernels, for square blocks of this size."""
-        from headwise.ops.attention.triton_launch import block_lists
+        Keys outside of the sequence count as its first or last key.
+        """
+        n_axes = max(queries.dim(), keys.dim())
+        queries, keys = (x[(None,) * (n_axes - x.dim())] for x in (queries, keys))
+        allowed = (self.labels_of(queries) == self.labels_of(keys))[None]
+        if any(window != NO_WINDOW for window in self.windows):
+            windows_H = per_head(self.windows, torch.int32, keys.device)
+            near = (queries - keys).abs() <= windows_H.view(-1, *(1,) * n_axes)
+            allowed = allowed | near
+        if self.every_BHN is not None:
+            allowed = allowed | self.every_BHN[..., keys.clamp(0, self.every_BHN.shape[-1] - 1)]
+        return allowed
 
-        places = self.places(len(lengths_B))
-        marks = _marks(places, self.windows_H, causal, lengths_B, block)
-        return PatternTiles(places, self.windows_H, block_lists(marks, by_keys=False))
+    def labels_of(self, positions: Tensor) -> Tensor:
+        """Return the labels of positions (...), at least 0: int64, (H or 1, ...)."""
+        blocks = torch.div(positions, self.stride, rounding_mode="floor")
+        of_kind = {POSITION: positions, BLOCK: blocks, COLUMN: positions % self.stride}
+        if len(set(self.labels)) == 1:
+            return of_kind[self.labels[0]][None]
+        return torch.stack([of_kind[kind] for kind in self.labels])
+
+    def dense(self, queries_Q: Tensor, n_keys: int) -> Tensor:
+        """Return which of the first `n_keys` the queries may attend to, (B or 1, H or 1, Q, K)."""
+        return self.allows(queries_Q[:, None], torch.arange(n_keys, device=queries_Q.device))
+
+
+@constant_in_graphs
+def per_head(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one constant per head, or one if they are equal, as a tensor on a device.
+
+    Copied to a device once.
+    """
+    return _on_device(values_H[:1] if len(set(values_H)) == 1 else values_H, dtype, device)
+
+
+@functools.lru_cache(maxsize=256)  # (False, True) == (0, 1): the type distinguishes them
+def _on_device(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values_H, dtype=dtype, device=device)

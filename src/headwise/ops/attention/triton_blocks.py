@@ -1,9 +1,10 @@
 """Sparse patterns for the Triton kernels: the order of positions, and lists of blocks.
 
 The kernels compute blocks of scores, a fixed number of queries by a fixed number of keys. Positions
-are put into slots, in an order per head in which the visible pairs are in few blocks: summary cells
-first, a column as neighbours. Lists say which blocks have a visible pair, and whether they have
-others. The kernels read positions and labels of the slots in a block, and decide for each pair.
+are put into slots, in an order per head in which the visible pairs are in few blocks: keys for
+every query first, a column as neighbours. Lists say which blocks have a visible pair, and whether
+they have others. The kernels read positions and labels of the slots in a block, and decide for each
+pair.
 
 Axes: B batch, H heads, N positions, T blocks.
 """
@@ -16,12 +17,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headwise.ops.attention.rule import COLUMN, NO_WINDOW, Rule, per_head
+
+EVERY_QUERY = -1  # label of keys for every query
+# Positions that are neighbours in the order, as (rows, columns) of a matrix with rows of `stride`,
+# for heads that see columns. A block of 64 has few columns and, with a window too, few rows.
+COLUMN_CELL, MERGED_CELL = (64, 1), (4, 16)
+
 
 class PatternTiles(NamedTuple):
     """A pattern as the kernels read it.
 
     Attributes:
-        places: see `Rule.places`.
+        places: see `places`.
         windows: int32, (H,).
         lists: int16, (B or 1, H, T, 1 + T), see `block_lists`.
     """
@@ -29,6 +37,53 @@ class PatternTiles(NamedTuple):
     places: Tensor
     windows: Tensor
     lists: Tensor
+
+
+def tiles(rule: Rule, n: int, causal: bool, lengths_B: Tensor, block: int) -> PatternTiles:
+    """Return the arguments of the kernels for `n` positions, for square blocks of this size."""
+    from headwise.ops.attention.triton_launch import block_lists
+
+    windows_H = per_head(rule.windows, torch.int32, lengths_B.device).expand(len(rule.windows))
+    of_slots = places(rule, n, len(lengths_B), lengths_B.device)
+    marks = _marks(of_slots, windows_H, causal, lengths_B, block)
+    return PatternTiles(of_slots, windows_H.contiguous(), block_lists(marks, by_keys=False))
+
+
+def places(rule: Rule, n: int, n_batch: int, device: torch.device) -> Tensor:
+    """Return int32 (n_batch, H, 4, N): by slot, positions and labels of queries, and of keys."""
+    positions = torch.arange(n, device=device)
+    labels_HN = rule.labels_of(positions).expand(len(rule.labels), -1)
+    order_HN = _order(rule, positions)
+    key_order_HN, key_labels_BHN = order_HN, labels_HN[None]
+    if rule.every_BHN is not None:
+        is_other_HN = ~rule.every_BHN.any(0).expand_as(labels_HN)
+        first = is_other_HN.gather(1, order_HN).int().argsort(dim=1, stable=True)
+        key_order_HN = order_HN.gather(1, first)
+        key_labels_BHN = key_labels_BHN.masked_fill(rule.every_BHN, EVERY_QUERY)
+    key_labels_BHN = key_labels_BHN.expand(n_batch, -1, -1)
+    key_order_BHN = key_order_HN.expand_as(key_labels_BHN)
+    parts = (
+        order_HN, labels_HN.gather(1, order_HN),
+        key_order_BHN, key_labels_BHN.gather(2, key_order_BHN),
+    )  # fmt: skip
+    return torch.stack([part.expand_as(key_labels_BHN).int() for part in parts], 2)
+
+
+def _order(rule: Rule, positions: Tensor) -> Tensor:
+    """Return the positions by slot, (H, N)."""
+    rows, columns = positions // rule.stride, positions % rule.stride
+    cells = [
+        (1, rule.stride) if label != COLUMN else COLUMN_CELL if window == NO_WINDOW else MERGED_CELL
+        for label, window in zip(rule.labels, rule.windows, strict=True)
+    ]
+    height, width = (
+        per_head(sizes, torch.int64, positions.device)[:, None]
+        for sizes in zip(*cells, strict=True)
+    )
+    in_row = (rule.stride + width - 1) // width
+    cell_HN = rows // height * in_row + columns // width
+    order_HN = ((cell_HN * height + rows % height) * width + columns % width).argsort(1)
+    return order_HN.expand(len(rule.labels), -1)
 
 
 def _marks(

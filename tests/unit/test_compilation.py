@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.attention.sparse_pattern import head_mask
 from headwise.compilation import constant_in_graphs, outside_graphs
+from headwise.ops.attention.rule import per_head
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +62,11 @@ def test_masks_of_heads_are_constants_of_the_graph() -> None:
         return graph
 
     def combined_mask(scores_BHQK: Tensor) -> Tensor:
-        first = head_mask(scores_BHQK > 0, (True, False, True))
-        return first | head_mask(scores_BHQK < -1, (False, False, True))
+        of_heads = (
+            per_head(heads, torch.bool, scores_BHQK.device)[:, None, None]
+            for heads in ((True, False, True), (False, False, True))
+        )
+        return (scores_BHQK > 0) & next(of_heads) | (scores_BHQK < -1) & next(of_heads)
 
     scores = torch.randn(2, 3, 4, 4)
     assert torch.equal(

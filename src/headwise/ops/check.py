@@ -36,10 +36,10 @@ from headwise.ops.attention.rule import BLOCK, COLUMN, NO_WINDOW, Rule
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.cpp import build
 from headwise.ops.cpp.call import DTYPES, readable
-from headwise.ops.dispatch import CPP, Library
 from headwise.ops.draws import Draws
 from headwise.ops.dropout import cpu as cpu_dropout
 from headwise.ops.family import ALPHAS, Power, beta_of
+from headwise.ops.library import CPP, Library
 from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.losses import reference as exact_losses
 from headwise.ops.losses import triton as triton_losses
@@ -67,7 +67,7 @@ def failure(library: Library) -> str | None:
         pass  # not checked yet
     with ThreadPoolExecutor(1) as thread:
         try:
-            wrong = "; ".join(thread.submit(_differences, library).result())
+            wrong = _shortened(thread.submit(_differences, library).result())
         except Exception as error:  # noqa: BLE001 - the reference is used, and it is tried again
             first = next(iter(str(error).splitlines()), "")
             return f"the check raised {type(error).__name__}: {first}"
@@ -77,6 +77,11 @@ def failure(library: Library) -> str | None:
     except OSError as error:
         log.info("cannot remember the check of the kernels: %s", error)
     return wrong or None
+
+
+def _shortened(wrong: list[str]) -> str:
+    more = [f"and {len(wrong) - 3} other results"] if len(wrong) > 3 else []
+    return "; ".join(wrong[:3] + more)
 
 
 def _digest(library: Library) -> str:

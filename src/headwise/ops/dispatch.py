@@ -18,17 +18,19 @@ import torch
 from torch import Tensor
 
 from headwise.compilation import constant_in_graphs
+from headwise.ops import library
 from headwise.ops import register as operators
 from headwise.ops.attention import cpu_few
 from headwise.ops.attention import triton as triton_attention
 from headwise.ops.cpp import build, call
 from headwise.ops.cpp.call import DTYPES
 from headwise.ops.family import POWERS, Power
+from headwise.ops.library import Library
 from headwise.ops.triton import device as triton_device
 
 log = logging.getLogger(__name__)
 
-CPP, TRITON, TORCH = "C++", "Triton", "torch"
+CPP, TRITON, TORCH = library.CPP, library.TRITON, "torch"
 CPP_FEW = "C++, few queries"
 WEIGHTS = "weights are formed"  # by the maps; torch multiplies them by the values
 SHORT_ROWS = "rows are short"
@@ -49,40 +51,12 @@ class Choice(NamedTuple):
         return f"{self.kernel} ({self.reason})"
 
 
-class Library(NamedTuple):
-    """What is compiled together, and so is checked together.
-
-    Attributes:
-        kernel: `CPP`, all C++ kernels, or `TRITON`, those of one kind:
-        device: a GPU, with its index.
-        dtype: of the inputs.
-        power: the map.
-        width: of the heads of attention; 0: maps and losses.
-        has_pattern: whether attention has a sparse pattern.
-    """
-
-    kernel: str
-    device: torch.device = torch.device("cpu")
-    dtype: torch.dtype = torch.float32
-    power: Power = Power.EXP
-    width: int = 0
-    has_pattern: bool = False
-
-    def __str__(self) -> str:
-        if self.kernel == CPP:
-            return f"{CPP} kernels"
-        more = f", heads of width {self.width}" if self.width else ""
-        more += ", pattern" if self.has_pattern else ""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{TRITON} kernels on {self.device} ({dtype}, {self.power.name}{more})"
-
-
 _FAILURES: dict[Library, str | None] = {}  # of the check; None: none
 
 
 def failures() -> dict[Library, str]:
     """Return the libraries that are off, and how their results differed."""
-    return {library: reason for library, reason in _FAILURES.items() if reason is not None}
+    return {built: reason for built, reason in _FAILURES.items() if reason is not None}
 
 
 def maps(scores: Tensor, power: Power) -> Choice:
@@ -195,14 +169,14 @@ def _checked(fallback: str, kernel: str, *settings: Any) -> Choice:
 @constant_in_graphs
 def _failure(*fields: Any) -> str | None:
     """Return how the results of a library differ from the reference, or None if they do not."""
-    library = Library(*fields)
-    if library not in _FAILURES:
+    built = Library(*fields)
+    if built not in _FAILURES:
         from headwise.ops import check  # it imports all kernels
 
-        _FAILURES[library] = check.failure(library)
-        if _FAILURES[library] is not None:
-            log.warning("%s are off, torch computes instead: %s", library, _FAILURES[library])
-    return _FAILURES[library]
+        _FAILURES[built] = check.failure(built)
+        if _FAILURES[built] is not None:
+            log.warning("%s are off, torch computes instead: %s", built, _FAILURES[built])
+    return _FAILURES[built]
 
 
 @constant_in_graphs

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -65,22 +63,6 @@ def supports(values: Tensor) -> bool:
 @constant_in_graphs  # takes a device: torch.compile would compute the values of a tensor
 def _can_run(device: torch.device) -> bool:
     return unavailable_reason(device) is None
-
-
-@functools.cache
-def build_digest() -> str:
-    """Return a hash of sources, versions, device and driver."""
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(source.read_bytes())
-    driver = Path("/proc/driver/nvidia/version")
-    device = "interpreter"
-    if not is_interpreted():
-        device = str(torch.cuda.get_device_properties(torch.cuda.current_device()))
-        device += driver.read_text() if driver.is_file() else ""
-    facts = (importlib.metadata.version("triton"), torch.__version__, device)
-    digest.update(repr(facts).encode())
-    return digest.hexdigest()[:20]
 
 
 def check(*tensors: Tensor) -> None:

@@ -21,7 +21,7 @@ from training_runs import (
 )
 from warm_python import PROCESSES
 
-ONE = {**NO_DROPOUT, "model.lr": 0.01}
+ONE = {**NO_DROPOUT, "model.lr": 0.01, "trainer.clip_norm": 1}
 PAIR = {**ONE, "trainer.max_tokens": 80}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 

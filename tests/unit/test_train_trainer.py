@@ -34,7 +34,7 @@ def test_update_is_the_mean_gradient_over_tokens(tmp_path: Path, rows: list[list
     before = small_model()
     batch = collate(PAIRS, np.arange(5, dtype=np.int32))
     expected = gradients(before, batch, batch.n_targets)
-    config = replace(CONFIG, max_updates=1, accumulate=len(rows))
+    config = replace(CONFIG, max_updates=1, accumulate=len(rows), clip_norm=100)  # clips nothing
     trainer = make_trainer(tmp_path, loader=Loader(PAIRS, *rows), config=config)
     trainer.run()
     assert trainer.state.tokens == batch.n_targets
@@ -46,6 +46,8 @@ def test_update_is_the_mean_gradient_over_tokens(tmp_path: Path, rows: list[list
     sums = CrossEntropy(0.1)(logits_RV, batch.targets_R)
     assert logged["train/loss"] == pytest.approx(sums.loss.item() / batch.n_targets, rel=1e-6)
     assert logged["train/nll"] == pytest.approx(sums.measure.item() / batch.n_targets, rel=1e-6)
+    norm = torch.cat([gradient.flatten() for gradient in expected]).norm().item()
+    assert logged["train/gradient_norm"] == pytest.approx(norm, rel=1e-5)
 
 
 def test_logged_loss_covers_the_updates_since_the_last_log(tmp_path: Path) -> None:
@@ -68,6 +70,7 @@ def test_logged_loss_covers_the_updates_since_the_last_log(tmp_path: Path) -> No
         nll = sum(loss_sums.measure.item() for loss_sums, _ in window) / n_tokens
         assert row["train/loss"] == pytest.approx(loss, rel=1e-5)
         assert row["train/nll"] == pytest.approx(nll, rel=1e-5)
+        assert "train/gradient_norm" not in row, "only clipping computes it"
     assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-4)
 
 
@@ -121,7 +124,9 @@ def test_every_update_uses_its_learning_rate(tmp_path: Path) -> None:
     steps = [(after - before).norm().item() for before, after in itertools.pairwise(weights)]
     assert steps == pytest.approx([0.02, 0.01, 0.02 / 3, 0.005], rel=1e-2)
     rows = read_jsonl(tmp_path / "metrics.jsonl")
-    assert [row["train/lr"] for row in rows if "train/lr" in row] == [2, 1, 2 / 3, 0.5]
+    logged = [row for row in rows if "train/lr" in row]
+    assert [row["train/lr"] for row in logged] == [2, 1, 2 / 3, 0.5]
+    assert all(row["train/gradient_norm"] > 0.02 for row in logged), "before clipping"
 
 
 def test_precision_applies_to_products_and_weights_stay_float32(tmp_path: Path) -> None:

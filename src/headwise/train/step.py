@@ -71,6 +71,8 @@ class TrainingStep:
         window: sums of loss and measure of this rank since the last log, (2,) float64. Sums of
             float32 numbers of similar size are exact in float64: a resumed run, whose first rank
             starts with the sum of all ranks, has the same bits as an uninterrupted one.
+        gradient_norm: L2 norm of the last update's gradient before it was clipped, a scalar on the
+            device, the same on every rank; None without `clip_norm`, which computes it.
         memory: peak memory of an update.
     """
 
@@ -95,6 +97,7 @@ class TrainingStep:
             forward = _Forward(self.model, self._sums, self.ranks.device)
             self.overlapped = self.ranks.overlapped(forward)
         self.window = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
+        self.gradient_norm: Tensor | None = None
         self.memory = PeakMemory(self.ranks.device, self.optimizer)
 
     def __call__(self, update: int, batches: Sequence[Batch]) -> int:
@@ -116,7 +119,8 @@ class TrainingStep:
             self.ranks.sum_gradients(self.model.parameters())
         self.transform(update)
         if self.config.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+            parameters = self.model.parameters()
+            self.gradient_norm = nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         set_learning_rate(self.optimizer, self.learning_rate(update))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

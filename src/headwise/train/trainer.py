@@ -220,7 +220,7 @@ class Trainer:
         self._logged = state.tokens, self.seconds
         with torch.no_grad():
             penalty = self.step.penalty()
-        penalties = {} if penalty is None else {"train/penalty": float(penalty)}
+        optional = {"train/penalty": penalty, "train/gradient_norm": self.step.gradient_norm}
         self.records.log(
             state.update,
             {
@@ -231,7 +231,7 @@ class Trainer:
                 "train/epoch": self.loader.state()["epoch"],
                 "time/tokens_per_second": speed,
                 "time/train_seconds": self.seconds,
-                **penalties,
+                **{name: float(value) for name, value in optional.items() if value is not None},
             },
         )
         self._log_heads()

@@ -27,8 +27,8 @@ from headwise.tasks.translation.batches import TrainingPairs
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Cosine
+from slow_marks import slow_but
 
-VARIANTS = group_choices("attention")
 CPU = torch.device("cpu")
 N_SYMBOLS, LONGEST, FIRST_ID = 8, 4, 4
 CONFIG = ModelConfig(
@@ -83,7 +83,7 @@ def train(model: Transformer, examples: list[list[int]]) -> None:
     model.eval()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(group_choices("attention"), "alpha_entmax"))
 def test_every_variant_learns_to_reverse(variant: str) -> None:
     model = make_model(variant)
     train(model, sequences(3000, seed=1))

@@ -33,6 +33,7 @@ from headwise.tasks.stream.stream import TokenStream
 from headwise.train.distributed import Ranks
 from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Cosine
+from slow_marks import slow_but
 
 VARIANTS = [
     name
@@ -60,7 +61,7 @@ def palindromes(n: int, seed: int) -> TokenStream:
     return TokenStream(np.concatenate((halves, halves[:, ::-1]), 1).flatten().astype(np.uint16))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(VARIANTS, "softmax"))
 def test_every_variant_learns_to_fill_masked_symbols(variant: str) -> None:
     factory = AttentionFactory({"attention": group_node("attention", variant)}, present=[SITE])
     torch.manual_seed(1)

@@ -123,10 +123,9 @@ def test_every_real_token_affects_the_output(make: Any, family: str) -> None:
 
 
 @pytest.mark.parametrize("positions", group_choices("positions"))
-@pytest.mark.parametrize("family", ["translation", "encoder"])
-def test_cls_tokens_have_no_position(make: Any, family: str, positions: str) -> None:
+def test_cls_tokens_have_no_position(make: Any, positions: str) -> None:
     with_cls = ("attention=alpha_entmax", "model.cls_tokens=2")
-    model = build(make(*with_cls, *with_positions(positions)), family)
+    model = build(make(*with_cls, *with_positions(positions)), "encoder")
     before = logits(model, batch())
     table = next(iter(model.columns.values())).cls
     assert table is not None
@@ -151,12 +150,11 @@ def test_recorder_has_weights_of_every_site_and_layer(
                 assert not weight.triu(1).any()
 
 
-@pytest.mark.parametrize("n_cls", [0, 2])
 @pytest.mark.parametrize(
-    ("attention", "positions"),
+    ("attention", "n_cls", "positions"),
     [
-        *((attention, "sinusoidal") for family, attention in cases() if family == "decoder"),
-        *(("alpha_entmax", choice) for choice in group_choices("positions")),
+        *((attention, 0, "sinusoidal") for family, attention in cases() if family == "decoder"),
+        *(("alpha_entmax", 2, choice) for choice in group_choices("positions")),
     ],
 )
 def test_single_decoder_with_cache_equals_without(

@@ -259,6 +259,7 @@ def test_wrong_settings_are_refused(
     assert refusal.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_model_of_pixels_has_a_page(
     headwise: CommandLine, overrides: list[str], tmp_path: Path
 ) -> None:

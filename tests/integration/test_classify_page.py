@@ -101,6 +101,7 @@ def test_page_shows_a_file_of_text(headwise: CommandLine, run: Path, tmp_path: P
     assert "new has no text to show" in refusal.err
 
 
+@pytest.mark.slow
 def test_pairs_have_a_page(headwise: CommandLine, overrides: list[str], tmp_path: Path) -> None:
     headwise.ok("train", *overrides, "data.pair=other", f"paths.outputs={tmp_path}")
     (run,) = run_folders(tmp_path)

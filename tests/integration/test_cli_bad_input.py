@@ -17,69 +17,72 @@ from command_line import (
     small_overrides,
     write_corpus,
 )
+from slow_marks import slow_but
 
 # override -> part of the message with the correction
 CONFIG_ERRORS = {
     # unknown keys, at every level
     "trainr.max_updates=3": "Did you mean trainer.max_updates?",
-    "data.cleaning.max_word=3": "Did you mean data.cleaning.max_words?",
     "attention@sites.cros=softmax": "attention@sites.cross",
     "atention=softmax": "Did you mean attention?",
     # no key=value
     "seed": "'seed' is not key=value",
     # removed keys and groups
     "~tracker": "set tracker=…",
-    "~trainer.max_updates": "set trainer.max_updates=…",
     "~data.train": "Error merging override ~data.train",
-    "~seed=1": "set seed=…",
-    "attention=null": "attention must be one of",
     "trainer.max_updates=1,2": "--multirun",
     # types
     "trainer.max_updates=abc": "trainer.max_updates=abc",
-    "data.test=[[a]]": "a list of text",
     "data.source=null": "data.source: null is not text; put it in quotes",
     "data.test=['a',1e3]": "data.test[1] must be text, got 1000.0 (float): put it in quotes",
     # ranges
-    "seed=99999999999999999999": "below 2^63",
     "trainer.valid_sentences=0": "at least 1 with trainer.monitor=bleu",
-    "trainer.max_updates=99999999999999999999": "trainer.max_updates must be below 2^53",
     "model.encoder_layers=10000000": "model.encoder_layers must be from 1 to 1000",
     "seed=1\udcff": "seed=1? is not UTF-8",
     "model.n_heads=3": "divisor of model.d_model=16",
-    "attention.alpha_init=3": "in (1.01, 2.0)",
     # choices
     "attention=sofmax": "Did you mean attention=softmax?",
-    "model=multi30k": "Did you mean data=multi30k?",
     "experiment=correia2019": "experiment=correia2019/iwslt17|kftt|wmt14_en_de|wmt16_ro_en?",
-    "experiment=correia2019/shared": "Could not find 'experiment/correia2019/shared'",
     "trainer.device=gpu": "trainer.device=cuda",
     "tokenizer.joint=false": "model.share_embeddings",
     "data.valid=../valid": "data.valid",
-    "data.target=../../etc/passwd": "data.target",
-    "experiment_name=a/b": "experiment_name must be a plain name",
     "sites.cross=softmax": "attention@sites.cross=softmax",
     "attention@sites.cross=linformer tokenizer.max_sentence_tokens=300": "cross.max_length=301",
     "attention=mixed attention.choices=3": "a mapping or null",
     "attention.instead.decoder_self=sofmax attention=linformer": "Did you mean softmax?",
     "+attention.instead={self:softmax}": "encoder_self",
-    "loss.alpha=1.3": "loss=entmax",
     "repulsion.layers=[1]": "repulsion=spos|svgd",
     "attention=linear scaling=length": "scaling_sites",
-    "attention=linformer model.cls_tokens=60": "attention.max_length=",
     "attention@sites.decoder_self=linformer": "Choose another",
-    "init=scaled": "model.share_embeddings",
     "activation._target_=headwise.model.blocks.PreNorm": "must be a Activation, got PreNorm",
     "+decode.external.search='x {hypotheses}'": "decode.external.search",
     # targets and commands
     "attention._target_=os.system": "HEADWISE_PLUGINS",
 }
 
+# of the same kinds, or rare
+MORE_CONFIG_ERRORS = {
+    "attention=null": "attention must be one of",
+    "data.test=[[a]]": "a list of text",
+    "seed=99999999999999999999": "below 2^63",
+    "trainer.max_updates=99999999999999999999": "trainer.max_updates must be below 2^53",
+    "attention.alpha_init=3": "in (1.01, 2.0)",
+    "model=multi30k": "Did you mean data=multi30k?",
+    "experiment=correia2019/shared": "Could not find 'experiment/correia2019/shared'",
+    "data.target=../../etc/passwd": "data.target",
+    "experiment_name=a/b": "experiment_name must be a plain name",
+    "loss.alpha=1.3": "loss=entmax",
+    "attention=linformer model.cls_tokens=60": "attention.max_length=",
+    "init=scaled": "model.share_embeddings",
+}
 
-@pytest.mark.parametrize("override", CONFIG_ERRORS)
+
+@pytest.mark.parametrize("override", [*CONFIG_ERRORS, *slow_but(MORE_CONFIG_ERRORS)])
 def test_invalid_setting_is_rejected(override: str, headwise: CommandLine, tmp_path: Path) -> None:
     arguments = small_overrides(tmp_path)  # its data.dir does not exist
     overrides = [override] if override.startswith("+") else override.split()
-    assert_rejected(headwise("train", *arguments, *overrides), 2, CONFIG_ERRORS[override])
+    message = {**CONFIG_ERRORS, **MORE_CONFIG_ERRORS}[override]
+    assert_rejected(headwise("train", *arguments, *overrides), 2, message)
     assert not (tmp_path / "outputs").exists()
 
 
@@ -197,16 +200,11 @@ REJECTED_COMMANDS = {
     "train -m seed=1,2 hydra.job.chdir=true": (2, "hydra.job.chdir must be false in a sweep"),
     # no run
     "evaluate": (2, "run is missing: set run=…"),
-    "analyze": (2, "run is missing: give run=FOLDER"),
     "evaluate run=PARENT": (1, "Did you mean run=RUN?"),
-    "analyze run=RUNx": (1, "Did you mean run=RUN?"),
     "analyze runs=[RUN/checkpoints]": (1, "checkpoints holds no run"),
     # searches and checkpoints
     "evaluate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
-    "evaluate run=RUN decode.method=beams": (2, "Did you mean beam?"),
-    "evaluate run=RUN checkpint=last": (2, "Did you mean checkpoint?"),
     "evaluate run=RUN checkpoint=bset": (1, "checkpoint=best?"),
-    "evaluate run=RUN checkpoint=../../x": (1, "it has auto"),
     "evaluate run=RUN device=gpu": (2, "device=gpu is not supported, use device=cuda"),
     # evaluate
     "evaluate run=RUN data.test=[test_c]": (1, "test_a, test_b"),
@@ -215,11 +213,8 @@ REJECTED_COMMANDS = {
     "evaluate run=RUN data.dir=/nonexistent": (1, "/nonexistent"),
     "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "mean hypotheses?"),
     "evaluate run=RUN name=results": (2, "is reserved for results.json"),
-    "evaluate run=RUN name=.hidden": (2, ".hidden"),
     # translate
-    "translate run=RUN input=TEXT/valid.de reference=/nowhere.en": (1, "reference=/nowhere.en"),
     "translate run=RUN input=TEXT/valid.de reference=TEXT/train.en": (1, "6 source lines"),
-    "translate run=RUN input=TEXT/valid.de output=/nowhere/out.en": (1, "/nowhere not found"),
     "translate run=RUN input=TEXT/valid.de output=TEXT": (1, "is a folder"),
     "translate run=RUN input=TEXT/valid.de buffer_size=0": (
         2, "buffer_size must be at least 1, got 0"
@@ -229,8 +224,6 @@ REJECTED_COMMANDS = {
     "prune run=RUN by=gates": (1, "has no gates", "gates=hard_concrete"),
     "prune run=RUN fraction=0": (2, "fraction must be in (0, 1]", "got 0"),
     "prune run=RUN sites=[crss]": (2, "sites must be one of", "Did you mean cross?"),
-    "prune run=RUN data.sentences=0": (2, "data.sentences must be at least 1"),
-    "prune run=RUN data.split=../valid": (2, "../valid"),
     "prune run=RUN keep={cross:[[9]]}": (2, "keep.cross", "1 to 2"),
     "prune run=RUN output=there": (2, "output needs fraction, keep or by=gates"),
     "prune run=RUN fraction=0.5 keep={cross:[[1]]}": (2, "fraction and keep cannot be combined"),
@@ -240,29 +233,36 @@ REJECTED_COMMANDS = {
     # table, figures, page, compare
     "table": (2, "study=NAME for the tables of a study (alpha_settings, an2020, "),
     "table heads=true runs=[x]": (2, "heads=… needs study=NAME"),
-    "table study=correia2018": (2, "Did you mean study=correia2019?"),
     "table study=correia2019 seeds=[1,1]": (2, "seeds must be one or more different numbers"),
     "table study=correia2019 rows=[softmaxx]": (2, "Did you mean softmax?"),
     "table study=correia2019 runs=outputs/x": (2, "runs must be a list: set runs=[outputs/x]"),
     "table study=correia2019 'overrides=[\"a=b\"]'": (2, "does not compose"),
     "figures": (2, "give run=FOLDER for figures of a run, or runs=[FOLDER,…] of several"),
-    "figures runs=[x] sentence=a": (2, "sentence=… needs run=FOLDER"),
     "compare run=RUN": (2, "give run=FOLDER and other=FOLDER"),
     "page run=RUN other=RUN": (2, "must be another run"),
-    "page run=RUN n_sentences=0": (2, "n_sentences must be at least 1"),
     "page run=RUN output=page.txt": (2, "output=page.txt must be an html file"),
     "page run=RUN sentences=nowhere.de": (1, "sentences=nowhere.de not found"),
 }  # fmt: skip
 
+MORE_REJECTED_COMMANDS = {
+    "analyze": (2, "run is missing: give run=FOLDER"),
+    "evaluate run=RUN checkpoint=../../x": (1, "it has auto"),
+    "evaluate run=RUN name=.hidden": (2, ".hidden"),
+    "translate run=RUN input=TEXT/valid.de reference=/nowhere.en": (1, "reference=/nowhere.en"),
+    "prune run=RUN data.split=../valid": (2, "../valid"),
+    "table study=correia2018": (2, "Did you mean study=correia2019?"),
+    "figures runs=[x] sentence=a": (2, "sentence=… needs run=FOLDER"),
+}  # fmt: skip
 
-@pytest.mark.parametrize("line", REJECTED_COMMANDS)
+
+@pytest.mark.parametrize("line", [*REJECTED_COMMANDS, *slow_but(MORE_REJECTED_COMMANDS)])
 def test_invalid_command_is_rejected(line: str, headwise: CommandLine, trained: Path) -> None:
     def fill_in(text: str) -> str:
         text = text.replace("RUN", str(trained)).replace("PARENT", str(trained.parent))
         return text.replace("TEXT", str(trained.parents[2] / "text"))
 
     before = sorted(trained.parent.rglob("*"))
-    code, *messages = REJECTED_COMMANDS[line]
+    code, *messages = {**REJECTED_COMMANDS, **MORE_REJECTED_COMMANDS}[line]
     assert_rejected(headwise(*shlex.split(fill_in(line))), code, *map(fill_in, map(str, messages)))
     assert sorted(trained.parent.rglob("*")) == before
 

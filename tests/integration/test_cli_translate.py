@@ -257,6 +257,7 @@ def start(run: Path, *arguments: str, **streams: object) -> subprocess.Popen[byt
     return subprocess.Popen(command, cwd=ROOT, **streams)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.slow
 def test_closed_output_pipe_is_no_error(run: Path, tmp_path: Path) -> None:
     source = tmp_path / "long.de"
     source.write_text("Hund sieht Haus\n" * 3000, encoding="utf-8")

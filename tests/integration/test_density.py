@@ -251,11 +251,10 @@ def test_page_shows_windows_of_a_text(headwise: CommandLine, run: Path, tmp_path
     assert numbers == [1, 4]
 
 
-@pytest.mark.parametrize("documents", [[], DOCUMENTS], ids=["text", "documents"])
 def test_stopped_run_resumes_bitwise_equal(
-    headwise: CommandLine, overrides: list[str], tmp_path: Path, documents: list[str]
+    headwise: CommandLine, overrides: list[str], tmp_path: Path
 ) -> None:
-    overrides = [*overrides, *documents]
+    overrides = [*overrides, *DOCUMENTS]
     uninterrupted, resumed = (tmp_path / name for name in ("whole", "halves"))
     headwise.ok("train", *overrides, f"paths.outputs={uninterrupted}", "attention=softmax")
     for n_updates in (7, 12):

@@ -191,6 +191,7 @@ def test_queries_to_show_are_spread(
     assert selected(shape, n_queries, n_values) == expected
 
 
+@pytest.mark.slow
 def test_windows_within_a_row_have_a_page_and_no_kinds(
     headwise: CommandLine, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

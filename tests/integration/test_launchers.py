@@ -59,6 +59,7 @@ def assert_resumed(
     assert [job["overrides"][-1] for job in sweeps.records(launcher)] == ["seed=1", "seed=2"]
 
 
+@pytest.mark.slow
 def test_joblib_saves_at_ctrl_c(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
     """A terminal sends it to the process group. The command resumes with every launcher."""
     stop(sweeps, "joblib", lambda started: os.killpg(started.process.pid, signal.SIGINT), 130)
@@ -72,6 +73,7 @@ def test_joblib_saves_at_ctrl_c(sweeps: Sweeps, straight: list[dict[str, Any]]) 
     assert_resumed(sweeps, "joblib", resumed, straight)
 
 
+@pytest.mark.slow
 def test_submitit_requeues_after_a_save(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
     """USR2 comes before a time limit."""
     sweeps.slow.touch()

@@ -139,13 +139,10 @@ def test_page_names_masked_tokens_and_shows_predictions(
     assert [reading.axes for reading in first] == [reading.axes for reading in second]
 
 
-@CASES
-def test_killed_run_resumes_bitwise_equal(
-    runs: Runs, overrides: list[str], tmp_path: Path, changes: list[str]
-) -> None:
+def test_killed_run_resumes_bitwise_equal(runs: Runs, overrides: list[str], tmp_path: Path) -> None:
     weights: list[dict[str, Any]] = []
     for name, signal_at in (("whole", None), ("killed", ("record", 5, 9))):
-        command = [*overrides, *changes, f"paths.outputs={tmp_path / name}"]
+        command = [*overrides, *DOCUMENTS, *WORDS, f"paths.outputs={tmp_path / name}"]
         if signal_at is not None:
             (first,) = runs.ranks(command, 1, signal_at)
             assert first.code == -9

@@ -16,6 +16,7 @@ from headwise.analysis.tables import HEADS
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.train.checkpoint import load_checkpoint
+from slow_marks import slow_but
 from training_runs import NO_DROPOUT, Runs, assert_same_metrics
 
 LENGTH = 8
@@ -56,7 +57,7 @@ def choices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder / "choices"
 
 
-@pytest.fixture(scope="module", params=SITES)
+@pytest.fixture(scope="module", params=slow_but(SITES, "decoder_self"))
 def site(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from headwise.train.checkpoint import load_checkpoint
+from slow_marks import slow_but
 from training_runs import Runs, read_log, run_outputs, run_python
 
-KILL, TERM = signal.SIGKILL, signal.SIGTERM
+KILL = signal.SIGKILL
 BPE_DROPOUT = {"tokenizer": "bpe", "tokenizer.vocab_size": 60, "tokenizer.dropout": 0.3}
 
 
@@ -32,6 +33,7 @@ def test_logged_updates_have_no_gaps_or_duplicates(runs: Runs, whole: dict[str, 
     assert payload["state"]["metrics_lines"] == len(lines)
 
 
+@pytest.mark.slow
 def test_train_script_is_bitwise_equal(runs: Runs, whole: dict[str, Any]) -> None:
     """`python train.py` as a user starts it, in another folder and a new process."""
     completed = run_python(["train.py", *runs.arguments("again", {})])
@@ -39,26 +41,22 @@ def test_train_script_is_bitwise_equal(runs: Runs, whole: dict[str, Any]) -> Non
     assert run_outputs(runs.run_folder("again")) == whole
 
 
+# Files are replaced in this order: config, overrides, environment, (data,) at update 5 the numbered
+# copy, last.pt, last.json; at 8 best.pt; at 10 as at 5. Two log lines are written at each of 3, 6,
+# 8, 9, …: those after the last save must be removed on resuming.
+KILLED_AT = {
+    "before-anything-was-saved": [("record", 2), ("replace", 5)],
+    "amid-records": [("record", 8), ("record", 8)],
+    "around-the-first-checkpoint": [("replace", 8), ("replace", 5)],
+    "between-the-files-of-a-checkpoint": [("replace", 10), ("replace", 12)],
+}
+
+
 @pytest.mark.parametrize(
-    "signals",
-    [
-        # files are replaced in this order: config, overrides, environment, (data,) at update 5 the
-        # numbered copy, last.pt, last.json; at 8 best.pt; at 10 as at 5. Two log lines are written
-        # at each of 3, 6, 8, 9, …: those after the last save must be removed on resuming
-        pytest.param([("record", 2), ("replace", 5)], id="before-anything-was-saved"),
-        pytest.param([("record", 8), ("record", 8)], id="amid-records"),
-        pytest.param([("replace", 8), ("replace", 5)], id="around-the-first-checkpoint"),
-        pytest.param([("replace", 10), ("replace", 12)], id="between-the-files-of-a-checkpoint"),
-    ],
+    "outputs", slow_but(KILLED_AT, "amid-records", "between-the-files-of-a-checkpoint")
 )
-def test_run_killed_twice_is_bitwise_equal(
-    runs: Runs,
-    whole: dict[str, Any],
-    signals: list[tuple[str, int]],
-    request: pytest.FixtureRequest,
-) -> None:
-    outputs = f"killed-{request.node.callspec.id}"
-    for event, n in signals:
+def test_run_killed_twice_is_bitwise_equal(runs: Runs, whole: dict[str, Any], outputs: str) -> None:
+    for event, n in KILLED_AT[outputs]:
         runs.train(outputs, signal_at=(event, n, KILL), code=-KILL)
     runs.train(outputs)
     assert run_outputs(runs.run_folder(outputs)) == whole
@@ -66,7 +64,7 @@ def test_run_killed_twice_is_bitwise_equal(
     assert not leftovers
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", slow_but([signal.SIGINT, signal.SIGHUP], signal.SIGHUP))
 def test_run_stopped_by_signal_is_bitwise_equal(
     runs: Runs, whole: dict[str, Any], number: signal.Signals
 ) -> None:
@@ -90,7 +88,6 @@ def test_killed_run_with_bpe_dropout_is_bitwise_equal(runs: Runs) -> None:
     whole = run_outputs(runs.run_folder("bpe-whole"))
     assert read_log(runs.run_folder("bpe-whole") / "metrics.jsonl")[-2]["train/epoch"] > 1
     runs.train("bpe-killed", changes, signal_at=("record", 6, KILL), code=-KILL)
-    runs.train("bpe-killed", changes, signal_at=("record", 5, TERM), code=128 + TERM)
     runs.train("bpe-killed", changes)
     assert run_outputs(runs.run_folder("bpe-killed")) == whole
     assert not (runs.run_folder("bpe-killed") / "scratch").exists()

@@ -30,7 +30,6 @@ from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
-from headwise.config.folders import group_choices
 from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import RunError
 from headwise.model.build import build_model
@@ -51,9 +50,8 @@ from pruned_models import (
 )
 
 VARIANTS = [
-    *((f"attention={name}",) for name in group_choices("attention")),
+    *((f"attention={name}",) for name in ("softmax", "alpha_entmax", "linear", "linformer")),
     ("attention=alpha_entmax", "attention.share=layer"),
-    ("attention=alpha_entmax", "attention.share=site"),
     ("attention=alpha_entmax", "attention.depends_on=query"),
     ("attention=mixed", "attention.normalisers=[alpha_entmax,softmax]"),
     ("attention=linformer", "attention.sharing=none"),

@@ -82,7 +82,7 @@ def test_context_and_weights_follow_the_formula(site: str) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("chunk_size", [1, 3, 5, 8])
+@pytest.mark.parametrize("chunk_size", [3, 8])
 def test_causal_product_and_its_derivatives(chunk_size: int, reverse: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     a, b, v = (

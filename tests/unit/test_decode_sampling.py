@@ -113,12 +113,9 @@ def causal(group: str) -> list[str]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        *[(f"attention={name}",) for name in causal("attention")],
-        *[("attention=alpha_entmax", f"pattern={pattern}") for pattern in causal("pattern")],
-        *[
-            ("attention=alpha_entmax", *POSITIONS.get(p, [f"positions={p}"]))
-            for p in group_choices("positions")
-        ],
+        ("attention=alpha_entmax", "pattern=strided"),
+        ("attention=linear", "positions=learned"),
+        ("attention=alpha_entmax", "positions=rotary"),
         ("attention=alpha_entmax", "model.cls_tokens=2"),
     ],
     ids=" ".join,

@@ -103,13 +103,12 @@ def test_alpha_1_equals_cross_entropy_and_the_limit(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("smoothing", [0.0, 0.15])
-def test_gradient_equals_finite_differences(alpha: float, smoothing: float) -> None:
+def test_gradient_equals_finite_differences(alpha: float) -> None:
     scores, target = example(seed=3)
     target[2], target[4] = 0, 0
 
     def loss(scores: Tensor) -> Tensor:
-        return entmax_loss(scores, target, alpha, smoothing)
+        return entmax_loss(scores, target, alpha, 0.15)
 
     assert torch.autograd.gradcheck(loss, (scores,), atol=1e-6)
 

@@ -162,8 +162,7 @@ def test_bfloat16_is_close(power: Power) -> None:
         assert error < limit
 
 
-@pytest.mark.parametrize("chunk", [1 << 19, 700], ids=["whole", "chunked"])
-@pytest.mark.parametrize("n_prefix", [0, 4])
+@pytest.mark.parametrize(("n_prefix", "chunk"), [(0, 1 << 19), (4, 700)])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("power", list(Power))
 def test_bias_by_distance(

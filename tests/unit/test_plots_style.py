@@ -81,11 +81,10 @@ def drawn_texts(figure: Figure) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        *((name, name) for name in ("a $\\frac$ b", "$5 and $6", "a_b^c \\alpha %", "שלום 😀", "")),
-        ("lines\nand\ttabs", "lines and tabs"),
+        *((name, name) for name in ("a $\\frac$ b $5 and $6", "a_b^c \\alpha %שלום 😀", "")),
         ("x" * 400, f"{'x' * 79}…{'x' * 40}"),
     ],
-    ids=["mathematics", "prices", "marks", "right to left", "empty", "lines", "long"],
+    ids=["mathematics", "right to left", "empty", "long"],
 )
 def test_names_are_drawn_as_text(name: str, shown: str) -> None:
     """Whatever they contain; a warning of a layout without space would be an error here."""

@@ -71,8 +71,11 @@ DOCUMENTS = {
 }
 
 
-@pytest.mark.parametrize("options", [{"kind": "byte"}, *SUB_WORDS], ids=str)
-@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize(
+    ("documents", "options"),
+    [*((kind, {"kind": "byte"}) for kind in DOCUMENTS), *(("line", words) for words in SUB_WORDS)],
+    ids=str,
+)
 def test_documents_start_at_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: str, options: dict[str, Any]
 ) -> None:

@@ -52,17 +52,8 @@ class CommandLine:
         self._streams, self._patch = streams, patch
 
     def __call__(self, command: str, *arguments: str) -> CommandResult:
-        self._patch.setenv("HYDRA_FULL_ERROR", "0")  # restored at the end of the test
-        compose_once(self._patch)
-        self._patch.setattr(sys, "argv", ["headwise", command, *arguments])
-        GlobalHydra.instance().clear()
         self._streams.readouterr()
-        code = 0
-        with _restored_logging():
-            try:
-                cli.main()
-            except SystemExit as exit_error:
-                code = int(exit_error.code or 0)
+        code = exit_code(self._patch, command, *arguments)
         out, err = self._streams.readouterr()
         return CommandResult(code, out, err)
 
@@ -71,6 +62,20 @@ class CommandLine:
         result = self(command, *arguments)
         assert result.code == 0, result
         return result
+
+
+def exit_code(patch: pytest.MonkeyPatch, command: str, *arguments: str) -> int:
+    """Run a command in this process and return its exit code."""
+    patch.setenv("HYDRA_FULL_ERROR", "0")
+    compose_once(patch)
+    patch.setattr(sys, "argv", ["headwise", command, *arguments])
+    GlobalHydra.instance().clear()
+    with _restored_logging():
+        try:
+            cli.main()
+        except SystemExit as exit_error:
+            return int(exit_error.code or 0)
+    return 0
 
 
 def compose_once(patch: pytest.MonkeyPatch) -> None:

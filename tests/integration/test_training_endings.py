@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import shutil
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from command_line import read_json, write_corpus
+from command_line import exit_code, read_json, write_corpus
 from headwise import load
 from headwise.commands.finished import check_checkpoints
 from headwise.errors import CheckpointError
@@ -20,6 +23,24 @@ from headwise.train.checkpoint import load_checkpoint
 from training_runs import Runs, read_log, run_outputs
 
 SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
+
+
+class RunsHere(Runs):
+    """Starts runs in this process, which saves a second each."""
+
+    def train(self, outputs: str, changes: Mapping[str, Any], code: int = 0) -> str:
+        """Train in the folder `outputs`, check the exit code and return the output."""
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            for stream in ("stdout", "stderr"):
+                patch.setattr(sys, stream, printed)
+            assert exit_code(patch, "train", *self.arguments(outputs, changes)) == code
+        return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> RunsHere:
+    return RunsHere(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

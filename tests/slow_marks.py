@@ -9,5 +9,7 @@ import pytest
 
 
 def slow_but(choices: Iterable[Any], *fast: Any) -> list[Any]:
-    """The choices as parameters, marked slow except those named."""
-    return [c if c in fast else pytest.param(c, marks=pytest.mark.slow) for c in choices]
+    """The choices as parameters, marked slow except those named (tuples by their first)."""
+    slow = pytest.mark.slow
+    tuples = [choice if isinstance(choice, tuple) else (choice,) for choice in choices]
+    return [pytest.param(*one, marks=() if one[0] in fast else slow) for one in tuples]

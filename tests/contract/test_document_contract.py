@@ -97,8 +97,11 @@ def gradients_of(model: SingleStack) -> dict[str, Tensor]:
     return {name: grad for name, grad in named if grad is not None}
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("kind", SITES)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("causal", torch.float32), ("self", torch.float32), ("causal", torch.float64)],
+    ids=str,
+)
 @pytest.mark.parametrize("case", CASES)
 def test_documents_have_the_states_and_gradients_of_documents_alone(
     make: Any, monkeypatch: pytest.MonkeyPatch, case: str, kind: str, dtype: torch.dtype

@@ -30,6 +30,7 @@ from headwise.model.transformer import Transformer
 from headwise.tasks.translation.batches import TrainingPairs
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.optim import build_optimizer
+from slow_marks import slow_but
 
 LOSSES = group_choices("loss")
 B, T = 3, 5
@@ -182,7 +183,7 @@ def train(model: Transformer, loss: Loss) -> list[float]:
     return losses
 
 
-@pytest.fixture(scope="module", params=LOSSES)
+@pytest.fixture(scope="module", params=slow_but(LOSSES, "cross_entropy", "entmax"))
 def trained(request: pytest.FixtureRequest) -> tuple[Transformer, Loss, list[float]]:
     model, loss = make_model(), build(request.param)
     return model, loss, train(model, loss)

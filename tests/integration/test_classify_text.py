@@ -29,6 +29,7 @@ from headwise.runs.folder import RunFolder
 from headwise.tasks.classification.metrics import class_metrics
 from headwise.tasks.classification.predict import ClassifierRun
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint
+from slow_marks import slow_but
 
 LABELLED = (
     *("data=labelled", "tokenizer=byte", "model.d_model=16", "model.n_heads=2", "model.d_ff=32"),
@@ -222,17 +223,24 @@ def test_bad_rows_are_named_in_one_message(
     ("settings", "message"),
     [
         ("data.labels=[animal,plant,thing,stone]", "no example of stone"),
-        ("data.pair=text2", "no columns 'text2'; got label, text, other"),
-        ("data.label=class", "no columns 'class'; got label, text, other"),
-        ("data.class_weights=[1,2]", "data.class_weights must be 3 numbers: animal, plant, thing"),
         ("data.class_weights=equal", "data.class_weights must be null, balanced"),
         (
             "task.frozen_layers=1",
             "must be null, or with init_from=RUN at most 2",
         ),
-        ("task.encoder_lr=0.1", "task.encoder_lr must be 1 without init_from=RUN"),
-        ("task.encoder_lr=-1", "task.encoder_lr must be at least 0"),
-        ("positions=learned positions.max_positions=30", "at least the 40 positions"),
+        *slow_but(
+            [
+                ("data.pair=text2", "no columns 'text2'; got label, text, other"),
+                ("data.label=class", "no columns 'class'; got label, text, other"),
+                (
+                    "data.class_weights=[1,2]",
+                    "must be 3 numbers: animal, plant, thing",
+                ),
+                ("task.encoder_lr=0.1", "task.encoder_lr must be 1 without init_from=RUN"),
+                ("task.encoder_lr=-1", "task.encoder_lr must be at least 0"),
+                ("positions=learned positions.max_positions=30", "at least the 40 positions"),
+            ]
+        ),
     ],
 )
 def test_bad_settings_are_named_in_one_message(

@@ -67,8 +67,16 @@ def origin(runs: Runs, short: str) -> Path:
 def test_extended_run_equals_one_run(runs: Runs) -> None:
     """In the same folder, even if its first end is no update at which it logs and saves."""
     changes = {**SHORT, "trainer.keep": 3, "trainer.average": 3}
-    for length in (5, 6):
-        runs.train("by-steps", {**changes, "trainer.max_updates": length})
+    runs.train("by-steps", {**changes, "trainer.max_updates": 5})
+    path = runs.run_folder("by-steps") / "environment.json"
+    environment = read_json(path)
+    environment["versions"]["torch"] = "1.0"
+    environment["kernels"]["losses"] = "another"
+    path.write_text(json.dumps(environment))
+    output = runs.train("by-steps", {**changes, "trainer.max_updates": 6})
+    assert "results may change: torch: 1.0 -> 2." in output
+    assert "; losses: another -> " in output
+    assert "linear maps" not in output
     runs.train("at-once", {**changes, "trainer.max_updates": 6})
     stepwise, whole = map(runs.run_folder, ("by-steps", "at-once"))
     assert read_json(stepwise / "results.json")["updates"] == 6

@@ -24,7 +24,7 @@ from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.losses.loss import Entmax15Loss
 from headwise.ops import check, dispatch
 from headwise.ops.attention import cpu_few, triton_blocks
-from headwise.ops.attention.layout import Columns
+from headwise.ops.attention.layout_parts import Columns
 from headwise.ops.cpp import build
 from headwise.ops.dropout import cpu as cpu_dropout
 from headwise.ops.dropout.operator import dropout

@@ -17,7 +17,7 @@ import functools
 import hashlib
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -197,26 +197,27 @@ def _attention(small: _Small) -> Pairs:
         if small.is_cpp and not rate:  # a dense mask, and a query without a key
             mask = mask & (keys % 5 != 3) & (queries != n - 9)
             visible = Visible(mask, None, False, offset)
-        yield from _compare(small, _attend, visible, mask, rate)
+        yield from _compare(small, visible, mask, rate)
 
 
-def _attend(small: _Small, heads: Heads, rate: float, visible: Visible) -> Tensor:
-    settings = (rate, small.width**-0.5, small.distances)
-    if small.is_cpp:
-        return cpu_attention.attention(*heads, small.alpha, small.power, visible, *settings)
-    alpha_H = ALPHAS[small.power] if small.alpha is None else small.alpha.flatten()
-    causal = (visible.lengths_B, visible.is_causal, visible.query_offset)
-    return triton_entmax_attention(*heads, alpha_H, *causal, *settings)
+def _attend(small: _Small, heads: Heads, rate: float, keys: Visible | BlockLayout) -> Tensor:
+    alpha, settings = small.alpha, (rate, small.width**-0.5, small.distances)
+    layout = keys if isinstance(keys, BlockLayout) else None
+    if small.is_cpp and isinstance(keys, BlockLayout):
+        layout_settings = cpu_sparse.Settings(keys, small.power, *settings)
+        return cpu_sparse.sparse_attention(*heads, alpha, layout_settings)
+    if small.is_cpp and isinstance(keys, Visible):
+        return cpu_attention.attention(*heads, alpha, small.power, keys, *settings)
+    alpha_H = ALPHAS[small.power] if alpha is None else alpha.flatten()
+    offset = keys.query_offset if isinstance(keys, Visible) else 0
+    return triton_entmax_attention(*heads, alpha_H, keys.lengths_B, True, offset, *settings, layout)
 
 
-def _compare(
-    small: _Small, attend: Callable[..., Tensor], restriction: Any, mask: Tensor, rate: float
-) -> Pairs:
-    """Yield context and gradients of `attend` beside the reference.
+def _compare(small: _Small, keys: Visible | BlockLayout, mask: Tensor, rate: float) -> Pairs:
+    """Yield context and gradients of attention to these keys beside the reference.
 
     Args:
-        attend: (small, heads, rate, restriction) -> context.
-        restriction: of the keys.
+        keys: which keys.
         mask: the same, bool (B, H or 1, Q, K), True = may attend.
         rate: of dropout.
     """
@@ -233,7 +234,7 @@ def _compare(
         if small.device.type == "cuda":
             with torch.cuda.device(small.device):
                 torch.cuda.manual_seed(3)
-        return attend(small, (query, key, values), rate, restriction)
+        return _attend(small, (query, key, values), rate, keys)
 
     q, k, v = map(_up, (query, key, value))
     alpha, scale = small.exact_alpha(small.alpha), small.width**-0.5
@@ -270,17 +271,7 @@ def _sparse(small: _Small) -> Pairs:
     mask = exact.dense(positions, n) & (positions <= positions[:, None])
     mask = mask & (positions < lengths.cpu().view(2, 1, 1, 1))
     for rate in (0.0, RATE):
-        yield from _compare(small, _attend_sparse, layout, mask, rate)
-
-
-def _attend_sparse(small: _Small, heads: Heads, rate: float, layout: BlockLayout) -> Tensor:
-    scale = small.width**-0.5
-    if small.is_cpp:
-        settings = cpu_sparse.Settings(layout, small.power, rate, scale, small.distances)
-        return cpu_sparse.sparse_attention(*heads, small.alpha, settings)
-    alpha_H = ALPHAS[small.power] if small.alpha is None else small.alpha.flatten()
-    causal = (layout.lengths_B, True, 0)
-    return triton_entmax_attention(*heads, alpha_H, *causal, rate, scale, small.distances, layout)
+        yield from _compare(small, layout, mask, rate)
 
 
 def _few(small: _Small) -> Pairs:

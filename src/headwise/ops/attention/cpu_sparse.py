@@ -21,7 +21,8 @@ from torch import Tensor
 
 from headwise.ops.attention.cpu import steps
 from headwise.ops.attention.distances import Distances
-from headwise.ops.attention.layout import BlockLayout, Part, Product, concatenated, in_blocks
+from headwise.ops.attention.layout import BlockLayout, concatenated
+from headwise.ops.attention.layout_parts import Part, Product, in_blocks
 from headwise.ops.draws import Draws, draw_seed
 from headwise.ops.family import Power, beta_of, check_alpha
 from headwise.ops.maps import cpu as cpu_maps

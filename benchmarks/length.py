@@ -9,7 +9,7 @@ the length, and every whole kernel of `conf/attention/`. A limit on positions (`
 set to the length.
 
 With `--alone`: attention without projections, causal, 8 heads of 64, at the stride and the summary
-cells of Child et al. (2019) for text, at 3072 to 16384 positions.
+cells of Child et al. (2019) for text, at 3072 to 16384 positions, and a window of 64.
 
 Times are medians, variants interleaved in one process; with one thread (OMP_NUM_THREADS=1) that of
 the processor, else of the clock. Memory is the most that one forward and backward adds to the
@@ -49,7 +49,7 @@ class Setting:
     """Which layers are measured, at which lengths."""
 
     lengths: tuple[int, ...]
-    patterns: tuple[str, ...]  # with the number of summary cells, if not that of the yaml
+    patterns: tuple[str, ...]  # with a number (`NUMBERS`), if it is not that of the yaml
     heads: int
     head_dim: int
     stride: int | None  # None: near the square root of the length
@@ -57,7 +57,9 @@ class Setting:
 
 
 LAYERS = Setting((1024, 2048, 4096, 8192, 16384), ("strided", "fixed"), 2, 32, None, False)
-ALONE = Setting((3072, 4096, 12288, 16384), ("strided", "fixed 8", "fixed 32"), 8, 64, 128, True)
+ON_LONG_INPUT = ("strided", "fixed 8", "fixed 32", "window 64")
+ALONE = Setting((3072, 4096, 12288, 16384), ON_LONG_INPUT, 8, 64, 128, True)
+NUMBERS = {"fixed": "summary_cells", "window": "radius"}
 Row = dict[str, Figures]  # "seconds" and "memory", in bytes, of a variant
 
 
@@ -75,16 +77,17 @@ class Layer:
     """One attention at one length."""
 
     def __init__(self, variant: str, length: int, setting: Setting) -> None:
-        attention, pattern, cells = (variant + "  ").split(" ")[:3]
+        attention, pattern, number = (variant + "  ").split(" ")[:3]
         node: dict[str, Any] = group_node("attention", attention)
         if "max_length" in node:
             node["max_length"] = length
         choices = {"attention": node}
         if pattern:
-            stride = setting.stride or math.isqrt(length)
-            choices["pattern"] = {**group_node("pattern", pattern), "stride": stride}
-            if cells:
-                choices["pattern"]["summary_cells"] = int(cells)
+            choices["pattern"] = group_node("pattern", pattern)
+            if "stride" in choices["pattern"]:
+                choices["pattern"]["stride"] = setting.stride or math.isqrt(length)
+            if number:
+                choices["pattern"][NUMBERS[pattern]] = int(number)
         torch.manual_seed(1)
         site = "decoder_self" if setting.is_alone else "encoder_self"
         place = Place(site, 1, setting.heads, setting.head_dim)

@@ -48,8 +48,8 @@ def test_every_operator_is_checked() -> None:
 
 @pytest.mark.usefixtures("every_implementation")
 @pytest.mark.parametrize("power", list(Power))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_maps(power: Power, dtype: torch.dtype) -> None:
+def test_maps(power: Power) -> None:
+    dtype = torch.float32  # float64 is computed by the reference, as float32 without kernels
     scores = torch.randn(1, 2, 3, 9, dtype=dtype).requires_grad_()
     alpha = torch.tensor([1.2, 1.7], dtype=dtype).view(1, 2, 1, 1)
     mask = torch.rand(1, 1, 1, 9) > 0.2
@@ -97,7 +97,7 @@ def test_attention_of_few_queries() -> None:
 
 
 @pytest.mark.usefixtures("every_implementation")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
 def test_losses(alpha: float, dtype: torch.dtype) -> None:
     scores = torch.randn(6, 20).to(dtype).requires_grad_()

@@ -79,6 +79,7 @@ def test_repulsion_increases_distances_of_heads(tmp_path: Path) -> None:
 # -- runs in separate processes -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs) -> None:
     """Every rank draws the same noise, so that their weights stay equal."""
     changes = {**NO_DROPOUT, "repulsion": "spos"}

@@ -77,6 +77,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 def test_long_windows_never_have_all_weights(make: Any) -> None:
     n = 4096
     options = "model.layers=1", "model.d_model=16", "model.d_ff=16", "data.dir=x"

@@ -101,14 +101,14 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("method", ["beam", "greedy"])
 def test_batch_size_and_order_change_nothing(model: Transformer, method: str) -> None:
-    lines = sentences(30, seed=2)
+    lines = sentences(20, seed=2)
     n_best = 3 if method == "beam" else 1
     config = replace(CONFIG, method=method, n_best=n_best)
     together = Translator(model, PAIR, replace(config, max_tokens=100_000)).translate(lines)
     alone = Translator(model, PAIR, replace(config, max_tokens=1)).translate(lines)
     assert_same(together, alone)
-    assert len({translation.text for translation in alone}) > 15
-    order = list(range(30))
+    assert len({translation.text for translation in alone}) > 10
+    order = list(range(20))
     random.Random(1).shuffle(order)
     shuffled = Translator(model, PAIR, config).translate([lines[i] for i in order])
     assert_same(shuffled, [alone[i] for i in order])

@@ -231,13 +231,11 @@ def test_bad_rows_are_named_in_one_message(
         *slow_but(
             [
                 ("data.pair=text2", "no columns 'text2'; got label, text, other"),
-                ("data.label=class", "no columns 'class'; got label, text, other"),
                 (
                     "data.class_weights=[1,2]",
                     "must be 3 numbers: animal, plant, thing",
                 ),
                 ("task.encoder_lr=0.1", "task.encoder_lr must be 1 without init_from=RUN"),
-                ("task.encoder_lr=-1", "task.encoder_lr must be at least 0"),
                 ("positions=learned positions.max_positions=30", "at least the 40 positions"),
             ]
         ),

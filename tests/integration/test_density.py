@@ -294,15 +294,12 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
         (" ".join([*DOCUMENTS, "model.cls_tokens=2"]), "model.cls_tokens must be 0"),
         *slow_but(
             [
-                ("attention@sites.cross=softmax", "decoder_self"),
                 ("trainer.monitor=bleu", "bits_per_byte"),
-                ("data.windwo=3", "data.window"),
                 ("positions=learned positions.max_positions=8", "data.window=16"),
                 (
                     "decode.min_context=16",
                     "must be at least 0 and below data.window=16",
                 ),
-                ("task=translation", "task must be density or masked_lm with data=text"),
                 (
                     "data.documents=page",
                     "must be one of blank_line, heading, line; got",

@@ -81,6 +81,7 @@ def test_run_stopped_by_signal_is_bitwise_equal(
     assert run_outputs(folder) == whole
 
 
+@pytest.mark.slow
 def test_killed_run_with_bpe_dropout_is_bitwise_equal(runs: Runs) -> None:
     """The text is encoded again in each epoch; the run has more than one epoch."""
     changes = {**BPE_DROPOUT, "trainer.accumulate": 2, "trainer.max_tokens": 320}

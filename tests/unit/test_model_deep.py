@@ -238,6 +238,7 @@ def test_pruned_attention_is_scaled_by_its_width() -> None:
 # -- whole models ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hundred_layers_learn() -> None:
     model = build(encoder_layers=20, decoder_layers=80, recompute=True).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

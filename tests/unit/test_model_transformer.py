@@ -268,6 +268,7 @@ def test_only_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not calls
 
 
+@pytest.mark.slow
 def test_recomputing_works_with_torch_compile() -> None:
     config = dataclasses.replace(SMALL, encoder_layers=1, decoder_layers=1)
     plain = build(config).train()

@@ -47,6 +47,7 @@ def test_names_are_those_of_the_papers() -> None:
     assert display_name("loss_entmax15 entmax15b") == "loss_entmax15 entmax15b"
 
 
+@pytest.mark.slow
 def test_figures_are_reproducible(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     first = save(FIGURES["attention_small"](), tmp_path / "a" / "maps.png")

@@ -28,6 +28,7 @@ from headwise.tasks.stream import stream as token_stream
 from headwise.tasks.stream import text as plain_text
 from headwise.tasks.stream.stream import PreparedTokens, prepare_tokens
 from headwise.tasks.stream.text import TextCorpus, text_corpus
+from slow_marks import slow_but
 
 TEXT = "Der  Hund sieht\tdas Haus.\n\n  Die Häuser 犬が好き\r\nund kein Ende"
 ODD = TEXT.encode() + b" \n\xff\xfe\0 \xe2\x96\x81<s> <0x41>\xc3\n" + "😀 unseen\u2028".encode()
@@ -212,7 +213,7 @@ def test_published_file_is_split_by_bytes(
     assert len(set(data.corpus.hashes())) == 2
 
 
-@pytest.mark.parametrize("name", ["wikitext2", "wikitext103"])
+@pytest.mark.parametrize("name", slow_but(["wikitext2", "wikitext103"], "wikitext2"))
 def test_wikitext_is_read_from_files_and_downloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -356,6 +357,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_of_preparation_does_not_grow_with_the_text(tmp_path: Path) -> None:
     n_bytes = 2**26
     (tmp_path / "large").write_bytes(

@@ -1,10 +1,9 @@
 """Registration of torch operators: `torch.ops.headwise`.
 
-An operator is one node for torch.compile, checkpointing, tracers and profilers. A call through
-torch's dispatcher costs 10 µs without a gradient and up to 35 µs with one, forward and backward
-(docs/speed.md). Under torch.func (grad, vjp, jacrev, vmap) an autograd.Function with rules for them
-is called instead, as there a gradient registered with `torch.library` raises, and forward mode
-would silently return 0.
+An operator is one node for torch.compile, checkpointing, tracers and profilers. It has one
+autograd.Function, called by torch's dispatcher, thus also within transforms of torch.func, and one
+rule for vmap. A gradient registered with `torch.library` would raise under torch.func, and in
+forward mode would silently be 0.
 """
 
 from __future__ import annotations
@@ -14,14 +13,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import autograd_function
 from torch.autograd import forward_ad
 
 from headwise.ops.arguments import checker
 
 _library: Any = torch.library  # untyped
 _LIBRARY = _library.Library("headwise", "FRAGMENT")
+_functorch: Any = autograd_function
 _forward_ad: Any = forward_ad
 is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Save nothing: a backward pass is not differentiable."""
+
+
+def raise_second_order(ctx: Any, *grads: Any) -> None:
+    """Raise in place of the backward pass of a backward pass."""
+    raise RuntimeError("functions of headwise.entmax can be differentiated once, not twice")
+
+
+def _raise_forward_mode(ctx: Any, *tangents: Any) -> None:
+    raise RuntimeError(
+        "functions of headwise.entmax have no forward-mode derivative (torch.func.jvp, jacfwd, "
+        "dual tensors); use torch.autograd.grad or torch.autograd.functional.jacobian"
+    )
 
 
 def register(
@@ -29,11 +46,10 @@ def register(
     compute: Callable[..., Any],
     shapes: Callable[..., Any],
     dtypes: Sequence[torch.dtype],
-    save: Callable[..., None] | None = None,
-    differentiate: Callable[..., Any] | None = None,
-    dispatch: str = "CPU",
+    save: Callable[..., None] = _save_nothing,
+    differentiate: Callable[..., Any] = raise_second_order,
 ) -> Callable[..., Any]:
-    """Register an operator, and return the function that calls it.
+    """Register an operator, and return it.
 
     Args:
         schema: name, arguments and results in torch's notation, with axes and dtypes of tensors,
@@ -41,41 +57,21 @@ def register(
         compute: arguments -> results.
         shapes: arguments -> results without values, with the same strides.
         dtypes: of tensors whose dtype the schema does not name.
-        save, differentiate: `setup_context` and `backward` of autograd; None: the operator is a
-            backward pass itself, and double backward raises.
-        dispatch: dispatch key of `compute`.
+        save, differentiate: `setup_context` and `backward` of autograd; by default the operator is
+            a backward pass itself, and double backward raises.
     """
     name, _, rest = schema.partition("(")
     forms, _, results = rest.partition(") -> ")
     arguments = [argument.split() for argument in forms.split(", ")]
     check = checker(arguments, dtypes)
     schema = f"{name}({', '.join(' '.join(words[:2]) for words in arguments)}) -> {results}"
-    save, backward = save or _save_nothing, differentiate or raise_second_order
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, _checked(check, compute), dispatch)
+    _LIBRARY.impl(name, _checked(check, compute), "CompositeExplicitAutograd")
     _library.register_fake(f"headwise::{name}", _checked(check, shapes), lib=_LIBRARY)
-    operator = getattr(torch.ops.headwise, name).default
-    _LIBRARY.impl(name, _derivative(operator, save, backward), "Autograd", with_keyset=True)
-
-    def call(*arguments: Any) -> Any:
-        if is_transformed() and not torch.compiler.is_compiling():
-            return transformed.apply(*arguments)
-        _check_tangents(arguments)
-        return operator(*arguments)
-
-    def forward(*arguments: Any) -> Any:
-        return call(*arguments)  # inside one transform; there may be more
-
-    rules = {
-        "forward": forward,
-        "setup_context": save,
-        "backward": backward,
-        "vmap": _each(forward),
-        "jvp": _raise_forward_mode,
-    }
-    static = {rule: staticmethod(function) for rule, function in rules.items()}
-    transformed: Any = type(f"headwise_{name}", (torch.autograd.Function,), static)
-    return call
+    operator: Callable[..., Any] = getattr(torch.ops.headwise, name).default
+    _library.register_vmap(f"headwise::{name}", _each(operator), lib=_LIBRARY)
+    _LIBRARY.impl(name, _derivative(operator, save, differentiate), "Autograd")
+    return operator
 
 
 def _checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,34 +83,36 @@ def _checked(check: Callable[..., None], function: Callable[..., Any]) -> Callab
 
 
 def _derivative(
-    operator: Any, save: Callable[..., None], backward: Callable[..., Any]
+    operator: Callable[..., Any], save: Callable[..., None], differentiate: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return the operator for torch's key Autograd, as `torch.library.register_autograd` makes it.
+    """Return the operator for torch's key Autograd."""
 
-    torch's own reads the schema in every call for defaults of arguments, which ours do not have:
-    100 µs for 17 arguments.
-    """
-
-    def compute(*arguments_and_keys: Any) -> Any:
-        *arguments, keys = arguments_and_keys
+    def compute(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+            return operator(*arguments)
 
     class Derivative(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *arguments_and_keys: Any) -> Any:
-            output = compute(*arguments_and_keys)
-            save(ctx, arguments_and_keys[:-1], output)
-            return output
+        def forward(*arguments: Any) -> Any:
+            nested = is_transformed()  # other levels of torch.func may differentiate too
+            with torch.set_grad_enabled(nested), _forward_ad._set_fwd_grad_enabled(nested):
+                return compute(*arguments)
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            gradients = backward(ctx, *grads)
-            return *(gradients if isinstance(gradients, tuple) else (gradients,)), None
+        setup_context = staticmethod(save)
+        backward = staticmethod(differentiate)
+        jvp = staticmethod(_raise_forward_mode)
 
-    def call(keys: Any, *arguments: Any) -> Any:
+    # Function.apply would read the signature in every call, and refuse one level of torch.func
+    apply: Callable[..., Any] = super(torch.autograd.Function, Derivative).apply
+
+    def call(*arguments: Any) -> Any:
         needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
-        return (Derivative.apply if needs_grad else compute)(*arguments, keys)
+        if not needs_grad and _forward_ad._current_level < 0:
+            return compute(*arguments)
+        with (
+            _functorch.enable_single_level_autograd_function()
+        ):  # the dispatcher calls once per level
+            return apply(*arguments)
 
     return call
 
@@ -131,9 +129,8 @@ def register_pair(
     backward: Callable[..., Any],
     backward_shapes: Callable[..., Any],
     dtypes: Sequence[torch.dtype],
-    dispatch: str = "CPU",
 ) -> Callable[..., Any]:
-    """Register an operator and its backward pass `…_backward`; return the function that calls it.
+    """Register an operator and its backward pass `…_backward`; return the operator.
 
     Args:
         name: of the operator.
@@ -144,9 +141,9 @@ def register_pair(
         forward, shapes: (*tensors, *settings) -> results, and the same without values.
         backward, backward_shapes: (gradient of the first result, *tensors, *saved, *settings,
             whether to compute the last gradient) -> gradients, and the same without values.
-        dtypes, dispatch: as for `register`.
+        dtypes: as for `register`.
     """
-    n_tensors, n_saved = tensors.count("Tensor"), saved.count("Tensor")
+    n_tensors = tensors.count("Tensor")
     gradients = ", ".join(["Tensor"] * n_gradients)
     call_backward = register(
         f"{name}_backward(Tensor grad {grad}, {tensors}, {saved}, {settings}, bool with_last)"
@@ -154,7 +151,6 @@ def register_pair(
         backward,
         backward_shapes,
         dtypes,
-        dispatch=dispatch,
     )
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -164,57 +160,32 @@ def register_pair(
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return (None,) * (n_tensors + len(ctx.settings))
-        needed = ctx.needs_input_grad[:n_gradients]
-        gradients = call_backward(grad, *ctx.saved_tensors, *ctx.settings, needed[-1])
-        gradients = (gradients,) if n_gradients == 1 else gradients
-        pairs = zip(gradients, needed, strict=True)
-        constant = (None,) * (n_tensors - n_gradients + len(ctx.settings))
-        return *(gradient if is_needed else None for gradient, is_needed in pairs), *constant
+        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if grad is not None:
+            needed = ctx.needs_input_grad[:n_gradients]
+            results = call_backward(grad, *ctx.saved_tensors, *ctx.settings, needed[-1])
+            results = (results,) if n_gradients == 1 else results
+            pairs = zip(results, needed, strict=True)
+            gradients[:n_gradients] = (x if is_needed else None for x, is_needed in pairs)
+        return tuple(gradients)
 
-    results = ", ".join(["Tensor"] * (1 + n_saved))
+    results = ", ".join(["Tensor"] * (1 + saved.count("Tensor")))
     schema = f"{name}({tensors}, {settings}) -> ({results})"
-    return register(schema, forward, shapes, dtypes, save, differentiate, dispatch)
+    return register(schema, forward, shapes, dtypes, save, differentiate)
 
 
-def _each(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _each(operator: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule of torch.func.vmap: one call per element of the batch."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        batch = []
-        for index in range(info.batch_size):
+        def element(index: int) -> Any:
             pairs = zip(arguments, in_dims, strict=True)
-            element = (value if dim is None else value.select(dim, index) for value, dim in pairs)
-            batch.append(compute(*element))
+            return operator(*(x if dim is None else x.select(dim, index) for x, dim in pairs))
+
+        batch = [element(index) for index in range(info.batch_size)]
         if isinstance(batch[0], Tensor):
             return torch.stack(batch), 0
         stacked = tuple(torch.stack(results) for results in zip(*batch, strict=True))
         return stacked, (0,) * len(stacked)
 
     return rule
-
-
-def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Save nothing: a backward pass is not differentiable."""
-
-
-def _check_tangents(arguments: tuple[Any, ...]) -> None:
-    """Raise in forward mode, where torch would use a derivative of 0."""
-    if _forward_ad._current_level < 0:
-        return
-    tensors = [x for x in arguments if isinstance(x, Tensor)]
-    if any(_forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        _raise_forward_mode()
-
-
-def _raise_forward_mode(*_: Any) -> None:
-    raise RuntimeError(
-        "functions of headwise.entmax have no forward-mode derivative (torch.func.jvp, jacfwd, "
-        "dual tensors); use torch.autograd.grad or torch.autograd.functional.jacobian"
-    )
-
-
-def raise_second_order(ctx: Any, *grads: Any) -> None:
-    """Raise in place of the backward pass of a backward pass."""
-    raise RuntimeError("functions of headwise.entmax can be differentiated once, not twice")

@@ -312,5 +312,4 @@ forward = register_pair(
     launch_backward,
     _fake_backward,
     DTYPES,
-    dispatch="CompositeExplicitAutograd",
 )

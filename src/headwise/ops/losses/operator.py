@@ -144,5 +144,4 @@ _OPERATOR = register_pair(
     _backward,
     _fake_backward,
     (*triton_device.DTYPES, torch.float64),
-    dispatch="CompositeExplicitAutograd",
 )

@@ -110,7 +110,6 @@ _OPERATOR = register(
     DTYPES,
     _save,
     _differentiate,
-    dispatch="CompositeExplicitAutograd",
 )
 _BACKWARD = register(
     "weights_backward(Tensor weights BHQK, Tensor grad BHQK, Tensor? alpha *BHQ1, int power, "
@@ -118,5 +117,4 @@ _BACKWARD = register(
     _weights_backward,
     _weights_backward_shape,
     DTYPES,
-    dispatch="CompositeExplicitAutograd",
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from headwise.entmax.losses import entmax_loss
 from headwise.ops.attention.cpu import attention
@@ -82,24 +85,93 @@ def test_vmapped_gradients_per_sentence() -> None:
         assert torch.equal(alpha_grad[row], row_alpha.grad)
 
 
+def context_of(scores: Tensor, alpha: Tensor) -> Tensor:
+    return attention(scores, scores, scores, alpha, Power.ANY, Visible(), 0.0, 0.5)
+
+
+def losses_of(scores: Tensor, alpha: Tensor) -> Tensor:
+    rows = (scores * alpha).flatten(0, 2)
+    return entmax_loss(rows, torch.full(rows.shape[:1], 3), 1.3)
+
+
+def total(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda scores, alpha: call(scores, alpha).square().sum()
+
+
+OPERATORS = {"weights": weights_of, "attention": context_of, "entmax_loss": losses_of}
+each_operator = pytest.mark.parametrize("name", OPERATORS)
+
+
 @needs_kernels
-def test_functional_gradients_of_attention_and_losses() -> None:
+@each_operator
+def test_transforms_in_any_order_eager_and_in_graphs(name: str) -> None:
     scores, alpha = inputs()
-    target = torch.arange(2 * 3 * 5) % 9
+    call = OPERATORS[name]
+    total(call)(scores, alpha).backward()
+    leaves, expected = (scores.detach(), alpha.detach()), (scores.grad, alpha.grad)
+    by_sentence = torch.func.vmap(torch.func.grad(total(call), (0, 1)), in_dims=(0, None))
 
-    def attention_total(scores: Tensor, alpha: Tensor) -> Tensor:
-        context = attention(scores, scores, scores, alpha, Power.ANY, Visible(), 0.0, 0.5)
-        return context.square().sum()
+    def of_sentences(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        scores_grad, alpha_grad = by_sentence(scores[:, None], alpha)
+        return scores_grad[:, 0], alpha_grad.sum(0)
 
-    def loss_total(scores: Tensor, alpha: Tensor) -> Tensor:
-        return entmax_loss((scores * alpha).flatten(0, 2), target, 1.3).square().sum()
+    mapped = torch.func.vmap(call, in_dims=(0, None))
+    of_batch = torch.func.grad(lambda scores, alpha: total(mapped)(scores[:, None], alpha), (0, 1))
+    graph = make_fx(of_sentences)(*leaves)
+    exact = torch.func.grad(total(call), (0, 1))(*leaves)
+    torch.testing.assert_close(exact, expected, rtol=0, atol=0)
+    compiled = torch.compile(of_sentences, backend="aot_eager", fullgraph=True)
+    for transformed in (of_sentences, of_batch, graph, compiled):
+        torch.testing.assert_close(transformed(*leaves), expected)
+    targets = {str(node.target) for node in graph.graph.nodes}
+    assert {f"headwise.{name}.default", f"headwise.{name}_backward.default"} <= targets
 
-    for call in (attention_total, loss_total):
-        scores.grad = alpha.grad = None
-        call(scores, alpha).backward()
-        grads = torch.func.grad(call, (0, 1))(scores.detach(), alpha.detach())
-        for gradient, leaf in zip(grads, (scores, alpha), strict=True):
-            assert torch.equal(gradient, leaf.grad)
+
+@needs_kernels
+@each_operator
+def test_operators_are_one_node_of_exported_and_compiled_graphs(name: str) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, scores: Tensor, alpha: Tensor) -> Tensor:
+            return OPERATORS[name](scores, alpha)
+
+    scores, alpha = inputs()
+    exported = torch.export.export(Module(), (scores, alpha))
+    targets = [str(node.target) for node in exported.graph.nodes]
+    assert targets.count(f"headwise.{name}.default") == 1
+    compiled = torch.compile(Module(), backend="aot_eager", fullgraph=True)
+    expected = Module()(scores, alpha)
+    for call in (exported.module(), compiled):
+        torch.testing.assert_close(call(scores, alpha), expected)
+    gradients = torch.autograd.grad(compiled(scores, alpha).sum(), (scores, alpha))
+    expected_gradients = torch.autograd.grad(expected.sum(), (scores, alpha))
+    torch.testing.assert_close(gradients, expected_gradients)
+
+
+@needs_kernels
+@each_operator
+def test_second_order_and_forward_over_reverse_are_refused(name: str) -> None:
+    """Torch would use 0 for a forward-mode derivative that is lost between two transforms."""
+    scores, alpha = inputs()
+    call = total(OPERATORS[name])
+    (gradient,) = torch.autograd.grad(call(scores, alpha), scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        torch.func.jacrev(torch.func.jacrev(call))(scores, alpha)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.hessian(call)(scores, alpha)
+
+
+@needs_kernels
+def test_attention_of_few_queries_is_mapped_and_has_no_gradient() -> None:
+    heads, alpha = (tensor.detach() for tensor in inputs())
+
+    def call(heads: Tensor) -> Tensor:
+        return attention_of_few(heads, heads, heads, alpha, Power.ANY, Visible(), 0.5)
+
+    torch.testing.assert_close(torch.func.vmap(call)(heads[:, None])[:, 0], call(heads))
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        call(heads.requires_grad_()).sum().backward()
 
 
 def test_forward_mode_is_refused() -> None:

@@ -9,6 +9,7 @@ forward mode would silently be 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -109,9 +110,8 @@ def _derivative(
         needs_grad = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if not needs_grad and _forward_ad._current_level < 0:
             return compute(*arguments)
-        with (
-            _functorch.enable_single_level_autograd_function()
-        ):  # the dispatcher calls once per level
+        # allowed, as the dispatcher calls this once per level
+        with _functorch.enable_single_level_autograd_function():
             return apply(*arguments)
 
     return call
@@ -160,14 +160,12 @@ def register_pair(
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        if grad is not None:
-            needed = ctx.needs_input_grad[:n_gradients]
-            results = call_backward(grad, *ctx.saved_tensors, *ctx.settings, needed[-1])
-            results = (results,) if n_gradients == 1 else results
-            pairs = zip(results, needed, strict=True)
-            gradients[:n_gradients] = (x if is_needed else None for x, is_needed in pairs)
-        return tuple(gradients)
+        needed = ctx.needs_input_grad
+        if grad is None:
+            return (None,) * len(needed)
+        results = call_backward(grad, *ctx.saved_tensors, *ctx.settings, needed[n_gradients - 1])
+        pairs = zip_longest((results,) if n_gradients == 1 else results, needed)
+        return tuple(gradient if is_needed else None for gradient, is_needed in pairs)
 
     results = ", ".join(["Tensor"] * (1 + saved.count("Tensor")))
     schema = f"{name}({tensors}, {settings}) -> ({results})"

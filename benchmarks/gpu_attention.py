@@ -40,7 +40,7 @@ from headwise.attention.fixed import Fixed
 from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
-from headwise.ops.attention import triton_launch
+from headwise.ops.attention import triton_launch, triton_tiles
 from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.family import Power
@@ -157,7 +157,7 @@ def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
     """Return the share of allowed blocks that have weights."""
     scale, power = HEAD_DIM**-0.5, int(Power.ANY)
     # only rows that are streamed mark their blocks
-    with mock.patch.object(triton_launch, "RESIDENT_KEYS", 0):
+    with mock.patch.object(triton_tiles, "RESIDENT_KEYS", 0):
         live = triton_launch.forward(
             *tensors[:3], alpha, *[None] * 6, power, causal, 0, 0.0, scale, 0
         )[4].float()
@@ -275,7 +275,7 @@ def patterns(n_tokens: int, alpha: Tensor) -> gpu.Rows:
         pattern = pattern_of(name, HEADS, HEAD_DIM)
         layout = pattern.layout(n_keys, True, None, torch.device("cuda"))
         assert layout is not None
-        lists = layout.tiles(triton_launch.BLOCK).lists
+        lists = layout.tiles(triton_tiles.BLOCK).lists
         n_blocks = lists.shape[2]
         share = lists[..., 0].sum().item() / (HEADS * n_blocks * (n_blocks + 1) / 2)
         print(f"\n{n_keys} keys, causal, {name}; blocks computed: {share:.0%}")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import arguments, keep
-from headwise.ops.attention import triton_launch
+from headwise.ops.attention import triton_launch, triton_tiles
 from headwise.ops.family import ALPHAS, Power
 from headwise.ops.losses import triton as triton_losses
 from headwise.ops.maps import triton as triton_maps
@@ -181,7 +181,7 @@ def call_attention(case: Case) -> None:
         row_keys = torch.zeros(2, n_batch, n_heads, case.queries, dtype=torch.int32)
     pattern: list[Tensor | None] = [None] * 3
     if case.has_pattern:  # of a batch without padding
-        _, block = triton_launch.blocks(case.keys, case.head_dim, query.element_size(), True)
+        _, block = triton_tiles.blocks(case.keys, case.head_dim, query.element_size(), True)
         places = torch.zeros(1, n_heads, 4, case.keys, dtype=torch.int32)
         windows, n_blocks = places[0, :, 0, 0].contiguous(), -(-case.keys // block)
         lists = torch.zeros(1, n_heads, n_blocks, 1 + n_blocks, dtype=torch.int16)

@@ -17,7 +17,7 @@ from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
 from headwise.errors import ConfigError
-from headwise.ops.attention import rule
+from headwise.ops.attention import pattern_rule
 
 CPU = torch.device("cpu")
 SELF_SITES = {True: "decoder_self", False: "encoder_self"}
@@ -178,7 +178,7 @@ def test_pruned_heads_keep_their_pattern() -> None:
 @pytest.mark.parametrize("heads", [["local", "summary"], ["summary", "local"]])
 def test_one_far_head_with_cells_per_head(heads: list[str]) -> None:
     """The cache must distinguish (False, True), the far heads, and (0, 1), their cells."""
-    rule._on_device.cache_clear()
+    pattern_rule._on_device.cache_clear()
     place = Place("decoder_self", 1, 2, 4)
     pattern = Fixed(place, 4, 1, own_cells=True, combine="heads", heads=heads)
     for _ in range(2):

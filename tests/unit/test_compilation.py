@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.compilation import constant_in_graphs, outside_graphs
-from headwise.ops.attention.rule import per_head
+from headwise.ops.attention.pattern_rule import per_head
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.ops.attention import triton_launch
+from headwise.ops.attention import triton_launch, triton_tiles
 from headwise.ops.attention.triton import triton_entmax_attention, unsupported_reason
 from headwise.ops.family import Power
 from triton_cases import Case, assert_precise, errors, fused, make_case, reference
@@ -24,7 +24,7 @@ MASKS = [
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "streaming":
-        monkeypatch.setattr(triton_launch, "RESIDENT_BYTES", 0)
+        monkeypatch.setattr(triton_tiles, "RESIDENT_BYTES", 0)
     return str(request.param)
 
 
@@ -55,7 +55,7 @@ class TestAgainstFloat64:
     def test_rows_of_several_blocks(
         self, head_dim: int, deviation: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(triton_launch, "RESIDENT_KEYS", 512)
+        monkeypatch.setattr(triton_tiles, "RESIDENT_KEYS", 512)
         shape = (1, 2, 90, 150, head_dim)
         case = make_case(shape, None, torch.float32, deviation, [140], causal=True, offset=60)
         assert_precise(fused(case), reference(case))
@@ -175,7 +175,7 @@ class TestEdges:
         self, n_queries: int, causal: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Rows beyond the last query do not keep a block live."""
-        monkeypatch.setattr(triton_launch, "RESIDENT_BYTES", 0)
+        monkeypatch.setattr(triton_tiles, "RESIDENT_BYTES", 0)
         offset = 256 - n_queries if causal else 0
         case = make_case((1, 1, n_queries, 256, 16), [1.5], causal=causal, offset=offset)
         query, key, _ = case.tensors

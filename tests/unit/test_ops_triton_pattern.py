@@ -18,7 +18,7 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.config.folders import group_node
 from headwise.ops import check, dispatch
-from headwise.ops.attention import triton_blocks, triton_launch
+from headwise.ops.attention import triton_blocks, triton_tiles
 from headwise.ops.attention.cpu_sparse import Settings
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.triton import triton_entmax_attention
@@ -41,7 +41,7 @@ LIMIT = 3e-5  # of gradients, as without a pattern
 
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_launch, "BLOCK", 16)
+    monkeypatch.setattr(triton_tiles, "BLOCK", 16)
 
 
 def fused(tensors: list[Tensor], alpha: Tensor | None, settings: Settings) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern
 from headwise.errors import require
-from headwise.ops.attention.rule import BLOCK, NO_WINDOW, POSITION, Rule, per_head
+from headwise.ops.attention.pattern_rule import BLOCK, NO_WINDOW, POSITION, Rule, per_head
 
 
 class Fixed(SparsePattern):

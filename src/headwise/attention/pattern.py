@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headwise.attention.place import Variant
 from headwise.ops.attention.layout import BlockLayout
-from headwise.ops.attention.rule import Rule
+from headwise.ops.attention.pattern_rule import Rule
 
 
 class Pattern(Variant):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from headwise.attention.sparse_pattern import SparsePattern
-from headwise.ops.attention.rule import COLUMN, NO_WINDOW, POSITION, Rule
+from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, POSITION, Rule
 
 
 class Strided(SparsePattern):

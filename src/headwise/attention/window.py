@@ -13,7 +13,7 @@ from torch import Tensor
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.errors import require
-from headwise.ops.attention.rule import POSITION, Rule
+from headwise.ops.attention.pattern_rule import POSITION, Rule
 
 
 class Window(Pattern):

@@ -1,6 +1,6 @@
 """Checks of tensors before a kernel reads or writes memory at their addresses.
 
-An operator checks its arguments by its schema (`operators.register`), before its computation and
+An operator checks its arguments by its schema (`register.register`), before its computation and
 before its shape function, so that tracing raises the same errors. The C++ and Triton launchers
 check what they address with `check_tensor`, for callers that are no operators.
 """

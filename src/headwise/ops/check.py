@@ -32,7 +32,7 @@ from headwise.ops.attention import cpu as cpu_attention
 from headwise.ops.attention import cpu_few, cpu_sparse, reference
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.layout import BlockLayout
-from headwise.ops.attention.rule import BLOCK, COLUMN, NO_WINDOW, Rule
+from headwise.ops.attention.pattern_rule import BLOCK, COLUMN, NO_WINDOW, Rule
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.cpp import build
 from headwise.ops.cpp.call import DTYPES, readable

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from headwise.ops.attention.layout_parts import Columns, Gathered, Neighbours, Part
-from headwise.ops.attention.rule import COLUMN, NO_WINDOW, Rule
-from headwise.ops.attention.triton_blocks import PatternTiles, tiles
+from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, Rule
+from headwise.ops.attention.triton_blocks import PatternTiles, pattern_tiles
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class BlockLayout:
         """Return the rule for square blocks of this size; cached, for all layers of a stack."""
         if block not in self._tiles:
             settings = (self.n_positions, self.causal, self.lengths_B, block)
-            self._tiles[block] = tiles(self.rule, *settings)
+            self._tiles[block] = pattern_tiles(self.rule, *settings)
         return self._tiles[block]
 
     @functools.cached_property

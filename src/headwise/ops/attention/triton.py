@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.ops.attention import triton_launch
+from headwise.ops.attention import triton_launch, triton_tiles
 from headwise.ops.attention.distances import Distances, slopes_of
 from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.widths import of_one_width
@@ -54,11 +54,6 @@ def unsupported_reason(
     if alpha_per_query:
         return "α depends on the query"
     return _shape_reason(query, key, value)
-
-
-def is_resident(key: Tensor, width: int) -> bool:
-    """Return whether scores stay in registers; else they are recomputed in each pass."""
-    return triton_launch.blocks(key.shape[2], width, key.element_size(), False)[0]
 
 
 def _shape_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
@@ -159,7 +154,7 @@ def triton_entmax_attention(
     pattern: Sequence[Tensor | None] = (None, None, None)
     if layout is not None:
         sizes = (n_queries, query.shape[3], query.element_size())
-        pattern = layout.tiles(triton_launch.blocks(*sizes, has_pattern=True)[1])
+        pattern = layout.tiles(triton_tiles.blocks(*sizes, has_pattern=True)[1])
     context: Tensor = triton_launch.forward(
         query, key, value, alpha_H, key_lengths_B, row_keys, slopes, *pattern,
         int(power), causal, query_offset, dropout, scale, n_prefix,

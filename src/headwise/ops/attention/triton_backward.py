@@ -5,7 +5,7 @@ writes dk and dv. Each recomputes the scores and sums in a fixed order: no atomi
 With c = <dO, C> of a query (C: the centre saved by forward) and dP = dO vᵀ after dropout:
 
     ds = s (dP - c)     dq = scale ds k     dk = scale dsᵀ q     dv = pᵀ dO
-    dα = -Σ p ψ (dP - c)                                     (`headwise.ops.maps.operator`)
+    dα = -Σ p ψ (dP - c)                                     (`headwise.ops.maps.reference`)
 
 The streaming forward kernel marks the blocks with any weight (`live`); both kernels visit only
 these.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.ops.attention.triton_tiles import (
+from headwise.ops.attention.triton_shared import (
     SIZES,
     apply_dropout,
     joined_heads,

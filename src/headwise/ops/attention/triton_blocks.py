@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.ops.attention.rule import COLUMN, NO_WINDOW, Rule, per_head
+from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, Rule, per_head
 
 EVERY_QUERY = -1  # label of keys for every query
 # Positions that are neighbours in the order, as (rows, columns) of a matrix with rows of `stride`,
@@ -39,7 +39,7 @@ class PatternTiles(NamedTuple):
     lists: Tensor
 
 
-def tiles(rule: Rule, n: int, causal: bool, lengths_B: Tensor, block: int) -> PatternTiles:
+def pattern_tiles(rule: Rule, n: int, causal: bool, lengths_B: Tensor, block: int) -> PatternTiles:
     """Return the arguments of the kernels for `n` positions, for square blocks of this size."""
     from headwise.ops.attention.triton_launch import block_lists
 

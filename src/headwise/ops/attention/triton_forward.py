@@ -2,7 +2,7 @@
 
 It also writes the values per row that the backward kernels need: top, shift and the
 `centre` C = Σ s m v / Σ s (m: dropout), whose dot product with the incoming gradient is the c of
-`headwise.ops.maps.operator`.
+`headwise.ops.maps.reference`.
 
 Axes: M queries and N keys of a tile, E head width.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.ops.attention.triton_tiles import (
+from headwise.ops.attention.triton_shared import (
     SIZES,
     apply_dropout,
     joined_heads,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from headwise.ops.attention.triton_forward import write_rows
-from headwise.ops.attention.triton_tiles import (
+from headwise.ops.attention.triton_shared import (
     SIZES,
     apply_dropout,
     keep_mask,

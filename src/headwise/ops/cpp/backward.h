@@ -1,4 +1,4 @@
-// Gradients of the scores and of α; see function.py for the formulas.
+// Gradients of the scores and of α; see ops/maps/reference.py for the formulas.
 #pragma once
 
 #include "forward.h"
@@ -11,7 +11,7 @@ constexpr int64_t MIN_COMPACTED = 96;  // keys; for shorter rows, selecting cost
 struct Slope {
     Floats p;
     Floats s;      // p^(2-α)
-    Floats p_psi;  // p ψ (see function.py), if the gradient of α is requested
+    Floats p_psi;  // p ψ (see ops/maps/reference.py), if the gradient of α is requested
 };
 
 // e^y and ψ = (e^y - 1 - y) / β² of p, with y = -β ln p = z ln 2 ≥ 0. For z = w + f, integer w, and

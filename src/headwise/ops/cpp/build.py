@@ -117,11 +117,11 @@ def _build(compiler: str, path: Path) -> None:
         # Compile for OpenMP but do not link to it: torch has loaded its runtime, and a second one
         # would start separate threads.
         for threads in (["-fopenmp"], []):
-            object_file = Path(folder) / "entmax.o"
+            object_file = Path(folder) / "kernels.o"
             command = [*shlex.split(compiler), *OPTIONS]
             try:
                 _call(
-                    [*command, *threads, "-c", str(SOURCES / "entmax.cpp"), "-o", str(object_file)]
+                    [*command, *threads, "-c", str(SOURCES / "kernels.cpp"), "-o", str(object_file)]
                 )
                 _call([*command, "-shared", str(object_file), "-o", str(built)])
                 ctypes.CDLL(str(built))

@@ -1,5 +1,5 @@
 // The entmax loss over a vocabulary: forward reads a row twice, backward once, and nothing of the
-// vocabulary's size is saved. See losses.py for the formulas.
+// vocabulary's size is saved. See ops/losses/reference.py for the formulas.
 #pragma once
 
 #include "backward.h"

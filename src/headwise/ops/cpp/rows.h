@@ -9,7 +9,7 @@
 
 namespace headwise {
 
-enum Map { SOFTMAX, ANY, SQUARE, LINEAR };  // as `Power` in problem.py: α is 1, any, 1.5, 2
+enum Map { SOFTMAX, ANY, SQUARE, LINEAR };  // as `Power` in ops/family.py: α is 1, any, 1.5, 2
 
 // Parsed by call.py: only declarations of these types.
 struct Problem {

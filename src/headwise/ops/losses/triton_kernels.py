@@ -1,7 +1,7 @@
 """Kernels for losses over a vocabulary, including cross-entropy. Forward: one program per row.
 
 Forward reads the row for the maximum, threshold search, and loss. Backward recomputes the
-probabilities from two numbers per row, maximum and shift (see `losses.py` for the formulas); it may
+probabilities from two numbers per row, maximum and shift (formulas: `reference.py`); it may
 overwrite the logits with the gradient.
 
 Axes: M rows of a program (one), N classes of a block.

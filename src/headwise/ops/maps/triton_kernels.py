@@ -6,7 +6,7 @@ cache. For long rows, the first pass of moments lists the blocks with any key ab
 possible threshold, and the search reads only these. Sums are accumulated per position in a block,
 and reduced along the row at the end of a pass.
 
-Formulas are those of `triton_kernels`, with β per row and a scale of 1.
+Formulas are those of `ops/triton/threshold.py`, with β per row and a scale of 1.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def weights_backward(
     weights, grad, beta, grad_scores, grad_alpha,
     beta_b, beta_h, beta_q, n_rows, n_heads, n_queries, n_keys, cut,
 ):  # fmt: skip
-    """Write the gradients of the scores and of α per row (see `headwise.ops.maps.operator`)."""
+    """Write the gradients of the scores and of α per row (see `headwise.ops.maps.reference`)."""
     rows_M, inside_M, indices = row_indices(n_rows, n_heads, n_queries, cut.BLOCK_M)
     beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), indices, inside_M, cut.POWER)
     beta_M1 = beta_M[:, None]

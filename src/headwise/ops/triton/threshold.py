@@ -114,7 +114,7 @@ def powers(gap, shift, slope, beta, cut):
 
 @triton.jit
 def alpha_terms(gap, shift, slope, beta, x_s_log2x, PRECISE: tl.constexpr):
-    """Return β² p ψ of a tile, for the gradient of α (see `headwise.ops.maps.operator`).
+    """Return β² p ψ of a tile, for the gradient of α (see `headwise.ops.maps.reference`).
 
     Args:
         gap, shift, slope, beta: as for `powers`.

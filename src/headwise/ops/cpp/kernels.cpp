@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "attend.h"
+#include "attend_few.h"
 #include "dropout.h"
 #include "loss.h"
 

@@ -20,9 +20,11 @@ from headwise.ops import check
 from headwise.ops.losses import triton as triton_losses
 from headwise.ops.triton import device as triton_device
 from headwise.train.distributed import Ranks
+from slow_marks import slow_but
 from training_steps import batch, step_of
 
 META = torch.device("meta")
+LOSSES = slow_but(group_choices("loss"), "cross_entropy", "entmax")
 MODEL = [
     "model.encoder_layers=2", "model.decoder_layers=2", "model.d_model=32", "model.n_heads=2",
     "model.d_ff=32", "trainer.clip_norm=1", "trainer.precision=fp32",
@@ -39,13 +41,13 @@ def _replace_missing_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": make_generator())
 
 
-@pytest.mark.parametrize("choice", group_choices("loss"))
+@pytest.mark.parametrize("choice", LOSSES)
 def test_no_loss_reads_back(make: Any, choice: str) -> None:
     step = step_of(typed(make([*MODEL, f"loss={choice}"])), META, vocab_size=2000)
     step(1, [batch(5, 9)])
 
 
-@pytest.mark.parametrize("choice", group_choices("loss"))
+@pytest.mark.parametrize("choice", LOSSES)
 def test_no_kernel_reads_back(make: Any, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(scores: Tensor, alpha: float, with_total: bool) -> tuple[Tensor, ...]:
         of_rows = scores.new_empty(len(scores))

@@ -93,7 +93,6 @@ class Observation:
 
     @cached_property
     def is_valid_H1(self) -> Tensor:
-        """See `valid_heads`."""
         return valid_heads(self.weights_BHQK, self.distribution_heads)
 
     @cached_property

@@ -64,6 +64,5 @@ class Slopes(PlacePositions):
         self.register_buffer("slopes_H", torch.tensor(slopes_H), persistent=False)
 
     def distances(self, n_prefix: int) -> Distances:
-        """See `PlacePositions.distances`."""
         slopes_H: Tensor = self.get_buffer("slopes_H")
         return Distances(full_precision(slopes_H), n_prefix)

@@ -71,7 +71,6 @@ class Fixed(SparsePattern):
 
     @property
     def key(self) -> Hashable:
-        """See `SparsePattern.key`."""
         return (super().key, self.summary_cells, self.cells_behind_H)
 
     def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:

@@ -97,7 +97,6 @@ class NoHeads(Attention):
         mask: Mask,
         cache: AttentionCache | None = None,
     ) -> Tensor:
-        """See `Attention.forward`."""
         return self.bias.expand_as(query_BQD)
 
     def make_cache(self, static: bool) -> KeyValueCache:

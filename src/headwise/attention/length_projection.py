@@ -58,7 +58,6 @@ class LearnedProjection(LengthProjection):
         return is_real_BN.any(-1, keepdim=True).expand(-1, self.weight.shape[1])
 
     def spread(self, weights_BHQM: Tensor, is_real_BN: Tensor) -> Tensor:
-        """See `LengthProjection.spread`."""
         weights_BHQN = weights_BHQM @ self.weight[..., : is_real_BN.shape[1]]
         return weights_BHQN.masked_fill(~is_real_BN[:, None, None], 0.0)
 
@@ -78,7 +77,6 @@ class Windows(LengthProjection):
         return self._windows(is_real_BN).any(-1)
 
     def spread(self, weights_BHQM: Tensor, is_real_BN: Tensor) -> Tensor:
-        """See `LengthProjection.spread`."""
         shares_BSMC = self._shares(self._windows(is_real_BN).to(weights_BHQM.dtype))
         spread_BHQMC = weights_BHQM[..., None] * shares_BSMC[:, :, None]
         return spread_BHQMC.flatten(-2)[..., : is_real_BN.shape[1]]

@@ -87,7 +87,6 @@ class LinearAttention(MultiHeadAttention):
         return self._context(sums_BHQF, query_BQI.dtype)
 
     def make_cache(self, static: bool) -> LinearCache:
-        """See `Attention.make_cache`."""
         return LinearCache(static)
 
     def _features(self, states_BNI: Tensor, is_padding_BHNE: Tensor | None = None) -> Tensor:

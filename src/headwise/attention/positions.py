@@ -84,7 +84,6 @@ class Sinusoidal(Positions):
     """Sine and cosine signals, for any number of positions."""
 
     def embedding(self, d_model: int) -> PositionEmbedding:
-        """See `Positions.embedding`."""
         return Sinusoids(d_model)
 
 
@@ -102,7 +101,6 @@ class Learned(Positions):
         self.max_positions = max_positions
 
     def embedding(self, d_model: int) -> PositionEmbedding:
-        """See `Positions.embedding`."""
         return LearnedVectors(self.max_positions, d_model)
 
 
@@ -124,7 +122,6 @@ class Grid(Positions):
         self.width, self.max_positions = width, max_positions
 
     def embedding(self, d_model: int) -> PositionEmbedding:
-        """See `Positions.embedding`."""
         return SummedVectors(d_model, row=-(-self.max_positions // self.width), column=self.width)
 
 
@@ -145,7 +142,6 @@ class DataDimensions(Positions):
         self.shape, self.period = tuple(shape), math.prod(shape)
 
     def embedding(self, d_model: int) -> PositionEmbedding:
-        """See `Positions.embedding`."""
         rows, columns, channels = self.shape
         return SummedVectors(d_model, row=rows, column=columns, channel=channels)
 
@@ -169,7 +165,6 @@ class Sinusoids(PositionEmbedding):
         self.register_buffer("signal", sinusoids(n_positions, d_model), persistent=False)
 
     def forward(self, first: int, n_positions: int) -> Tensor:
-        """See `PositionEmbedding.forward`."""
         end, signal = first + n_positions, self.get_buffer("signal")
         if end > signal.shape[0]:
             signal = sinusoids(2 * end, signal.shape[1]).to(signal.device)
@@ -187,7 +182,6 @@ class LearnedVectors(PositionEmbedding):
         self.table = nn.Embedding(n_positions, d_model)
 
     def forward(self, first: int, n_positions: int) -> Tensor:
-        """See `PositionEmbedding.forward`."""
         return self.table.weight[first : first + n_positions]
 
 
@@ -207,7 +201,6 @@ class SummedVectors(PositionEmbedding):
             self.add_module(name, nn.Embedding(size, d_model))
 
     def forward(self, first: int, n_positions: int) -> Tensor:
-        """See `PositionEmbedding.forward`."""
         device = next(self.parameters()).device
         index_N = torch.arange(first, first + n_positions, device=device)
         sum_ND = torch.zeros((), device=device)

@@ -48,7 +48,6 @@ class ScoreAttention(MultiHeadAttention):
         mask: Mask,
         cache: AttentionCache | None = None,
     ) -> Tensor:
-        """See `Attention.forward`."""
         query_BHQE = self.split(self.query(query_BQD))
         key_BHKE, value_BHKE = self._keys_and_values(key_BKD, value_BKD, cache, mask.n_prefix)
         n_queries, n_keys, device = query_BQD.shape[1], key_BHKE.shape[2], query_BQD.device
@@ -101,7 +100,6 @@ class ScoreAttention(MultiHeadAttention):
         return (key_BHKE, value_BHKE) if cache is None else cache.update(key_BHKE, value_BHKE)
 
     def make_cache(self, static: bool) -> KeyValueCache:
-        """See `Attention.make_cache`."""
         return KeyValueCache(static)
 
     def distribution_heads(self) -> tuple[bool, ...]:

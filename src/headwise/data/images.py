@@ -48,7 +48,6 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         return Archives(self.config.name, self.config.archives, self.cache_dir, self.folder)
 
     def settings(self, split: str) -> Any:
-        """See `FileCorpus.settings`."""
         return [self.config.shape, self.parts(split) if self.config.splits else []]
 
     def files(self, split: str) -> list[Path]:

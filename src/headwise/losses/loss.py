@@ -132,14 +132,12 @@ class CrossEntropy(Loss):
         self.label_smoothing = label_smoothing
 
     def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Loss.rows`."""
         logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
         per_target = functools.partial(cross_entropy, target=targets_R, reduction="none")
         loss_R = per_target(logits_RV, label_smoothing=self.label_smoothing)
         return loss_R, per_target(logits_RV.detach())
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
-        """See `Loss.row_sums`."""
         options = (1.0, self.label_smoothing, with_gradient)
         nll, loss, _ = loss_operators.sums_(logits_RV, target_R, *options)
         return RowSums(loss, nll, logits_RV if with_gradient else None)
@@ -170,11 +168,9 @@ class EntmaxLoss(Loss):
         self.label_smoothing = label_smoothing
 
     def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Loss.rows`."""
         return entmax_loss_and_support(logits_RV, targets_R, self.alpha, self.label_smoothing)
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
-        """See `Loss.row_sums`."""
         options = (self.alpha, self.label_smoothing, with_gradient)
         _, loss, support = loss_operators.sums_(logits_RV, target_R, *options)
         return RowSums(loss, support, logits_RV if with_gradient else None)

@@ -25,11 +25,9 @@ class ReLU(Activation):
     """max(x, 0) (Vaswani et al. 2017, equation 2)."""
 
     def forward(self, inner_BNF: Tensor) -> Tensor:
-        """See `Activation.forward`."""
         return functional.relu(inner_BNF)
 
     def with_dropout(self, inner_BNF: Tensor, rate: float) -> Tensor:
-        """See `Activation.with_dropout`."""
         return relu_dropout(inner_BNF, rate)
 
 
@@ -37,7 +35,6 @@ class GELU(Activation):
     """x · Φ(x) (Hendrycks and Gimpel 2016)."""
 
     def forward(self, inner_BNF: Tensor) -> Tensor:
-        """See `Activation.forward`."""
         return functional.gelu(inner_BNF)
 
 
@@ -45,7 +42,6 @@ class SiLU(Activation):
     """x · sigmoid(x)."""
 
     def forward(self, inner_BNF: Tensor) -> Tensor:
-        """See `Activation.forward`."""
         return functional.silu(inner_BNF)
 
 
@@ -53,5 +49,4 @@ class QuickGELU(Activation):
     """x · sigmoid(1.702 x), which approximates GELU (Child et al. 2019, section 5)."""
 
     def forward(self, inner_BNF: Tensor) -> Tensor:
-        """See `Activation.forward`."""
         return inner_BNF * torch.sigmoid(1.702 * inner_BNF)

@@ -58,7 +58,6 @@ class PostNorm(Residual):
     """norm(x + dropout(f(x))), as in Vaswani et al. 2017, section 3.1."""
 
     def after(self, states_BND: Tensor, output_BND: Tensor) -> Tensor:
-        """See `Residual.after`."""
         normed: Tensor = self.norm(super().after(states_BND, output_BND))
         return normed
 
@@ -73,7 +72,6 @@ class PreNorm(Residual):
     """
 
     def before(self, states_BND: Tensor) -> Tensor:
-        """See `Residual.before`."""
         normed: Tensor = self.norm(states_BND)
         return normed
 

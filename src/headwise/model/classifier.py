@@ -51,7 +51,6 @@ class Classes(Output):
         self.register_buffer("weights", factors, persistent=False)
 
     def loss(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> LossSum:
-        """See `Output.loss`."""
         loss_R, measure_R = loss.rows(self(states_RD), targets_R)
         if self.weights is not None:
             loss_R = loss_R * self.weights[targets_R]

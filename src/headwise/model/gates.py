@@ -139,7 +139,6 @@ class HardConcrete(Gates):
         return HardConcreteGate(place.n_heads, self) if has_gate and place.n_heads else None
 
     def check(self, sites: Sequence[Site]) -> None:
-        """See `Gates.check`."""
         chosen_sites("gates.sites", self.sites, sites)
         sides = {site.side for site in sites}
         for side in self.freeze:

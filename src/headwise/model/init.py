@@ -38,12 +38,9 @@ class Glorot(Init):
     """Glorot-uniform linear layers, zero biases, embeddings N(0, 1/D) times sqrt(D)."""
 
     def scales(self, d_model: int) -> tuple[float, float]:
-        """See `Init.scales`."""
         return math.sqrt(d_model), 1.0
 
     def __call__(self, model: nn.Module, output: nn.Linear, seed: int) -> None:
-        """See `Init.__call__`."""
-
         def draw(module: nn.Linear | nn.Embedding, generator: torch.Generator) -> None:
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, generator=generator)

@@ -40,11 +40,9 @@ class Scaled(Init):
             )
 
     def scales(self, d_model: int) -> tuple[float, float]:
-        """See `Init.scales`."""
         return 1.0, GAIN / math.sqrt(d_model)
 
     def __call__(self, model: nn.Module, output: nn.Linear, seed: int) -> None:
-        """See `Init.__call__`."""
         factors = _branch_factors(model)
 
         def draw(module: nn.Linear | nn.Embedding, generator: torch.Generator) -> None:

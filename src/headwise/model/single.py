@@ -50,7 +50,6 @@ class OneStack(Model):
         parts.init(self, output, seed)
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """See `Model.inputs`."""
         column = batch.columns[self.sites[0].queries]
         inputs = {"ids_BN": column.ids_BN, "lengths_B": column.lengths_B}
         if column.segments_BN is not None:

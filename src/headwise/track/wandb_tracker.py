@@ -177,7 +177,6 @@ class WandbTracker(Tracker):
         self._run: Any = self._start(mode)
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
         self._send(lambda run: run.log({"update": update, **metrics}))
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
@@ -187,25 +186,20 @@ class WandbTracker(Tracker):
         self._send(lambda run: run.log(row))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """See `Tracker.log_table`."""
         data = [list(row) for row in rows]
         self._send(lambda run: run.log({name: self._wandb.Table(list(columns), data)}))
 
     def log_image(self, name: str, path: Path, update: int | None = None) -> None:
-        """See `Tracker.log_image`."""
         at = {} if update is None else {"update": update}
         self._send(lambda run: run.log({**at, name: self._wandb.Image(str(path))}))
 
     def log_audio(self, name: str, path: Path, update: int) -> None:
-        """See `Tracker.log_audio`."""
         self._send(lambda run: run.log({"update": update, name: self._wandb.Audio(str(path))}))
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """See `Tracker.summary`."""
         self._send(lambda run: run.summary.update(dict(values)))
 
     def finish(self, status: str) -> None:
-        """See `Tracker.finish`."""
         self.summary({"status": status})
         run, self._run = self._run, None
         try:

@@ -125,7 +125,6 @@ class SVGD(Repulsion):
                 )
 
     def check_model(self, model: Model) -> None:
-        """See `Repulsion.check_model`."""
         chosen = [weight for _, weight in self._chosen(model)]
         if chosen and not any(weight.requires_grad for weight in chosen):
             raise ConfigError(
@@ -135,7 +134,6 @@ class SVGD(Repulsion):
 
     @torch.no_grad()
     def __call__(self, model: Model, update: int, seed: int) -> None:
-        """See `Repulsion.__call__`."""
         groups = self._weights(model)
         generator = torch.Generator(next(model.parameters()).device)
         generator.manual_seed(derived_seed(seed, update, "repulsion"))

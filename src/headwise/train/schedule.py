@@ -29,7 +29,6 @@ class InverseSqrt:
         self.warmup_updates = warmup_updates
 
     def learning_rate(self, update: int, base_lr: float) -> float:
-        """See `Schedule`."""
         decay = math.sqrt(self.warmup_updates / max(update, self.warmup_updates))
         return base_lr * _warmup(update, self.warmup_updates) * decay
 
@@ -82,5 +81,4 @@ class Constant:
         self.warmup_updates = warmup_updates
 
     def learning_rate(self, update: int, base_lr: float) -> float:
-        """See `Schedule`."""
         return base_lr * _warmup(update, self.warmup_updates)

@@ -28,7 +28,6 @@ class BuiltinText(FileCorpus[BuiltinTextConfig]):
         return BuiltinCorpus("de", "en", data.seed, data.n_train, data.n_valid, data.n_test)
 
     def identity(self, split: str) -> str:
-        """See `FileCorpus.identity`."""
         return f"{self._corpus.identity(split)}-lines"
 
     def path(self, split: str) -> Path:
@@ -36,10 +35,8 @@ class BuiltinText(FileCorpus[BuiltinTextConfig]):
         return Path(f"data={self.config.name} {split}")
 
     def chunks(self, split: str) -> Iterator[bytes]:
-        """See `FileCorpus.chunks`."""
         for _, sentence in self._corpus.pairs(split):
             yield f"{sentence}\n".encode()
 
     def starts_document(self, before: bytes, chunk: bytes) -> bool:
-        """See `FileCorpus.starts_document`."""
         return not before

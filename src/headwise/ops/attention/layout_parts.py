@@ -83,7 +83,6 @@ class _InPlace:
     """Keys that are read where they are."""
 
     def gather(self, blocks_BHMLE: Tensor) -> Tensor:
-        """See `Part.gather`."""
         return blocks_BHMLE
 
     def scatter(self, gathered: Tensor, blocks_BHMLE: Tensor) -> None:
@@ -102,27 +101,22 @@ class Neighbours(_InPlace):
     n_after: int
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
-        """See `Part.scores`."""
         blocks = in_blocks(query_BHNE, self.stride)
         scores = blocks @ self._around(key_BHNE).transpose(-1, -2)
         return scores.flatten(2, 3)[:, :, : query_BHNE.shape[2]]
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
-        """See `Part.context`."""
         context = in_blocks(weights_BHNK, self.stride) @ self._around(value_BHNE)
         return context.flatten(2, 3)[:, :, : value_BHNE.shape[2]]
 
     def n_slots(self, n_blocks: int) -> int:
-        """See `Part.n_slots`."""
         return (self.n_before + 1 + self.n_after) * self.stride
 
     def keys(self, blocks_M: Tensor, n_blocks: int) -> Tensor:
-        """See `Part.keys`."""
         around = torch.arange(self.n_slots(n_blocks), device=blocks_M.device)
         return (blocks_M[:, None, None] - self.n_before) * self.stride + around
 
     def products(self, blocks: range, n_blocks: int) -> Iterator[Product]:
-        """See `Part.products`."""
         for ahead in sorted(range(-self.n_before, self.n_after + 1), key=abs):
             place = self.n_before + ahead
             first, stop = max(blocks.start, -ahead), min(blocks.stop, n_blocks - ahead)
@@ -132,11 +126,9 @@ class Neighbours(_InPlace):
                 yield Product(slots, of_queries, slice(first + ahead, stop + ahead))
 
     def rows(self, states_BHMLE: Tensor) -> Tensor:
-        """See `Part.rows`."""
         return states_BHMLE
 
     def columns(self, gathered: Tensor, keys: slice) -> Tensor:
-        """See `Part.columns`."""
         return gathered[:, :, keys]
 
     def _around(self, states_BHNE: Tensor) -> Tensor:
@@ -161,35 +153,28 @@ class Columns(_InPlace):
     stride: int
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
-        """See `Part.scores`."""
         query, key = (self._columns(states) for states in (query_BHNE, key_BHNE))
         scores = query @ key.transpose(-1, -2)
         return scores.transpose(2, 3).flatten(2, 3)[:, :, : query_BHNE.shape[2]]
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
-        """See `Part.context`."""
         context = self._columns(weights_BHNK) @ self._columns(value_BHNE)
         return context.transpose(2, 3).flatten(2, 3)[:, :, : value_BHNE.shape[2]]
 
     def n_slots(self, n_blocks: int) -> int:
-        """See `Part.n_slots`."""
         return n_blocks
 
     def keys(self, blocks_M: Tensor, n_blocks: int) -> Tensor:
-        """See `Part.keys`."""
         of_keys = torch.arange(n_blocks, device=blocks_M.device)
         return of_keys * self.stride + torch.arange(self.stride, device=blocks_M.device)[:, None]
 
     def products(self, blocks: range, n_blocks: int) -> Iterator[Product]:
-        """See `Part.products`."""
         yield Product(slice(0, n_blocks), slice(0, len(blocks)), slice(0, n_blocks))
 
     def rows(self, states_BHMLE: Tensor) -> Tensor:
-        """See `Part.rows`."""
         return states_BHMLE.transpose(2, 3)
 
     def columns(self, gathered: Tensor, keys: slice) -> Tensor:
-        """See `Part.columns`."""
         return gathered[:, :, keys].transpose(2, 3)
 
     def _columns(self, states_BHNE: Tensor) -> Tensor:
@@ -209,41 +194,32 @@ class Gathered:
     n_of_block: int
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
-        """See `Part.scores`."""
         return query_BHNE @ self._gather(key_BHNE).transpose(-1, -2)
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
-        """See `Part.context`."""
         return weights_BHNK @ self._gather(value_BHNE)
 
     def n_slots(self, n_blocks: int) -> int:
-        """See `Part.n_slots`."""
         return min(n_blocks * self.n_of_block, self.positions_BHK.shape[-1])
 
     def keys(self, blocks_M: Tensor, n_blocks: int) -> Tensor:
-        """See `Part.keys`."""
         return self.positions_BHK[..., None, None, : self.n_slots(n_blocks)]
 
     def products(self, blocks: range, n_blocks: int) -> Iterator[Product]:
-        """See `Part.products`."""
         keys = slice(0, self.n_slots(n_blocks))
         yield Product(keys, slice(0, len(blocks)), keys)
 
     def gather(self, blocks_BHMLE: Tensor) -> Tensor:
-        """See `Part.gather`."""
         return self._gather(blocks_BHMLE.flatten(2, 3))
 
     def scatter(self, gathered: Tensor, blocks_BHMLE: Tensor) -> None:
-        """See `Part.scatter`."""
         states_BHNE = blocks_BHMLE.flatten(2, 3)  # a view
         states_BHNE.scatter_add_(2, self._index(states_BHNE), gathered)
 
     def rows(self, states_BHMLE: Tensor) -> Tensor:
-        """See `Part.rows`."""
         return states_BHMLE.flatten(2, 3)[:, :, None]
 
     def columns(self, gathered: Tensor, keys: slice) -> Tensor:
-        """See `Part.columns`."""
         return gathered[:, :, None, keys]
 
     def _gather(self, states_BHNE: Tensor) -> Tensor:

@@ -42,17 +42,17 @@ class Restriction(Protocol):
     """
 
     @property
-    def key_lengths_B(self) -> Tensor | None: ...  # noqa: D102
+    def key_lengths_B(self) -> Tensor | None: ...
     @property
-    def causal(self) -> bool: ...  # noqa: D102
+    def causal(self) -> bool: ...
     @property
-    def query_offset(self) -> int: ...  # noqa: D102
+    def query_offset(self) -> int: ...
     @property
-    def segments_BN(self) -> Tensor | None: ...  # noqa: D102
+    def segments_BN(self) -> Tensor | None: ...
     @property
-    def needs_dense(self) -> bool: ...  # noqa: D102
+    def needs_dense(self) -> bool: ...
     @property
-    def is_plain_causal(self) -> bool: ...  # noqa: D102
+    def is_plain_causal(self) -> bool: ...
 
     def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed."""

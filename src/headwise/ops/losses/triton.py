@@ -57,7 +57,7 @@ def write_gradient(
     smoothing: float,
     eps_v: float,
 ) -> None:
-    """See `headwise.ops.losses.cpu.write_gradient`."""
+    """Write the gradient of the losses; arguments as for `headwise.ops.losses.cpu`."""
     from headwise.ops.losses import triton_kernels
 
     check(scores_NV, threshold_N2, out_NV, scale_N)

@@ -35,7 +35,6 @@ class TrainingClasses:
     world_size: int = 1
 
     def plan(self, epoch: int) -> BatchPlan:
-        """See `Examples.plan`."""
         lengths = self.split.inputs.lengths[self.kept]
         longest = int(lengths.max())
         if longest > self.max_tokens:
@@ -46,7 +45,6 @@ class TrainingClasses:
         return plan_epoch(lengths, lengths, self.max_tokens * self.world_size, self.seed, epoch)
 
     def n_targets(self, epoch: int, rows: Rows) -> int:
-        """See `Examples.n_targets`."""
         return len(rows)
 
     def collate(self, epoch: int, rows: Rows) -> Batch:
@@ -54,7 +52,6 @@ class TrainingClasses:
         return self.split.batch(self.kept[rows], [self.seed, epoch])
 
     def identity(self) -> dict[str, int]:
-        """See `Examples.identity`."""
         budget = self.max_tokens * self.world_size
         return {"seed": self.seed, "budget": budget, "examples": len(self.kept)}
 

@@ -24,7 +24,6 @@ class LabelledImages(ImageCorpus, ClassCorpus):
     """
 
     def check_sizes(self) -> None:
-        """See `ImageCorpus.check_sizes`."""
         (*sizes, _), patch, shift = self.config.shape, self.config.patch, self.config.shift
         allowed = f"a divisor of the rows and columns of data.shape={self.config.shape}"
         fits = patch >= 1 and not any(size % patch for size in sizes)
@@ -52,7 +51,6 @@ class LabelledImages(ImageCorpus, ClassCorpus):
             yield image, label
 
     def names(self, split: str) -> Iterator[str]:
-        """See `ClassCorpus.names`."""
         return (name for name, _ in self._images(split))
 
     def _labels(self, split: str) -> Iterator[str]:

@@ -147,7 +147,6 @@ class Classification(Task[PreparedClasses]):
 
     @property
     def unit(self) -> str:
-        """See `Task.unit`."""
         return "images" if self.is_image else "texts"
 
     @property
@@ -166,7 +165,6 @@ class Classification(Task[PreparedClasses]):
         return replace(config.tokenizer, kind="given", folder=config.init_from)
 
     def sites(self) -> tuple[Site, ...]:
-        """See `Task.sites`."""
         return (site_alone(self.config.model, SITE, COLUMN),)
 
     def metrics(self, data: PreparedClasses | None = None) -> Sequence[Metric]:
@@ -181,7 +179,6 @@ class Classification(Task[PreparedClasses]):
         return [replace(metric, has_interval=True) for metric in metrics]
 
     def check(self) -> None:
-        """See `Task.check`."""
         self.open(machine_cache_dir())
         config = on_patches(self.config)
         data = config.data
@@ -204,16 +201,13 @@ class Classification(Task[PreparedClasses]):
         check_model(config, self.sites(), {COLUMN: n})
 
     def sizes(self) -> Sizes:
-        """See `Task.sizes`."""
         n_ids = N_VALUES if self.tokenizer is None else vocabulary_limits(self.tokenizer)["source"]
         return {COLUMN: n_ids, LABELS: len(self.config.data.labels or ("", ""))}
 
     def open(self, cache: Path) -> ClassCorpus:
-        """See `Task.open`."""
         return CORPORA[type(self.config.data)](self.config.data, cache)
 
     def prepare(self, corpus: ClassCorpus) -> PreparedClasses:
-        """See `Task.prepare`."""
         labels, progress = self.config.data.labels, self.config.trainer.progress
         return prepare_classes(corpus, self.tokenizer, labels, progress=progress)
 
@@ -253,17 +247,14 @@ class Classification(Task[PreparedClasses]):
         return stratified(classes, self.config.data.label_fraction, self.config.seed)
 
     def examples(self, data: PreparedClasses, ranks: Ranks, scratch: Path) -> Examples:
-        """See `Task.examples`."""
         split, kept = data.split(self.config.data.train), self._training_rows(data)
         budget = self.config.trainer.max_tokens, self.config.seed, ranks.n_shares
         return TrainingClasses(split, kept, *budget)
 
     def batches(self, data: PreparedClasses, part: Part) -> list[Batch]:
-        """See `Task.batches`."""
         return evaluation_batches(data.split(part.split), self.config.trainer.max_tokens, part.n)
 
     def extra(self, data: PreparedClasses) -> Extra:
-        """See `Task.extra`."""
         return N_BEFORE - 3 + 3 * len(data.labels), partial(class_statistics, self.loss)
 
     def evaluate(
@@ -274,7 +265,6 @@ class Classification(Task[PreparedClasses]):
         return Evaluation([measured], Predictions(data, *predictions(measured.items)))
 
     def labels(self, items: Floats) -> Floats:
-        """See `Task.labels`."""
         return true_classes(items)
 
     def restored(
@@ -306,15 +296,12 @@ class Classification(Task[PreparedClasses]):
         return {COLUMN: Spelling(language, lambda i: marks.get(i) or token(i))}
 
     def items(self, data: PreparedClasses, split: str) -> Candidates:
-        """See `Task.items`."""
         return Candidates(len(data.split(split)), partial(example, data, split), self.unit)
 
     def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
-        """See `Task.items_of_lines`."""
         if self.is_image:
             raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
         return super().items_of_lines(saved, lines)
 
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        """See `Task.given`."""
         return given_examples(run, inputs)

@@ -138,7 +138,6 @@ class LabelledText(ClassCorpus):
         return ((texts, label) for _, texts, label in self._located(split))
 
     def names(self, split: str) -> Iterator[str]:
-        """See `ClassCorpus.names`."""
         return (where for where, *_ in self._located(split))
 
     def _located(self, split: str) -> Iterator[tuple[str, Texts, str]]:

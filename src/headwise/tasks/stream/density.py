@@ -63,7 +63,6 @@ class Density(StreamTask):
         return [Metric(name, "lower", bits_per, (1, 3), signature, unit, label, counts)]
 
     def windows(self, data: PreparedTokens) -> tuple[Windows, Windows]:
-        """See `StreamTask.windows`."""
         return partial(TrainingWindows, aligned=self.config.data.aligned), EvaluationWindows
 
     def evaluate(
@@ -90,5 +89,4 @@ class Density(StreamTask):
         return samples
 
     def places(self, model: Model) -> Places | None:
-        """See `StreamTask.places`."""
         return places_of(self.config, model)

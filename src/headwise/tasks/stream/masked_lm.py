@@ -75,7 +75,6 @@ class MaskedLM(StreamTask):
         return [replace(metric, counts={"n_scored": 2}) for metric in (bits, accuracy)]
 
     def check(self) -> None:
-        """See `Task.check`."""
         super().check()
         code, words = self.config.data.language, self.settings.whole_words
         allowed = f"false with data.language={code}, which has no spaces between words"

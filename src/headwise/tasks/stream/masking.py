@@ -153,7 +153,6 @@ class MaskedTrainingWindows(TrainingWindows):
         return len(rows) * int(self.masking.settings.n_chosen(np.array(self.window)))
 
     def collate(self, epoch: int, rows: Ints) -> Batch:
-        """See `Examples.collate`."""
         starts, seed = self.starts(epoch, rows), (self.seed, epoch)
         return self.masking.batch(self.stream, starts, self.window, rows, seed)
 
@@ -165,5 +164,4 @@ class MaskedEvaluationWindows(EvaluationWindows):
     masking: Masking
 
     def batch(self, starts_B: Ints, rows: Ints) -> Batch:
-        """See `EvaluationWindows.batch`."""
         return self.masking.batch(self.stream, starts_B, self.window, rows, FIXED)

@@ -65,11 +65,9 @@ class MusicCorpus(FileCorpus[MusicDataConfig]):
     """Audio files (wav, flac, ogg) below `train/`, `valid/` and test sets, one piece each."""
 
     def files(self, split: str) -> list[Path]:
-        """See `FileCorpus.files`."""
         return self.files_of_folder(split, "folders of audio files (wav, flac, ogg)")
 
     def settings(self, split: str) -> Any:
-        """See `FileCorpus.settings`."""
         return self.config.sample_rate
 
     def chunks(self, split: str) -> Iterator[bytes]:

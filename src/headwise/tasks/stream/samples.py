@@ -143,11 +143,9 @@ class TextSamples(Samples[FileCorpus[Any]]):
         return {**super().settings, "starts": starts, "masked": masked}
 
     def prompt(self, text: str) -> bytes:
-        """See `Samples.prompt`."""
         return text.encode()
 
     def read(self, path: Path) -> bytes:
-        """See `Samples.read`."""
         content = path.read_bytes()
         try:
             content.decode()
@@ -156,7 +154,6 @@ class TextSamples(Samples[FileCorpus[Any]]):
         return content
 
     def documents(self, split: str) -> Iterator[bytes]:
-        """See `Samples.documents`."""
         raise ConfigError("prompt_split must be null with text; set prompt or prompt_file")
 
     def text(self, row: Row) -> str:
@@ -164,12 +161,10 @@ class TextSamples(Samples[FileCorpus[Any]]):
         return ids_text(np.array(row), self.tokenizer)
 
     def shown(self, rows: Sequence[Row], first: int = 1) -> str:
-        """See `Samples.shown`."""
         numbered = enumerate(map(self.text, rows), start=first)
         return "".join(f"==== sample {number} ====\n{text}\n" for number, text in numbered)
 
     def write(self, rows: Sequence[Row], path: Path, n_prompt: int = 0) -> list[Path]:
-        """See `Samples.write`."""
         write_text(path, self.shown(rows))
         return [path]
 
@@ -207,7 +202,6 @@ class ImageSamples(Samples[ImageCorpus]):
         return image.tobytes()
 
     def n_tokens(self, n_prompt: int, length: int | None) -> int:
-        """See `Samples.n_tokens`."""
         rest = self.size - n_prompt
         allowed = f"null or at most {rest}, the values that an image lacks"
         require(length is None or length <= rest, "length", allowed, length)
@@ -222,7 +216,6 @@ class ImageSamples(Samples[ImageCorpus]):
         return image if is_picture else np.hstack(np.split(image, self.shape[2], axis=2))
 
     def write(self, rows: Sequence[Row], path: Path, n_prompt: int = 0) -> list[Path]:
-        """See `Samples.write`."""
         tiles = [self.image(row) for row in rows]
         if n_prompt:
             prompts = [self.image(row[:n_prompt]) for row in rows]
@@ -245,7 +238,6 @@ class MusicSamples(Samples[MusicCorpus]):
         return read_codes(path, self.corpus.config.sample_rate)
 
     def write(self, rows: Sequence[Row], path: Path, n_prompt: int = 0) -> list[Path]:
-        """See `Samples.write`."""
         names = [f"{path.stem}-{number}{path.suffix}" for number in range(1, len(rows) + 1)]
         paths = [path.with_name(name) for name in names] if len(rows) > 1 else [path]
         for row, file in zip(rows, paths, strict=True):

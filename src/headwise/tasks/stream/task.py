@@ -77,15 +77,12 @@ class StreamTask(Task[PreparedTokens]):
 
     @property
     def row_tokens(self) -> int:
-        """See `Task.row_tokens`."""
         return int(self.config.data.window)
 
     def sites(self) -> tuple[Site, ...]:
-        """See `Task.sites`."""
         return (site_alone(self.config.model, self.site, COLUMN),)
 
     def check(self) -> None:
-        """See `Task.check`."""
         config, window = self.config, self.config.data.window
         require(window >= 1, "data.window", "at least 1", window)
         self.open(machine_cache_dir())
@@ -134,21 +131,17 @@ class StreamTask(Task[PreparedTokens]):
         """
 
     def sizes(self) -> Sizes:
-        """See `Task.sizes`."""
         return {COLUMN: vocabulary_limits(self.config.tokenizer)["source"]}
 
     def open(self, cache: Path) -> FileCorpus[Any]:
-        """See `Task.open`."""
         return CORPORA[type(self.config.data)](self.config.data, cache)
 
     def prepare(self, corpus: FileCorpus[Any]) -> PreparedTokens:
-        """See `Task.prepare`."""
         trainer = self.config.trainer
         settings = trainer.progress, (), trainer.n_workers
         return prepare_tokens(corpus, self.config.tokenizer, *settings)
 
     def model(self, sizes: Sizes, data: PreparedTokens | None = None) -> Model:
-        """See `Task.model`."""
         return build_single(self.config, sizes[COLUMN], *self.sites())
 
     @abstractmethod
@@ -156,7 +149,6 @@ class StreamTask(Task[PreparedTokens]):
         """Classes of the windows of training and of evaluation, with their own arguments."""
 
     def examples(self, data: PreparedTokens, ranks: Ranks, scratch: Path) -> Examples:
-        """See `Task.examples`."""
         config, stream = self.config, data.stream(self.config.data.train)
         sizes = config.data.window, config.trainer.max_tokens, config.seed, ranks.n_shares
         examples: Examples = self.windows(data)[0](stream, BOS, *sizes)
@@ -187,7 +179,6 @@ class StreamTask(Task[PreparedTokens]):
     def restored(
         self, saved: Path, splits: Sequence[str], folder: str | None = None
     ) -> PreparedTokens:
-        """See `Task.restored`."""
         tokenizer = replace(self.config.tokenizer, kind="given", folder=str(saved))
         corpus = self.reading(folder).open(machine_cache_dir())
         return prepare_tokens(corpus, tokenizer, splits=splits)
@@ -197,7 +188,6 @@ class StreamTask(Task[PreparedTokens]):
         return None
 
     def spellings(self, model: Model, data: PreparedTokens) -> Mapping[str, Spelling]:
-        """See `Task.spellings`."""
         places = self.places(model)
         if not is_text(self.config):
             return {COLUMN: Spelling(name=lambda _: "", places=places)}
@@ -221,5 +211,4 @@ class StreamTask(Task[PreparedTokens]):
         return text_windows(ids, self.config.data.window, tokenizer)
 
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        """See `Task.given`."""
         return (given_texts if is_text(self.config) else given_values)(run, inputs)

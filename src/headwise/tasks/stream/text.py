@@ -142,7 +142,6 @@ class TextCorpus(FileCorpus[TextDataConfig]):
             raise DataError(f"{self.path(split)} is truncated or damaged: {error}") from error
 
     def starts_document(self, before: bytes, chunk: bytes) -> bool:
-        """See `FileCorpus.starts_document`."""
         documents = self.config.documents
         if documents is None or not before:
             return not before

@@ -133,18 +133,15 @@ class TrainingWindows:
         return int(generator.integers(last + 1)), generator
 
     def plan(self, epoch: int) -> list[Ints]:
-        """See `Examples.plan`."""
         first, generator = self._first(epoch)
         order = generator.permutation((len(self.stream.ids) - first) // self.window)
         n_rows = windows_per_batch(self.max_tokens, self.window) * self.world_size
         return [order[start : start + n_rows] for start in range(0, len(order), n_rows)]
 
     def n_targets(self, epoch: int, rows: Ints) -> int:
-        """See `Examples.n_targets`."""
         return len(rows) * self.window
 
     def collate(self, epoch: int, rows: Ints) -> Batch:
-        """See `Examples.collate`."""
         starts = self.starts(epoch, rows)
         return window_batch(self.stream, self.start_id, starts, self.window, rows)
 
@@ -153,7 +150,6 @@ class TrainingWindows:
         return self._first(epoch)[0] + rows * self.window
 
     def identity(self) -> dict[str, int]:
-        """See `Examples.identity`."""
         budget = self.max_tokens * self.world_size
         return {"seed": self.seed, "budget": budget, "window": self.window}
 

@@ -72,7 +72,6 @@ class TrainingPairs:
         self._latest: tuple[int, EncodedSplit] | None = None
 
     def plan(self, epoch: int) -> BatchPlan:
-        """See `Examples.plan`."""
         split = self._split(epoch)
         if not len(split):
             raise ValueError("training needs at least one pair")
@@ -92,12 +91,10 @@ class TrainingPairs:
         return int(self._split(epoch).target.lengths[rows].sum()) + len(rows)
 
     def collate(self, epoch: int, rows: npt.NDArray[np.integer[Any]]) -> Batch:
-        """See `Examples.collate`."""
         split = self._split(epoch)
         return collate(split, rows, [int(n.max(initial=0)) for n in self._padded(split, rows)])
 
     def identity(self) -> dict[str, int]:
-        """See `Examples.identity`."""
         return {
             "seed": self.seed,
             "budget": self.max_tokens * self.world_size,

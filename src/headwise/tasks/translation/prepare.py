@@ -98,7 +98,6 @@ class PreparedCorpus:
         self.tokenizers.save(folder)
 
     def texts(self, split: str) -> Sides:
-        """See `EncodedTexts.texts`."""
         return self.corpus.read(split)
 
     def encoded(self, split: str) -> EncodedSplit:

@@ -60,11 +60,9 @@ class Translation(Task[Pairs]):
 
     @property
     def n_outputs(self) -> int:
-        """See `Task.n_outputs`."""
         return self.config.trainer.valid_sentences
 
     def sites(self) -> tuple[Site, ...]:
-        """See `Task.sites`."""
         return encoder_decoder_sites(self.config.model)
 
     def metrics(self, data: Pairs | None = None) -> Sequence[Metric]:
@@ -73,7 +71,6 @@ class Translation(Task[Pairs]):
         return [*text_metrics(self.config.data.target, scope), *self.loss.metrics]
 
     def check(self) -> None:
-        """See `Task.check`."""
         config = self.config
         self.check_search()
         check_data_config(config.data)
@@ -89,20 +86,16 @@ class Translation(Task[Pairs]):
         require(is_measured, "trainer.valid_sentences", allowed, self.n_outputs)
 
     def check_search(self) -> None:
-        """See `Task.check_search`."""
         check_decode_config(self.config.decode)
         check_commands(self.config.decode.external)
 
     def sizes(self) -> Sizes:
-        """See `Task.sizes`."""
         return vocabulary_limits(self.config.tokenizer)
 
     def open(self, cache: Path) -> ParallelCorpus:
-        """See `Task.open`."""
         return open_corpus(self.config.data, cache)
 
     def prepare(self, corpus: ParallelCorpus) -> PreparedCorpus:
-        """See `Task.prepare`."""
         trainer = self.config.trainer
         return prepare_corpus(corpus, self.config.tokenizer, trainer.n_workers, trainer.progress)
 
@@ -124,7 +117,6 @@ class Translation(Task[Pairs]):
         return model
 
     def examples(self, data: Pairs, ranks: Ranks, scratch: Path) -> Examples:
-        """See `Task.examples`."""
         assert isinstance(data, PreparedCorpus)
         config, trainer, dropout = self.config, self.config.trainer, self.config.tokenizer.dropout
         progress = trainer.progress and ranks.is_main
@@ -138,7 +130,6 @@ class Translation(Task[Pairs]):
         )
 
     def batches(self, data: Pairs, part: Part) -> Sequence[Batch]:
-        """See `Task.batches`."""
         split = data.encoded(part.split)
         rows = _rows(split, part)
         if len(rows) < len(split):
@@ -147,7 +138,6 @@ class Translation(Task[Pairs]):
         return evaluation_batches(split, self.config.trainer.max_tokens)
 
     def too_long(self, data: Pairs, part: Part) -> Sequence[int]:
-        """See `Task.too_long`."""
         split = data.encoded(part.split)
         rows = _rows(split, part).tolist()
         end = rows[-1] + 1 if rows and len(rows) == part.n else len(split)
@@ -188,11 +178,9 @@ class Translation(Task[Pairs]):
         return self.changed(decode=replace(self.config.decode, method=method, beam=beam, n_best=1))
 
     def validates_part(self, data: Pairs) -> bool:
-        """See `Task.validates_part`."""
         return 0 < self.n_outputs < len(data.encoded(self.config.data.valid))
 
     def saved_tests(self, saved: Path) -> Sequence[str]:
-        """See `Task.saved_tests`."""
         return [name for name in saved_sets(saved) if name != self.config.data.valid]
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> Pairs:
@@ -211,7 +199,6 @@ class Translation(Task[Pairs]):
         return EncodedTexts(TokenizerPair.load(saved), sides)
 
     def spellings(self, model: Model, data: Pairs) -> Mapping[str, Spelling]:
-        """See `Task.spellings`."""
         pair = data.tokenizers
         return {
             "source": Spelling(self.config.data.source, pair.source.id_to_piece),
@@ -219,7 +206,6 @@ class Translation(Task[Pairs]):
         }
 
     def items(self, data: Pairs, split: str) -> Candidates:
-        """See `Task.items`."""
         pairs = zip(*data.texts(split), strict=True)
         return sentence_candidates(pairs, self.config.data.source)
 

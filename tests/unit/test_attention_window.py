@@ -16,6 +16,8 @@ from headwise.config.folders import group_node
 from headwise.errors import ConfigError
 from headwise.ops import check
 from headwise.ops.attention import triton_blocks
+from headwise.ops.attention.layout import BlockLayout
+from headwise.ops.attention.pattern_rule import POSITION, Rule
 from headwise.ops.cpp import call
 from triton_marks import DEVICE, needs_triton
 from weights_recorded import with_weights
@@ -66,6 +68,15 @@ def test_slots_and_blocks_per_query_are_constant(causal: bool) -> None:
         blocks.append(int((marks > 0).sum()) / n)
     assert slots == [(2 if causal else 3) * 32 + 4] * 2
     assert blocks[1] == pytest.approx(blocks[0], rel=0.05)
+
+
+def test_rule_that_states_too_few_keys_is_refused() -> None:
+    n, lengths = 40, torch.tensor([40])
+    every_BHN = (torch.arange(n) % 8 < 2)[None, None]
+    for numbers in ((1, None), (2, 1)):
+        rule = Rule(8, (3, 3), (POSITION, POSITION), every_BHN, *numbers)
+        with pytest.raises(ValueError, match=r"n_every=. .*2 keys|every_blocks"):
+            _ = BlockLayout(rule, n, False, lengths).allowed_BHNK
 
 
 @pytest.mark.parametrize("setting", [{"radius": 0}, {"global_keys": 33}, {"block_sparse_from": 0}])

@@ -87,7 +87,15 @@ class BlockLayout:
     def _cells(self, every_BHN: Tensor) -> Tensor:
         """Return the positions of the keys for every query, as many of each block, else N."""
         padded = functional.pad(every_BHN, (0, self.n_blocks * self.stride - self.n_positions))
-        every_BHML = padded.view(*padded.shape[:2], -1, self.stride)[:, :, : self.rule.every_blocks]
+        blocks_BHML = padded.view(*padded.shape[:2], -1, self.stride)
+        every_BHML = blocks_BHML[:, :, : self.rule.every_blocks]
+        if every_BHN.device.type == "cpu":  # reading values is free there
+            n_most = int(every_BHML.sum(-1).amax())
+            if n_most > self.rule.n_every or every_BHML.sum() < blocks_BHML.sum():
+                raise ValueError(
+                    f"n_every={self.rule.n_every}, every_blocks={self.rule.every_blocks} of the "
+                    f"rule are too few: a block has {n_most} keys for every query"
+                )
         order = every_BHML.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
         order = order[..., : self.rule.n_every]
         starts_M1 = torch.arange(order.shape[2], device=order.device)[:, None] * self.stride

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -208,16 +211,55 @@ def test_check_is_remembered_per_build_and_source(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check.failure(CPP) is None
-    (file,) = cache.iterdir()
+    assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patch:
         patch.setattr(check, "_differences", None)
         assert check.failure(CPP) is None
-    file.write_text("weights differ")
-    assert check.failure(CPP) == "weights differ"
     for module, name in ((build, "build_digest"), (check, "_sources")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, lambda: "others")
             assert check.failure(CPP) is None
+
+
+@needs_kernels
+def test_failure_is_not_remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "_differences", lambda library: list("abcde"))
+        assert check.failure(CPP) == "a; b; c; and 2 other results"
+    assert not cache.exists()
+    assert check.failure(CPP) is None
+
+
+@needs_kernels
+def test_full_disk_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def touch(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", touch)
+    with caplog.at_level(logging.INFO, logger="headwise"):
+        assert check.failure(CPP) is None
+    assert "cannot remember the check of the kernels" in caplog.text
+
+
+@needs_kernels
+def test_other_threads_that_draw_do_not_disturb_the_check(scores: Tensor) -> None:
+    stop = threading.Event()
+
+    def draw() -> None:
+        while not stop.is_set():
+            torch.randperm(100)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(entmax15, [scores] * 3))
+    finally:
+        stop.set()
+        thread.join()
+    assert dispatch._FAILURES == {CPP: None}
 
 
 @needs_kernels

@@ -39,7 +39,7 @@ class Pattern(Variant):
 
     @property
     def key(self) -> Hashable:
-        """Patterns with equal keys allow the same pairs, so that layers can share one mask."""
+        """Patterns with equal keys have as many heads and allow the same pairs: one mask serves."""
         return self
 
     def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule | None:

@@ -43,7 +43,8 @@ class Window(Pattern):
     @property
     def key(self) -> Hashable:
         """Everything that determines the mask."""
-        return (type(self), self.radius, self.global_keys, self.block_sparse_from)
+        settings = (self.radius, self.global_keys, self.block_sparse_from)
+        return (type(self), self.place.n_heads, *settings)
 
     def rule(self, n_positions: int, causal: bool, lengths_B: Tensor) -> Rule:
         """Return the window, and the keys for every query."""

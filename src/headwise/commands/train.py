@@ -203,7 +203,8 @@ class _Run:
                 self.before = read_json(folder.path / "environment.json", missing_ok=True)
         (folder.path / "error.json").unlink(missing_ok=True)
         remove_partial(folder.path)
-        folder.describe(container, self.overrides)
+        kept = {"kernels": self.before["kernels"]} if "kernels" in self.before else {}
+        folder.describe(container, self.overrides, **kept)
         self.listed.write(folder.path)
         if self.trial is not None:
             self.trial.start(folder.path)
@@ -272,7 +273,7 @@ class _Run:
         alpha = getattr(self.task.loss, "alpha", 1.0)
         now = environment() | {"kernels": kernels_of(model, alpha, dtype, self.ranks.device)}
         self.folder.write_json("environment.json", now)
-        changed = changes(self.before, now)
+        changed = changes(self.before, now) if self.before else []
         if changed:
             log.warning("resumed with other software, results may change: %s", "; ".join(changed))
 

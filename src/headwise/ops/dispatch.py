@@ -12,6 +12,7 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, E head width, N row
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +53,7 @@ class Choice(NamedTuple):
 
 
 _FAILURES: dict[Library, str | None] = {}  # of the check; None: none
+_CHECKING = threading.Lock()
 
 
 def failures() -> dict[Library, str]:
@@ -161,7 +163,7 @@ def _row_kernel(scores: Tensor, power: Power) -> Choice:
 
 
 def _checked(fallback: str, kernel: str, *settings: Any) -> Choice:
-    """Return the kernel, or if the check of its library fails the fallback."""
+    """Return the kernel, or the fallback if its library failed the check."""
     failure = _failure(kernel, *settings)
     return Choice(kernel, "checked") if failure is None else Choice(fallback, failure)
 
@@ -169,13 +171,15 @@ def _checked(fallback: str, kernel: str, *settings: Any) -> Choice:
 @constant_in_graphs
 def _failure(*fields: Any) -> str | None:
     """Return how the results of a library differ from the reference, or None if they do not."""
-    built = Library(*fields)
+    built = Library(*fields)._replace(precision=torch.get_float32_matmul_precision())
     if built not in _FAILURES:
         from headwise.ops import check  # it imports all kernels
 
-        _FAILURES[built] = check.failure(built)
-        if _FAILURES[built] is not None:
-            log.warning("%s are off, torch computes instead: %s", built, _FAILURES[built])
+        with _CHECKING:
+            if built not in _FAILURES:
+                _FAILURES[built] = check.failure(built)
+                if _FAILURES[built] is not None:
+                    log.warning("%s are off, torch computes instead: %s", built, _FAILURES[built])
     return _FAILURES[built]
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 
-def draw_seed() -> Tensor:
-    """Draw a seed for `Draws` from torch's CPU generator."""
-    return torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")
+def draw_seed(generator: torch.Generator | None = None) -> Tensor:
+    """Draw a seed for `Draws` from a CPU generator; None: torch's own."""
+    return torch.randint(1 << 62, (), dtype=torch.int64, device="cpu", generator=generator)
 
 
 N_DRAWS = 1 << 32  # number of equally likely draws per weight

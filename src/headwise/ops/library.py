@@ -15,12 +15,14 @@ class Library(NamedTuple):
     """What is built and checked together.
 
     Attributes:
-        kernel: `CPP`, all C++ kernels of this machine, or `TRITON`, those of the other attributes.
+        kernel: `CPP`, all C++ kernels of this machine, or `TRITON`, those compiled for the
+            attributes below.
         device: a GPU, with its index.
         dtype: of the inputs.
         power: the map.
         width: of the heads of attention; 0: maps and losses.
         has_pattern: whether attention has a sparse pattern.
+        precision: of float32 matrix products, `torch.get_float32_matmul_precision()`.
     """
 
     kernel: str
@@ -29,6 +31,7 @@ class Library(NamedTuple):
     power: Power = Power.EXP
     width: int = 0
     has_pattern: bool = False
+    precision: str = "highest"
 
     def __str__(self) -> str:
         if self.kernel == CPP:

@@ -197,11 +197,11 @@ class RunFolder:
             raise RunError(f"{path} is broken: {error}") from error
         return items
 
-    def describe(self, container: Mapping[str, Any], overrides: list[str]) -> None:
-        """Write config.yaml, overrides.yaml and environment.json."""
+    def describe(self, container: Mapping[str, Any], overrides: list[str], **more: object) -> None:
+        """Write config.yaml, overrides.yaml and environment.json, with `more`."""
         write_text(self.path / SETTINGS, OmegaConf.to_yaml(OmegaConf.create(dict(container))))
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
-        self.write_json("environment.json", environment())
+        self.write_json("environment.json", environment() | more)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -40,6 +40,7 @@ def attention(
     dropout: float,
     scale: float,
     distances: Distances | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return the context (B, H, Q, E): dropout(map(scale · q kᵀ + bias)) v.
 
@@ -52,12 +53,14 @@ def attention(
         dropout: rate on the weights.
         scale: of the scores.
         distances: the bias, or None. Its slopes get no gradient.
+        generator: from which the seed of dropout is drawn; None: torch's for the CPU.
 
     Raises:
         ValueError: α is outside [1, 2].
         TypeError: a tensor has another dtype.
     """
-    seed = draw_seed().to(query_BHQE.device) if dropout else None  # meta, in estimates
+    # the device is meta in estimates
+    seed = draw_seed(generator).to(query_BHQE.device) if dropout else None
     slopes, n_prefix = slopes_of(distances)
     context: Tensor = _OPERATOR(
         query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, seed,

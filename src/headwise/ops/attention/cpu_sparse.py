@@ -57,6 +57,7 @@ def sparse_attention(
     value_BHNE: Tensor,
     alpha: Tensor | None,
     settings: Settings,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return the context (B, H, N, E): dropout(map(scale · q kᵀ + bias)) v over allowed keys.
 
@@ -65,12 +66,13 @@ def sparse_attention(
             may have another width.
         alpha: float32, four axes that broadcast to (B, H, N, 1); only for `Power.ANY`.
         settings: see there.
+        generator: from which the seed of dropout is drawn; None: torch's for the CPU.
 
     Raises:
         ValueError: α is outside of [1, 2].
     """
     check_alpha(alpha)
-    seed = int(draw_seed()) if settings.dropout else 0
+    seed = int(draw_seed(generator)) if settings.dropout else 0
     arguments = (query_BHNE, key_BHNE, value_BHNE, alpha, settings, seed)
     context: Tensor = _Attention.apply(*arguments)  # type: ignore[no-untyped-call]
     return context

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headwise.ops.attention.layout_parts import Columns, Gathered, Neighbours, Part
-from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, Rule
+from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, Rule, per_head
 from headwise.ops.attention.triton_blocks import PatternTiles, pattern_tiles
 
 
@@ -57,12 +57,16 @@ class BlockLayout:
     @property
     def n_slots(self) -> int:
         """Number of slots K of each query."""
-        return sum(self.sizes(range(self.n_blocks)))
+        rule, n_blocks = self.rule, self.n_blocks
+        n_around = (self._n_before + 1 + self._n_after) * self.stride if self._has_near else 0
+        n_columns = n_blocks if COLUMN in rule.labels else 0
+        n_cells = min(n_blocks, rule.every_blocks or n_blocks) * min(rule.n_every, self.stride)
+        return n_around + n_columns + n_cells
 
     @property
     def _n_before(self) -> int:
         """Number of blocks before the query's into which windows extend."""
-        return -(-max(*self.rule.windows, 0) // self.stride)
+        return -(-max(0, *self.rule.windows) // self.stride)
 
     @property
     def _n_after(self) -> int:
@@ -108,31 +112,47 @@ class BlockLayout:
         Bool (B or 1, H or 1, M, L, slots); causal ones end after the last of these blocks. A key
         that is in several slots of a query is allowed in the first part that has it.
         """
-        every_BHN, lengths_B = self.rule.every_BHN, _some(self.lengths_B, batch)
-        rule = replace(self.rule, every_BHN=None if every_BHN is None else _some(every_BHN, batch))
-        blocks_M = torch.arange(blocks.start, blocks.stop, device=lengths_B.device)
-        in_block = torch.arange(self.stride, device=lengths_B.device)[:, None]
-        queries = blocks_M[:, None, None] * self.stride + in_block  # (M, L, 1)
-        masks, has_columns = [], COLUMN in rule.labels
+        lengths_B, every_BHN = _some(self.lengths_B, batch), self.rule.every_BHN
+        device, masks = lengths_B.device, []
+        blocks_M11 = torch.arange(blocks.start, blocks.stop, device=device)[:, None, None]
+        queries = blocks_M11 * self.stride + torch.arange(self.stride, device=device)[:, None]
         for part in self.parts:
-            keys, rows = part.keys(blocks_M, self.n_blocks_for(blocks)), queries
-            if not isinstance(part, Gathered):
-                allowed = rule.allows(rows, keys)
-            elif has_columns:
+            keys = part.keys(blocks_M11, self.n_blocks_for(blocks))
+            if isinstance(part, Gathered):
                 keys = _some(keys, batch)
-                allowed = keys % self.stride != rows % self.stride
-            else:  # keys in other blocks: all queries of a block see the same
-                keys, rows = _some(keys, batch), queries[:, :1]
-                allowed = torch.ones((), dtype=torch.bool, device=keys.device)
+            ahead = torch.div(keys[..., :1, :], self.stride, rounding_mode="floor") - blocks_M11
+            is_before = ahead <= 0
+            if isinstance(part, Neighbours):
+                allowed, is_before = self._near
+            elif isinstance(part, Columns):
+                is_column = tuple(label == COLUMN for label in self.rule.labels)
+                allowed = per_head(is_column, torch.bool, device).view(-1, 1, 1, 1)
+            elif COLUMN in self.rule.labels:
+                allowed, is_before = keys % self.stride != queries % self.stride, keys <= queries
+            else:
+                allowed = torch.ones((), dtype=torch.bool, device=device)
+            if every_BHN is not None and not isinstance(part, Gathered):
+                nearest = keys.clamp(0, self.n_positions - 1)
+                allowed = allowed | _some(every_BHN, batch)[..., nearest]
             allowed = allowed & (keys >= 0) & (keys < lengths_B.view(-1, 1, 1, 1, 1))
             if self.causal:
-                allowed = allowed & (keys <= rows)
+                allowed = allowed & is_before
             if self._has_near and not isinstance(part, Neighbours):
-                of_keys = torch.div(keys, self.stride, rounding_mode="floor")
-                ahead = of_keys - blocks_M[:, None, None]
                 allowed = allowed & ((ahead < -self._n_before) | (ahead > self._n_after))
-            masks.append(allowed.expand(-1, -1, -1, self.stride, -1))
+            masks.append(allowed.expand(-1, -1, len(blocks), self.stride, -1))
         return masks
+
+    @functools.cached_property
+    def _near(self) -> tuple[Tensor, Tensor]:
+        """Which neighbours a query sees by window and label (H or 1, 1, L, slots); which precede.
+
+        Equal for all blocks.
+        """
+        n_slots, device = self.parts[0].n_slots(self.n_blocks), self.lengths_B.device
+        keys = torch.arange(n_slots, device=device)
+        queries = torch.arange(self.stride, device=device) + self._n_before * self.stride
+        allowed = replace(self.rule, every_BHN=None).allows(queries[:, None], keys)
+        return allowed[0, :, None], keys <= queries[:, None]
 
     def n_blocks_for(self, blocks: range) -> int:
         """Return the number of blocks of keys for some blocks of queries."""

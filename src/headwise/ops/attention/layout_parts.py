@@ -48,10 +48,10 @@ class Part(Protocol):
         """Return the number of slots for keys in the first `n_blocks`."""
         ...
 
-    def keys(self, blocks_M: Tensor, n_blocks: int) -> Tensor:
+    def keys(self, blocks_M11: Tensor, n_blocks: int) -> Tensor:
         """Return the position of the key in each slot of these blocks, or another, of no key.
 
-        Broadcastable to (B, H, M, L, slots).
+        Broadcastable to (M, L, slots) or (B, H, M, L, slots).
         """
         ...
 
@@ -112,9 +112,9 @@ class Neighbours(_InPlace):
     def n_slots(self, n_blocks: int) -> int:
         return (self.n_before + 1 + self.n_after) * self.stride
 
-    def keys(self, blocks_M: Tensor, n_blocks: int) -> Tensor:
-        around = torch.arange(self.n_slots(n_blocks), device=blocks_M.device)
-        return (blocks_M[:, None, None] - self.n_before) * self.stride + around
+    def keys(self, blocks_M11: Tensor, n_blocks: int) -> Tensor:
+        around = torch.arange(self.n_slots(n_blocks), device=blocks_M11.device)
+        return (blocks_M11 - self.n_before) * self.stride + around
 
     def products(self, blocks: range, n_blocks: int) -> Iterator[Product]:
         for ahead in sorted(range(-self.n_before, self.n_after + 1), key=abs):
@@ -164,9 +164,10 @@ class Columns(_InPlace):
     def n_slots(self, n_blocks: int) -> int:
         return n_blocks
 
-    def keys(self, blocks_M: Tensor, n_blocks: int) -> Tensor:
-        of_keys = torch.arange(n_blocks, device=blocks_M.device)
-        return of_keys * self.stride + torch.arange(self.stride, device=blocks_M.device)[:, None]
+    def keys(self, blocks_M11: Tensor, n_blocks: int) -> Tensor:
+        of_keys = torch.arange(n_blocks, device=blocks_M11.device)
+        in_block_L1 = torch.arange(self.stride, device=blocks_M11.device)[:, None]
+        return (of_keys * self.stride + in_block_L1)[None]
 
     def products(self, blocks: range, n_blocks: int) -> Iterator[Product]:
         yield Product(slice(0, n_blocks), slice(0, len(blocks)), slice(0, n_blocks))
@@ -202,7 +203,7 @@ class Gathered:
     def n_slots(self, n_blocks: int) -> int:
         return min(n_blocks * self.n_of_block, self.positions_BHK.shape[-1])
 
-    def keys(self, blocks_M: Tensor, n_blocks: int) -> Tensor:
+    def keys(self, blocks_M11: Tensor, n_blocks: int) -> Tensor:
         return self.positions_BHK[..., None, None, : self.n_slots(n_blocks)]
 
     def products(self, blocks: range, n_blocks: int) -> Iterator[Product]:

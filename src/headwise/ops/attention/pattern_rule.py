@@ -81,4 +81,5 @@ def per_head(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 @functools.lru_cache(maxsize=256)  # (False, True) == (0, 1): the type distinguishes them
 def _on_device(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(values_H, dtype=dtype, device=device)
+    with torch.inference_mode(False):  # it may be saved for a backward pass later
+        return torch.tensor(values_H, dtype=dtype, device=device)

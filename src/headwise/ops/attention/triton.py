@@ -90,6 +90,7 @@ def triton_entmax_attention(
     scale: float | None = None,
     distances: Distances | None = None,
     layout: BlockLayout | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return the context Σ p v with p = α-entmax(scale q·k + bias), without forming weights.
 
@@ -110,6 +111,7 @@ def triton_entmax_attention(
         distances: the bias, or None. Its slopes get no gradient.
         layout: of a sparse pattern, for self-attention over all positions: further restricts the
             keys, by `BlockLayout.rule`; None: no pattern.
+        generator: from which the words of dropout are drawn; None: torch's for the device.
 
     Returns:
         (B, H, Q, E) in the values' dtype, with memory layout (B, Q, H, E). Queries without a key
@@ -148,6 +150,7 @@ def triton_entmax_attention(
             (2, n_batch, n_heads, n_queries),
             dtype=torch.int32,
             device=query_BHQE.device,
+            generator=generator,
         )
     query, key, value = of_one_width(query_BHQE, key_BHKE, value_BHKE)
     slopes, n_prefix = slopes_of(distances)

@@ -36,9 +36,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import gpu
 from benchmarks.clock import medians
 from headwise import entmax
+from headwise.attention.factorised import FactorisedPattern
 from headwise.attention.fixed import Fixed
 from headwise.attention.place import Place
-from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
 from headwise.ops.attention import triton_launch, triton_tiles
 from headwise.ops.attention.layout import BlockLayout
@@ -46,7 +46,7 @@ from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.family import Power
 
 HEADS, HEAD_DIM, SEGMENT = 8, 64, 256
-PATTERNS: dict[str, Callable[..., SparsePattern]] = {
+PATTERNS: dict[str, Callable[..., FactorisedPattern]] = {
     "strided": Strided,
     "strided, one set per head": functools.partial(Strided, combine="heads"),
     "fixed, 8 cells": functools.partial(Fixed, summary_cells=8),
@@ -74,7 +74,7 @@ class Check:
     pattern: str | None = None
 
 
-def pattern_of(name: str, n_heads: int, head_dim: int) -> SparsePattern:
+def pattern_of(name: str, n_heads: int, head_dim: int) -> FactorisedPattern:
     place = Place("decoder_self", 1, n_heads, head_dim)
     return PATTERNS[name](place, STRIDE, block_sparse_from=1)
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.attention.factorised import FactorisedPattern
 from headwise.attention.fixed import Fixed
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
 from headwise.entmax import alpha_entmax
 from headwise.ops.attention.cpu_sparse import Settings
@@ -22,7 +22,7 @@ from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.family import ALPHAS
 
 B, H, E = 3, 3, 8
-PATTERNS: dict[str, tuple[type[SparsePattern], dict[str, Any]]] = {
+PATTERNS: dict[str, tuple[type[FactorisedPattern], dict[str, Any]]] = {
     "strided": (Strided, {}),
     "fixed": (Fixed, {"summary_cells": 2}),
     "fixed own cells": (Fixed, {"summary_cells": 1, "own_cells": True}),
@@ -42,7 +42,7 @@ def make_pattern(
     heads: list[str] | None = None,
     layer: int = 1,
     stride: int = 4,
-) -> SparsePattern:
+) -> FactorisedPattern:
     """Make a pattern that is block-sparse at every length."""
     kind, settings = PATTERNS[name]
     pattern = kind(
@@ -61,7 +61,11 @@ def inputs(n: int, n_batch: int = B, width: int = E) -> list[Tensor]:
 
 
 def layout_and_mask(
-    pattern: SparsePattern, n: int, causal: bool, lengths: Tensor | None = None, device: str = "cpu"
+    pattern: FactorisedPattern,
+    n: int,
+    causal: bool,
+    lengths: Tensor | None = None,
+    device: str = "cpu",
 ) -> tuple[BlockLayout, Tensor]:
     mask, on_device = Mask(lengths, causal, pattern), torch.device(device)
     layout, dense = mask.layout(n, n, on_device), mask.dense(n, n, on_device)

@@ -21,12 +21,12 @@ from contract_checks import (
     states,
 )
 from headwise.attention.build import AttentionFactory, unsupported_sites
+from headwise.attention.factorised import COMBINATIONS
 from headwise.attention.mask import Mask
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
-from headwise.attention.sparse_pattern import COMBINATIONS
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import SITES
 from headwise.model.transformer import Transformer

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.cache import KeyValueCache
+from headwise.attention.factorised import FactorisedPattern
 from headwise.attention.heads import HeadGate
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Normaliser
 from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
-from headwise.attention.sparse_pattern import SparsePattern
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
 from weights_recorded import with_weights
@@ -187,7 +187,7 @@ def test_block_sparse_path_starts_at_the_configured_length(monkeypatch: pytest.M
 def test_block_sparse_path_is_not_used_for_dense_patterns(pattern: str) -> None:
     for stride, is_used in ((16, True), (200, False)):
         module_pattern = make(
-            pattern, True, stride=stride, max_share=SparsePattern.max_share
+            pattern, True, stride=stride, max_share=FactorisedPattern.max_share
         ).pattern
         assert (module_pattern.layout(300, False, None, CPU) is not None) is is_used
 

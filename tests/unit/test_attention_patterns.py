@@ -11,10 +11,10 @@ from itertools import product
 import pytest
 import torch
 
+from headwise.attention.factorised import FactorisedPattern
 from headwise.attention.fixed import Fixed
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
 from headwise.errors import ConfigError
 from headwise.ops.attention import pattern_rule
@@ -59,14 +59,14 @@ class Sets:
         return keys_of_cells
 
 
-def make(kind: str, stride: int, cells: int, site: str, **settings: object) -> SparsePattern:
+def make(kind: str, stride: int, cells: int, site: str, **settings: object) -> FactorisedPattern:
     place = settings.pop("place", None) or Place(site, 1, 1, 4)
     if kind == "strided":
         return Strided(place, stride=stride, **settings)  # type: ignore[arg-type]
     return Fixed(place, stride=stride, summary_cells=cells, **settings)  # type: ignore[arg-type]
 
 
-def allowed_in(pattern: SparsePattern, n: int, causal: bool) -> torch.Tensor:
+def allowed_in(pattern: FactorisedPattern, n: int, causal: bool) -> torch.Tensor:
     """Return the mask (H, N, N) of self-attention without padding."""
     mask = Mask(causal=causal, pattern=pattern).dense(n, n, CPU)
     return mask.expand(1, len(pattern.near_H), n, n)[0]

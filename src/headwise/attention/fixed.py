@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.attention.factorised import FactorisedPattern
 from headwise.attention.place import Place
-from headwise.attention.sparse_pattern import SparsePattern
 from headwise.errors import require
 from headwise.ops.attention.pattern_rule import BLOCK, NO_WINDOW, POSITION, Rule, per_head
 
 
-class Fixed(SparsePattern):
+class Fixed(FactorisedPattern):
     """Keys of the query's block of `stride` positions, and the last cells of every block.
 
     A1_i = {j : floor(j/l) = floor(i/l)}, A2_i = {j : j mod l in {l-c, ..., l-1}}; in a causal
@@ -25,7 +25,7 @@ class Fixed(SparsePattern):
     to have these cells: then its last c real tokens are the summary cells.
 
     Args:
-        place, stride, combine, heads, block_sparse_from: see `SparsePattern`; the far keys are
+        place, stride, combine, heads, block_sparse_from: see `FactorisedPattern`; the far keys are
             called "summary".
         summary_cells: c of the paper; None: a quarter of the stride.
         own_cells: head m (from 0, by its number in the unpruned model) attends to cells

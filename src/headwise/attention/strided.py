@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.attention.sparse_pattern import SparsePattern
+from headwise.attention.factorised import FactorisedPattern
 from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, POSITION, Rule
 
 
-class Strided(SparsePattern):
+class Strided(FactorisedPattern):
     """Keys at most `stride` away, and keys a multiple of `stride` away.
 
     Causal: A1_i = {max(0, i - l), ..., i}, A2_i = {j <= i : (i - j) mod l = 0}. Otherwise
@@ -19,7 +19,7 @@ class Strided(SparsePattern):
     `fixed`.
 
     Args:
-        place, stride, combine, heads, block_sparse_from: see `SparsePattern`; the far keys are
+        place, stride, combine, heads, block_sparse_from: see `FactorisedPattern`; the far keys are
             called "strided".
     """
 

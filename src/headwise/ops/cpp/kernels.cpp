@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "attend_few.h"
+#include "attention_few.h"
 #include "dropout.h"
 #include "loss.h"
 

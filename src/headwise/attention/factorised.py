@@ -19,7 +19,7 @@ COMBINATIONS = ("interleaved", "merged", "heads")
 LOCAL, MERGED, INTERLEAVED = "local", "merged", "interleaved"
 
 
-class SparsePattern(Pattern):
+class FactorisedPattern(Pattern):
     """Near keys, far keys, and their assignment to layers and heads.
 
     The query's own position is always allowed, so that every query has a key. Cross-attention is

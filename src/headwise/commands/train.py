@@ -28,8 +28,8 @@ from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
 from headwise.files import output_to, read_json, remove_partial
 from headwise.model.family import Model
-from headwise.precision import matmul_dtype, use_deterministic_kernels
-from headwise.runs.environment import environment, git_commit, rank_variables, versions
+from headwise.precision import use_deterministic_kernels
+from headwise.runs.environment import git_commit, rank_variables, versions
 from headwise.runs.failure import error_recorded
 from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
@@ -269,9 +269,9 @@ class _Run:
         """Write the kernels of the run to environment.json; warn if they were others before."""
         if not self.ranks.is_main:
             return
-        dtype = matmul_dtype(self.config.trainer.precision, self.ranks.device)
-        alpha = getattr(self.task.loss, "alpha", 1.0)
-        now = environment() | {"kernels": kernels_of(model, alpha, dtype, self.ranks.device)}
+        precision, device = self.config.trainer.precision, self.ranks.device
+        kernels = {"kernels": kernels_of(model, self.task.loss, precision, device)}
+        now = read_json(self.folder.path / "environment.json") | kernels
         self.folder.write_json("environment.json", now)
         changed = changes(self.before, now) if self.before else []
         if changed:

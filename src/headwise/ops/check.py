@@ -161,6 +161,12 @@ def _up(values: Tensor) -> Tensor:
     return values.detach().to("cpu", torch.float64)
 
 
+def _causal(n_queries: int, n: int, lengths_B: Tensor) -> Tensor:
+    """Return which keys the last queries of `n` positions see, bool (B, 1, Q, K)."""
+    keys = arange(n)
+    return (keys < lengths_B.view(-1, 1, 1, 1)) & (keys <= arange(n - n_queries, n)[:, None])
+
+
 def _maps(small: _Small) -> Pairs:
     kernels: Any = cpu_maps if small.is_cpp else triton_maps
     for n in (37, 300) if small.is_cpp else (37, 300, 2100):
@@ -187,7 +193,7 @@ def _attention(small: _Small) -> Pairs:
     for n, rate in sizes:
         offset, lengths = n - N_QUERIES, torch.tensor([n, n - 7])
         queries, keys = arange(offset, n)[:, None], arange(n)
-        mask = (keys < lengths.view(2, 1, 1, 1)) & (keys <= queries)
+        mask = _causal(N_QUERIES, n, lengths)
         visible = Visible(None, lengths.to(small.device), True, offset)
         if small.is_cpp and not rate:  # a dense mask, and a query without a key
             mask = mask & (keys % 5 != 3) & (queries != n - 9)
@@ -262,8 +268,7 @@ def _sparse(small: _Small) -> Pairs:
     rule = Rule(16, (5, NO_WINDOW), (COLUMN, BLOCK), every_BHN, n_every=1)
     layout = BlockLayout(rule, n, True, lengths)
     exact = replace(rule, every_BHN=every_BHN.cpu())
-    mask = exact.dense(positions, n) & (positions <= positions[:, None])
-    mask = mask & (positions < lengths.cpu().view(2, 1, 1, 1))
+    mask = exact.dense(positions, n) & _causal(n, n, lengths.cpu())
     for rate in (0.0, RATE):
         yield from _compare(small, layout, mask, rate)
 
@@ -275,7 +280,7 @@ def _few(small: _Small) -> Pairs:
     settings = (small.power, visible, scale, small.distances)
     with torch.no_grad():
         context = cpu_few.attention_of_few(q, k, v, small.alpha, *settings)
-    mask = (arange(n) < lengths.view(2, 1, 1, 1)) & (arange(n) <= arange(n - 3, n)[:, None])
+    mask = _causal(3, n, lengths)
     alpha = small.exact_alpha(small.alpha)
     p = reference.weights(_up(q), _up(k), alpha, mask, scale, small.exact_distances)
     yield "contexts of few queries", context, p @ _up(v)

@@ -22,7 +22,7 @@ from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
 from headwise.data.plan import windows_per_batch
 from headwise.model.family import Model, n_parameters
-from headwise.precision import matmul_dtype, resolve_precision
+from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
 from headwise.train.kernels import kernels_of
 
@@ -121,8 +121,7 @@ def budget(task: Planned, length: int | None = None) -> Budget:
     saved_share = SAVED_SHARE[resolve_precision(trainer.precision, device)]
     kernels = {}
     if device.type == "cpu" or torch.cuda.is_available():
-        dtype = matmul_dtype(trainer.precision, device)
-        kernels = kernels_of(model, getattr(task.loss, "alpha", 1.0), dtype, device)
+        kernels = kernels_of(model, task.loss, trainer.precision, device)
     batches = tokens / (ROWS * length)
     vocabulary, width = model.output.weight.shape
     alphas = [p.numel() for name, p in model.named_parameters() if name.endswith("alpha_logit")]

@@ -13,21 +13,23 @@ from headwise.attention.fused import FusedNormaliser
 from headwise.attention.scores import ScoreAttention
 from headwise.ops import dispatch, linear
 from headwise.ops.dispatch import Choice
+from headwise.precision import matmul_dtype
 
 
 def kernels_of(
-    model: nn.Module, alpha: float, matmul_dtype: torch.dtype, device: torch.device
+    model: nn.Module, loss: nn.Module, precision: str, device: torch.device
 ) -> dict[str, str]:
     """Return the kernels of a model in training: part -> kernel (reason).
 
     Args:
         model: on any device, meta included.
-        alpha: of the loss over the vocabulary.
-        matmul_dtype: of matmuls; under autocast, the autocast dtype.
+        loss: over the vocabulary.
+        precision: `trainer.precision`.
         device: on which the model is trained.
     """
+    dtype = matmul_dtype(precision, device)
 
-    def empty(*shape: int, dtype: torch.dtype = matmul_dtype) -> Tensor:
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     kernels: dict[str, set[Choice]] = defaultdict(set)
@@ -46,10 +48,10 @@ def kernels_of(
             if module.pattern is not None:
                 choice = dispatch.sparse_attention(keys, heads[2], power, per_query, False)
                 kernels["attention of long input with a pattern"].add(choice)
-    kernels["losses"].add(dispatch.losses(empty(1, 1), alpha))
+    kernels["losses"].add(dispatch.losses(empty(1, 1), getattr(loss, "alpha", 1.0)))
     kernels["dropout"].add(dispatch.dropout(empty(1)))
-    is_onednn = device.type == "cpu" and matmul_dtype in linear.DTYPES
-    kernels["linear maps"].add(Choice("oneDNN" if is_onednn else "torch", str(matmul_dtype)))
+    is_onednn = device.type == "cpu" and dtype in linear.DTYPES
+    kernels["linear maps"].add(Choice("oneDNN" if is_onednn else "torch", str(dtype)))
     return {part: ", ".join(sorted(map(str, used))) for part, used in kernels.items()}
 
 

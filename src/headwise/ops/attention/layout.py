@@ -12,7 +12,7 @@ layout, E head width, S matrices.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -149,10 +149,11 @@ class BlockLayout:
         Equal for all blocks.
         """
         n_slots, device = self.parts[0].n_slots(self.n_blocks), self.lengths_B.device
-        keys = torch.arange(n_slots, device=device)
-        queries = torch.arange(self.stride, device=device) + self._n_before * self.stride
-        allowed = replace(self.rule, every_BHN=None).allows(queries[:, None], keys)
-        return allowed[0, :, None], keys <= queries[:, None]
+        keys_1K = torch.arange(n_slots, device=device)[None]
+        queries_L1 = (
+            torch.arange(self.stride, device=device)[:, None] + self._n_before * self.stride
+        )
+        return self.rule.related(queries_L1, keys_1K)[:, None], keys_1K <= queries_L1
 
     def n_blocks_for(self, blocks: range) -> int:
         """Return the number of blocks of keys for some blocks of queries."""

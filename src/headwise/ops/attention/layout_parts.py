@@ -86,7 +86,7 @@ class _InPlace:
         return blocks_BHMLE
 
     def scatter(self, gathered: Tensor, blocks_BHMLE: Tensor) -> None:
-        """See `Part.scatter`."""
+        """Nothing was copied."""
 
 
 @dataclass(frozen=True)

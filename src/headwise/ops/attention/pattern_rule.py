@@ -48,14 +48,18 @@ class Rule:
         """
         n_axes = max(queries.dim(), keys.dim())
         queries, keys = (x[(None,) * (n_axes - x.dim())] for x in (queries, keys))
-        allowed = (self.labels_of(queries) == self.labels_of(keys))[None]
-        if any(window != NO_WINDOW for window in self.windows):
-            windows_H = per_head(self.windows, torch.int32, keys.device)
-            near = (queries - keys).abs() <= windows_H.view(-1, *(1,) * n_axes)
-            allowed = allowed | near
+        allowed = self.related(queries, keys)[None]
         if self.every_BHN is not None:
             allowed = allowed | self.every_BHN[..., keys.clamp(0, self.every_BHN.shape[-1] - 1)]
         return allowed
+
+    def related(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return which pairs share a label or are near, (H or 1, ...), for as many axes each."""
+        related = self.labels_of(queries) == self.labels_of(keys)
+        if any(window != NO_WINDOW for window in self.windows):
+            windows_H = per_head(self.windows, torch.int32, keys.device)
+            related = related | ((queries - keys).abs() <= windows_H.view(-1, *(1,) * keys.dim()))
+        return related
 
     def labels_of(self, positions: Tensor) -> Tensor:
         """Return the labels of positions (...), at least 0: int64, (H or 1, ...)."""

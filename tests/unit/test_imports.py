@@ -14,7 +14,7 @@ LIGHT = {  # modules -> packages that they must not load
     ", ".join(
         f"tasks.translation.{name}" for name in ("corpus", "prepare", "encoding")
     ): "torch hydra wandb",
-    "entmax": "hydra omegaconf sentencepiece datasets wandb",
+    "entmax": "headwise.config hydra omegaconf sentencepiece datasets wandb triton torch._dynamo",
     "commands.runs": "torch pandas matplotlib",
     "runs.record": "torch pandas hydra",
     "tasks.load, commands.translate, commands.analyze": "torch._dynamo",
@@ -28,3 +28,15 @@ def test_heavy_packages_are_not_imported(modules: str) -> None:
     code = f"import sys, {names}; print(sorted(set({LIGHT[modules].split()}) & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_operators_are_counted_by_a_flop_counter_imported_after_them() -> None:
+    code = """import torch
+from headwise.ops import linear
+from headwise.ops.attention import operator
+from torch.utils.flop_counter import flop_registry
+ours, theirs = torch.ops.headwise, [torch.ops.mkldnn._linear_pointwise] if linear.DTYPES else []
+counted = {ours.attention, ours.attention_backward, ours.attention_of_few, *theirs}
+print(counted - flop_registry.keys())"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from headwise.ops.flops import register_flops
 
 # With fewer multiplications oneDNN's overhead exceeds its gain.
 MIN_MULTIPLICATIONS = 1 << 21
@@ -249,5 +250,5 @@ def _flops(shape: Any, w_shape: Any, *_: Any, out_shape: Any = None, **__: Any) 
     return int(2 * math.prod(shape) * w_shape[0])
 
 
-if DTYPES and torch.ops.mkldnn._linear_pointwise not in flop_registry:
-    register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_flops)
+if DTYPES:
+    register_flops(torch.ops.mkldnn._linear_pointwise, _flops)

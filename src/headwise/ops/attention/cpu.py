@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from headwise.ops.attention.distances import Distances, slopes_of
 from headwise.ops.cpp.call import DTYPES, readable
 from headwise.ops.draws import Draws, draw_seed
 from headwise.ops.family import Power, beta_of, check_alpha
+from headwise.ops.flops import register_flops
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.register import register_pair
 from headwise.ops.visible import Visible
@@ -312,5 +312,5 @@ _OPERATOR = register_pair(
     _fake_backward,
     DTYPES,
 )
-register_flop_formula(torch.ops.headwise.attention)(attention_flops)
-register_flop_formula(torch.ops.headwise.attention_backward)(_flops_backward)
+register_flops(torch.ops.headwise.attention, attention_flops)
+register_flops(torch.ops.headwise.attention_backward, _flops_backward)

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from headwise.ops.attention.cpu import as_visible, attention_flops
 from headwise.ops.attention.distances import Distances, slopes_of
 from headwise.ops.cpp import build, call
 from headwise.ops.cpp.call import DTYPES, FLOAT, address, problem_of, structure
 from headwise.ops.family import Power, beta_of, check_alpha
+from headwise.ops.flops import register_flops
 from headwise.ops.register import register
 from headwise.ops.visible import Visible
 
@@ -132,4 +132,4 @@ _OPERATOR = register(
     _fake,
     DTYPES,
 )
-register_flop_formula(torch.ops.headwise.attention_of_few)(attention_flops)
+register_flops(torch.ops.headwise.attention_of_few, attention_flops)

@@ -70,10 +70,11 @@ def attend(
     dropout: float = 0.0,
     distances: Distances | None = None,
     layout: BlockLayout | None = None,
+    scale: float | None = None,
 ) -> Tensor | None:
     """Return the context (B, H, Q, E), or None if no kernel is faster than forming weights.
 
-    Scores are query · key · E^-0.5, plus the bias. Differentiable once in queries, keys, values, α.
+    Scores are scale · query · key, plus the bias. Differentiable once in queries, keys, values, α.
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: of one dtype; values may have another width.
@@ -85,7 +86,9 @@ def attend(
         dropout: rate on the weights.
         distances: the bias, or None.
         layout: of the mask's pattern, or None.
+        scale: of the scores; None: E^-0.5.
     """
+    scale = query_BHQE.shape[3] ** -0.5 if scale is None else scale
     heads = (query_BHQE, key_BHKE, value_BHKE)
     if layout is None:
         is_equal = mask.key_lengths_B is None and mask.segments_BN is None  # in all sentences
@@ -100,8 +103,8 @@ def attend(
     if chosen.kernel == dispatch.WEIGHTS:
         return None
     if chosen.kernel == dispatch.TORCH:
-        return _torch_softmax(*heads, mask, dropout, distances)
-    row_alpha, scale = alpha(), query_BHQE.shape[3] ** -0.5
+        return _torch_softmax(*heads, mask, dropout, distances, scale)
+    row_alpha = alpha()
     lengths_B, causal, offset = mask.key_lengths_B, mask.causal, mask.query_offset
     if chosen.kernel == dispatch.TRITON:
         alpha_H = ALPHAS[power] if row_alpha is None else row_alpha.flatten()
@@ -122,10 +125,9 @@ def attend(
 
 def _torch_softmax(
     query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, mask: Restriction, dropout: float,
-    distances: Distances | None,
+    distances: Distances | None, scale: float,
 ) -> Tensor:  # fmt: skip
     width = value_BHKE.shape[3]
-    scale = None if query_BHQE.shape[3] == width else query_BHQE.shape[3] ** -0.5
     # torch's kernels without weights need one width
     query_BHQE, key_BHKE, value_BHKE = of_one_width(query_BHQE, key_BHKE, value_BHKE)
     if distances is None and mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:

@@ -1,0 +1,268 @@
+"""Attention of the entmax family beside `torch.nn.functional.scaled_dot_product_attention`.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from headwise.entmax import alpha_entmax
+from headwise.ops.attention.operator import attend
+from headwise.ops.dropout.operator import dropout as drop
+from headwise.ops.family import ALPHAS, POWERS, Power
+
+MAPS = {
+    "softmax": Power.EXP,
+    "entmax15": Power.SQUARE,
+    "sparsemax": Power.LINEAR,
+    "alpha_entmax": Power.ANY,
+}
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which keys a query may attend to, as `headwise.ops.attention.operator` reads it.
+
+    Attributes:
+        mask: bool, broadcastable to (B, H, Q, K), True = may attend, or None.
+        causal: whether query i sees keys 0 to i only.
+    """
+
+    mask: Tensor | None = None
+    causal: bool = False
+    key_lengths_B: None = None
+    query_offset: int = 0
+    segments_BN: None = None
+
+    @property
+    def needs_dense(self) -> bool:
+        """Whether there is a mask."""
+        return self.mask is not None
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether causality is the only restriction."""
+        return self.causal and self.mask is None
+
+    def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+        """Return bool, broadcastable to (B, H, Q, K), True = may attend; None: all allowed."""
+        if not self.causal:
+            return self.mask
+        causal = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril()[None, None]
+        return causal if self.mask is None else causal & self.mask
+
+
+@dataclass(frozen=True)
+class Scores:
+    """From products of queries and keys to scores.
+
+    Attributes:
+        keys: which keys.
+        scale: factor of the products.
+        bias: added, broadcastable to (B, H, Q, K).
+        softcap: scores become softcap · tanh(scores / softcap), before the bias.
+        sinks_H: score of one more key per head, without a value.
+    """
+
+    keys: Keys
+    scale: float
+    bias: Tensor | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the scores are products alone, as kernels without weights compute them."""
+        return self.bias is None and self.softcap is None and self.sinks_H is None
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attention: str = "alpha_entmax",
+    alpha: Tensor | float | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention as `torch.nn.functional.scaled_dot_product_attention`, with maps of the family.
+
+        α-entmax(scale · query · keyᵀ + bias) value
+
+    Without an additive mask and where a kernel is faster, weights are not stored. float64 is
+    computed in float64. Under autocast, query, key and value are cast first, as by torch.
+
+    Args:
+        query: (..., H, Q, E), floating-point.
+        key: (..., H, K, E), of the same dtype. Axes before the last two may have size 1.
+        value: (..., H, K, F), likewise.
+        attention: "alpha_entmax", or "softmax", "entmax15", "sparsemax": α = 1, 1.5, 2.
+        alpha: for "alpha_entmax" alone: α in [1, 2], a number or a tensor (H,), one per head, or a
+            tensor that broadcasts to (..., H, Q, 1). With gradients to a tensor.
+        attn_mask: broadcastable to (..., H, Q, K): bool, True = may attend, or floating-point,
+            added to the scores; -inf excludes a key.
+        is_causal: whether query i sees keys 0 to i only, beside `attn_mask`.
+        dropout_p: rate of dropout on the weights, in [0, 1). It is applied whenever it is above 0.
+        scale: factor of the products; None: E^-0.5.
+        enable_gqa: whether H of key and value may be a divisor of H of query; consecutive heads
+            share keys and values.
+
+    Returns:
+        (..., H, Q, F), of the dtype of query. A query without a visible key gets zeros.
+
+    Raises:
+        ValueError: an argument is out of range, or shapes do not match.
+        TypeError: dtypes do not match.
+    """
+    power, row_alpha = _map_of(attention, alpha, query)
+    query_BHQE, key_BHKE, value_BHKF = _heads(query, key, value, enable_gqa)
+    keys, bias = _keys(query, key, attn_mask, is_causal)
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
+    scores = Scores(keys, query.shape[-1] ** -0.5 if scale is None else float(scale), bias)
+    heads = (query_BHQE, key_BHKE, value_BHKF)
+    context, _ = attend_heads(*heads, power, row_alpha, scores, dropout_p)
+    return context.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def attend_heads(
+    query_BHQE: Tensor,
+    key_BHKE: Tensor,
+    value_BHKF: Tensor,
+    power: Power,
+    alpha: Tensor | None,
+    scores: Scores,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the context (B, H, Q, F), and the weights (B, H, Q, K) if they were formed.
+
+    Args:
+        query_BHQE, key_BHKE, value_BHKF: of one dtype.
+        power: the map.
+        alpha: broadcastable to (B, H, Q, 1) for `Power.ANY`, else None.
+        scores: scale, mask and what else changes the scores.
+        dropout: rate on the weights; those returned are without it.
+        need_weights: whether weights must be formed.
+    """
+    if not need_weights and scores.is_plain:
+        # kernels on GPUs have one α per head
+        is_per_row = alpha is not None and alpha.shape[0] * alpha.shape[2] > 1
+        context = attend(
+            query_BHQE, key_BHKE, value_BHKF, power, lambda: alpha, is_per_row, scores.keys,
+            dropout, scale=scores.scale,
+        )  # fmt: skip
+        if context is not None:
+            return context, None
+    weights_BHQK = _weights(query_BHQE, key_BHKE, power, alpha, scores)
+    return drop(weights_BHQK, dropout).to(value_BHKF.dtype) @ value_BHKF, weights_BHQK
+
+
+def _weights(
+    query_BHQE: Tensor, key_BHKE: Tensor, power: Power, alpha: Tensor | None, scores: Scores
+) -> Tensor:
+    n_queries, n_keys = query_BHQE.shape[2], key_BHKE.shape[2]
+    scores_BHQK = (query_BHQE * scores.scale) @ key_BHKE.mT
+    if scores.softcap is not None:
+        scores_BHQK = scores.softcap * torch.tanh(scores_BHQK / scores.softcap)
+    if scores.bias is not None:
+        scores_BHQK = scores_BHQK + scores.bias
+    mask = scores.keys.dense(n_queries, n_keys, query_BHQE.device)
+    if scores.sinks_H is not None:
+        sinks = scores.sinks_H.to(scores_BHQK.dtype)[None, :, None, None]
+        scores_BHQK = torch.cat([scores_BHQK, sinks.expand(*scores_BHQK.shape[:3], 1)], -1)
+        mask = None if mask is None else pad(mask, (0, 1), value=True)
+    weights_BHQK = alpha_entmax(scores_BHQK, ALPHAS[power] if alpha is None else alpha, mask=mask)
+    return weights_BHQK[..., :n_keys]
+
+
+def _map_of(name: str, alpha: Tensor | float | None, query: Tensor) -> tuple[Power, Tensor | None]:
+    """Return the map, and α as four axes (B or 1, H or 1, Q or 1, 1) if the map needs it."""
+    if name not in MAPS:
+        raise ValueError(f"attention must be one of {', '.join(MAPS)}, got {name!r}")
+    if (alpha is None) == (name == "alpha_entmax"):
+        raise ValueError(f"attention={name!r} {'needs an' if alpha is None else 'takes no'} alpha")
+    if alpha is None:
+        return MAPS[name], None
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    if not isinstance(alpha, Tensor):
+        if not 1 <= alpha <= 2:
+            raise ValueError(f"alpha must be in [1, 2], got {alpha}")
+        power = POWERS.get(alpha, Power.ANY)
+        is_any = power is Power.ANY
+        return power, query.new_full((1,) * 4, alpha, dtype=dtype) if is_any else None
+    if not alpha.is_floating_point() or alpha.device != query.device:
+        raise TypeError(f"alpha must be floating-point on {query.device}, got {alpha.dtype}")
+    if alpha.dim() == 1:  # one per head
+        alpha = alpha[:, None, None]
+    return Power.ANY, _four_axes("alpha", alpha.to(dtype), (*_rows(query), 1))
+
+
+def _rows(query: Tensor) -> tuple[int, ...]:
+    """Return (..., H, Q), with H = 1 for a matrix."""
+    return (1,) * (3 - query.dim()) + tuple(query.shape[:-1])
+
+
+def _four_axes(name: str, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return values that broadcast to (..., H, Q, K) as values that broadcast to (B, H, Q, K)."""
+    padded = values.reshape((1,) * (len(shape) - values.dim()) + tuple(values.shape))
+    sizes = zip(padded.shape, shape, strict=False)
+    if padded.dim() > len(shape) or any(size not in (1, whole) for size, whole in sizes):
+        raise ValueError(f"{name} must broadcast to {shape}, got {tuple(values.shape)}")
+    if len(shape) > 4:
+        padded = padded.expand(*shape[:-3], *padded.shape[-3:]).flatten(0, -4)
+    return padded.reshape((1,) * (4 - padded.dim()) + tuple(padded.shape))
+
+
+def _heads(query: Tensor, key: Tensor, value: Tensor, is_grouped: bool) -> list[Tensor]:
+    """Return query, key and value with four axes, of as many heads, and of one dtype."""
+    heads = [query, key, value]
+    shapes = ", ".join(str(tuple(states.shape)) for states in heads)
+    if query.dim() < 2 or not query.dim() == key.dim() == value.dim():
+        raise ValueError(f"query, key and value must have as many axes, at least 2, got {shapes}")
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        heads = [states.to(dtype) for states in heads]
+    if not query.is_floating_point() or len({(x.dtype, x.device) for x in heads}) > 1:
+        found = ", ".join(f"{x.dtype} on {x.device}" for x in heads)
+        raise TypeError(f"query, key and value must share a floating-point dtype, got {found}")
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"shapes of query, key and value do not match: {shapes}")
+    if not query.shape[-1]:
+        raise ValueError(f"heads have a width of 0: {shapes}")
+    *batch, n_heads, _ = _rows(query)
+    joined = []
+    for states in heads:
+        own = _rows(states)
+        states = states.reshape(*own, states.shape[-1])
+        if is_grouped and own[-2] and not n_heads % own[-2]:
+            states = states.repeat_interleave(n_heads // own[-2], -3)
+        whole = (*batch, n_heads, *states.shape[-2:])
+        if any(size not in (1, n) for size, n in zip(states.shape, whole, strict=True)):
+            advice = "" if is_grouped else "; for grouped keys, enable_gqa=True"
+            raise ValueError(f"heads of query, key and value do not match: {shapes}{advice}")
+        joined.append(states.expand(whole).reshape(math.prod(batch), *whole[-3:]))
+    return joined
+
+
+def _keys(
+    query: Tensor, key: Tensor, mask: Tensor | None, causal: bool
+) -> tuple[Keys, Tensor | None]:
+    """Return which keys are visible, and the bias of an additive mask."""
+    if mask is None:
+        return Keys(None, causal), None
+    if mask.device != query.device or not (mask.dtype is torch.bool or mask.is_floating_point()):
+        found = f"{mask.dtype} on {mask.device}"
+        raise TypeError(f"attn_mask must be bool or floating-point on {query.device}, got {found}")
+    mask = _four_axes("attn_mask", mask, (*_rows(query), key.shape[-2]))
+    return (Keys(mask, causal), None) if mask.dtype is torch.bool else (Keys(None, causal), mask)

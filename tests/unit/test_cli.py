@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headwise import cli
+from headwise import __version__, cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,3 +57,13 @@ def test_supported_pythons_are_the_same_everywhere() -> None:
     assert f"Python 3.{first} to 3.{last}" in readme
     assert f"Python {named}" in makefile
     assert f"Python 3.{first} to 3.{last}" in guide
+
+
+def test_version_is_the_same_everywhere() -> None:
+    citation, changes = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("CITATION.cff", "CHANGELOG.md")
+    )
+    assert f"\nversion: {__version__}\n" in citation
+    newest = re.search(r"^## (?!Unreleased)(\S+)", changes, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == __version__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,12 +35,12 @@ def test_tables_are_those_of_whole_sequences(
     options = "attention=alpha_entmax", "scaling=length", f"model.cls_tokens={n_cls}"
     model, text = planted(make, *options), sentences()[:60]
     texts = dict.fromkeys(("source", "target"), column_text(text, "de"))
-    whole = survey(model, batches(text, 300), CPU, texts)
+    whole = survey(model, partial(for_each_block, model, batches(text, 300), CPU), texts)
     use_blocks(monkeypatch, 2)
     n_calls: list[None] = []
     for_each_block(model, batches(text, 300)[:1], CPU, lambda *_: n_calls.append(None))
     assert len(n_calls) > 3 * 2  # several blocks for each of three sites
-    in_blocks = survey(model, batches(text, 300), CPU, texts)
+    in_blocks = survey(model, partial(for_each_block, model, batches(text, 300), CPU), texts)
     assert in_blocks.counts == whole.counts
     for name, rows in whole.tables.items():
         assert len(rows) == len(in_blocks.tables[name])
@@ -90,7 +91,7 @@ def test_long_windows_never_have_all_weights(make: Any) -> None:
     batch = Batch({COLUMN: Column(ids, torch.tensor([n]))}, empty, empty, [0], 0)
     text = ColumnText("en", ids.tolist(), lambda i: f"<0x{i - 4:02X}>")
     with LargestTensor() as largest:
-        result = survey(model, [batch], CPU, {COLUMN: text}, 1)
+        result = survey(model, partial(for_each_block, model, [batch], CPU), {COLUMN: text}, 1)
     assert all(row["density"] == 1 for row in result.tables["heads"])
     assert sum(row["n_queries"] for row in result.tables["density"]) == config.model.n_heads * n
     assert n < largest.n_elements < n * n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from headwise.analysis.collect import head_statistics
+from headwise.analysis.observe import for_each_block
 from headwise.analysis.pruning import pruned_state
 from headwise.analysis.survey import Survey, survey
 from headwise.model.transformer import Transformer
@@ -28,7 +30,11 @@ EXPECTED = {key: [r for r in roles if r not in WITHOUT_ROLE] for key, roles in E
 def survey_of(model: Transformer, max_tokens: int = 300, language: str = "de") -> Survey:
     text = sentences()
     both = column_text(text, language)
-    return survey(model, batches(text, max_tokens), CPU, {"source": both, "target": both})
+    return survey(
+        model,
+        partial(for_each_block, model, batches(text, max_tokens), CPU),
+        {"source": both, "target": both},
+    )
 
 
 def roles_of(result: Survey) -> dict[tuple[str, int, int], list[str]]:
@@ -115,7 +121,9 @@ def test_offset_of_few_tokens_gives_no_role(make: Any) -> None:
     model = planted(make, "attention=entmax15")
     text = [["▁was", *chosen, "?"] for chosen in permutations(SINGLES, 4)][:40]
     both = column_text(text)
-    result = survey(model, batches(text), CPU, {"source": both, "target": both})
+    result = survey(
+        model, partial(for_each_block, model, batches(text), CPU), {"source": both, "target": both}
+    )
     interrogating = row_of(result, "encoder_self", 4)
     assert interrogating["offset"] != 5
     assert interrogating["roles"] == ""
@@ -139,7 +147,9 @@ def test_diversity_is_measured_per_layer(make: Any) -> None:
     model = planted(make, "attention=softmax", "model.encoder_layers=2")
     text = sentences(6)
     result = survey(
-        model, batches(text), CPU, {"source": column_text(text), "target": column_text(text)}
+        model,
+        partial(for_each_block, model, batches(text), CPU),
+        {"source": column_text(text), "target": column_text(text)},
     )
     expected = head_statistics(model, batches(text), CPU)["diversity"]
     diversity = {

@@ -29,6 +29,7 @@ TASK_WORDS = re.compile(
 TASK_PACKAGES = {"tasks", "data", "decode", "metrics", "config", "commands"}
 WITH_TASK_WORDS = {  # other modules that may, and why
     "cli": "names the commands",
+    "hf.heads": "sites of models of Transformers",
     "model.transformer": "the family with a source and a target",
 }
 

@@ -5,18 +5,16 @@ Results are rows of the tables in `headwise.analysis.tables`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, stats_except_alpha
 from headwise.analysis.density import Densities
 from headwise.analysis.kinds import Places, Variations, kinds, region_shares
-from headwise.analysis.observe import Call, for_each_block, observation
+from headwise.analysis.observe import Call, OnBlock, observation
 from headwise.analysis.positions import positions
 from headwise.analysis.pruning import Head, flat_heads, present_heads
 from headwise.analysis.roles import OFFSET_NAMES, Thresholds, roles
@@ -84,8 +82,7 @@ class Survey:
 
 def survey(
     model: Model,
-    batches: Iterable[Batch],
-    device: torch.device,
+    blocks: Callable[[OnBlock], None],
     texts: Mapping[str, ColumnText],
     max_offset: int = 5,
     thresholds: Thresholds | None = None,
@@ -95,10 +92,11 @@ def survey(
     """Measure every head on a text.
 
     Args:
-        model: on `device`; its training mode is restored.
-        batches: the sentences; their `rows` are indices into the texts.
-        texts: column -> its text. Questions and rare words are measured only in self-attention
-            that is not causal.
+        model: whose heads are measured.
+        blocks: calls a function with every batch and call of an attention, as `for_each_block`
+            does; the `rows` of a batch are indices into the texts.
+        texts: column -> its text; columns without one have no words. Questions and rare words are
+            measured only in self-attention that is not causal.
         max_offset: offsets from -max_offset to max_offset are measured.
         thresholds: of the roles.
         extra: more statistics of heads.
@@ -106,7 +104,8 @@ def survey(
     """
     means, text_means, kind_means = HeadMeans(), HeadMeans(), HeadMeans()
     sites = {site.name: site for site in model.sites}
-    bidirectional = {s.keys for s in model.sites if s.queries == s.keys and not s.causal}
+    sees_both_sides = {s.keys for s in model.sites if s.queries == s.keys and not s.causal}
+    bidirectional = sees_both_sides & texts.keys()
     densities = Densities()
     offsets = range(-max_offset, max_offset + 1)
     words = {name: text.clusters() for name, text in texts.items()}
@@ -133,7 +132,7 @@ def survey(
             for values, counted in region_shares(batch, obs, known[obs.keys]):
                 kind_means.add(obs, values, counted)
 
-    for_each_block(model, batches, device, on_block)
+    blocks(on_block)
     stats = means.tables(model)
     # an α that depends on the query is reported as its mean
     alpha = filled(alphas(model), stats.pop("alpha", {}))

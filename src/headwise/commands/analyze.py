@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.importance import head_importance
+from headwise.analysis.observe import for_each_block
 from headwise.analysis.pruning import present_heads
 from headwise.analysis.roles import Thresholds
 from headwise.analysis.survey import Rows, survey
@@ -169,8 +170,8 @@ def _measure(
         columns = {"importance": scores.raw, "importance_normalised": scores.normalised}
         columns |= scores.gradients
     settings = config.offsets, _thresholds(config)
-    heads = bar(batches, "heads")
-    result = survey(model, heads, device, items.texts, *settings, columns, items.places)
+    blocks = partial(for_each_block, model, bar(batches, "heads"), device)
+    result = survey(model, blocks, items.texts, *settings, columns, items.places)
     about["counts"] = result.counts
     records = read_if_exists(run.folder.heads)
     return {

@@ -42,8 +42,11 @@ class HeadAlpha(nn.Module):
             raise ValueError(f"alpha_init must be in [1, 2], got {init}")
         if not 0 < lr_factor < float("inf"):
             raise ValueError(f"alpha_lr_factor must be above 0, got {lr_factor}")
+        self.n_heads = n_heads
         self.init, self.lr_factor = float(init), float(lr_factor)
-        self.bias = nn.Parameter(torch.empty(n_heads, device=device), requires_grad=learned)
+        self.bias = nn.Parameter(
+            torch.empty(n_heads, device=device, dtype=torch.float32), requires_grad=learned
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -62,11 +65,11 @@ class HeadAlpha(nn.Module):
     def extra_repr(self) -> str:
         """Return α of the heads, for printing a model."""
         if self.bias.is_meta:
-            return f"{len(self.bias)} heads"
+            return f"{self.n_heads} heads"
         low, high = (float(bound) for bound in self().detach().aminmax())
         span = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
         learned = "" if self.bias.requires_grad else ", not learned"
-        return f"{len(self.bias)} heads, α {span}{learned}"
+        return f"{self.n_heads} heads, α {span}{learned}"
 
 
 class _Bounded(torch.autograd.Function):

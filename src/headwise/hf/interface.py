@@ -1,0 +1,152 @@
+"""The attention function that sparse models of Transformers call.
+
+Transformers' `AttentionInterface` calls it in place of its own functions, with masks of
+`AttentionMaskInterface`: without one registered under the same name, every mask would be None.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from headwise.nn.functional import MAPS, Keys, Scores, attend_heads
+
+NAME = "headwise"  # of the attention implementation
+HEAD_ALPHA = "head_alpha"  # attribute of a sparse attention: its `HeadAlpha` or `FixedMap`
+# Keyword arguments of attention functions; masks already contain what the last ones restrict.
+KNOWN = {
+    "query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal", "softcap",
+    "s_aux", "position_bias", "output_attentions", "sliding_window", "position_ids",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic",
+}  # fmt: skip
+
+Recorder = Callable[[nn.Module, Tensor, Keys], None]
+# Whether the model that is called was asked for its weights; some models do not tell their layers.
+_ASKED: ContextVar[tuple[bool, ...]] = ContextVar("asked", default=())
+_RECORDER: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+class FixedMap(nn.Module):
+    """The map of an attention without a learned α, by its name."""
+
+    def __init__(self, n_heads: int, attention: str) -> None:
+        super().__init__()
+        self.n_heads, self.attention = n_heads, attention
+
+    def extra_repr(self) -> str:
+        """Return the name of the map, for printing a model."""
+        return f"{self.n_heads} heads, {self.attention}"
+
+
+def register() -> None:
+    """Register the attention function and its masks with Transformers."""
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the context (B, Q, H, E), and the weights (B, H, Q, K) if they were asked for.
+
+    Args:
+        module: the attention that calls.
+        query: (B, H, Q, E).
+        key, value: (B, H or a divisor, K, E).
+        attention_mask: broadcastable to (B, H, Q, K), bool (True = may attend) or added to the
+            scores; None: causal if `is_causal` or, by default, `module.is_causal` says so.
+        scaling: factor of the products; None: E^-0.5.
+        dropout: rate on the weights.
+        softcap, s_aux, position_bias: soft bound, sinks (H,) and bias of the scores.
+    """
+    maps = getattr(module, HEAD_ALPHA, None)
+    if maps is None:
+        raise ValueError(
+            f"this {type(module).__name__} is not sparse, but shares its config with a model that "
+            "is: give each model its own config, by copy.deepcopy"
+        )
+    if torch.is_autocast_enabled(query.device.type):  # rotated queries are float32, values not
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    n_queries, bias = query.shape[2], position_bias
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    is_causal = bool(is_causal) and n_queries > 1 and attention_mask is None
+    if is_causal and key.shape[2] > n_queries:  # the first call with a static cache
+        key, value = key[:, :, :n_queries], value[:, :, :n_queries]
+        bias = None if bias is None else bias[..., :n_queries]
+    if attention_mask is not None and attention_mask.dtype is not torch.bool:  # a user's own
+        bias = attention_mask if bias is None else bias + attention_mask
+        attention_mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
+    if key.shape[1] != query.shape[1]:  # grouped keys
+        n_groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(n_groups, 1) for x in (key, value))
+    keys = Keys(attention_mask, is_causal)
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    power, alpha = _map(maps)
+    recorder, is_asked = None, bool(kwargs.get("output_attentions"))
+    if not torch.compiler.is_compiling():
+        recorder = _RECORDER.get()
+        is_asked = is_asked or any(_ASKED.get()[-1:])
+    context, weights = attend_heads(
+        query, key, value, power, alpha, Scores(keys, scale, bias, softcap, s_aux),
+        float(dropout), is_asked or recorder is not None,
+    )  # fmt: skip
+    if recorder is not None and weights is not None:
+        recorder(module, weights, keys)
+    return context.transpose(1, 2), weights if is_asked else None
+
+
+def _map(maps: nn.Module) -> tuple[Any, Tensor | None]:
+    """Return the map, and α as (1, H, 1, 1) if it needs one."""
+    if isinstance(maps, FixedMap):
+        return MAPS[maps.attention], None
+    return MAPS["alpha_entmax"], maps()[None, :, None, None]
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Call `recorder` with every attention, its weights (B, H, Q, K) and its keys."""
+    token = _RECORDER.set(recorder)
+    try:
+        yield
+    finally:
+        _RECORDER.reset(token)
+
+
+def note_call(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Before a model is called: note whether it was asked for its weights."""
+    if not torch.compiler.is_compiling():
+        asked = _ASKED.get()
+        _ASKED.set((*asked, bool(kwargs.get("output_attentions")) or any(asked[-1:])))
+
+
+def forget_call(model: nn.Module, args: Any, output: Any) -> None:
+    """After a model was called: forget what `note_call` noted."""
+    if not torch.compiler.is_compiling():
+        _ASKED.set(_ASKED.get()[:-1])
+
+
+def alpha_of(module: nn.Module) -> Tensor | None:
+    """Return α (H,) of a sparse attention, or None if it has no α of its own."""
+    maps = getattr(module, HEAD_ALPHA)
+    return None if isinstance(maps, FixedMap) else maps().detach()

@@ -1,0 +1,208 @@
+"""Make the attentions of a model of Transformers sparse, and dense again."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from headwise.hf.interface import (
+    HEAD_ALPHA,
+    KNOWN,
+    NAME,
+    FixedMap,
+    forget_call,
+    note_call,
+    register,
+)
+from headwise.nn.alpha import HeadAlpha
+from headwise.nn.functional import MAPS
+
+SETTINGS = "headwise"  # attribute of the config, hence in config.json
+BEFORE = "_headwise_before"  # attribute of a sparse model: what `desparsify` puts back
+
+
+def sparsify(
+    model: PreTrainedModel,
+    attention: str = "alpha_entmax",
+    layers: Sequence[int] | str | None = None,
+    alpha_init: float = 1.0,
+    alpha_lr_factor: float = 10.0,
+) -> PreTrainedModel:
+    """Make the attentions of a model sparse, in place.
+
+    With "alpha_entmax", every head gets a learned α (Correia, Niculae and Martins 2019). At
+    α = 1, the default start, the model computes what it did before. `save_pretrained` saves α;
+    `headwise.hf.from_pretrained` loads it.
+
+    Args:
+        model: of a type whose attentions call Transformers' `AttentionInterface`.
+        attention: "alpha_entmax", or a fixed map for all heads: "entmax15", "sparsemax", "softmax".
+        layers: which attentions; the others keep softmax. None: all. Numbers as in the names of
+            modules, from 0, or a regular expression that matches whole names of modules.
+        alpha_init: initial α of "alpha_entmax", in [1, 2].
+        alpha_lr_factor: how much faster α moves than other weights under Adam.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the model has attentions that cannot be made sparse (by name), `layers` names
+            none, an argument is out of range, or the model is sparse with other arguments.
+    """
+    if attention not in MAPS:
+        raise ValueError(f"attention must be one of {', '.join(MAPS)}, got {attention!r}")
+    settings: dict[str, Any] = {
+        "attention": attention,
+        "layers": layers if isinstance(layers, str | None) else list(layers),
+        "alpha_init": float(alpha_init),
+        "alpha_lr_factor": float(alpha_lr_factor),
+    }
+    if hasattr(model, BEFORE):
+        if getattr(model.config, SETTINGS) != settings:
+            raise ValueError(
+                f"the model is sparse already, with {getattr(model.config, SETTINGS)}: "
+                "call headwise.hf.desparsify(model) before"
+            )
+        return model
+    if getattr(model.config, SETTINGS, None) is not None:
+        raise ValueError(
+            "the model was saved sparse, and loaded dense: load it by "
+            "headwise.hf.from_pretrained(AutoModel…, FOLDER)"
+        )
+    make_sparse(model, settings)
+    return model
+
+
+def make_sparse(model: PreTrainedModel, settings: dict[str, Any]) -> None:
+    """Make a model sparse with the arguments of `sparsify`; errors as there."""
+    found = attentions(model)
+    chosen = _chosen(list(found), settings["layers"])
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    configs = {id(x.config): x.config for x in (*parts, *found.values())}.values()
+    if any(config._attn_implementation == NAME for config in configs):
+        raise ValueError("the model shares its config with a sparse model; copy.deepcopy it before")
+    sizes = {name: _n_heads(name, module) for name, module in found.items()}
+    register()
+    handles = []
+    for name, module in found.items():
+        kind = settings["attention"] if name in chosen else "softmax"
+        maps: nn.Module = FixedMap(sizes[name], kind)
+        if kind == "alpha_entmax":
+            start = settings["alpha_init"], settings["alpha_lr_factor"]
+            maps = HeadAlpha(sizes[name], *start, device=next(module.parameters()).device)
+        setattr(module, HEAD_ALPHA, maps.train(module.training))
+    before = [(config, config._attn_implementation) for config in configs]
+    for config in configs:  # not of the model alone: parts of composite models have their own
+        config._attn_implementation = NAME
+    for part in parts:
+        handles.append(part.register_forward_pre_hook(note_call, with_kwargs=True))
+        handles.append(part.register_forward_hook(forget_call, always_call=True))
+    setattr(model.config, SETTINGS, settings)
+    setattr(model, BEFORE, (before, handles))
+
+
+def desparsify(model: PreTrainedModel) -> PreTrainedModel:
+    """Make the attentions of a sparse model dense again, in place; α is lost.
+
+    Raises:
+        ValueError: the model is not sparse.
+    """
+    if not hasattr(model, BEFORE):
+        raise ValueError(f"this {type(model).__name__} is not sparse")
+    before, handles = getattr(model, BEFORE)
+    for handle in handles:
+        handle.remove()
+    for config, implementation in before:
+        config._attn_implementation = implementation
+    for module in attentions(model).values():
+        delattr(module, HEAD_ALPHA)
+    delattr(model, BEFORE)
+    delattr(model.config, SETTINGS)
+    return model
+
+
+def attentions(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the attentions of a model, by name.
+
+    Raises:
+        ValueError: it has none, or some that do not call the interface or pass it unknown
+            arguments.
+    """
+    own = {n: m for n, m in model.named_modules() if not type(m).__module__.startswith("torch.")}
+    of_kind = {kind: _keywords(kind) for kind in {type(module) for module in own.values()}}
+    keywords = {name: of_kind[type(module)] for name, module in own.items()}
+    found = {name: own[name] for name, words in keywords.items() if words is not None}
+    outside = [
+        f"{name} ({type(module).__name__})"
+        for name, module in own.items()
+        if name not in found
+        and type(module).__name__.endswith("Attention")
+        and not any(inner.startswith(f"{name}.") for inner in found)
+    ]
+    kind = type(model).__name__
+    if outside or not found:
+        raise ValueError(
+            f"{kind} cannot be made sparse: its attention does not use Transformers' "
+            f"AttentionInterface{': ' if outside else ''}{', '.join(outside[:3])}"
+        )
+    for name, words in keywords.items():
+        if unknown := (words or frozenset()) - KNOWN:
+            raise ValueError(
+                f"{kind} cannot be made sparse: {name} ({type(own[name]).__name__}) passes "
+                f"{', '.join(sorted(unknown))} to its attention function, which is not known here"
+            )
+    return found
+
+
+def _keywords(kind: type[nn.Module]) -> frozenset[str] | None:
+    """Return the keywords that a class passes to the interface; None if it does not call it."""
+    try:
+        source = inspect.getsource(kind.forward)
+    except (OSError, TypeError):
+        return None
+    if "ALL_ATTENTION_FUNCTIONS" not in source:
+        return None
+    calls = [n for n in ast.walk(ast.parse(textwrap.dedent(source))) if isinstance(n, ast.Call)]
+    words = (
+        keyword.arg
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id.endswith("_interface")
+        for keyword in call.keywords
+    )
+    return frozenset(word for word in words if word is not None)
+
+
+def _chosen(names: Sequence[str], layers: Sequence[int] | str | None) -> set[str]:
+    """Return the names of attentions that `layers` selects."""
+    if layers is None:
+        return set(names)
+    if isinstance(layers, str):
+        chosen = {name for name in names if re.fullmatch(layers, name)}
+        missing = [] if chosen else [layers]
+    else:
+        numbers = {name: _first_number(name) for name in names}
+        chosen = {name for name, number in numbers.items() if number in layers}
+        missing = [str(n) for n in layers if n not in numbers.values()]
+    if missing:
+        raise ValueError(f"no attention for layers {', '.join(missing)}; there are: {names}")
+    return chosen
+
+
+def _first_number(name: str) -> int | None:
+    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    return int(found[1]) if found else None
+
+
+def _n_heads(name: str, module: nn.Module) -> int:
+    for place in (module, module.config):
+        for key in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
+            if isinstance(number := getattr(place, key, None), int):
+                return number
+    raise ValueError(f"the number of heads of {name} ({type(module).__name__}) is not known")

@@ -1,0 +1,142 @@
+"""The tables of `headwise analyze` for sparse models of Transformers.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from headwise.analysis.findings import UNMEASURED, findings
+from headwise.analysis.observe import Call, OnBlock
+from headwise.analysis.roles import Thresholds
+from headwise.analysis.survey import survey
+from headwise.analysis.tables import DENSITY, FINDINGS, HEADS, LAYERS
+from headwise.attention.place import Place, Site
+from headwise.data.batch import Batch, Column
+from headwise.hf.heads import COLUMNS, places
+from headwise.hf.interface import HEAD_ALPHA, alpha_of, recording
+from headwise.nn.functional import Keys
+
+if TYPE_CHECKING:
+    from headwise.attention.mask import Mask
+    from headwise.model.family import Model
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What the analysis asks of an attention."""
+
+    place: Place
+    alpha_H: Tensor | None
+
+    def stats(self) -> dict[str, Tensor]:
+        return {} if self.alpha_H is None else {"alpha": self.alpha_H}
+
+    def distribution_heads(self) -> tuple[bool, ...]:
+        return (True,) * self.place.n_heads
+
+
+class _Model:
+    """What the analysis asks of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.of: dict[nn.Module, _Attention] = {}
+        for module, (_, site, layer) in places(model).items():
+            place = Place(site, layer, getattr(module, HEAD_ALPHA).n_heads, 1)
+            self.of[module] = _Attention(place, alpha_of(module))
+        counts = Counter(attention.place.site for attention in self.of.values())
+        self.sites = tuple(Site(name, n, *COLUMNS[name]) for name, n in counts.items())
+
+    def attentions(self) -> Iterator[tuple[str, int, _Attention]]:
+        for attention in self.of.values():
+            yield attention.place.site, attention.place.layer, attention
+
+
+def record(
+    model: nn.Module, batches: Iterable[Mapping[str, Any]], max_offset: int = 5
+) -> dict[str, pd.DataFrame]:
+    """Measure every head on some inputs, as `headwise analyze` does.
+
+    Args:
+        model: a sparse model; called in evaluation mode without gradients.
+        batches: keyword arguments of `model`, such as tokenizers return, with tensors.
+        max_offset: offsets from -max_offset to max_offset are measured.
+
+    Returns:
+        The tables `heads` (α, density, entropy, offsets, roles), `layers` (diversity), `density`
+        (histograms), and `findings`: those that need no words.
+    """
+    measured = cast("Model", _Model(model))
+    blocks = partial(_for_each_call, model, batches, measured)
+    result = survey(measured, blocks, {}, max_offset)
+    about = {
+        "counts": {},
+        "languages": "",
+        "self_attention": {s.name: s.keys for s in measured.sites if s.queries == s.keys},
+        "thresholds": asdict(Thresholds()),
+    }
+    rows = findings({**result.tables, "trajectories": []}, about)
+    found = {**result.tables, "findings": [r for r in rows if r["outcome"] != UNMEASURED]}
+    return {
+        table.name: pd.DataFrame(found[table.name], columns=list(table.columns))
+        for table in (HEADS, LAYERS, DENSITY, FINDINGS)
+    }
+
+
+def _for_each_call(
+    model: nn.Module, batches: Iterable[Mapping[str, Any]], measured: Any, on_block: OnBlock
+) -> None:
+    """Call `on_block` with the weights of every attention on every batch."""
+    inputs: Mapping[str, Any] = {}
+    device = next(model.parameters()).device
+
+    def observe(module: nn.Module, weights_BHQK: Tensor, keys: Keys) -> None:
+        attention = measured.of[module]
+        site = attention.place.site
+        columns = COLUMNS[site]
+        n_batch, _, n_queries, n_keys = weights_BHQK.shape
+        visible = keys.dense(n_queries, n_keys, weights_BHQK.device)
+        is_real_BQ = weights_BHQK.new_ones(n_batch, n_queries, dtype=torch.bool)
+        if site == "cross":
+            if (given := inputs.get("decoder_attention_mask")) is not None:
+                is_real_BQ = given.bool()
+        elif visible is not None:  # padding is a key that no query sees
+            is_real_BQ = visible.any(2).any(1).expand(n_batch, n_keys)
+        call = Call(
+            site, *columns, attention.place.layer, attention, cast("Mask", keys), is_real_BQ,
+            0, 0, 0, True, {}, weights_BHQK.float(),
+        )  # fmt: skip
+        on_block(_batch(columns, n_batch, (n_queries, n_keys), weights_BHQK.device), call)
+
+    is_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), recording(observe):
+            for inputs in batches:
+                on_device = {
+                    name: value.to(device) if isinstance(value, Tensor) else value
+                    for name, value in inputs.items()
+                }
+                model(**on_device)
+    finally:
+        model.train(is_training)
+
+
+def _batch(
+    columns: tuple[str, ...], n_batch: int, sizes: tuple[int, ...], device: torch.device
+) -> Batch:
+    """Return a batch of rows without special tokens at their ends, as far as is known."""
+    lengths = (torch.full((n_batch,), n, device=device) for n in sizes)
+    ids = (torch.zeros(n_batch, n, dtype=torch.long, device=device) for n in sizes)
+    named = dict(zip(columns, map(Column, ids, lengths), strict=True))
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    return Batch(named, none, none, list(range(n_batch)), 0)

@@ -14,7 +14,7 @@ LIGHT = {  # modules -> packages that they must not load
     ", ".join(
         f"tasks.translation.{name}" for name in ("corpus", "prepare", "encoding")
     ): "torch hydra wandb",
-    "entmax": "headwise.config hydra omegaconf sentencepiece datasets wandb triton torch._dynamo",
+    "entmax, nn": "headwise.config hydra omegaconf sentencepiece datasets wandb triton torch._dynamo",
     "commands.runs": "torch pandas matplotlib",
     "runs.record": "torch pandas hydra",
     "tasks.load, commands.translate, commands.analyze": "torch._dynamo",

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from headwise.nn import functional
 from headwise.nn.alpha import HeadAlpha
+from headwise.nn.multihead import MultiheadAttention
 
-__all__ = ["HeadAlpha", "functional"]
+__all__ = ["HeadAlpha", "MultiheadAttention", "functional"]

@@ -35,7 +35,7 @@ class HeadAlpha(nn.Module):
         init: float = 1.0,
         lr_factor: float = 10.0,
         learned: bool = True,
-        device: torch.device | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= init <= 2:

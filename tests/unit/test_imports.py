@@ -14,7 +14,8 @@ LIGHT = {  # modules -> packages that they must not load
     ", ".join(
         f"tasks.translation.{name}" for name in ("corpus", "prepare", "encoding")
     ): "torch hydra wandb",
-    "entmax, nn": "headwise.config hydra omegaconf sentencepiece datasets wandb triton torch._dynamo",
+    "entmax, nn": "headwise.config hydra omegaconf sentencepiece datasets wandb triton",
+    "hf": "headwise.config headwise.analysis hydra omegaconf datasets wandb transformers.trainer",
     "commands.runs": "torch pandas matplotlib",
     "runs.record": "torch pandas hydra",
     "tasks.load, commands.translate, commands.analyze": "torch._dynamo",
@@ -28,6 +29,13 @@ def test_heavy_packages_are_not_imported(modules: str) -> None:
     code = f"import sys, {names}; print(sorted(set({LIGHT[modules].split()}) & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_missing_transformers_are_named() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import headwise.hf"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stderr.splitlines()[-1].startswith("ImportError: headwise.hf needs")
+    assert "pip install 'headwise[hf]'" in run.stderr
 
 
 def test_operators_are_counted_by_a_flop_counter_imported_after_them() -> None:

@@ -6,6 +6,7 @@ model = headwise.hf.from_pretrained(AutoModelForCausalLM, FOLDER)  # saved by sa
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -13,12 +14,12 @@ try:
 except ImportError as error:
     raise ImportError("headwise.hf needs Transformers: pip install 'headwise[hf]'") from error
 
-from headwise.hf.callback import AlphaCallback
 from headwise.hf.heads import heads, recorded_weights
 from headwise.hf.pretrained import from_pretrained
 from headwise.hf.sparsify import desparsify, sparsify
 
 if TYPE_CHECKING:
+    from headwise.hf.callback import AlphaCallback
     from headwise.hf.survey import record
 
 __all__ = [
@@ -32,10 +33,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import `record` at first use: it loads the analysis."""
-    if name != "record":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from headwise.hf.survey import record
+_MODULES = {"AlphaCallback": "headwise.hf.callback", "record": "headwise.hf.survey"}
 
-    return record
+
+def __getattr__(name: str) -> Any:
+    """Import what loads the Trainer or the analysis at its first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

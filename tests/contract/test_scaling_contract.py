@@ -35,7 +35,10 @@ from headwise.config.schema import SITES
 from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
 
-OPTIONS = {"length": [{"learned": "query"}]}  # settings of a choice that give another module
+OPTIONS = {
+    "length": [{"learned": "query"}],
+    "ssmax": [{"learned": False}],
+}  # settings of a choice that give another module
 NODES: dict[str, Any] = {
     " ".join([name, *(f"{key}={value}" for key, value in options.items())]): {
         **group_node("scaling", name),

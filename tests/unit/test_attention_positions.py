@@ -256,6 +256,24 @@ def test_unsupported_combinations_are_refused(
     assert cross.positions is None
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("harmonic", [1, 0.5, 0]),
+        ("geometric", [2**-4, 2**-8, 0]),
+        ([0.3, 2.0], [0.3, 2.0, 0]),
+    ],
+)
+def test_half_of_the_heads_have_slopes(given: Any, expected: list[float]) -> None:
+    attention = attention_at(ALiBi("half", given))
+    assert slopes_of(attention) == pytest.approx(expected)
+    assert attention.positions.positioned(3).tolist() == [slope > 0 for slope in expected]
+    with pytest.raises(ConfigError, match="slopes must be one for each of 2 heads"):
+        attention_at(ALiBi("half", [1.0]))
+    with pytest.raises(ConfigError, match="slopes must be geometric, harmonic or a list"):
+        ALiBi("half", "linear")
+
+
 def test_heads_of_odd_width_cannot_be_rotated() -> None:
     with pytest.raises(ConfigError, match="width is even"):
         attention_at(Rotary(), place=Place("encoder_self", 1, 2, 7))

@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwise.attention.alibi import ALiBi
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.length_scaling import LengthScaling
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.place import Place
+from headwise.attention.rotary import Rotary
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
+from headwise.attention.ssmax import SSMax
 from headwise.entmax import alpha_entmax
 from headwise.errors import ConfigError
 from weights_recorded import with_weights
@@ -202,3 +205,33 @@ def test_alpha_of_a_query_uses_unscaled_queries_in_full_precision() -> None:
     expected = module.query_alpha(queries().float())
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(module.query_alpha(queries().float()), expected, rtol=0, atol=0)
+
+
+def test_ssmax_is_its_formula() -> None:
+    module = SSMax(PLACE, reference=16)
+    with torch.no_grad():
+        module.beta.copy_(torch.tensor([1.0, 0.5, 2.0]))
+    n_visible = torch.tensor([[1, 2, 16, 64, 0]])
+    factor = module(states().float(), n_visible)
+    for head, beta in enumerate([1.0, 0.5, 2.0]):
+        expected = [beta * math.log(max(n, 1)) / math.log(16) for n in n_visible[0].tolist()]
+        assert factor[0, head, :, 0].tolist() == pytest.approx(expected)
+    assert set(dict(SSMax(PLACE, 16, learned=False).named_parameters())) == set()
+
+
+def test_ssmax_of_heads_without_positions() -> None:
+    module = SSMax(PLACE, 16, heads="without_positions")
+    ScoreAttention(PLACE, Softmax(PLACE), None, 0.0, module, ALiBi("half").at(PLACE))
+    factor = module(states().float(), torch.tensor([[256]]))
+    assert factor[0, :, 0, 0].tolist() == [1.0, 1.0, 2.0]
+    with pytest.raises(ConfigError, match=r"scaling.heads must be all"):
+        ScoreAttention(PLACE, Softmax(PLACE), None, 0.0, module, Rotary().at(PLACE))
+    module = SSMax(PLACE, 16, heads="without_positions")
+    ScoreAttention(PLACE, Softmax(PLACE), None, 0.0, module)
+    assert module(states().float(), torch.tensor([[256]]))[0, :, 0, 0].tolist() == [2.0] * 3
+
+
+def test_scaling_that_needs_weights_cannot_be_added_after_training() -> None:
+    assert SSMax.unlearned({"reference": 9}) == {"reference": 9, "learned": False}
+    with pytest.raises(ConfigError, match="LengthScaling has weights"):
+        LengthScaling.unlearned({})

@@ -1,6 +1,12 @@
-"""Attention with linear biases (ALiBi, Press et al. 2022): a penalty on distance."""
+"""Attention with linear biases (ALiBi, Press et al. 2022): a penalty on distance.
+
+With a bias in half of the heads and none in the others it is NAPE (ASEntmax, arXiv 2506.16640,
+section 4.2): the first see neighbours, the others any distance.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -24,6 +30,14 @@ def slopes(n_heads: int) -> list[float]:
     return first + between[: n_heads - power]
 
 
+def harmonic(n_heads: int) -> list[float]:
+    """Return 1, 1/2, 1/3, … for n heads: also with few heads, all see more than neighbours."""
+    return [1 / head for head in range(1, n_heads + 1)]
+
+
+SLOPES = {"geometric": slopes, "harmonic": harmonic}
+
+
 class ALiBi(Positions):
     """Subtract slope · |i - j| from the score of query i and key j; nothing is learned.
 
@@ -31,28 +45,45 @@ class ALiBi(Positions):
     heads cannot distinguish earlier positions from later ones.
 
     Args:
-        heads: numbers of the heads that have a slope, from 1; null: all. Other heads get no bias.
+        heads: numbers of the heads that have a slope, from 1; null: all; "half": the first half.
+            Other heads get no bias.
+        slopes: "geometric", as in the paper, "harmonic" (1, 1/2, 1/3, …), or a list with one slope
+            above 0 for each of these heads.
     """
 
     biases = True
 
-    def __init__(self, heads: list[int] | None = None) -> None:
-        is_valid = heads is None or (heads and sorted(set(heads)) == heads and heads[0] >= 1)
-        require(bool(is_valid), "heads", "null or increasing head numbers from 1", heads)
-        self.heads = heads
+    def __init__(
+        self, heads: list[int] | str | None = None, slopes: list[float] | str = "geometric"
+    ) -> None:
+        if isinstance(heads, list):
+            is_valid = bool(heads) and sorted(set(heads)) == heads and heads[0] >= 1
+        else:
+            is_valid = heads in (None, "half")
+        require(is_valid, "heads", "null or increasing head numbers from 1, or half", heads)
+        is_list = isinstance(slopes, list) and all(0 < slope < math.inf for slope in slopes)
+        allowed = f"{', '.join(SLOPES)} or a list of numbers above 0"
+        require(is_list or slopes in [*SLOPES], "slopes", allowed, slopes)
+        self.heads, self.slopes = heads, slopes
 
     def at(self, place: Place) -> PlacePositions | None:
         """See `Positions.at`.
 
         Raises:
-            ConfigError: the model has no head with such a number.
+            ConfigError: the model has no head with such a number, or another number of heads than
+                slopes.
         """
         if place.kind == "cross":
             return None
         n_heads = place.d_model // place.head_dim
-        numbers = self.heads if self.heads is not None else list(range(1, n_heads + 1))
+        numbers = self.heads
+        if not isinstance(numbers, list):
+            numbers = list(range(1, (n_heads if numbers is None else (n_heads + 1) // 2) + 1))
         require(numbers[-1] <= n_heads, "positions.heads", f"at most {n_heads}", numbers[-1])
-        slope_of = dict(zip(numbers, slopes(len(numbers)), strict=True))
+        values = self.slopes if isinstance(self.slopes, list) else SLOPES[self.slopes](len(numbers))
+        fits, allowed = len(values) == len(numbers), f"one for each of {len(numbers)} heads"
+        require(fits, "positions.slopes", allowed, values)
+        slope_of = dict(zip(numbers, values, strict=True))
         return Slopes([slope_of.get(number, 0.0) for number in place.head_numbers])
 
 
@@ -66,3 +97,6 @@ class Slopes(PlacePositions):
     def distances(self, n_prefix: int) -> Distances:
         slopes_H: Tensor = self.get_buffer("slopes_H")
         return Distances(full_precision(slopes_H), n_prefix)
+
+    def positioned(self, n_heads: int) -> Tensor:
+        return self.get_buffer("slopes_H") > 0

@@ -7,8 +7,9 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, D model width, E he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,22 @@ class Scaling(Variant):
     """
 
     scales: ClassVar[bool] = True
+
+    def adapt(self, positioned_H: Tensor | None) -> None:
+        """Learn, after construction, which heads have positions; None: there are none at the place.
+
+        Raises:
+            ConfigError: the settings do not fit the positions.
+        """
+
+    @classmethod
+    def unlearned(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return settings for a model that was trained without scaling: without weights.
+
+        Raises:
+            ConfigError: the scaling needs weights.
+        """
+        raise ConfigError(f"scaling: {cls.__name__} has weights that the run has not learned")
 
     def forward(self, query_BQD: Tensor, n_visible_BQ: Tensor) -> Tensor:
         """Return the factor (B or 1, H, Q, 1), float32.

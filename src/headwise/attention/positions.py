@@ -51,6 +51,10 @@ class PlacePositions(nn.Module):
         """Return the bias on the scores by distance, or None."""
         return None
 
+    def positioned(self, n_heads: int) -> Tensor:
+        """Return (H,): whether scores of the head depend on the distance; by default all."""
+        return torch.ones(n_heads, dtype=torch.bool)
+
 
 class Positions:
     """Base class of position schemes.

@@ -38,6 +38,8 @@ class ScoreAttention(MultiHeadAttention):
         self.pattern = pattern if pattern is not None and pattern.restricts else None
         self.scaling = scaling if scaling is not None and scaling.scales else None
         self.positions = positions
+        if self.scaling is not None:
+            self.scaling.adapt(None if positions is None else positions.positioned(place.n_heads))
         self.dropout = dropout
 
     def forward(

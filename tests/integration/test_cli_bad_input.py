@@ -240,7 +240,7 @@ REJECTED_COMMANDS = {
     "figures": (2, "give run=FOLDER for figures of a run, or runs=[FOLDER,…] of several"),
     "compare run=RUN": (2, "give run=FOLDER and other=FOLDER"),
     "page run=RUN other=RUN": (2, "must be another run"),
-    "page run=RUN output=page.txt": (2, "output=page.txt must be an html file"),
+    "page run=RUN output=page.txt": (2, "output=page.txt must be an html or json file"),
     "page run=RUN sentences=nowhere.de": (1, "sentences=nowhere.de not found"),
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ The module shares one browser and two pages, which are reset before each test.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from headwise.config.commands import PageConfig
+from headwise.page.document import page_text
 from headwise.page.write import write_page
 from opened_page import (
     OpenedPage,
@@ -80,6 +82,15 @@ def compared_page(browser: Any, compared_file: Path) -> Iterator[OpenedPage]:
     opened_page = OpenedPage(browser, compared_file, viewport={"width": 1440, "height": 900})
     yield opened_page
     opened_page.context.close()
+
+
+def test_saved_record_gives_the_same_page(compared_file: Path, runs: Runs, tmp_path: Path) -> None:
+    output = str(tmp_path / "page.json")
+    write_page(
+        PageConfig(run=str(runs[0]), other=str(runs[1]), n_sentences=2, output=output), analyze
+    )
+    record = json.loads(Path(output).read_text(encoding="utf-8"))
+    assert page_text(record) == compared_file.read_text(encoding="utf-8")
 
 
 def test_page_opens_without_errors_and_requests(opened_page: OpenedPage, page_file: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from headwise.analysis.kinds import KINDS
 from headwise.analysis.roles import OFFSET_NAMES
 from headwise.page import document
-from headwise.page.document import fill_template, page_text, script_json
+from headwise.page.document import fill_template, page_record, page_text, script_json
 from headwise.tasks.reading import Item, Items
 
 NASTY = [
@@ -70,7 +70,8 @@ def nasty() -> tuple[dict[str, Any], Outline]:
         findings=[{"finding": text, "outcome": text, "reason": text} for text in NASTY],
     )
     outline = Outline()
-    outline.feed(page_text([run], [(text, b"<svg/>") for text in NASTY], items(*NASTY)))
+    record = page_record([run], [(text, b"<svg/>") for text in NASTY], items(*NASTY))
+    outline.feed(page_text(json.loads(script_json(record))))  # also a saved one
     return run, outline
 
 
@@ -120,7 +121,7 @@ def test_runs_of_one_attention_are_labelled_by_folder() -> None:
     runs = [content(["text"]) for _ in range(2)]
     runs[1]["name"] = "other"
     outline = Outline()
-    outline.feed(page_text(runs, [], items("text")))
+    outline.feed(page_text(page_record(runs, [], items("text"))))
     assert [run["label"] for run in json.loads(outline.text["data"])["runs"]] == ["run", "other"]
 
 

@@ -53,7 +53,7 @@ class PageConfig(Loading):
     other: str | None = path()  # a second run
     n_sentences: int = 20  # number of sentences on the page
     sentences: str | None = path(stream=STDIN)  # a file; null: from a test set of the run
-    output: str | None = path()  # null: in the run folder
+    output: str | None = path()  # null: in the run folder; FILE.json: what the page shows, as data
 
 
 @dataclass

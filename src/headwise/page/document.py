@@ -22,12 +22,12 @@ from headwise.tasks.reading import Items
 SCRIPTS = ("state", "weights", "heads", "view", "attention", "texts", "findings", "page")
 
 
-def page_text(
+def page_record(
     contents: Sequence[Mapping[str, Any]],
     pictures: Sequence[tuple[str, bytes]],
     items: Items,
-) -> str:
-    """Return the HTML of the page.
+) -> dict[str, Any]:
+    """Return all that a page shows, as values of JSON.
 
     Args:
         contents: of one run, or of two to compare: the result of `page.run.run_content`, with that
@@ -36,29 +36,37 @@ def page_text(
         items: the texts of the readings.
     """
     labels = _labels(contents)
-    data = {
-        "runs": [{**run, "label": label} for run, label in zip(contents, labels, strict=True)],
-        "items": {
-            **asdict(replace(items, chosen=[])),
-            "chosen": [{"number": item.number, "texts": item.texts} for item in items.chosen],
+    return {
+        "title": " and ".join(content["name"] for content in contents),
+        "pictures": [(title, svg.decode("utf-8")) for title, svg in pictures],
+        "data": {
+            "runs": [{**run, "label": label} for run, label in zip(contents, labels, strict=True)],
+            "items": {
+                **asdict(replace(items, chosen=[])),
+                "chosen": [{"number": item.number, "texts": item.texts} for item in items.chosen],
+            },
+            "sites": SITE_NAMES,
         },
-        "sites": SITE_NAMES,
     }
+
+
+def page_text(record: Mapping[str, Any]) -> str:
+    """Return the HTML of a page from the result of `page_record`."""
     return fill_template(
         _asset("page.html"),
         {
-            "title": html.escape(" and ".join(content["name"] for content in contents)),
+            "title": html.escape(record["title"]),
             "style": _asset("page.css"),
-            "pictures": "\n".join(_picture(title, svg) for title, svg in pictures),
-            "data": script_json(data),
+            "pictures": "\n".join(_picture(title, svg) for title, svg in record["pictures"]),
+            "data": script_json(record["data"]),
             "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
         },
     )
 
 
-def _picture(title: str, svg: bytes) -> str:
+def _picture(title: str, svg: str) -> str:
     """Return an image element with the embedded svg, which cannot load other files."""
-    source = base64.b64encode(svg).decode("ascii")
+    source = base64.b64encode(svg.encode("utf-8")).decode("ascii")
     return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{source}">'
 
 

@@ -9,7 +9,7 @@ from headwise.analysis.tables import FOLDER, SETTINGS
 from headwise.config.commands import PageConfig
 from headwise.errors import ConfigError, DataError, require
 from headwise.files import is_stream, write_text
-from headwise.page.document import page_text
+from headwise.page.document import page_record, page_text, script_json
 from headwise.page.readings import reading_contents
 from headwise.page.run import run_content
 from headwise.plots.style import failure_as_warning, figure_bytes
@@ -54,7 +54,8 @@ def write_page(config: PageConfig, analyze: Callable[[Path], object]) -> Path:
     contents = [
         {**run_content(run), "readings": reading_contents(run, items.chosen)} for run in runs
     ]
-    write_text(out, page_text(contents, _pictures(folders), items))
+    record = page_record(contents, _pictures(folders), items)
+    write_text(out, script_json(record) if out.suffix == ".json" else page_text(record))
     size = out.stat().st_size / 1e6
     print(f"{len(items.chosen)} {items.unit} of {items.origin}, {size:.1f} MB")
     print(f"written to {out}", flush=True)
@@ -82,14 +83,16 @@ def _check_comparable(runs: Sequence[TrainedRun]) -> None:
 
 
 def _output(config: PageConfig, folders: Sequence[RunFolder]) -> Path:
-    """Return the path of the page."""
+    """Return the path of the page, or of its record."""
     if config.output is None:
         folders[0].check_writable("set output=FILE.html, or ")
         others = "".join(f"-{folder.path.resolve().name}" for folder in folders[1:])
         return folders[0].path / f"page{others}.html"
     path = Path(config.output)
-    if path.is_dir() or path.suffix not in (".html", ".htm"):
-        raise ConfigError(f"output={path} must be an html file, such as {path / 'page.html'}")
+    if path.is_dir() or path.suffix not in (".html", ".htm", ".json"):
+        raise ConfigError(
+            f"output={path} must be an html or json file, such as {path / 'page.html'}"
+        )
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"output={path} cannot be written: folder {path.parent} not found")
     return path

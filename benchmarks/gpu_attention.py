@@ -122,7 +122,7 @@ def results_of(check: Check, device: str) -> list[list[Tensor]]:
         one = (alpha if dtype is check.dtype else alpha.double()).clone().requires_grad_()
         if dtype is torch.float64:
             scores = query @ key.transpose(-1, -2) * check.head_dim**-0.5
-            context = entmax.alpha_entmax(scores, one[:, None, None], -1, mask) @ value
+            context = entmax.alpha_entmax(scores, one[:, None, None], mask=mask) @ value
         else:
             context = triton_entmax_attention(
                 query, key, value, one, lengths, check.causal, offset, layout=layout

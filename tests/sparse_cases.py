@@ -89,7 +89,7 @@ def dense(
     if settings.distances is not None:
         scores = settings.distances.biased(scores, 0)
     power = ALPHAS.get(settings.power) if alpha is None else leaves[3]
-    context = (alpha_entmax(scores, power, -1, mask) * factor) @ leaves[2]
+    context = (alpha_entmax(scores, power, mask=mask) * factor) @ leaves[2]
     context.backward(tensors[3].double())
     return [context.detach(), *(leaf.grad for leaf in leaves)]
 

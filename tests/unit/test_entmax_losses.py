@@ -85,19 +85,19 @@ def test_named_losses() -> None:
     assert torch.equal(entmax15_loss(scores, target), entmax_loss(scores, target, 1.5))
     assert torch.equal(sparsemax_loss(scores, target), entmax_loss(scores, target, 2.0))
     smoothed = entmax15_loss(scores, target, label_smoothing=0.1)
-    assert torch.equal(smoothed, entmax_loss(scores, target, 1.5, 0.1))
+    assert torch.equal(smoothed, entmax_loss(scores, target, 1.5, label_smoothing=0.1))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_alpha_1_equals_cross_entropy_and_the_limit(smoothing: float) -> None:
     scores, target = example()
     expected = cross_entropy(scores, target, reduction="none", label_smoothing=smoothing)
-    exact = entmax_loss(scores, target, 1.0, smoothing)
+    exact = entmax_loss(scores, target, 1.0, label_smoothing=smoothing)
     torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
     for near_1 in (1 + 1e-7, 1 + 1e-8):
-        near = entmax_loss(scores, target, near_1, smoothing)
+        near = entmax_loss(scores, target, near_1, label_smoothing=smoothing)
         torch.testing.assert_close(near, expected, rtol=0, atol=1e-5)
-    single = entmax_loss(scores.float(), target, 1 + 1e-5, smoothing)
+    single = entmax_loss(scores.float(), target, 1 + 1e-5, label_smoothing=smoothing)
     torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-3)
     assert not torch.equal(single.double(), expected)
 
@@ -108,7 +108,7 @@ def test_gradient_equals_finite_differences(alpha: float) -> None:
     target[2], target[4] = 0, 0
 
     def loss(scores: Tensor) -> Tensor:
-        return entmax_loss(scores, target, alpha, 0.15)
+        return entmax_loss(scores, target, alpha, label_smoothing=0.15)
 
     assert torch.autograd.gradcheck(loss, (scores,), atol=1e-6)
 
@@ -117,7 +117,7 @@ def test_gradient_equals_finite_differences(alpha: float) -> None:
 def test_smoothing_uses_the_mean_over_all_classes(alpha: float) -> None:
     scores, target = example(seed=5)
     plain = entmax_loss(scores, target, alpha)
-    smoothed = entmax_loss(scores, target, alpha, 0.3)
+    smoothed = entmax_loss(scores, target, alpha, label_smoothing=0.3)
     for row, class_id, before, after in zip(
         scores.tolist(), target.tolist(), plain.tolist(), smoothed.tolist(), strict=True
     ):
@@ -184,7 +184,7 @@ def test_any_layout_and_type_of_scores_and_targets() -> None:
 
     def result(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         leaf = scores.detach().requires_grad_()
-        loss = entmax15_loss(leaf, target, 0.1)
+        loss = entmax15_loss(leaf, target, label_smoothing=0.1)
         return loss.detach(), gradient_of(loss.sum(), leaf)
 
     for target in (strided, expanded, strided.to(torch.int32)):

@@ -18,8 +18,8 @@ Map = Callable[..., Tensor]
 def learned(alpha: float) -> Map:
     """α-entmax with α as a tensor, the general path."""
 
-    def call(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        return alpha_entmax(scores, torch.tensor(alpha, requires_grad=True), dim, mask)
+    def call(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+        return alpha_entmax(scores, torch.tensor(alpha, requires_grad=True), dim, mask=mask)
 
     return call
 
@@ -162,7 +162,7 @@ def test_any_axis_and_memory_layout(apply_map: Map) -> None:
         moved = scores.movedim(-1, dim)
         moved_mask = mask.expand(3, 4, 5, 6).movedim(-1, dim)
         for layout in (moved, moved.contiguous()):
-            weights = apply_map(layout, dim, moved_mask)
+            weights = apply_map(layout, dim, mask=moved_mask)
             torch.testing.assert_close(weights.movedim(dim, -1), last, rtol=0, atol=3e-7)
     strided = torch.randn(3, 4, 12)[..., ::2]
     torch.testing.assert_close(apply_map(strided), apply_map(strided.contiguous()), rtol=0, atol=0)

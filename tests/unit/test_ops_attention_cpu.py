@@ -72,7 +72,7 @@ def by_weights(
         alpha = alpha.detach().double().requires_grad_()
         leaves.append(alpha)
     scores = query @ key.transpose(-1, -2) * 0.3 + bias
-    weights = alpha_entmax(scores, alpha, -1, mask) * factor
+    weights = alpha_entmax(scores, alpha, mask=mask) * factor
     context = weights @ value
     context.backward(tensors[3].double())
     return [context.detach(), *(tensor.grad for tensor in leaves)]

@@ -48,7 +48,7 @@ def by_weights(
     if isinstance(alpha, Tensor):
         alpha = alpha.double()
     scores = query.double() @ key.double().transpose(-1, -2) * SCALE + bias
-    return alpha_entmax(scores, alpha, -1, mask) @ value.double()
+    return alpha_entmax(scores, alpha, mask=mask) @ value.double()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

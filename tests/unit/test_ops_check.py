@@ -286,7 +286,7 @@ ATTENTION = AttentionFactory({"attention": {**group_node("attention", "alpha_ent
 FIRST_CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": entmax.softmax,
     "alpha_entmax": lambda scores: alpha_entmax(scores, torch.tensor([[1.3], [1], [2]])),
-    "entmax15_loss": lambda scores: entmax.entmax15_loss(scores, TARGET, 0.1),
+    "entmax15_loss": lambda scores: entmax.entmax15_loss(scores, TARGET, label_smoothing=0.1),
     "Entmax15Loss": lambda scores: Entmax15Loss()(scores, TARGET).loss,
     "log_entmax": lambda scores: log_entmax(scores, 1.5),
     "attention": attend,

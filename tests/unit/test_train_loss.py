@@ -46,7 +46,7 @@ def test_entmax_losses_sum_over_targets(smoothing: float) -> None:
         (SparsemaxLoss(smoothing), 2.0),
     ):
         sums = loss(logits_BTV, target_BT)
-        expected = entmax_loss(logits_BTV, target_BT, alpha, smoothing).sum()
+        expected = entmax_loss(logits_BTV, target_BT, alpha, label_smoothing=smoothing).sum()
         torch.testing.assert_close(sums.loss, expected, rtol=1e-12, atol=0)
         p_BTV = alpha_entmax(logits_BTV.detach(), alpha)
         assert sums.measure == (p_BTV > 0).sum()

@@ -15,24 +15,27 @@ Axes: N rows, V classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from headwise.entmax.maps import aligned
 from headwise.ops import dispatch
 from headwise.ops.arguments import check_tensor
 from headwise.ops.family import POWERS, Power
 from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.losses import operator as loss_operators
+from headwise.ops.maps import bisection
 from headwise.ops.maps import operator as map_operators
+from headwise.ops.maps.bisection import Map
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def entmax_loss(
-    scores: Tensor,
-    target: Tensor,
-    alpha: float,
-    label_smoothing: float = 0.0,
+    scores: Tensor, target: Tensor, alpha: float, *, label_smoothing: float = 0.0
 ) -> Tensor:
     """Return the entmax loss of every target (Peters et al. 2019).
 
@@ -40,7 +43,8 @@ def entmax_loss(
         scores: (..., V), floating-point. Half precision is computed in float32 and its gradient
             rounded once. Without label smoothing, a class with score -inf is ignored.
         target: (...), gold classes.
-        alpha: in [1, 2]; 1 is cross-entropy. `entmax15_loss` has 1.5, `sparsemax_loss` has 2.
+        alpha: in [1, 2]; 1 is cross-entropy. `entmax15_loss` has 1.5, `sparsemax_loss` has 2,
+            `entmax_bisect_loss` takes others.
         label_smoothing: ε of uniform smoothing, in [0, 1). With ε > 0 every class has a
             share of ε in the target, so training drives no probability to exactly 0.
 
@@ -55,30 +59,104 @@ def entmax_loss(
     return entmax_loss_and_support(scores, target, alpha, label_smoothing)[0]
 
 
-def entmax15_loss(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return `entmax_loss` with α = 1.5."""
-    return entmax_loss(scores, target, 1.5, label_smoothing)
+def entmax15_loss(
+    X: Tensor, target: Tensor, k: int | None = None, *, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return `entmax_loss` with α = 1.5. `k` has no effect."""
+    return entmax_loss(X, target, 1.5, label_smoothing=label_smoothing)
 
 
-def sparsemax_loss(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return `entmax_loss` with α = 2 (Martins and Astudillo 2016)."""
-    return entmax_loss(scores, target, 2.0, label_smoothing)
+def sparsemax_loss(
+    X: Tensor, target: Tensor, k: int | None = None, *, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return `entmax_loss` with α = 2 (Martins and Astudillo 2016). `k` has no effect."""
+    return entmax_loss(X, target, 2.0, label_smoothing=label_smoothing)
+
+
+def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int = 50) -> Tensor:
+    """Return `sparsemax_loss`, which needs no bisection: `n_iter` has no effect."""
+    return sparsemax_loss(X, target)
+
+
+def entmax_bisect_loss(
+    X: Tensor, target: Tensor, alpha: Tensor | float = 1.5, n_iter: int = 50
+) -> Tensor:
+    """Return the entmax loss for every α > 0: `entmax_loss` for a number in [1, 2].
+
+    Args:
+        X: scores (..., V), as for `entmax_loss`.
+        target: (...), gold classes.
+        alpha: above 0: a number, or a tensor that broadcasts to (..., 1). Values of a tensor are
+            read, which waits for an accelerator.
+        n_iter: no effect: bisection ends at the precision of the scores.
+
+    Returns:
+        As `entmax_loss`, differentiable once in scores and alpha.
+
+    Raises:
+        ValueError: as `entmax_loss`; alpha has more than one value along the classes.
+        TypeError: as `entmax_loss`.
+    """
+    if not isinstance(alpha, Tensor) and 1 <= alpha <= 2:
+        return entmax_loss(X, target, alpha)
+    return _bisected_loss(X, target, alpha, Map.ENTMAX)
+
+
+def normmax_bisect_loss(
+    X: Tensor, target: Tensor, alpha: Tensor | float = 2, n_iter: int = 50
+) -> Tensor:
+    """Return the loss of α-normmax (Blondel et al. 2020): <p - e_y, z> + 1 - ||p||_α.
+
+    Arguments, result and errors as for `entmax_bisect_loss`, with alpha above 1.
+    """
+    return _bisected_loss(X, target, alpha, Map.NORMMAX)
+
+
+class _Maximum(torch.autograd.Function):
+    """Values max_p <p, z> + H(p) of rows, whose gradient is the weights at the maximum."""
+
+    @staticmethod
+    def forward(values_N: Tensor, p_NV: Tensor, scores_NV: Tensor) -> Tensor:
+        return values_N.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor]:
+        return grads[0], None, grads[0][:, None] * ctx.saved_tensors[0]
+
+
+_maximum: Callable[..., Tensor] = _Maximum.apply  # untyped
+
+
+def _bisected_loss(X: Tensor, target: Tensor, alpha: Tensor | float, kind: Map) -> Tensor:
+    scores_NV, target_N = _rows(X, target)
+    scores_NV = scores_NV.to(torch.promote_types(X.dtype, torch.float32))
+    is_traced = isinstance(alpha, Tensor) and torch.compiler.is_compiling()
+    alpha = torch.as_tensor(alpha, dtype=scores_NV.dtype, device=X.device)
+    if not is_traced and bool((alpha <= 0).any()):
+        raise ValueError(f"alpha of a loss must be above 0, got {float(alpha.min())}")
+    alpha_N1 = aligned(alpha, X, -1).expand(*X.shape[:-1], 1).reshape(-1, 1)
+    p_NV = bisection.weights(scores_NV[None, None], alpha_N1[None, None], None, kind)[0, 0]
+    fixed_p_NV, fixed_NV = p_NV.detach(), scores_NV.detach()
+    top_N = fixed_NV.amax(1)
+    below_NV = (fixed_NV - top_N[:, None]).masked_fill(fixed_p_NV == 0, 0.0)
+    value_N = (fixed_p_NV * below_NV).sum(1) + bisection.entropy(fixed_p_NV, alpha_N1, kind)
+    value_N = _maximum(value_N, p_NV, scores_NV)
+    loss_N, _ = loss_operators.losses_of(scores_NV, target_N, value_N, top_N, None, 0.0)
+    return loss_N.view(target.shape)
 
 
 def entmax_loss_and_support(
-    scores: Tensor,
-    target: Tensor,
-    alpha: float,
-    label_smoothing: float = 0.0,
+    scores: Tensor, target: Tensor, alpha: float, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Return `entmax_loss` and the number of classes with p > 0, (...) each."""
-    _check(scores, alpha)
+    scores_NV, target_N = _rows(scores, target)
+    _check_alpha(alpha)
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-    check_tensor("target", target, INTEGERS, scores.shape[:-1], scores.device)
-    # contiguous, as torch sums another layout in another order on some processors
-    scores_NV = scores.reshape(-1, scores.shape[-1]).contiguous()
-    target_N = target.reshape(-1).to(torch.int64)
     options = (float(alpha), float(label_smoothing))
     loss_N, support_N = loss_operators.loss_and_support(scores_NV, target_N, *options)
     return loss_N.view(target.shape), support_N.view(target.shape)
@@ -107,7 +185,8 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
         (..., V), float32 (float64 for float64 scores), -inf off the support. A row with NaN or
         +inf is NaN.
     """
-    _check(scores, alpha)
+    _check(scores)
+    _check_alpha(alpha)
     if alpha == 1:
         return log_softmax(scores)
     dtype = torch.promote_types(scores.dtype, torch.float32)
@@ -120,10 +199,22 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
     return p_NV.clamp_min_(torch.finfo(dtype).tiny).log_().div_(sign_NV).view(scores.shape)
 
 
-def _check(scores: Tensor, alpha: float) -> None:
+def _rows(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores (N, V) and targets (N,) int64."""
+    _check(scores)
+    check_tensor("target", target, INTEGERS, scores.shape[:-1], scores.device)
+    # contiguous, as torch sums another layout in another order on some processors
+    scores_NV = scores.reshape(-1, scores.shape[-1]).contiguous()
+    return scores_NV, target.reshape(-1).to(torch.int64)
+
+
+def _check(scores: Tensor) -> None:
     if not scores.dim() or not scores.shape[-1]:
         raise ValueError(f"scores must be (..., V) with classes, got {tuple(scores.shape)}")
     if not scores.is_floating_point():
         raise TypeError(f"scores must be floating-point, got {scores.dtype}")
+
+
+def _check_alpha(alpha: float) -> None:
     if not 1 <= alpha <= 2:
         raise ValueError(f"alpha must be in [1, 2], got {alpha}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from headwise.ops.arguments import check_tensor
 from headwise.ops.family import POWERS, Power
-from headwise.ops.maps import operator
+from headwise.ops.maps import bisection, operator
 
 
-def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+def softmax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
     """Softmax over the allowed keys, the dense member of the family: α = 1.
 
     Args:
@@ -29,28 +31,33 @@ def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor
     Raises:
         TypeError: scores are not floating-point, or mask is not bool.
     """
-    working, along, allowed = _prepare(scores, dim, mask)
-    return _finish(_along_last(working, None, allowed, Power.EXP), along, scores.dtype)
+    return _apply(operator.weights, scores, None, dim, mask, Power.EXP)
 
 
-def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+def sparsemax(
+    X: Tensor, dim: int = -1, k: int | None = None, *, mask: Tensor | None = None
+) -> Tensor:
     """Sparsemax (Martins and Astudillo 2016): Euclidean projection onto the simplex, α = 2.
 
     Arguments, result and errors as for `softmax`; allowed keys may also get weight exactly 0.
+    `k` has no effect: the map is exact without sorting.
     """
-    return alpha_entmax(scores, 2.0, dim, mask)
+    return _apply(operator.weights, X, None, dim, mask, Power.LINEAR)
 
 
-def entmax15(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+def entmax15(
+    X: Tensor, dim: int = -1, k: int | None = None, *, mask: Tensor | None = None
+) -> Tensor:
     """1.5-entmax (Peters et al. 2019).
 
     Arguments, result and errors as for `softmax`; allowed keys may also get weight exactly 0.
+    `k` has no effect: the map is exact without sorting.
     """
-    return alpha_entmax(scores, 1.5, dim, mask)
+    return _apply(operator.weights, X, None, dim, mask, Power.SQUARE)
 
 
 def alpha_entmax(
-    scores: Tensor, alpha: Tensor | float, dim: int = -1, mask: Tensor | None = None
+    scores: Tensor, alpha: Tensor | float, dim: int = -1, *, mask: Tensor | None = None
 ) -> Tensor:
     """α-entmax (Peters et al. 2019) with a gradient to α (Correia et al. 2019).
 
@@ -70,32 +77,112 @@ def alpha_entmax(
         As `softmax`, differentiable once in scores and alpha by backward; torch.func.jvp raises.
 
     Raises:
-        ValueError: alpha is outside [1, 2], or has more than one value along `dim`.
+        ValueError: alpha is outside [1, 2] (`entmax_bisect` takes others), or has more than one
+            value along `dim`.
         TypeError: as for `softmax`.
     """
-    working, along, allowed = _prepare(scores, dim, mask)
     if isinstance(alpha, Tensor):
-        shape = (1,) * (scores.dim() - alpha.dim()) + tuple(alpha.shape)
-        if len(shape) > scores.dim() or shape[dim] != 1:
-            raise ValueError(
-                f"alpha must broadcast against scores {tuple(scores.shape)} with size 1 along "
-                f"dim {dim}, got shape {tuple(alpha.shape)}; for one alpha per head of scores "
-                "(B, H, Q, K) give it the shape (H, 1, 1)"
-            )
-        aligned = _moved(alpha.to(working.dtype).reshape(shape), dim, -1)
-        weights = _along_last(working, aligned, allowed, Power.ANY)
-        return _finish(weights, along, scores.dtype)
-    alpha = float(alpha)
+        return _apply(operator.weights, scores, alpha, dim, mask, Power.ANY)
     if not 1 <= alpha <= 2:
-        raise ValueError(f"alpha must be in [1, 2], got {alpha}")
+        raise ValueError(f"alpha must be in [1, 2], got {alpha}; entmax_bisect takes others")
     power = POWERS.get(alpha, Power.ANY)
-    alpha_tensor = working.new_full((1,) * working.dim(), alpha) if power is Power.ANY else None
-    weights = _along_last(working, alpha_tensor, allowed, power)
-    return _finish(weights, along, scores.dtype)
+    number = alpha if power is Power.ANY else None
+    return _apply(operator.weights, scores, number, dim, mask, power)
 
 
-def _prepare(scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int, Tensor | None]:
-    """Return scores in working precision, `dim`, and mask; the normalised axis is moved last."""
+def entmax_bisect(
+    X: Tensor, alpha: Tensor | float = 1.5, dim: int = -1, n_iter: int = 50,
+    ensure_sum_one: bool = True, *, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """α-entmax for every α: `alpha_entmax` in [1, 2], by bisection if any α is outside.
+
+    Below 1 all weights are positive with heavier tails than softmax's; as α grows the weights
+    tend to equal shares of the greatest scores.
+
+    Args:
+        X: the scores, as for `softmax`.
+        alpha: as for `alpha_entmax`, any finite value. A tensor is read to compare it with
+            [1, 2], which waits for an accelerator.
+        dim: as for `softmax`.
+        n_iter: no effect: bisection ends at the precision of the scores.
+        ensure_sum_one: no effect: weights always sum to one.
+        mask: as for `softmax`.
+
+    Returns:
+        As `alpha_entmax`.
+
+    Raises:
+        ValueError: alpha is infinite, or has more than one value along `dim`.
+        TypeError: as for `softmax`.
+    """
+    if not isinstance(alpha, Tensor) and 1 <= alpha <= 2:
+        return alpha_entmax(X, alpha, dim, mask=mask)
+    return _apply(bisection.weights, X, alpha, dim, mask, bisection.Map.ENTMAX)
+
+
+def sparsemax_bisect(
+    X: Tensor, dim: int = -1, n_iter: int = 50, ensure_sum_one: bool = True, *,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return `sparsemax`, which needs no bisection: `n_iter`, `ensure_sum_one` have no effect."""
+    return sparsemax(X, dim, mask=mask)
+
+
+def normmax_bisect(
+    X: Tensor, alpha: Tensor | float = 2, dim: int = -1, n_iter: int = 50, *,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """α-normmax (Blondel et al. 2020): argmax over p in the simplex of <p, z> - ||p||_α.
+
+    Args:
+        X: the scores, as for `softmax`.
+        alpha: above 1: a number, or a tensor that broadcasts against `X` with size 1 along `dim`.
+            Its values are read, which waits for an accelerator.
+        dim: as for `softmax`.
+        n_iter: no effect: bisection ends at the precision of the scores.
+        mask: as for `softmax`.
+
+    Returns:
+        As `softmax`, differentiable once in scores and alpha.
+
+    Raises:
+        ValueError: alpha is at most 1 or infinite, or has more than one value along `dim`.
+        TypeError: as for `softmax`.
+    """
+    return _apply(bisection.weights, X, alpha, dim, mask, bisection.Map.NORMMAX)
+
+
+def budget_bisect(
+    X: Tensor, budget: Tensor | float = 2, dim: int = -1, n_iter: int = 50, *,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Budget sparsemax (Martins and Kreutzer 2017): weights in [0, 1] that sum to the budget.
+
+        argmin over p of ||p - z||²    with 0 ≤ p ≤ 1, Σ p = budget
+
+    Args:
+        X: the scores, as for `softmax`.
+        budget: at least 0: a number, or a tensor as alpha in `normmax_bisect`.
+        dim: as for `softmax`.
+        n_iter: no effect: bisection ends at the precision of the scores.
+        mask: as for `softmax`.
+
+    Returns:
+        Weights of the shape and dtype of `X`, differentiable once in scores and budget. A row with
+        fewer allowed keys than its budget has weight 1 at each of them.
+
+    Raises:
+        ValueError: budget is negative or infinite, or has more than one value along `dim`.
+        TypeError: as for `softmax`.
+    """
+    return _apply(bisection.weights, X, budget, dim, mask, bisection.Map.BUDGET)
+
+
+def _apply(
+    weights: Callable[..., Tensor], scores: Tensor, parameter: Tensor | float | None,
+    dim: int, mask: Tensor | None, kind: IntEnum,
+) -> Tensor:  # fmt: skip
+    """Return `weights(scores, parameter, mask, kind)` along `dim`, in the dtype of the scores."""
     if not scores.is_floating_point():
         raise TypeError(f"scores must be floating-point, got {scores.dtype}")
     working = scores if scores.dtype is torch.float64 else scores.float()
@@ -108,7 +195,27 @@ def _prepare(scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int
             )
         mask = mask.reshape((1,) * (scores.dim() - mask.dim()) + tuple(mask.shape))
         mask = _moved(mask, dim, -1)
-    return _moved(working, dim, -1), dim, mask
+    if isinstance(parameter, Tensor):
+        parameter = _moved(aligned(parameter.to(working.dtype), scores, dim), dim, -1)
+    elif parameter is not None:
+        parameter = working.new_full((1,) * working.dim(), float(parameter))
+    rows = _along_last(weights, _moved(working, dim, -1), parameter, mask, kind)
+    return _moved(rows, -1, dim).to(scores.dtype)
+
+
+def aligned(parameter: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Return the parameter of a map with as many axes as the scores.
+
+    Raises ValueError if it does not broadcast against them with size 1 along `dim`.
+    """
+    shape = (1,) * (scores.dim() - parameter.dim()) + tuple(parameter.shape)
+    if len(shape) > scores.dim() or (shape and shape[dim] != 1):
+        raise ValueError(
+            f"alpha or budget must broadcast against scores {tuple(scores.shape)} with size 1 "
+            f"along dim {dim}, got shape {tuple(parameter.shape)}; for one value per head of "
+            "scores (B, H, Q, K) give it the shape (H, 1, 1)"
+        )
+    return parameter.reshape(shape)
 
 
 def _moved(values: Tensor, dim: int, to: int) -> Tensor:
@@ -117,15 +224,14 @@ def _moved(values: Tensor, dim: int, to: int) -> Tensor:
     return values if is_in_place else values.movedim(dim, to)
 
 
-def _finish(weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    return _moved(weights, -1, dim).to(dtype)
-
-
-def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:
+def _along_last(
+    weights: Callable[..., Tensor], scores: Tensor, parameter: Tensor | None,
+    mask: Tensor | None, kind: IntEnum,
+) -> Tensor:  # fmt: skip
     """Return the weights along the last axis of scores with any number of axes."""
     shape = scores.shape
     if len(shape) == 4:
-        return operator.weights(scores, alpha, mask, power)
+        return weights(scores, parameter, mask, kind)
 
     def four_axes(values: Tensor) -> Tensor:
         if len(shape) > 4:
@@ -136,6 +242,6 @@ def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power
 
     if mask is not None:
         mask = four_axes(mask)
-    if alpha is not None:
-        alpha = four_axes(alpha)
-    return operator.weights(four_axes(scores), alpha, mask, power).view(shape)
+    if parameter is not None:
+        parameter = four_axes(parameter)
+    return weights(four_axes(scores), parameter, mask, kind).view(shape)

@@ -98,7 +98,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
     weights, alpha = ctx.saved_tensors
     with_alpha = alpha is not None and ctx.needs_input_grad[1]
-    grad_scores, grad_rows = _BACKWARD(weights, grad, alpha, ctx.power, with_alpha)
+    grad_scores, grad_rows = weights_backward(weights, grad, alpha, ctx.power, with_alpha)
     return grad_scores, grad_rows.sum_to_size(alpha.shape) if with_alpha else None, None, None
 
 
@@ -111,7 +111,7 @@ _OPERATOR = register(
     _save,
     _differentiate,
 )
-_BACKWARD = register(
+weights_backward = register(
     "weights_backward(Tensor weights BHQK, Tensor grad BHQK, Tensor? alpha *BHQ1, int power, "
     "bool with_alpha) -> (Tensor, Tensor)",
     _weights_backward,

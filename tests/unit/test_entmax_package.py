@@ -1,0 +1,201 @@
+"""Functions, modules and losses with the names of the `entmax` package, beside the package."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import entmax as package
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from headwise import entmax
+
+INF, NAN = float("inf"), float("nan")
+ALPHAS = [-1.5, 0.0, 0.3, 0.9, 1.3, 2.0, 2.25, 4.0]
+GENERIC = {
+    "entmax, 0.4": lambda X, **given: entmax.entmax_bisect(X, 0.4, **given),
+    "entmax, 3": lambda X, **given: entmax.entmax_bisect(X, 3, **given),
+    "normmax": entmax.normmax_bisect,
+    "budget": entmax.budget_bisect,
+}
+every_map = pytest.mark.parametrize("apply_map", GENERIC.values(), ids=GENERIC)
+
+
+def drawn(*shape: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def results(call: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor | None]:
+    """Return the value, and the gradients of the inputs for a drawn gradient."""
+    leaves = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+    value = call(*leaves)
+    value.backward(drawn(*value.shape, seed=2))
+    return [value.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("name", [name for name, of in vars(package).items() if callable(of)])
+def test_names_positions_and_defaults_are_those_of_the_package(name: str) -> None:
+    ours = list(inspect.signature(getattr(entmax, name)).parameters.values())
+    theirs = inspect.signature(getattr(package, name)).parameters.values()
+    shared = [(one.name, one.default) for one in ours if one.kind is not one.KEYWORD_ONLY]
+    assert shared == [(one.name, one.default) for one in theirs]
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_entmax_of_every_alpha_equals_the_package(dim: int) -> None:
+    scores = drawn(8, 8, 8)
+    shape = [1 if axis == dim % 3 else 8 for axis in range(3)]
+    alpha = torch.tensor(ALPHAS, dtype=torch.float64).repeat(8).view(shape)
+    for inputs in ((scores, alpha), (scores, torch.tensor(2.25).double())):
+        ours = results(lambda X, a: entmax.entmax_bisect(X, a, dim), *inputs)
+        theirs = results(lambda X, a: package.entmax_bisect(X, a, dim, 100), *inputs)
+        if inputs[1].dim() == 0:
+            theirs[2] = theirs[2].sum()
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+    for value in ALPHAS:
+        expected = entmax.entmax_bisect(scores, torch.full(shape, value), dim)
+        number = entmax.entmax_bisect(scores, value, dim)
+        torch.testing.assert_close(number, expected, rtol=0, atol=1e-6)  # a float32 tensor
+
+
+@pytest.mark.parametrize("name", ["normmax", "budget"])
+@pytest.mark.parametrize("parameter", [1.01, 2, 3.5, 6])
+def test_normmax_and_budget_equal_the_package(name: str, parameter: float) -> None:
+    scores = drawn(5, 7)
+    ours, theirs = (getattr(of, f"{name}_bisect") for of in (entmax, package))
+    actual = results(lambda X: ours(X, parameter, 0), scores)
+    expected = results(lambda X: theirs(X, parameter, 0, 100), scores)
+    if name == "budget" and parameter > 5:
+        expected = [torch.ones_like(scores), torch.zeros_like(scores)]
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_gradients_that_the_package_lacks() -> None:
+    inputs = drawn(4, 6).requires_grad_(), (1.2 + drawn(4, 1).abs()).requires_grad_()
+    assert gradcheck(entmax.normmax_bisect, inputs)
+    assert gradcheck(entmax.budget_bisect, inputs)
+    target = torch.tensor([0, 5, 2, 2])
+    for loss in (entmax.entmax_bisect_loss, entmax.normmax_bisect_loss):
+        assert gradcheck(lambda X, alpha, loss=loss: loss(X, target, alpha), inputs)
+
+
+@every_map
+def test_masking_equals_removing_keys(apply_map: Callable[..., Tensor]) -> None:
+    scores = drawn(6, 9).float()
+    mask = torch.arange(9) < 5
+    expected = results(apply_map, scores[:, :5])
+    for junk in (NAN, INF, 1e9):
+        filled = torch.where(mask, scores, junk).requires_grad_()
+        weights = apply_map(filled, mask=mask)
+        weights.backward(torch.nn.functional.pad(drawn(6, 5, seed=2), (0, 4), value=3.0))
+        actual = [weights[:, :5].detach(), filled.grad[:, :5]]
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+        assert not weights[:, 5:].any()
+        assert not filled.grad[:, 5:].any()
+
+
+@every_map
+def test_extreme_rows_and_types(apply_map: Callable[..., Tensor]) -> None:
+    scores = torch.tensor([[-INF] * 3, [1, -INF, 2], [4, 4, 4], [3e38, -3e38, 0]])
+    value, grad = results(apply_map, scores)
+    assert value.isfinite().all()
+    assert grad.isfinite().all()
+    assert not value[0].any()
+    assert not grad[0].any()
+    torch.testing.assert_close(value[2], value[2, :1].expand(3), rtol=0, atol=0)
+    assert apply_map(torch.tensor([[1, NAN, 2], [1, INF, 2]])).isnan().all()
+    half = drawn(5, 30).bfloat16()
+    assert torch.equal(apply_map(half), apply_map(half.float()).bfloat16())
+    assert apply_map(torch.zeros(3, 0)).shape == (3, 0)
+    assert apply_map(torch.tensor(3.0)) == 1
+
+
+@every_map
+def test_one_node_of_graphs_differentiable_once(apply_map: Callable[..., Tensor]) -> None:
+    scores = drawn(4, 6)
+    compiled = torch.compile(apply_map, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(scores), apply_map(scores))
+    assert torch.equal(torch.vmap(apply_map)(scores), apply_map(scores))
+    leaf = scores.requires_grad_()
+    (grad,) = torch.autograd.grad(apply_map(leaf)[:, 0].sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        grad.sum().backward()
+
+
+LOSSES = {
+    "Sparsemax": {},
+    "SparsemaxBisect": {"n_iter": 100},
+    "Entmax15": {},
+    "EntmaxBisect": {"alpha": 2.25, "n_iter": 100},
+    "EntmaxBisect, 0.4": {"alpha": 0.4, "n_iter": 100},
+    "NormmaxBisect": {"alpha": 1.7, "n_iter": 100},
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("reduction", ["elementwise_mean", "sum", "none"])
+def test_losses_equal_the_package(name: str, reduction: str) -> None:
+    scores, target = drawn(20, 6), torch.arange(20) % 6
+    options = {**LOSSES[name], "ignore_index": 2, "reduction": reduction}
+    ours, theirs = (getattr(of, name.split(",")[0] + "Loss")(**options) for of in (entmax, package))
+    expected = results(lambda X: theirs(X, target), scores)
+    torch.testing.assert_close(results(lambda X: ours(X, target), scores), expected)
+    assert ours(scores[2:3], target[2:3]).sum() == 0  # all ignored
+    assert ours(scores.bfloat16(), target).dtype is torch.float32
+
+
+def test_mean_and_negative_ignored_index_are_those_of_cross_entropy() -> None:
+    scores, target = drawn(4, 6), torch.tensor([1, -100, 3, -100])
+    expected = nn.functional.cross_entropy(scores, target)
+    loss = entmax.EntmaxBisectLoss(alpha=torch.tensor(1.0), reduction="mean")
+    torch.testing.assert_close(loss(scores, target), expected)
+    torch.testing.assert_close(entmax.EntmaxBisectLoss(1)(scores, target), expected)
+
+
+def test_parameters_of_modules_are_learned_and_saved() -> None:
+    scores = drawn(4, 6).float()
+    alpha = nn.Parameter(torch.tensor([[0.7], [1.2], [2.5], [1.5]]))
+    module = entmax.EntmaxBisect(alpha, n_iter=7)
+    module(scores)[:, 0].sum().backward()
+    assert alpha.grad[:2].all()  # of sparse rows it may be 0
+    twin = copy.deepcopy(module)
+    twin.alpha.data.fill_(2.0)
+    torch.testing.assert_close(twin(scores), entmax.Sparsemax(k=3)(scores), rtol=0, atol=3e-7)
+    twin.load_state_dict(module.state_dict())
+    mask = torch.tensor([True, False] * 3)
+    assert torch.equal(twin(scores, mask=mask), entmax.entmax_bisect(scores, alpha, mask=mask))
+
+
+ZEROS = torch.zeros(2, 3)
+REFUSED = {
+    r"\[1, 2\], got 2.5; entmax_bisect": lambda: entmax.alpha_entmax(ZEROS, 2.5),
+    "alpha must be finite": lambda: entmax.entmax_bisect(ZEROS, INF),
+    "size 1 along dim -1": lambda: entmax.entmax_bisect(ZEROS, torch.ones(3)),
+    "above 1 for normmax": lambda: entmax.normmax_bisect(ZEROS, 1),
+    "budget finite and at least 0": lambda: entmax.budget_bisect(ZEROS, -1),
+    "loss must be above 0": lambda: entmax.entmax_bisect_loss(ZEROS, torch.tensor([0, 0]), 0),
+    "no class": lambda: entmax.normmax_bisect_loss(ZEROS, torch.tensor([0, 3])),
+    "elementwise_mean, mean, sum": lambda: entmax.SparsemaxLoss(reduction="avg"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_arguments_are_refused(message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        REFUSED[message]()
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_package_pass() -> None:
+    script = Path(__file__).parents[1] / "entmax_package.py"
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:]
+    assert "126 of 127" in run.stdout

@@ -41,7 +41,7 @@ test-triton: .venv/.installed-triton ## the GPU kernels in Triton's interpreter 
 	@TRITON_INTERPRET=1 $(PYTEST) --dist load -m triton $(PYTEST_ARGS)
 
 docs: .venv/.installed-docs ## the guide as a site that needs no network: site/index.html
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "the guide is in site/index.html"
 
 peers: .venv-peers/.installed ## training and search beside fairseq's, OpenNMT-py's, JoeyNMT's, transformers' (half an hour)

@@ -31,9 +31,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         bias: whether the projections have a bias.
         add_bias_kv: whether one learned key and value are appended.
         add_zero_attn: whether one key and value of zeros are appended.
-        kdim, vdim: widths of keys and values; None: D.
+        kdim: width of keys; None: D.
+        vdim: width of values; None: D.
         batch_first: whether batched inputs are (B, Q, D); otherwise they are (Q, B, D).
-        device, dtype: of the weights; α is float32.
+        device: of the weights and α.
+        dtype: of the weights; α is float32.
         attention: "alpha_entmax", with one learned α per head in `alpha`, or "softmax",
             "entmax15", "sparsemax".
         alpha_init: initial α of "alpha_entmax", in [1, 2]. At 1 the outputs are those of softmax.
@@ -89,7 +91,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         Args:
             query: (Q, D), or batched, see `batch_first`. A nested tensor is allowed for all three.
-            key, value: (K, kdim) and (K, vdim), or batched.
+            key: (K, kdim), or batched.
+            value: (K, vdim), or batched.
             key_padding_mask: (K,) or (B, K): bool, True = blocked, or added to the scores.
             need_weights: whether to return weights. Without them, faster kernels can be used.
             attn_mask: (Q, K) or (B · H, Q, K): bool, True = blocked, or added to the scores.

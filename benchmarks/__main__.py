@@ -7,7 +7,7 @@ each value and its goal. Figures that need a missing package (the public entmax 
 out. A full run takes about a quarter of an hour per thread count. It writes
 `results/benchmarks/threads_<N>.json` and adds a line to `results/benchmarks/history.jsonl`, unless
 `--quick` or `--only`. The parts print more when run alone: `python -m benchmarks.entmax`,
-`.length`, `.matmul_share`, `.decoding`.
+`.length`, `.matmul_share`, `.decoding`, `.own_models`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import command, decoding, entmax, length, matmul_share
+from benchmarks import command, decoding, entmax, length, matmul_share, own_models
 from headwise.ops.cpp import build
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
@@ -125,11 +125,25 @@ def search(quick: bool) -> list[Figure]:
     return results
 
 
+def models(quick: bool) -> list[Figure]:
+    """A model of Transformers made sparse, and calls of attention."""
+    results = []
+    for case, taken in own_models.measure(quick).items():
+        goals = (1.05, 0.6) if case.startswith("BERT") else (1.3, 0.1)
+        for name in own_models.SPARSE:
+            others = ("sdpa", own_models.BISECTION)
+            for other, goal in zip(others, goals, strict=True):
+                base = taken[other if other == "sdpa" else f"{name}, {other}"]
+                results.append(Figure(f"{name} / {other}, {case}", taken[name] / base, goal))
+    return results
+
+
 PARTS: dict[str, Callable[[bool], list[Figure]]] = {
     "maps": maps,
     "attention": attention,
     "step": step,
     "search": search,
+    "models": models,
 }
 
 

@@ -129,12 +129,10 @@ def models(quick: bool) -> list[Figure]:
     """A model of Transformers made sparse, and calls of attention."""
     results = []
     for case, taken in own_models.measure(quick).items():
-        goals = (1.05, 0.6) if case.startswith("BERT") else (1.3, 0.1)
-        for name in own_models.SPARSE:
-            others = ("sdpa", own_models.BISECTION)
-            for other, goal in zip(others, goals, strict=True):
-                base = taken[other if other == "sdpa" else f"{name}, {other}"]
-                results.append(Figure(f"{name} / {other}, {case}", taken[name] / base, goal))
+        to_sdpa, to_bisection = (1.05, 0.6) if case.startswith("BERT") else (1.3, 0.1)
+        for name, other, ratio in own_models.ratios(taken):
+            goal = to_sdpa if other == "sdpa" else to_bisection
+            results.append(Figure(f"{name} / {other}, {case}", ratio, goal))
     return results
 
 

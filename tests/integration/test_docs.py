@@ -33,7 +33,7 @@ PAGES = sorted(
 )
 CHAPTERS = [
     "first-run", "live-page", "variants", "your-own-variant", "your-own-task", "your-own-data",
-    "beyond-translation", "encoders", "reproducing-a-paper",
+    "in-your-own-model", "beyond-translation", "encoders", "reproducing-a-paper",
 ]  # fmt: skip
 MAX_SKIPPED = 2  # blocks per page
 

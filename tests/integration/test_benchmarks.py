@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as everything
-from benchmarks import deep, entmax, peers, training_step, updates, variants
+from benchmarks import deep, entmax, own_models, peers, training_step, updates, variants
 from benchmarks.toolkits import Headwise
 from torch import Tensor
 
@@ -37,6 +37,8 @@ def test_quick_run_prints_every_part_and_saves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(entmax, "SHAPES", ((2, 2, 8, 8), (2, 2, 8, 64)))
+    for size in ("LAYERS", "ROWS", "TOKENS"):
+        monkeypatch.setattr(own_models, size, 2)
     monkeypatch.setattr(everything, "RESULTS", tmp_path / "benchmarks")
     monkeypatch.setattr("sys.argv", ["benchmarks", "--quick"])
     everything.main()

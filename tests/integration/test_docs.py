@@ -131,6 +131,17 @@ def test_commands_of_the_readme_and_within_lines_run(address: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_python_of_the_readme_runs(address: str, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+    assert blocks
+    shown = [Block(0, "python", None, block, None, exact=False) for block in blocks]
+    results = WorkingCopy(tmp_path / "headwise", address).run(shown)
+    assert len(results) == len(shown)
+    assert results[-1].succeeded, results[-1].output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_keys_in_pages_exist(name: str, make: Any) -> None:
     for overrides in inline_overrides(DOCS / name):

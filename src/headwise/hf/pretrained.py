@@ -18,7 +18,8 @@ def from_pretrained(kind: type, folder: Any, *args: Any, **kwargs: Any) -> Any:
     Args:
         kind: an Auto class, such as `AutoModelForCausalLM`, or a class of models.
         folder: a folder or the name of a repository; saved by `save_pretrained` of a sparse model.
-        args, kwargs: as for `kind.from_pretrained`.
+        *args: as for `kind.from_pretrained`.
+        **kwargs: as for `kind.from_pretrained`.
 
     Returns:
         As `kind.from_pretrained`.

@@ -67,7 +67,8 @@ def attention_maps(
     Args:
         site: name of the site.
         layers: in ascending order.
-        queries, keys: names of the rows and of the columns of each map.
+        queries: names of the rows of each map.
+        keys: names of the columns of each map.
         title: the text.
         about: model and origin of the text, for the note.
 

@@ -263,6 +263,48 @@ def test_text_is_normalised(
     assert inputs == [[text] for text in expected]
 
 
+SSMAX = {"_target_": "headwise.attention.ssmax.SSMax", "learned": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        ({}, "scaling=ssmax", "set name="),
+        ({}, "scaling=ssmax name=results", "reserved"),
+        ({}, "scaling=length name=other", "LengthScaling has weights that the run has not learned"),
+        ({}, "scaling=ssmax scaling.reference=1 name=other", "reference must be at least 2"),
+        ({}, "+scaling._target_=torch.optim.Adam name=other", "scaling._target_ must be a Scaling"),
+        ({"scaling": SSMAX}, "scaling=ssmax name=other", "the run was trained with SSMax"),
+        (
+            {"scaling_sites__cross": SSMAX},
+            "scaling=none name=other",
+            "the run was trained with SSMax",
+        ),
+        (
+            {"sites__cross": {"_target_": "headwise.attention.linear.LinearAttention"}},
+            "scaling=ssmax name=other",
+            "computes no scores, which SSMax needs",
+        ),
+    ],
+)
+def test_scaling_that_does_not_fit_the_run_is_rejected(
+    headwise: CommandLine, run: Path, changes: dict[str, Any], arguments: str, message: str
+) -> None:
+    change_config(run, **changes)
+    assert_rejected(headwise("evaluate", f"run={run}", *arguments.split()), 2, message)
+    assert not (run / "other.json").exists()
+
+
+def test_translations_are_scored_with_another_scaling(headwise: CommandLine, run: Path) -> None:
+    scores = {}
+    for scaling in ("none", "ssmax"):
+        options = f"scaling={scaling}", f"name={scaling}", "data.test=[test_a]"
+        headwise.ok("evaluate", f"run={run}", *options)
+        scores[scaling] = read_results(run, scaling)["scores"]["test_a"]
+    assert scores["none"] == read_json(run / "results.json")["scores"]["test_a"]
+    assert scores["none"]["nll"]["score"] != scores["ssmax"]["nll"]["score"]
+
+
 def test_load_returns_a_run(run: Path) -> None:
     loaded = package.load(str(run), checkpoint="update_2", beam=3, n_best=2)
     assert loaded.translator.config.beam == 3

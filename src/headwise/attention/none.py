@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from headwise.attention.parts import Scaling
@@ -24,3 +27,7 @@ class NoScaling(Scaling):
     """Scores are the scaled dot products of Vaswani et al. (2017)."""
 
     scales = False
+
+    @classmethod
+    def unlearned(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        return settings

@@ -7,6 +7,7 @@ from typing import Any
 
 from headwise.commands.outcome import score_lines
 from headwise.config.commands import EvaluateConfig
+from headwise.config.saved import named
 from headwise.data.sources.lines import read_pairs
 from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
@@ -22,26 +23,30 @@ from headwise.train.distributed import Ranks
 def evaluate(config: EvaluateConfig) -> None:
     """Score a trained run on test sets, translated or measured.
 
-    Earlier scores in the same file, with the same weights and search, are preserved.
+    Earlier scores in the same file, with the same weights, search and scaling, are preserved.
     """
     if config.name is not None:
         check_file_name("name", config.name)
         require(not config.name.startswith("."), "name", "a name without a leading .", config.name)
     if config.name in RESERVED_NAMES:
         raise ConfigError(f"name={config.name} is reserved for {config.name}.json of the run")
+    if config.scaling is not None and config.name is None:
+        raise ConfigError("scaling: set name=…, the results file of scores with another scaling")
     texts, out = _user_text(config), _out(config)
     run: TrainedRun = load_selected(config.run, config)
     if texts:
         splits, data = list(texts), run.task.of_files(run.folder.path, texts)
     else:
-        folder, named = config.data.dir, config.data.test
-        splits = list(named or run.test_sets(folder) or [run.config.data.valid])
+        folder, chosen = config.data.dir, config.data.test
+        splits = list(chosen or run.test_sets(folder) or [run.config.data.valid])
         for split in splits:
             check_file_name("data.test", split)
         data = run.data(splits, folder)
     name = config.name or f"results-{config.checkpoint}"
     path = out.path / f"{name}.json"
     content = {**run.weights, "decode": run.search}
+    if config.scaling is not None:
+        content["scaling"] = named(run.config.scaling)
     scores, ranks = _earlier_scores(path, content), Ranks(0, 1, run.device)
     for split in splits:
         shared = run.model, data, ranks, out, split, name

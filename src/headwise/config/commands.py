@@ -134,6 +134,7 @@ class EvaluateDataConfig:
 class EvaluateConfig(SearchSelection):
     """`scripts/evaluate.py`: score a run on test sets or other text."""
 
+    scaling: Any = None  # replaces that of the run, at all sites; needs name; null: as in training
     data: EvaluateDataConfig = field(default_factory=EvaluateDataConfig)
     name: str | None = None  # of the results file; null: results-<checkpoint>
     output: str | None = path()  # folder of the results; null: the run folder

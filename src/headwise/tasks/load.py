@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from headwise.config.commands import Loading, SearchSelection
-from headwise.errors import RunError
+from headwise.attention.parts import Scaling
+from headwise.config.commands import EvaluateConfig, Loading, SearchSelection
+from headwise.config.instantiate import target_class
+from headwise.config.schema import Config, SitesConfig
+from headwise.errors import ConfigError, RunError
 from headwise.files import read_json
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks.task import TrainedRun, task_of
@@ -20,7 +24,11 @@ log = logging.getLogger(__name__)
 
 
 def load(
-    run: str | Path, checkpoint: str = "auto", device: str = "auto", **search: Any
+    run: str | Path,
+    checkpoint: str = "auto",
+    device: str = "auto",
+    scaling: Mapping[str, Any] | None = None,
+    **search: Any,
 ) -> TrainedRun:
     """Load a run of any task, with the methods of its task (`Task.run`).
 
@@ -28,16 +36,20 @@ def load(
         run: its folder.
         checkpoint: auto, best, last, average, `update_<n>`, `<n>`, or `average_<n>` of the last n.
         device: auto, cpu or cuda.
+        scaling: node with a `_target_`, for all sites of a run that was trained without scaling.
         search: settings of the search that replace the run's, such as beam=10.
 
     Raises:
         RunError: the folder holds no run, or one of another version.
         CheckpointError: the checkpoint does not exist or cannot be read.
-        ConfigError: an unknown device or an invalid setting of the search.
+        ConfigError: an unknown device, an invalid setting of the search, a scaling with weights, or
+            one for a run that was trained with its own.
     """
     run_device = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
+    if scaling is not None:
+        config = _scaled(config, scaling)
     task = task_of(config)
     path = checkpoint_path(folder, checkpoint)  # raises before the model is built
     sizes = read_json(folder.path / "data.json")["sizes"]
@@ -59,11 +71,24 @@ def load_selected(run: str | Path, selection: Loading, command: str = "") -> Any
     """
     keep_freed_memory()
     search: Mapping[str, Any] = selection.decode if isinstance(selection, SearchSelection) else {}
-    loaded = load(run, selection.checkpoint, selection.device, **search)
+    scaling = selection.scaling if isinstance(selection, EvaluateConfig) else None
+    loaded = load(run, selection.checkpoint, selection.device, scaling, **search)
     if command not in ("", loaded.task.command):
         name = f"{loaded.folder.path} is a run of task={loaded.task.name}"
         raise RunError(f"{name}: headwise {command} does not apply to it")
     return loaded
+
+
+def _scaled(config: Config, node: Any) -> Config:
+    """Settings of a run with another scaling, without weights, at all sites; see `load`."""
+    for trained in (config.scaling, *asdict(config.scaling_sites).values()):
+        if trained is not None and target_class(trained, "scaling").scales:
+            name = target_class(trained, "scaling").__name__
+            raise ConfigError(f"scaling must be null: the run was trained with {name}")
+    kind = target_class(node, "scaling")
+    if not issubclass(kind, Scaling):
+        raise ConfigError(f"scaling._target_ must be a Scaling, got {kind.__name__}")
+    return replace(config, scaling=kind.unlearned(node), scaling_sites=SitesConfig())
 
 
 def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:

@@ -177,7 +177,7 @@ def test_parameters_of_modules_are_learned_and_saved() -> None:
 ZEROS = torch.zeros(2, 3)
 REFUSED = {
     r"\[1, 2\], got 2.5; entmax_bisect": lambda: entmax.alpha_entmax(ZEROS, 2.5),
-    "alpha must be finite": lambda: entmax.entmax_bisect(ZEROS, INF),
+    "alpha must be finite": lambda: entmax.entmax_bisect(ZEROS, NAN),
     "size 1 along dim -1": lambda: entmax.entmax_bisect(ZEROS, torch.ones(3)),
     "above 1 for normmax": lambda: entmax.normmax_bisect(ZEROS, 1),
     "budget finite and at least 0": lambda: entmax.budget_bisect(ZEROS, -1),

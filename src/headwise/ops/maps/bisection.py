@@ -116,11 +116,9 @@ def _weights(scores: Tensor, parameter: Tensor, kind: int) -> Tensor:
     if not scores.numel():
         return torch.zeros_like(scores, memory_format=torch.contiguous_format)
     top = scores.amax(-1, keepdim=True)
-    is_empty = top == -math.inf
-    # a row with +inf is NaN
-    gap = top.masked_fill(is_empty, 0.0).masked_fill(top == math.inf, math.nan) - scores
+    gap = top - scores  # with NaN in a row with +inf or without a key
     p = _budget(gap, parameter) if kind == Map.BUDGET else _normalised(gap, parameter, kind)
-    return p.masked_fill(is_empty, 0.0).contiguous()
+    return p.masked_fill(top == -math.inf, 0.0).contiguous()
 
 
 def _has_kernels(parameter: Tensor, kind: int) -> bool:
@@ -128,8 +126,8 @@ def _has_kernels(parameter: Tensor, kind: int) -> bool:
     if not parameter.numel():
         return False
     low, high = (float(bound) for bound in parameter.aminmax())
-    is_low = low == -math.inf or (kind == Map.NORMMAX and low <= 1)
-    if is_low or high == math.inf or (kind == Map.BUDGET and low < 0):
+    is_low = (kind == Map.NORMMAX and low <= 1) or (kind == Map.BUDGET and low < 0)
+    if is_low or not -math.inf < low <= high < math.inf:
         raise ValueError(
             "alpha must be finite, and above 1 for normmax; a budget finite and at least 0; "
             f"got values from {low} to {high}"

@@ -29,8 +29,8 @@ FLOAT, CPU = (torch.float32,), torch.device("cpu")
 def structure(name: str) -> type[ctypes.Structure]:
     """Return a struct as declared in the headers of this folder; unset fields are 0 or null."""
     headers = "".join(header.read_text(encoding="utf-8") for header in sorted(SOURCES.glob("*.h")))
-    code = re.sub(r"//.*|\bconst ", "", headers)
-    body = code.partition(f"struct {name} {{")[2].partition("};")[0]
+    body = headers.partition(f"struct {name} {{")[2].partition("};")[0]
+    body = re.sub(r"//.*|\bconst ", "", body)
     fields: list[tuple[str, Any]] = []
     for c_type, star, names in re.findall(r"(\w+)(\*?) ([^;]+);", body):
         if star:

@@ -14,6 +14,10 @@ from headwise.ops.family import POWERS, Power
 from headwise.ops.maps import bisection, operator
 
 
+class AxisError(IndexError, ValueError):
+    """An axis that a tensor does not have: as torch's IndexError, and a ValueError as NumPy's."""
+
+
 def softmax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
     """Softmax over the allowed keys, the dense member of the family: α = 1.
 
@@ -30,6 +34,7 @@ def softmax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Ten
 
     Raises:
         TypeError: scores are not floating-point, or mask is not bool.
+        ValueError: `dim` is no axis of scores (also an IndexError), or shapes do not match.
     """
     return _apply(operator.weights, scores, None, dim, mask, Power.EXP)
 
@@ -185,6 +190,9 @@ def _apply(
     """Return `weights(scores, parameter, mask, kind)` along `dim`, in the dtype of the scores."""
     if not scores.is_floating_point():
         raise TypeError(f"scores must be floating-point, got {scores.dtype}")
+    n_axes = max(1, scores.dim())
+    if not -n_axes <= dim < n_axes:
+        raise AxisError(f"dim {dim} is out of range: it must be in [{-n_axes}, {n_axes - 1}]")
     working = scores if scores.dtype is torch.float64 else scores.float()
     if mask is not None:
         if mask.dtype is not torch.bool:

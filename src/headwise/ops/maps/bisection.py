@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.ops.arguments import check_tensor
 from headwise.ops.family import Power
 from headwise.ops.maps import operator
 from headwise.ops.register import register
@@ -58,9 +59,11 @@ def weights(scores_BHQK: Tensor, parameter: Tensor, mask: Tensor | None, kind: M
         kind: the map.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter out of range, or a mask that does not broadcast.
     """
     if mask is not None:
+        shape, device = scores_BHQK.shape, scores_BHQK.device
+        check_tensor("mask", mask, (torch.bool,), shape, device, broadcasts=True)
         scores_BHQK = scores_BHQK.masked_fill(~mask, -math.inf)
     weights_BHQK: Tensor = _OPERATOR(scores_BHQK, parameter, int(kind))
     return weights_BHQK

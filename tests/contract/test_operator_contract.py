@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headwise.ops.cpp import build
 from headwise.ops.family import Power
-from headwise.ops.maps import operator
+from headwise.ops.maps import bisection, operator
 from triton_cases import make_case
 from triton_marks import DEVICE, needs_triton
 
@@ -42,8 +42,17 @@ def test_every_operator_is_checked() -> None:
     pairs = re.findall(r'register_pair\(\s+"(\w+)"', source_text)
     operators = re.findall(r'"(\w+)\(Tensor ', source_text)
     operators += [*pairs, *(f"{name}_backward" for name in pairs)]
-    assert len(operators) == 9
+    assert len(operators) == 11
     assert [name for name in operators if f'check("{name}"' not in text] == []
+
+
+@pytest.mark.parametrize("kind", list(bisection.Map))
+def test_maps_by_bisection(kind: bisection.Map) -> None:
+    scores = torch.randn(1, 2, 3, 9, requires_grad=True)
+    parameter = torch.tensor([2.2, 2.7]).view(1, 2, 1, 1).requires_grad_()
+    weights = check("bisected_weights", (scores, parameter, int(kind)))
+    inputs = (weights.detach(), torch.randn_like(scores), parameter, int(kind))
+    check("bisected_weights_backward", inputs, WITHOUT_GRADIENT)
 
 
 @pytest.mark.usefixtures("every_implementation")

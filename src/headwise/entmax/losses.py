@@ -91,7 +91,7 @@ def entmax_bisect_loss(
         n_iter: no effect: bisection ends at the precision of the scores.
 
     Returns:
-        As `entmax_loss`, differentiable once in scores and alpha.
+        As `entmax_loss`. Alpha gets no gradient.
 
     Raises:
         ValueError: as `entmax_loss`; alpha has more than one value along the classes.
@@ -124,8 +124,8 @@ class _Maximum(torch.autograd.Function):
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor]:
-        return grads[0], None, grads[0][:, None] * ctx.saved_tensors[0]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
+        return None, None, grads[0][:, None] * ctx.saved_tensors[0]
 
 
 _maximum: Callable[..., Tensor] = _Maximum.apply  # untyped
@@ -135,15 +135,15 @@ def _bisected_loss(X: Tensor, target: Tensor, alpha: Tensor | float, kind: Map) 
     scores_NV, target_N = _rows(X, target)
     scores_NV = scores_NV.to(torch.promote_types(X.dtype, torch.float32))
     is_traced = isinstance(alpha, Tensor) and torch.compiler.is_compiling()
-    alpha = torch.as_tensor(alpha, dtype=scores_NV.dtype, device=X.device)
+    alpha = torch.as_tensor(alpha, dtype=scores_NV.dtype, device=X.device).detach()
     if not is_traced and bool((alpha <= 0).any()):
         raise ValueError(f"alpha of a loss must be above 0, got {float(alpha.min())}")
     alpha_N1 = aligned(alpha, X, -1).expand(*X.shape[:-1], 1).reshape(-1, 1)
     p_NV = bisection.weights(scores_NV[None, None], alpha_N1[None, None], None, kind)[0, 0]
-    fixed_p_NV, fixed_NV = p_NV.detach(), scores_NV.detach()
-    top_N = fixed_NV.amax(1)
-    below_NV = (fixed_NV - top_N[:, None]).masked_fill(fixed_p_NV == 0, 0.0)
-    value_N = (fixed_p_NV * below_NV).sum(1) + bisection.entropy(fixed_p_NV, alpha_N1, kind)
+    with torch.no_grad():
+        top_N = scores_NV.amax(1)
+        below_NV = (scores_NV - top_N[:, None]).masked_fill(p_NV == 0, 0.0)
+        value_N = (p_NV * below_NV).sum(1) + bisection.entropy(p_NV, alpha_N1, kind)
     value_N = _maximum(value_N, p_NV, scores_NV)
     loss_N, _ = loss_operators.losses_of(scores_NV, target_N, value_N, top_N, None, 0.0)
     return loss_N.view(target.shape)

@@ -76,12 +76,10 @@ def log_of(p: Tensor) -> Tensor:
 
 def chi(y: Tensor) -> Tensor:
     """Return (exp(y) - 1 - y) / y², ½ at 0; ψ of `reference.py` is ln² p χ(-β ln p)."""
-    is_small = y.abs() < 1
-    small, large = torch.where(is_small, y, 0.0), torch.where(is_small, 1.0, y)
     series = torch.zeros_like(y)
     for degree in range(N_TERMS, 1, -1):
-        series = series * small + 1 / math.factorial(degree)
-    return torch.where(is_small, series, (_bounded(large).expm1() - large) / large.square())
+        series = series * y + 1 / math.factorial(degree)
+    return torch.where(y.abs() < 1, series, (_bounded(y).expm1() - y) / y.square())
 
 
 def powers(p: Tensor, exponent: Tensor) -> Tensor:
@@ -90,7 +88,7 @@ def powers(p: Tensor, exponent: Tensor) -> Tensor:
 
 
 def entropy(p: Tensor, alpha: Tensor, kind: Map) -> Tensor:
-    """Return H(p) of rows, which the map adds to <p, z>, differentiable in α.
+    """Return H(p) of rows, which the map adds to <p, z>.
 
     α-entmax, α > 0: Σ (p - p^α) / (α (α - 1)), -Σ p ln p as α tends to 1. Normmax: 1 - ||p||_α.
     """
@@ -210,9 +208,12 @@ def _shape(scores: Tensor, *rest: Any) -> Tensor:
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(output, inputs[1])
     ctx.kind = inputs[2]
+    ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+def _differentiate(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+    if grad is None:  # of losses, whose gradient is p itself
+        return None, None, None
     p, parameter = ctx.saved_tensors
     grad_scores, grad_rows = _BACKWARD(p, grad, parameter, ctx.kind)
     return grad_scores, grad_rows.sum_to_size(parameter.shape), None

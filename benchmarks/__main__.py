@@ -4,7 +4,7 @@
 
 Each figure is a ratio of medians of contenders that ran interleaved in one process. The table shows
 each value and its goal. Figures that need a missing package (the public entmax package) are left
-out. A full run takes about a quarter of an hour per thread count. It writes
+out. A full run takes about twenty minutes per thread count. It writes
 `results/benchmarks/threads_<N>.json` and adds a line to `results/benchmarks/history.jsonl`, unless
 `--quick` or `--only`. The parts print more when run alone: `python -m benchmarks.entmax`,
 `.length`, `.matmul_share`, `.decoding`, `.own_models`.

@@ -130,7 +130,9 @@ def _torch_softmax(
     width = value_BHKE.shape[3]
     # torch's kernels without weights need one width
     query_BHQE, key_BHKE, value_BHKE = of_one_width(query_BHQE, key_BHKE, value_BHKE)
-    if distances is None and mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:
+    is_plain = distances is None and mask.is_plain_causal
+    # torch's causal kernel masks before it scales: NaN for a scale that is not positive
+    if is_plain and query_BHQE.shape[2] == key_BHKE.shape[2] and scale > 0:
         return scaled_dot_product_attention(
             query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True, scale=scale
         )[..., :width]

@@ -58,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
         native.symlink_to(cache.mkdir("native"), target_is_directory=True)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that import Transformers, for seconds, and have slow tests alone."""
+    is_fast = "not slow" in config.option.markexpr
+    return True if is_fast and collection_path.name.startswith("test_hf_") else None
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(_CACHE, ignore_errors=True)
 

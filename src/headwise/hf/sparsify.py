@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from headwise.nn.alpha import HeadAlpha
 from headwise.nn.functional import MAPS
 
 SETTINGS = "headwise"  # attribute of the config, hence in config.json
+_WEIGHTS = {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}  # functions
 BEFORE = "_headwise_before"  # attribute of a sparse model: what `desparsify` puts back
 
 
@@ -55,6 +57,8 @@ def sparsify(
     Raises:
         ValueError: the model has attentions that cannot be made sparse (by name), `layers` names
             none, an argument is out of range, or the model is sparse with other arguments.
+
+    Poolings by attention and the like that compute their own softmax keep it, with a warning.
     """
     if attention not in MAPS:
         raise ValueError(f"attention must be one of {', '.join(MAPS)}, got {attention!r}")
@@ -71,7 +75,8 @@ def sparsify(
                 "call headwise.hf.desparsify(model) before"
             )
         return model
-    if getattr(model.config, SETTINGS, None) is not None:
+    settings_before = getattr(model.config, SETTINGS, None)
+    if settings_before is not None and model.config._attn_implementation != NAME:
         raise ValueError(
             "the model was saved sparse, and loaded dense: load it by "
             "headwise.hf.from_pretrained(AutoModel…, FOLDER)"
@@ -83,6 +88,12 @@ def sparsify(
 def make_sparse(model: PreTrainedModel, settings: dict[str, Any]) -> None:
     """Make a model sparse with the arguments of `sparsify`; errors as there."""
     found = attentions(model)
+    if dense := _left_dense(model, found):
+        warnings.warn(
+            f"{type(model).__name__}: {', '.join(dense)} keep softmax, as they do not use "
+            "Transformers' AttentionInterface",
+            stacklevel=3,
+        )
     chosen = _chosen(list(found), settings["layers"])
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     configs = {id(x.config): x.config for x in (*parts, *found.values())}.values()
@@ -159,6 +170,17 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
                 f"{', '.join(sorted(unknown))} to its attention function, which is not known here"
             )
     return found
+
+
+def _left_dense(model: nn.Module, found: dict[str, nn.Module]) -> list[str]:
+    """Return the names of parts that compute weights on their own, such as attention poolings."""
+    return [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if name not in found
+        and re.search("atte?n", type(module).__name__, re.IGNORECASE)
+        and _WEIGHTS.intersection(type(module).forward.__code__.co_names)
+    ]
 
 
 def _keywords(kind: type[nn.Module]) -> frozenset[str] | None:

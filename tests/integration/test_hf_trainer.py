@@ -1,0 +1,149 @@
+"""Sparse models of Transformers in Trainer, PEFT and pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from headwise.hf import AlphaCallback, from_pretrained, heads, record, sparsify
+from transformers_models import inputs, make, output, sparse
+
+pytestmark = pytest.mark.slow
+KINDS = {"bert": "AutoModelForMaskedLM", "llama": "AutoModelForCausalLM"}
+
+
+class Texts(torch.utils.data.Dataset):
+    """Random texts of 12 tokens with their labels."""
+
+    def __init__(self, n: int) -> None:
+        self.ids = torch.randint(3, 97, (n, 12), generator=torch.Generator().manual_seed(7))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"input_ids": self.ids[i], "labels": self.ids[i]}
+
+
+def trainer(model: Any, folder: Path, **options: Any) -> Trainer:
+    callbacks = options.pop("callbacks", None)
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 4, "max_steps": 6, "save_steps": 3, "logging_steps": 2,
+        "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-3,
+    }  # fmt: skip
+    arguments = TrainingArguments(str(folder), **settings | options)
+    texts = Texts(24)
+    return Trainer(model, arguments, train_dataset=texts, eval_dataset=texts, callbacks=callbacks)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_training_resumes_and_loads_bit_for_bit(family: str, tmp_path: Path) -> None:
+    model = sparsify(make(family), alpha_init=1.2)
+    trainer(model, tmp_path).train()
+    assert (heads(model).alpha - 1.2).abs().min() > 1e-3
+
+    resumed = sparsify(make(family), alpha_init=1.2)
+    trainer(resumed, tmp_path / "resumed").train(str(tmp_path / "checkpoint-3"))
+    for name, values in model.state_dict().items():
+        assert resumed.state_dict()[name].equal(values), name
+
+    kind = getattr(transformers, KINDS[family])
+    loaded = from_pretrained(kind, tmp_path / "checkpoint-6")
+    assert heads(loaded).equals(heads(model))
+    batch = inputs(family, "right")
+    assert output(family, loaded, batch).equal(output(family, model.eval(), batch))
+
+
+def test_alpha_is_trained_without_weight_decay(tmp_path: Path) -> None:
+    model = sparsify(make("bert"), alpha_init=1.5)
+    run = trainer(model, tmp_path, weight_decay=0.1)
+    run.create_optimizer()
+    groups = run.optimizer.param_groups
+    decay = {id(x): group["weight_decay"] for group in groups for x in group["params"]}
+    alpha = [x for name, x in model.named_parameters() if "head_alpha" in name]
+    assert [decay[id(parameter)] for parameter in alpha] == [0.0, 0.0]
+
+
+class Tracker(TrainerCallback):
+    """Keeps what it is handed, as callbacks of trackers do."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **other: Any) -> None:
+        self.logged.append(dict(logs))
+
+
+def test_callback_hands_alpha_to_trackers_and_history(tmp_path: Path) -> None:
+    model, tracker, batch = sparse("llama"), Tracker(), inputs("llama", "right")
+    run = trainer(model, tmp_path, callbacks=[tracker], eval_strategy="steps", eval_steps=6)
+    callback = AlphaCallback([batch])
+    assert callback.add_to(run) is callback
+    run.train()
+    name = "decoder_self/layer2/head4"
+    alpha = [row[f"alpha/{name}"] for row in run.state.log_history if f"alpha/{name}" in row]
+    assert len(alpha) >= 4
+    assert alpha == [row[f"alpha/{name}"] for row in tracker.logged if f"alpha/{name}" in row]
+    assert alpha[-1] == heads(model).alpha.iloc[-1] != alpha[0]
+    measured = record(model, [batch])["heads"].iloc[-1]
+    (row,) = [row for row in tracker.logged if f"density/{name}" in row]
+    assert "eval_loss" in row
+    assert row[f"density/{name}"] == pytest.approx(measured.density)
+    assert row[f"entropy/{name}"] == pytest.approx(measured.entropy)
+    assert sum("/head" in key for key in row) == 3 * 8
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_lora_trains_and_saves_alpha(family: str, tmp_path: Path) -> None:
+    targets = ["query", "value"] if family == "bert" else ["q_proj", "v_proj"]
+    lora = peft.LoraConfig(r=2, target_modules=targets, modules_to_save=["head_alpha"])
+    base = sparsify(make(family), alpha_init=1.2)
+    model = peft.get_peft_model(base, lora)
+    trained = {name for name, x in model.named_parameters() if x.requires_grad}
+    assert sum("head_alpha" in name for name in trained) == 2
+    trainer(model, tmp_path).train()
+    assert (heads(model).alpha - 1.2).abs().min() > 1e-3
+    assert all(x.abs().max() > 0 for n, x in model.named_parameters() if "lora_B" in n)
+
+    model.save_pretrained(tmp_path / "adapter")
+    again = sparsify(make(family), alpha_init=1.2)
+    again = peft.PeftModel.from_pretrained(again, tmp_path / "adapter")
+    assert heads(again).alpha.equals(heads(model).alpha)
+    batch = inputs(family, "right")
+    expected = output(family, model.eval(), batch)
+    assert output(family, again, batch).equal(expected)
+    merged = again.merge_and_unload()
+    assert heads(merged).alpha.equals(heads(model).alpha)
+    torch.testing.assert_close(output(family, merged, batch), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_pipelines(tmp_path: Path) -> None:
+    names = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", *"abcdefghijklmnopqrstuvwxyz "]
+    words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]"
+    )
+    texts = ["sparse heads", "of everybody"]
+    model = sparse("llama")
+    generate = transformers.pipeline("text-generation", model, tokenizer=tokenizer)
+    result = generate(texts, max_new_tokens=4, do_sample=False, batch_size=2)
+    assert [
+        row[0]["generated_text"].startswith(text) for row, text in zip(result, texts, strict=True)
+    ]
+    sparse("bert").save_pretrained(tmp_path)
+    kind = transformers.AutoModelForSequenceClassification
+    model = from_pretrained(kind, tmp_path, num_labels=3)
+    classify = transformers.pipeline("text-classification", model, tokenizer=tokenizer)
+    alone = [classify(text)[0]["score"] for text in texts]
+    assert [row["score"] for row in classify(texts, batch_size=2)] == pytest.approx(alone)

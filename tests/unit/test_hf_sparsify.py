@@ -1,0 +1,228 @@
+"""`headwise.hf`: which models and arguments are refused, what is undone, saved and measured."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from headwise.analysis.tables import DENSITY, FINDINGS, HEADS, LAYERS
+from headwise.hf import desparsify, from_pretrained, heads, record, recorded_weights, sparsify
+from headwise.nn import HeadAlpha
+from transformers_models import inputs, make, output, sparse
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention": "entmax"}, "one of softmax, entmax15, sparsemax, alpha_entmax"),
+        ({"layers": [7]}, "no attention for layers 7; there are: .*layer.0.attention.self"),
+        ({"layers": r".*decoder.*"}, "decoder.*there are: .*layer.0.attention.self"),
+        ({"alpha_init": 2.5}, "alpha_init"),
+        ({"alpha_lr_factor": 0}, "alpha_lr_factor"),
+    ],
+)
+def test_wrong_arguments_leave_the_model_as_it_was(arguments: dict[str, Any], message: str) -> None:
+    model = make("bert")
+    names = list(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        sparsify(model, **arguments)
+    assert list(model.state_dict()) == names
+    assert model.config._attn_implementation == "sdpa"
+    sparsify(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("DebertaModel", {}, "DebertaModel cannot .*DisentangledSelfAttention"),
+        ("BloomModel", {"n_layer": 1}, "BloomModel cannot .*BloomAttention"),
+        ("FalconModel", {}, "FalconModel cannot .*FalconAttention"),
+        ("MambaModel", {}, "MambaModel cannot "),
+        ("DeepseekV32Model", {}, "passes indices to its attention function"),
+    ],
+)
+def test_other_models_are_refused_by_name(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
+    kind = getattr(transformers, name)
+    with torch.device("meta"):
+        model = kind(kind.config_class(**{"num_hidden_layers": 1} | settings))
+    with pytest.raises(ValueError, match=message):
+        sparsify(model)
+
+
+def test_repeated_calls() -> None:
+    model = sparse("bert")
+    before = heads(model)
+    assert heads(sparsify(model)).equals(before)
+    with pytest.raises(ValueError, match=r"sparse already, with .*alpha_init.*desparsify"):
+        sparsify(model, alpha_init=1.5)
+    assert heads(model).equals(before)
+
+
+def test_two_models_on_one_config() -> None:
+    first = make("bert")
+    second = type(first)(first.config)
+    sparsify(first)
+    with pytest.raises(ValueError, match=r"shares its config.*copy"):
+        second(**inputs("bert"))
+    with pytest.raises(ValueError, match=r"shares its config.*copy"):
+        sparsify(second)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "vit", "clip"])
+def test_desparsify_gives_the_model_back(family: str) -> None:
+    model, batch = make(family), inputs(family, "right")
+    before, names = output(family, model, batch), list(model.state_dict())
+    config, hooks = model.config.to_dict(), _n_hooks(model)
+    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
+    sparsify(model, alpha_init=1.7)
+    assert not output(family, model, batch).equal(before)
+    assert desparsify(model) is model
+    assert output(family, model, batch).equal(before)
+    assert list(model.state_dict()) == names
+    assert (model.config.to_dict(), _n_hooks(model)) == (config, hooks)
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
+    with pytest.raises(ValueError, match="is not sparse"):
+        desparsify(model)
+    sparsify(model, "sparsemax")
+
+
+def _n_hooks(model: Any) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("layers", [[1], r".*layer\.1\..*"])
+def test_layers_that_are_not_chosen_stay_softmax(layers: Any) -> None:
+    batch, dense = inputs("bert", "right"), make("bert")
+    model = sparsify(copy.deepcopy(dense), layers=layers, alpha_init=2.0)
+    chosen, other = (model.bert.encoder.layer[i].attention.self for i in (1, 0))
+    assert isinstance(chosen.head_alpha, HeadAlpha)
+    assert not list(other.head_alpha.parameters())
+    dense.set_attn_implementation("eager")
+    with recorded_weights(model) as recorded:
+        model(**batch)
+    softmax = dense(**batch, output_attentions=True).attentions[0]
+    (first,), (second,) = recorded.values()
+    torch.testing.assert_close(first[0], softmax[0])
+    assert (second[0] == 0).float().mean() > 0.2
+    assert heads(model).alpha.isna().tolist() == [True] * 4 + [False] * 4
+
+
+@pytest.mark.parametrize("attention", ["entmax15", "sparsemax", "softmax"])
+def test_fixed_maps_equal_their_alpha(attention: str) -> None:
+    batch = inputs("llama", "left")
+    fixed = sparsify(make("llama"), attention)
+    alpha = {"entmax15": 1.5, "sparsemax": 2.0, "softmax": 1.0}[attention]
+    model = sparsify(make("llama"), alpha_init=alpha)
+    torch.testing.assert_close(output("llama", fixed, batch), output("llama", model, batch))
+    assert list(fixed.state_dict()) == list(make("llama").state_dict())
+    assert attention in str(fixed)
+
+
+def test_printed_model_shows_alpha() -> None:
+    model = sparsify(make("bert"), layers=[0], alpha_init=1.25)
+    assert "HeadAlpha(4 heads, α 1.25)" in str(model)
+    assert "FixedMap(4 heads, softmax)" in str(model)
+    assert "α 1 to 1." in str(sparse("bert"))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_independent(copied: Any) -> None:
+    model, batch = sparse("gpt2"), inputs("gpt2", "right")
+    other, before = copied(model), output("gpt2", model, batch)
+    assert output("gpt2", other, batch).equal(before)
+    assert len(other(**batch, output_attentions=True).attentions) == 2
+    desparsify(other)
+    assert other(**batch).attentions is None
+    assert output("gpt2", model, batch).equal(before)
+
+
+LOADED = [
+    ("bert", "AutoModelForMaskedLM", {}),
+    ("llama", "AutoModelForCausalLM", {"max_shard_size": "50KB"}),
+    ("vit", "AutoModelForImageClassification", {}),
+    ("t5", "T5ForConditionalGeneration", {}),
+    ("clip", "AutoModel", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "kind", "saving"), LOADED)
+def test_saved_models_load_bit_for_bit(
+    family: str, kind: str, saving: dict[str, Any], tmp_path: Path
+) -> None:
+    model, batch = sparse(family), inputs(family)
+    model.save_pretrained(tmp_path, **saving)
+    assert bool(saving) == (len(list(tmp_path.glob("*.safetensors"))) > 1)
+    kind = getattr(transformers, kind)
+    loaded, info = from_pretrained(kind, tmp_path, output_loading_info=True)
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(loaded) is type(model)
+    assert output(family, loaded, batch).equal(output(family, model, batch))
+    assert sparsify(loaded) is loaded  # with the same arguments
+    loaded.save_pretrained(tmp_path / "again")
+    again = from_pretrained(kind, tmp_path / "again")
+    assert output(family, again, batch).equal(output(family, model, batch))
+    desparsify(again)
+
+    dense = kind.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"headwise.hf.from_pretrained\("):
+        sparsify(dense)
+
+
+def test_alpha_stays_float32_in_models_of_half_precision(tmp_path: Path) -> None:
+    model = sparse("llama")
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(transformers.AutoModelForCausalLM, tmp_path, dtype=torch.bfloat16)
+    assert loaded.dtype is torch.bfloat16
+    assert heads(loaded).equals(heads(model))
+    assert {x.dtype for n, x in loaded.named_parameters() if "alpha" in n} == {torch.float32}
+    loaded.save_pretrained(tmp_path / "again")
+    again = from_pretrained(transformers.AutoModelForCausalLM, tmp_path / "again")
+    assert heads(again).equals(heads(model))
+
+
+def test_another_head_on_the_same_folder_keeps_alpha(tmp_path: Path) -> None:
+    model = sparse("bert")
+    model.save_pretrained(tmp_path)
+    kind = transformers.AutoModelForSequenceClassification
+    loaded = from_pretrained(kind, tmp_path, num_labels=3)
+    assert loaded(**inputs("bert")).logits.shape == (3, 3)
+    assert heads(loaded).alpha.equals(heads(model).alpha)
+
+
+def test_dense_folder_is_refused(tmp_path: Path) -> None:
+    make("bert").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no sparse heads: headwise.hf.sparsify"):
+        from_pretrained(transformers.AutoModel, tmp_path)
+
+
+def test_failed_calls_leave_no_request_for_weights() -> None:
+    model, batch = sparse("gpt2"), inputs("gpt2")
+    with pytest.raises(ValueError):
+        model(**batch, inputs_embeds=torch.zeros(3, 24, 64), output_attentions=True)
+    assert model(**batch).attentions is None
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5", "clip", "vit"])
+def test_record_measures_every_head(family: str) -> None:
+    model = sparse(family)
+    right, none = inputs(family, "right"), inputs(family)
+    tables = record(model, [right, none])
+    for table in (HEADS, LAYERS, DENSITY, FINDINGS):
+        assert list(tables[table.name].columns) == list(table.columns)
+    measured = tables["heads"]
+    of_one = measured.alpha == 1
+    assert of_one.sum() == len(measured) / 4
+    assert measured.density[of_one].to_numpy() == pytest.approx(1)
+    assert measured.density[~of_one].mean() < 0.9
+    expected = heads(model).set_index(["site", "layer", "head"]).alpha.sort_index()
+    assert measured.set_index(["site", "layer", "head"]).alpha.sort_index().equals(expected)

@@ -11,8 +11,6 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
-
-transformers = pytest.importorskip("transformers")
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from headwise.hf import AlphaCallback, from_pretrained, heads, record, sparsify
@@ -138,9 +136,8 @@ def test_pipelines(tmp_path: Path) -> None:
     model = sparse("llama")
     generate = transformers.pipeline("text-generation", model, tokenizer=tokenizer)
     result = generate(texts, max_new_tokens=4, do_sample=False, batch_size=2)
-    assert [
-        row[0]["generated_text"].startswith(text) for row, text in zip(result, texts, strict=True)
-    ]
+    for text, (row,) in zip(texts, result, strict=True):
+        assert len(row["generated_text"]) > len(text)
     sparse("bert").save_pretrained(tmp_path)
     kind = transformers.AutoModelForSequenceClassification
     model = from_pretrained(kind, tmp_path, num_labels=3)

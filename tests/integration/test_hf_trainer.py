@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from headwise.hf import AlphaCallback, from_pretrained, heads, record, sparsify
+from headwise.hf import AlphaCallback, desparsify, from_pretrained, heads, record, sparsify
 from transformers_models import inputs, make, output, sparse
 
 pytestmark = pytest.mark.slow
@@ -123,6 +123,15 @@ def test_lora_trains_and_saves_alpha(family: str, tmp_path: Path) -> None:
     merged = again.merge_and_unload()
     assert heads(merged).alpha.equals(heads(model).alpha)
     torch.testing.assert_close(output(family, merged, batch), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_lora_beside_attentions_that_keep_softmax() -> None:
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head_alpha"])
+    model = peft.get_peft_model(sparsify(make("llama"), layers=[0]), lora)
+    before = output("llama", model, inputs("llama"))
+    assert torch.isfinite(before).all()
+    assert sparsify(model, layers=[0]) is model
+    assert not hasattr(desparsify(model).config, "headwise")
 
 
 def test_pipelines(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_desparsify_gives_the_model_back(family: str) -> None:
     assert list(model.state_dict()) == names
     assert (model.config.to_dict(), _n_hooks(model)) == (config, hooks)
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
-    with pytest.raises(ValueError, match="is not sparse"):
+    with pytest.raises(ValueError, match="not made sparse"):
         desparsify(model)
     sparsify(model, "sparsemax")
 
@@ -226,3 +226,56 @@ def test_record_measures_every_head(family: str) -> None:
     assert measured.density[~of_one].mean() < 0.9
     expected = heads(model).set_index(["site", "layer", "head"]).alpha.sort_index()
     assert measured.set_index(["site", "layer", "head"]).alpha.sort_index().equals(expected)
+
+
+def test_another_implementation_is_an_error() -> None:
+    model = sparse("llama")
+    model.set_attn_implementation("sdpa")  # α would have no effect
+    with pytest.raises(RuntimeError, match="attn_implementation='sdpa' was set on a sparse model"):
+        model(**inputs("llama"))
+
+
+def test_masks_for_sdpa_alone_are_refused() -> None:
+    config = transformers.Gemma4TextConfig(num_hidden_layers=2)
+    with torch.device("meta"):
+        model = transformers.Gemma4ForCausalLM(config)
+    with pytest.raises(ValueError, match="computes something else with attn_implementation='sdpa'"):
+        sparsify(model)
+
+
+def test_recordings_see_their_own_model_and_leave_modes() -> None:
+    model, other = sparse("bert"), sparse("bert")
+    model.train()
+    frozen = model.bert.encoder.layer[0].eval()
+    with recorded_weights(model) as outer, recorded_weights(other) as inner:
+        model(**inputs("bert"))
+        assert not inner
+        record(other, inputs("bert"))
+    assert {len(calls) for calls in outer.values()} == {1}
+    record(model, [inputs("bert")])
+    assert model.training
+    assert not any(module.training for module in frozen.modules())
+    with pytest.raises(ValueError, match="no attention was measured"):
+        record(model, [])
+
+
+def test_alpha_of_other_sizes_starts_anew(tmp_path: Path) -> None:
+    sparsify(make("bert"), alpha_init=1.5).save_pretrained(tmp_path)
+    options = {"num_attention_heads": 2, "ignore_mismatched_sizes": True}
+    model = from_pretrained(transformers.AutoModelForMaskedLM, tmp_path, **options)
+    assert heads(model).alpha.tolist() == pytest.approx([1.5] * len(heads(model)))
+
+
+@pytest.mark.parametrize("layers", [0, [], "("])
+def test_layers_are_numbers_or_an_expression(layers: Any) -> None:
+    model = make("bert")
+    if layers == 0:
+        assert sparsify(model, layers=layers).config.headwise["layers"] == [0]
+        return
+    with pytest.raises(ValueError, match="layers"):
+        sparsify(model, layers=layers)
+
+
+def test_torchs_own_modules_are_no_models() -> None:
+    with pytest.raises(TypeError, match=r"headwise\.nn\.MultiheadAttention"):
+        sparsify(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

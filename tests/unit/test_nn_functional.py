@@ -75,7 +75,7 @@ def test_autocast_takes_mixed_dtypes() -> None:
     ("options", "message"),
     [
         ({"attention": "entmax"}, "one of softmax, entmax15, sparsemax, alpha_entmax"),
-        ({}, "needs an alpha"),
+        ({}, "needs alpha"),
         ({"attention": "softmax", "alpha": 1.5}, "takes no alpha"),
         ({"alpha": 2.5}, r"in \[1, 2\]"),
         ({"alpha": torch.tensor([1.0, 1.5, 2.0])}, "broadcast"),
@@ -87,6 +87,19 @@ def test_wrong_arguments(options: dict[str, object], message: str) -> None:
     query = torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match=message):
         attention(query, query, query, **options)
+
+
+def test_scale_is_a_number() -> None:
+    query = torch.randn(1, 2, 5, 8)
+    with pytest.raises(TypeError, match="scale must be a number"):
+        attention(query, query, query, alpha=1.5, scale=torch.tensor(0.3, requires_grad=True))
+
+
+def test_head_alpha_under_func_transforms() -> None:
+    alpha = HeadAlpha(2, 1.5)
+    names = dict(alpha.named_parameters())
+    grad = torch.func.grad(lambda p: torch.func.functional_call(alpha, p, ()).sum())(names)
+    assert grad["bias"].tolist() == [10.0, 10.0]
 
 
 def test_grouped_keys_need_to_be_asked_for() -> None:

@@ -95,6 +95,25 @@ def test_is_causal_is_the_causal_mask() -> None:
             torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_is_causal_is_a_hint_beside_a_mask(need_weights: bool) -> None:
+    theirs, ours = pair()
+    states = torch.randn(Q, B, D, dtype=torch.float64)
+    causal = torch.full((Q, Q), -torch.inf, dtype=torch.float64).triu(1)
+    bias = causal + torch.randn(Q, Q) if need_weights else causal  # else torch does not read it
+    options = {"attn_mask": bias, "is_causal": True, "need_weights": need_weights}
+    expected = theirs(states, states, states, **options)[0]
+    torch.testing.assert_close(ours(states, states, states, **options)[0], expected)
+
+
+def test_alpha_stays_float32_in_half_precision() -> None:
+    module = MultiheadAttention(8, 2, alpha_init=1.3).bfloat16()
+    assert module.in_proj_weight.dtype is torch.bfloat16
+    assert module.alpha is not None
+    assert module.alpha.bias.dtype is torch.float32
+    assert module.alpha().tolist() == pytest.approx([1.3, 1.3])
+
+
 def test_every_head_has_its_alpha_and_hidden_rows_are_zero() -> None:
     module = MultiheadAttention(D, H)
     with torch.no_grad():

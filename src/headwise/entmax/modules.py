@@ -22,7 +22,14 @@ class _Options(nn.Module):
         super().__init__()
         self._names = tuple(options)
         for name, value in options.items():
-            setattr(self, name, value)
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value, persistent=False)
+            else:
+                setattr(self, name, value)
+
+    def extra_repr(self) -> str:
+        """Return the options, for printing a module."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self._names)
 
     def _call(self, *tensors: Tensor, **given: Tensor | None) -> Tensor:
         options = {name: getattr(self, name) for name in self._names}

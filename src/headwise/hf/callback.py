@@ -24,11 +24,18 @@ class AlphaCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, batches: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.batches = batches
+        self.batches = tuple(batches)
+        self.values: dict[str, float] = {}  # of this log
 
     def add_to(self, trainer: Trainer) -> AlphaCallback:
-        """Add the callback to a Trainer, in front of its trackers; return the callback."""
+        """Add the callback to a Trainer, in front of its trackers; return the callback.
+
+        Raises:
+            ValueError: the model of the Trainer has no sparse heads.
+        """
+        heads(trainer.model)
         trainer.callback_handler.callbacks.insert(0, self)
+        trainer.callback_handler.callbacks.append(_AfterTrackers(self))
         return self
 
     def on_log(
@@ -43,12 +50,23 @@ class AlphaCallback(TrainerCallback):  # type: ignore[misc]
             from headwise.hf.survey import record  # it loads the analysis
 
             tables.append((record(model, self.batches)["heads"], ("density", "entropy")))
-        values = {
+        self.values = {
             f"{name}/{row['site']}/layer{row['layer']}/head{row['head']}": row[name]
             for table, names in tables
             for row in table.to_dict("records")
             for name in names
             if row[name] is not None and math.isfinite(row[name])
         }
-        logs.update(values)
-        state.log_history[-1].update(values)
+        logs.update(self.values)
+        state.log_history[-1].update(self.values)
+
+
+class _AfterTrackers(TrainerCallback):  # type: ignore[misc]
+    """Takes α out of the logs again: they are also the metrics that `Trainer.evaluate` returns."""
+
+    def __init__(self, alphas: AlphaCallback) -> None:
+        self.alphas = alphas
+
+    def on_log(self, *args: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        for name in self.alphas.values:
+            (logs or {}).pop(name, None)

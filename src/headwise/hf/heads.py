@@ -66,7 +66,8 @@ def heads(model: nn.Module) -> pd.DataFrame:
 def recorded_weights(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     """Record the weights of every sparse attention: name -> (B, H, Q, K) of every call.
 
-    For all models, also those that do not hand on `output_attentions=True`.
+    For all models, also those that do not hand on `output_attentions=True`; not of compiled calls,
+    nor of other threads. With gradient checkpointing, the backward pass calls attentions again.
     """
     names = {module: name for module, (name, _, _) in places(model).items()}
     weights: dict[str, list[Tensor]] = {}

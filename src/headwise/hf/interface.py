@@ -32,25 +32,22 @@ KNOWN = {
 Recorder = Callable[[nn.Module, Tensor, Keys], None]
 # Whether the model that is called was asked for its weights; some models do not tell their layers.
 _ASKED: ContextVar[tuple[bool, ...]] = ContextVar("asked", default=())
-_RECORDER: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+_RECORDERS: ContextVar[tuple[Recorder, ...]] = ContextVar("recorders", default=())
 
 
 class FixedMap(nn.Module):
-    """The map of an attention without a learned α, by its name."""
+    """The map of an attention without a learned α, by its name; else a `HeadAlpha` is there."""
 
     def __init__(self, n_heads: int, attention: str) -> None:
         super().__init__()
         self.n_heads, self.attention = n_heads, attention
 
+    def forward(self) -> None:
+        """Return None: there is no α."""
+
     def extra_repr(self) -> str:
         """Return the name of the map, for printing a model."""
         return f"{self.n_heads} heads, {self.attention}"
-
-
-def register() -> None:
-    """Register the attention function and its masks with Transformers."""
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def attention_forward(
@@ -102,45 +99,50 @@ def attention_forward(
         key, value = (x.repeat_interleave(n_groups, 1) for x in (key, value))
     keys = Keys(attention_mask, is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    power, alpha = _map(maps)
-    recorder, is_asked = None, bool(kwargs.get("output_attentions"))
+    alpha = maps()  # also of a module that PEFT has wrapped
+    alpha = None if alpha is None else alpha[None, :, None, None]
+    recorders: tuple[Recorder, ...] = ()
+    is_asked = bool(kwargs.get("output_attentions"))
     if not torch.compiler.is_compiling():
-        recorder = _RECORDER.get()
+        recorders = _RECORDERS.get()
         is_asked = is_asked or any(_ASKED.get()[-1:])
     context, weights = attend_heads(
-        query, key, value, power, alpha, Scores(keys, scale, bias, softcap, s_aux),
-        float(dropout), is_asked or recorder is not None,
+        query, key, value, MAPS[maps.attention], alpha, Scores(keys, scale, bias, softcap, s_aux),
+        float(dropout), is_asked or bool(recorders),
     )  # fmt: skip
-    if recorder is not None and weights is not None:
-        recorder(module, weights, keys)
+    if weights is not None:
+        for recorder in recorders:
+            recorder(module, weights, keys)
     return context.transpose(1, 2), weights if is_asked else None
-
-
-def _map(maps: nn.Module) -> tuple[Any, Tensor | None]:
-    """Return the map, and α as (1, H, 1, 1) if it needs one."""
-    if isinstance(maps, FixedMap):
-        return MAPS[maps.attention], None
-    return MAPS["alpha_entmax"], maps()[None, :, None, None]
 
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
     """Call `recorder` with every attention, its weights (B, H, Q, K) and its keys."""
-    token = _RECORDER.set(recorder)
+    token = _RECORDERS.set((*_RECORDERS.get(), recorder))
     try:
         yield
     finally:
-        _RECORDER.reset(token)
+        _RECORDERS.reset(token)
 
 
-def note_call(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Before a model is called: note whether it was asked for its weights."""
+def note_call(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Before a model is called: note whether it was asked for its weights.
+
+    Raises:
+        RuntimeError: its attention implementation was changed, which leaves α without effect.
+    """
+    if model.config._attn_implementation != NAME:
+        raise RuntimeError(
+            f"attn_implementation={model.config._attn_implementation!r} was set on a sparse model, "
+            "whose α would have no effect: call headwise.hf.desparsify before"
+        )
     if not torch.compiler.is_compiling():
         asked = _ASKED.get()
         _ASKED.set((*asked, bool(kwargs.get("output_attentions")) or any(asked[-1:])))
 
 
-def forget_call(model: nn.Module, args: Any, output: Any) -> None:
+def forget_call(model: Any, args: Any, output: Any) -> None:
     """After a model was called: forget what `note_call` noted."""
     if not torch.compiler.is_compiling():
         _ASKED.set(_ASKED.get()[:-1])
@@ -148,5 +150,9 @@ def forget_call(model: nn.Module, args: Any, output: Any) -> None:
 
 def alpha_of(module: nn.Module) -> Tensor | None:
     """Return α (H,) of a sparse attention, or None if it has no α of its own."""
-    maps = getattr(module, HEAD_ALPHA)
-    return None if isinstance(maps, FixedMap) else maps().detach()
+    alpha: Tensor | None = getattr(module, HEAD_ALPHA)()
+    return None if alpha is None else alpha.detach()
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, sdpa_mask)

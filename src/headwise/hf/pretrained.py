@@ -35,7 +35,8 @@ def from_pretrained(kind: type, folder: Any, *args: Any, **kwargs: Any) -> Any:
             f"{folder} has no sparse heads: headwise.hf.sparsify(….from_pretrained(…)) adds them"
         )
     model.__class__ = type(model).__mro__[1]
-    for name in info["missing_keys"]:  # heads that the saved model did not have
+    # heads that the saved model did not have
+    for name in (*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])):
         if name.endswith(f".{HEAD_ALPHA}.bias"):
             model.get_submodule(name.removesuffix(".bias")).reset_parameters()
     return loaded if wants_info else model

@@ -20,20 +20,21 @@ from headwise.hf.interface import (
     FixedMap,
     forget_call,
     note_call,
-    register,
 )
 from headwise.nn.alpha import HeadAlpha
 from headwise.nn.functional import MAPS
 
 SETTINGS = "headwise"  # attribute of the config, hence in config.json
 _WEIGHTS = {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}  # functions
+# Code for masks that only the function of this name gets, such as None for causal ones.
+_SDPA_ALONE = re.compile(r"_attn_implementation (==|in) \(?[^)\n]*\"sdpa\"")
 BEFORE = "_headwise_before"  # attribute of a sparse model: what `desparsify` puts back
 
 
 def sparsify(
     model: PreTrainedModel,
     attention: str = "alpha_entmax",
-    layers: Sequence[int] | str | None = None,
+    layers: Sequence[int] | int | str | None = None,
     alpha_init: float = 1.0,
     alpha_lr_factor: float = 10.0,
 ) -> PreTrainedModel:
@@ -57,14 +58,20 @@ def sparsify(
     Raises:
         ValueError: the model has attentions that cannot be made sparse (by name), `layers` names
             none, an argument is out of range, or the model is sparse with other arguments.
+        TypeError: it is no model of Transformers.
 
     Poolings by attention and the like that compute their own softmax keep it, with a warning.
     """
+    given, model = model, _unwrapped(model)
     if attention not in MAPS:
         raise ValueError(f"attention must be one of {', '.join(MAPS)}, got {attention!r}")
+    if layers is not None and not isinstance(layers, str):
+        layers = sorted(
+            {int(number) for number in ([layers] if isinstance(layers, int) else layers)}
+        )
     settings: dict[str, Any] = {
         "attention": attention,
-        "layers": layers if isinstance(layers, str | None) else list(layers),
+        "layers": layers,
         "alpha_init": float(alpha_init),
         "alpha_lr_factor": float(alpha_lr_factor),
     }
@@ -74,7 +81,7 @@ def sparsify(
                 f"the model is sparse already, with {getattr(model.config, SETTINGS)}: "
                 "call headwise.hf.desparsify(model) before"
             )
-        return model
+        return given
     settings_before = getattr(model.config, SETTINGS, None)
     if settings_before is not None and model.config._attn_implementation != NAME:
         raise ValueError(
@@ -82,6 +89,17 @@ def sparsify(
             "headwise.hf.from_pretrained(AutoModel…, FOLDER)"
         )
     make_sparse(model, settings)
+    return given
+
+
+def _unwrapped(model: Any) -> PreTrainedModel:
+    """Return a model of Transformers, without what PEFT puts around it."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"{type(model).__name__} is no model of Transformers; for torch's own modules there is "
+            "headwise.nn.MultiheadAttention"
+        )
     return model
 
 
@@ -94,21 +112,22 @@ def make_sparse(model: PreTrainedModel, settings: dict[str, Any]) -> None:
             "Transformers' AttentionInterface",
             stacklevel=3,
         )
-    chosen = _chosen(list(found), settings["layers"])
+    chosen = _chosen(list(found), settings["layers"], model.base_model_prefix)
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     configs = {id(x.config): x.config for x in (*parts, *found.values())}.values()
     if any(config._attn_implementation == NAME for config in configs):
         raise ValueError("the model shares its config with a sparse model; copy.deepcopy it before")
-    sizes = {name: _n_heads(name, module) for name, module in found.items()}
-    register()
-    handles = []
+    maps: dict[str, nn.Module] = {}
     for name, module in found.items():
         kind = settings["attention"] if name in chosen else "softmax"
-        maps: nn.Module = FixedMap(sizes[name], kind)
+        maps[name] = FixedMap(_n_heads(name, module), kind)
         if kind == "alpha_entmax":
             start = settings["alpha_init"], settings["alpha_lr_factor"]
-            maps = HeadAlpha(sizes[name], *start, device=next(module.parameters()).device)
-        setattr(module, HEAD_ALPHA, maps.train(module.training))
+            device = next(module.parameters()).device
+            maps[name] = HeadAlpha(_n_heads(name, module), *start, device=device)
+    for name, module in found.items():  # nothing fails from here on
+        setattr(module, HEAD_ALPHA, maps[name].train(module.training))
+    handles = []
     before = [(config, config._attn_implementation) for config in configs]
     for config in configs:  # not of the model alone: parts of composite models have their own
         config._attn_implementation = NAME
@@ -123,20 +142,21 @@ def desparsify(model: PreTrainedModel) -> PreTrainedModel:
     """Make the attentions of a sparse model dense again, in place; α is lost.
 
     Raises:
-        ValueError: the model is not sparse.
+        ValueError: the model is not sparse, or only a part of it is.
     """
+    given, model = model, _unwrapped(model)
     if not hasattr(model, BEFORE):
-        raise ValueError(f"this {type(model).__name__} is not sparse")
+        raise ValueError(f"this {type(model).__name__} was not made sparse as a whole")
     before, handles = getattr(model, BEFORE)
     for handle in handles:
         handle.remove()
     for config, implementation in before:
         config._attn_implementation = implementation
-    for module in attentions(model).values():
+    for module in [module for module in model.modules() if hasattr(module, HEAD_ALPHA)]:
         delattr(module, HEAD_ALPHA)
     delattr(model, BEFORE)
     delattr(model.config, SETTINGS)
-    return model
+    return given
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
@@ -169,6 +189,11 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
                 f"{kind} cannot be made sparse: {name} ({type(own[name]).__name__}) passes "
                 f"{', '.join(sorted(unknown))} to its attention function, which is not known here"
             )
+        if _SDPA_ALONE.search(_source(type(own[name]))):
+            raise ValueError(
+                f"{kind} cannot be made sparse: {name} ({type(own[name]).__name__}) computes "
+                "something else with attn_implementation='sdpa' than with other functions"
+            )
     return found
 
 
@@ -183,12 +208,17 @@ def _left_dense(model: nn.Module, found: dict[str, nn.Module]) -> list[str]:
     ]
 
 
+def _source(kind: Any) -> str:
+    """Return the source of a class or function; empty if there is none."""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""
+
+
 def _keywords(kind: type[nn.Module]) -> frozenset[str] | None:
     """Return the keywords that a class passes to the interface; None if it does not call it."""
-    try:
-        source = inspect.getsource(kind.forward)
-    except (OSError, TypeError):
-        return None
+    source = _source(kind.forward)
     if "ALL_ATTENTION_FUNCTIONS" not in source:
         return None
     calls = [n for n in ast.walk(ast.parse(textwrap.dedent(source))) if isinstance(n, ast.Call)]
@@ -201,19 +231,26 @@ def _keywords(kind: type[nn.Module]) -> frozenset[str] | None:
     return frozenset(word for word in words if word is not None)
 
 
-def _chosen(names: Sequence[str], layers: Sequence[int] | str | None) -> set[str]:
-    """Return the names of attentions that `layers` selects."""
+def _chosen(names: Sequence[str], layers: Sequence[int] | str | None, base: str) -> set[str]:
+    """Return the names of attentions that `layers` selects, with or without the base's prefix."""
     if layers is None:
         return set(names)
     if isinstance(layers, str):
-        chosen = {name for name in names if re.fullmatch(layers, name)}
+        try:
+            pattern = re.compile(layers)
+        except re.error as error:
+            raise ValueError(f"layers={layers!r} is no regular expression: {error}") from error
+        spellings = {
+            name: (name, name.removeprefix(f"{base}."), f"{base}.{name}") for name in names
+        }
+        chosen = {name for name in names if any(map(pattern.fullmatch, spellings[name]))}
         missing = [] if chosen else [layers]
     else:
         numbers = {name: _first_number(name) for name in names}
         chosen = {name for name, number in numbers.items() if number in layers}
         missing = [str(n) for n in layers if n not in numbers.values()]
-    if missing:
-        raise ValueError(f"no attention for layers {', '.join(missing)}; there are: {names}")
+    if missing or not chosen:
+        raise ValueError(f"no attention for layers {', '.join(missing)}; there are: {list(names)}")
     return chosen
 
 

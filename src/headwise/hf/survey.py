@@ -68,16 +68,23 @@ def record(
 
     Args:
         model: a sparse model; called in evaluation mode without gradients.
-        batches: keyword arguments of `model`, such as tokenizers return, with tensors.
+        batches: keyword arguments of `model`, such as tokenizers return, with tensors; or one.
         max_offset: offsets from -max_offset to max_offset are measured.
 
     Returns:
         The tables `heads` (α, density, entropy, offsets, roles), `layers` (diversity), `density`
         (histograms), and `findings`: those that need no words.
+
+    Raises:
+        ValueError: no attention was measured: there are no batches, or the model is compiled.
     """
+    if isinstance(batches, Mapping):
+        batches = [batches]
     measured = cast("Model", _Model(model))
     blocks = partial(_for_each_call, model, batches, measured)
     result = survey(measured, blocks, {}, max_offset)
+    if not result.tables["density"]:
+        raise ValueError("no attention was measured: no batches, or the model is compiled")
     about = {
         "counts": {},
         "languages": "",
@@ -100,7 +107,9 @@ def _for_each_call(
     device = next(model.parameters()).device
 
     def observe(module: nn.Module, weights_BHQK: Tensor, keys: Keys) -> None:
-        attention = measured.of[module]
+        attention = measured.of.get(module)
+        if attention is None:  # of another model
+            return
         site = attention.place.site
         columns = COLUMNS[site]
         n_batch, _, n_queries, n_keys = weights_BHQK.shape
@@ -110,14 +119,15 @@ def _for_each_call(
             if (given := inputs.get("decoder_attention_mask")) is not None:
                 is_real_BQ = given.bool()
         elif visible is not None:  # padding is a key that no query sees
-            is_real_BQ = visible.any(2).any(1).expand(n_batch, n_keys)
+            # queries are the last keys: others come from a cache or prefix
+            is_real_BQ = visible.any(2).any(1).expand(n_batch, n_keys)[:, -n_queries:]
         call = Call(
             site, *columns, attention.place.layer, attention, cast("Mask", keys), is_real_BQ,
             0, 0, 0, True, {}, weights_BHQK.float(),
         )  # fmt: skip
         on_block(_batch(columns, n_batch, (n_queries, n_keys), weights_BHQK.device), call)
 
-    is_training = model.training
+    were_training = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad(), recording(observe):
@@ -128,7 +138,8 @@ def _for_each_call(
                 }
                 model(**on_device)
     finally:
-        model.train(is_training)
+        for module, was_training in were_training.items():
+            module.training = was_training
 
 
 def _batch(

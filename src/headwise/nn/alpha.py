@@ -5,6 +5,7 @@ Axes: H heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class HeadAlpha(nn.Module):
             raise ValueError(f"alpha_init must be in [1, 2], got {init}")
         if not 0 < lr_factor < float("inf"):
             raise ValueError(f"alpha_lr_factor must be above 0, got {lr_factor}")
-        self.n_heads = n_heads
+        self.n_heads, self.attention = n_heads, "alpha_entmax"
         self.init, self.lr_factor = float(init), float(lr_factor)
         self.bias = nn.Parameter(
             torch.empty(n_heads, device=device, dtype=torch.float32), requires_grad=learned
@@ -62,6 +63,13 @@ class HeadAlpha(nn.Module):
         alpha: Tensor = _Bounded.apply(1 + self.lr_factor * self.bias.float())  # type: ignore[no-untyped-call]
         return alpha
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HeadAlpha:
+        before = self.bias.data
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.bias.dtype in (torch.float16, torch.bfloat16):  # too coarse for steps of training
+            self.bias.data = before.to(self.bias.device)
+        return self
+
     def extra_repr(self) -> str:
         """Return α of the heads, for printing a model."""
         if self.bias.is_meta:
@@ -75,10 +83,15 @@ class HeadAlpha(nn.Module):
 class _Bounded(torch.autograd.Function):
     """Clamp to [1, 2]; at a bound, gradients that lead further out become 0."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, alpha: Tensor) -> Tensor:
-        ctx.save_for_backward(alpha)
+    def forward(alpha: Tensor) -> Tensor:
         return alpha.clamp(1.0, 2.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

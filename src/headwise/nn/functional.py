@@ -127,6 +127,8 @@ def attention(
     power, row_alpha = _map_of(attention, alpha, query)
     query_BHQE, key_BHKE, value_BHKF = _heads(query, key, value, enable_gqa)
     keys, bias = _keys(query, key, attn_mask, is_causal)
+    if isinstance(scale, Tensor):
+        raise TypeError("scale must be a number; multiply query by a learned one")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
     scores = Scores(keys, query.shape[-1] ** -0.5 if scale is None else float(scale), bias)
@@ -191,7 +193,8 @@ def _map_of(name: str, alpha: Tensor | float | None, query: Tensor) -> tuple[Pow
     if name not in MAPS:
         raise ValueError(f"attention must be one of {', '.join(MAPS)}, got {name!r}")
     if (alpha is None) == (name == "alpha_entmax"):
-        raise ValueError(f"attention={name!r} {'needs an' if alpha is None else 'takes no'} alpha")
+        needs = "needs alpha, such as 1.5 or a HeadAlpha()" if alpha is None else "takes no alpha"
+        raise ValueError(f"attention={name!r} {needs}")
     if alpha is None:
         return MAPS[name], None
     dtype = torch.promote_types(query.dtype, torch.float32)

@@ -97,7 +97,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             need_weights: whether to return weights. Without them, faster kernels can be used.
             attn_mask: (Q, K) or (B · H, Q, K): bool, True = blocked, or added to the scores.
             average_attn_weights: whether returned weights are the mean over heads.
-            is_causal: whether query i sees keys 0 to i only. `attn_mask` is then not read.
+            is_causal: whether `attn_mask` is causal, or, without it, whether query i sees keys 0 to
+                i only. With need_weights=False and no other mask, `attn_mask` is then not read.
 
         Returns:
             Outputs of the shape of `query`; weights, before dropout, (Q, K) or (B, Q, K), for each
@@ -121,10 +122,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         n_appended = key_BHKE.shape[2] - n_keys
         shape_BHQK = (*query_BHQE.shape[:3], n_keys)
-        if is_causal:
-            attn_mask = None
-            if n_appended:  # they are visible to all queries
-                attn_mask = query.new_ones(shape_BHQK[2:], dtype=torch.bool).triu(1)
+        if attn_mask is not None and is_causal:
+            is_causal = not need_weights and key_padding_mask is None
+            attn_mask = None if is_causal else attn_mask
+        if is_causal and n_appended:  # they are visible to all queries
+            attn_mask = query.new_ones(shape_BHQK[2:], dtype=torch.bool).triu(1)
         allowed, bias = _visible(shape_BHQK, key_padding_mask, attn_mask, n_appended)
         keys = Keys(allowed, causal=is_causal and not n_appended)
         alpha = None if self.alpha is None else self.alpha()[None, :, None, None]
@@ -209,7 +211,12 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.alpha is not None:
-            state_dict.setdefault(f"{prefix}alpha.bias", self.alpha.bias)
+            start = self.alpha.bias.detach()
+            if start.is_meta:
+                start = HeadAlpha(
+                    self.num_heads, self.alpha.init, self.alpha.lr_factor
+                ).bias.detach()
+            state_dict.setdefault(f"{prefix}alpha.bias", start)
 
     def extra_repr(self) -> str:
         """Return the map, for printing a model."""

@@ -33,13 +33,18 @@ def _register_all(counter: ModuleType) -> None:
 class _CounterFinder:
     """Finds the module of the counter, and registers the formulas after its import."""
 
+    is_searching = False
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != COUNTER:
+        if name != COUNTER or self.is_searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.is_searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.is_searching = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

@@ -135,7 +135,8 @@ def test_lora_beside_attentions_that_keep_softmax() -> None:
 
 
 def test_pipelines(tmp_path: Path) -> None:
-    names = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", *"abcdefghijklmnopqrstuvwxyz "]
+    letters = [*"abcdefghijklmnopqrstuvwxyz "]
+    names = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", *letters, *map(str, range(66))]  # of every id
     words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer = transformers.PreTrainedTokenizerFast(

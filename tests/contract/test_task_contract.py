@@ -1,4 +1,4 @@
-"""Contract of every task, on the built-in data that name it, before data is read."""
+"""Contract of every task, on the built-in and synthetic data that name it, before data is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from command_line import composer
-from headwise.config.folders import group_choices
+from headwise.config.folders import group_choices, group_node
 from headwise.config.register import typed
 from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.evaluate import main_metric
@@ -21,7 +21,9 @@ SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16")
 def cases() -> Iterator[tuple[str, str]]:
     """Built-in data with each task that they name, or with the one that they select."""
     with composer() as make:
-        for data in (name for name in group_choices("data") if name.startswith("builtin")):
+        for data in group_choices("data"):
+            if not (data.startswith("builtin") or "rows" in group_node("data", data)):
+                continue
             config = typed(make([f"data={data}"]))
             tasks = getattr(config.data, "tasks", None) or [task_of(config).name]
             yield from ((data, task) for task in tasks)

@@ -140,6 +140,33 @@ class NoDataConfig:
 
 
 @dataclass
+class SequenceConfig:
+    """Synthetic rows of several lengths; see `headwise.tasks.sequence.rows`."""
+
+    _target_: str = "headwise.config.data.SequenceConfig"
+    tasks: list[str] = field(default_factory=lambda: ["sequence"])  # tasks that use it
+    name: str = MISSING  # name in tables
+    rows: Any = MISSING  # the class of rows
+    min_length: int = 32  # of the sources in training; all rows of a batch have one length
+    max_length: int = 64  # of the sources in training, and of the validation set
+    curriculum: int = 0  # batches in which the longest length grows from first_length
+    first_length: int = 8
+    epoch_batches: int = 1000  # batches of an epoch
+    test_lengths: list[int] = field(default_factory=lambda: [64, 256, 1024])  # a split each
+    n_test: int = 200  # rows of a split, at most
+    test_tokens: int = 65_536  # of the sources of a split, at most, but for 8 rows
+    valid: str = "valid"  # name of a split, whose rows have max_length
+    label_smoothing: float = 0.0  # of the loss, suggested
+    max_updates: int = 1000  # suggested
+    warmup_updates: int = 100  # suggested
+
+    @property
+    def test(self) -> list[str]:
+        """The splits that are scored at the end of a run: lengths."""
+        return [str(length) for length in self.test_lengths]
+
+
+@dataclass
 class CleaningConfig:
     """Filters of training pairs; validation and test sets are never filtered.
 

@@ -27,6 +27,7 @@ from headwise.config.data import (
     LabelledDataConfig,
     MusicDataConfig,
     NoDataConfig,
+    SequenceConfig,
     TextDataConfig,
 )
 from headwise.config.schema import UNCHOSEN, Config, DecodeConfig, WindowsConfig
@@ -57,6 +58,7 @@ SCHEMAS: dict[str, type] = {
     "music": MusicDataConfig,
     "labelled": LabelledDataConfig,
     "no_data": NoDataConfig,
+    "sequence": SequenceConfig,
     "search": DecodeConfig,
     "windows": WindowsConfig,
 }

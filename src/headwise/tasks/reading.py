@@ -140,6 +140,7 @@ class Axes:
         text: the input as one text.
         note: a remark to show with it.
         view: drawn instead of the names of the keys.
+        relevant: number of the key that each query needs, -1: none is known; empty: for no query.
     """
 
     queries: Sequence[str]
@@ -147,6 +148,7 @@ class Axes:
     text: str
     note: str = ""
     view: View | None = None
+    relevant: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Synthetic sequences of any length: trained short, scored long."""

@@ -160,6 +160,18 @@ LAYERS = Table(
 # A histogram of the densities of a head's queries: low <= density < high. A density of exactly 1
 # is in the last bin, with low = high = 1.
 DENSITY = Table("density", {**_PLACE, "low": float, "high": float, "n_queries": int})
+LENGTHS = Table(  # of tasks that are scored by length; means over some queries
+    "lengths",
+    {
+        **_PLACE,
+        "length": int,
+        "relevant_weight": float,  # on the key that a query needs, where it is known
+        "used_keys": float,  # with a weight other than 0
+        "visible_keys": float,
+        "entropy": float,  # nats
+        "n_queries": int,
+    },
+)
 TRAJECTORIES = Table(  # of α over training, from heads.jsonl
     "trajectories",
     {
@@ -188,4 +200,4 @@ FINDINGS = Table(  # findings of the papers in this run
         "reason": str,  # why it was not measured
     },
 )
-TABLES = (HEADS, OTHERS, KINDS, LAYERS, DENSITY, TRAJECTORIES, FINDINGS)
+TABLES = (HEADS, OTHERS, KINDS, LAYERS, DENSITY, LENGTHS, TRAJECTORIES, FINDINGS)

@@ -29,7 +29,7 @@ from headwise.studies.heads import write_comparison
 from headwise.studies.match import SavedRun
 from headwise.studies.names import attention_name
 from headwise.tasks.evaluate import MAX_HEAD_TOKENS
-from headwise.tasks.inspection import inspected
+from headwise.tasks.inspection import inspected, length_rows
 from headwise.tasks.load import load_selected
 from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
@@ -176,5 +176,6 @@ def _measure(
     records = read_if_exists(run.folder.heads)
     return {
         **result.tables,
+        "lengths": length_rows(run),
         "trajectories": trajectory_rows(records, present_heads(model)),
     }

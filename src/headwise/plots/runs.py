@@ -227,6 +227,47 @@ def head_counts(table: pd.DataFrame, what: str = "") -> Figure:
 
 
 @styled
+def by_length(table: pd.DataFrame, what: str = "") -> Figure:
+    """Draw test scores by the length of the input, one line per name.
+
+    Args:
+        table: columns name, run, metric, length and score.
+        what: what was trained, for the title.
+    """
+    return _over_lengths(table, "metric", "score", "Scores by length", what, MEAN)
+
+
+@styled
+def relevant_weight(table: pd.DataFrame, what: str = "") -> Figure:
+    """Draw the weight on the key that a query needs by length, one panel per site.
+
+    Of every run and length, the head with the largest weight is drawn.
+
+    Args:
+        table: rows of the analysis' table LENGTHS, with name and run.
+        what: what was trained, for the title.
+    """
+    best = table.groupby(["site", "name", "run", "length"], sort=False)["relevant_weight"].max()
+    title = "Weight of the best head on the key that a query needs"
+    return _over_lengths(best.reset_index(), "site", "relevant_weight", title, what, MEAN)
+
+
+def _over_lengths(
+    table: pd.DataFrame, panel: str, value: str, title: str, what: str, note: str
+) -> Figure:
+    figure, drawn = panels(table, panel, title, what, note, sharey=False)
+    style = series_style(table["name"])
+    for axes, part in drawn:
+        mean_curves(axes, part, "length", value, "name", **style)
+        axes.set_xscale("log", base=2)
+        lengths = sorted(part["length"].unique())
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.set(xlabel="length", ylabel=part[panel].iloc[0] if panel == "metric" else "weight")
+    legend_right(drawn)
+    return figure
+
+
+@styled
 def score_curves(table: pd.DataFrame) -> Figure:
     """Draw validation scores over training, one panel per corpus and metric, one line per name.
 

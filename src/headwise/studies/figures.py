@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from headwise.analysis.tables import DENSITY, LAYERS, Table, read_settings
+from headwise.analysis.tables import DENSITY, LAYERS, LENGTHS, Table, read_settings
 from headwise.plots import runs as plots
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
@@ -118,6 +118,12 @@ def _corpus_figures(corpus: CorpusRows) -> Iterator[tuple[str, Callable[[], Figu
     layers = _table(corpus, _analysed(LAYERS)).dropna(subset="diversity_heads")
     if len(layers):
         yield "diversity_heads", partial(plots.diversity_layers, layers, title, text)
+    scored = _table(corpus, _by_length)
+    if len(scored):
+        yield "lengths", partial(plots.by_length, scored, title)
+    measured = _table(corpus, _analysed(LENGTHS)).dropna(subset="relevant_weight")
+    if len(measured):
+        yield "relevant_weight", partial(plots.relevant_weight, measured, title)
     pruning = _table(corpus, _pruning)
     if len(pruning):
         yield "pruning", partial(plots.pruning_curves, pruning, corpus.corpus, text)
@@ -193,6 +199,14 @@ def _by_n_heads(run: SavedRun) -> pd.DataFrame:
     rows = [(name, value) for name, value in values.items() if value is not None]
     table = pd.DataFrame(rows, columns=["measure", "value"])
     return table.assign(n_heads=run.config.model.n_heads, seed=run.seed)
+
+
+def _by_length(run: SavedRun) -> pd.DataFrame:
+    """Return the main score of a run by length, if its test sets are named by lengths."""
+    results, name = run.results, run.metric.name
+    scores = {} if results is None else {s: results.score(s, name) for s in results.scores}
+    rows = [(int(split), score) for split, score in scores.items() if split.isdecimal()]
+    return pd.DataFrame(rows, columns=["length", "score"]).assign(metric=run.metric.label)
 
 
 def _scores(run: SavedRun) -> pd.DataFrame:

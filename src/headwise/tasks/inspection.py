@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headwise.analysis.lengths import ByLength
 from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
 from headwise.config.commands import PruneDataConfig
@@ -111,3 +112,13 @@ def readings(run: TrainedRun, inputs: Sequence[Any]) -> Iterator[Reading]:
         shown = reading.queries, reading.with_cls
         ((_, observed),) = observations(run.model, [reading.batch], run.device, *shown)
         yield replace(reading, observations=observed)
+
+
+def length_rows(run: TrainedRun) -> list[dict[str, Any]]:
+    """Return the rows of the table of heads by length; empty for tasks without lengths."""
+    means = ByLength()
+    for length, inputs in run.task.by_length(run.data([])).items():
+        for reading in readings(run, inputs):
+            relevant = {site: axes.relevant for site, axes in reading.axes.items()}
+            means.add(length, reading.observations, relevant)
+    return means.rows()

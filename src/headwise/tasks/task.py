@@ -359,6 +359,10 @@ class Task(ABC, Generic[D]):
         items = [Item(n, {"text": line}) for n, line in enumerate(lines, 1) if line.strip()]
         return Candidates(len(items), items.__getitem__, self.unit)
 
+    def by_length(self, data: D) -> Mapping[int, Sequence[Any]]:
+        """Length -> inputs of that length, `Item.input`, on which heads are measured by length."""
+        return {}
+
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
         """Each input of a user, `Item.input`, as a batch, with names of its queries and keys.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ COLUMNS = {"decoder": (COLUMN,), "encoder_decoder": ("source", "target")}
 MIN_ROWS = 8  # of a test length
 MAX_POSITIONS = 128  # of a row that is shown as a whole
 MAX_QUERIES = 64  # of a longer row that are shown
+# Of each test length, so many rows at most, and so many tokens, but for one row, measure the heads.
+MAX_MEASURED, MEASURED = 20, 16_384
 VALIDATION = 2**32 - 1  # a length of its own: the validation set has other rows than a test length
 
 
@@ -187,6 +189,13 @@ class SequenceTask(Task[NoFiles]):
             return Item(number + 1, {"row": f"{split} {number}"})
 
         return Candidates(self.n_rows(split), item, self.unit)
+
+    def by_length(self, data: NoFiles) -> Mapping[int, Sequence[str]]:
+        """See `Task.by_length`: the first rows of every test length, fewer of longer ones."""
+        return {
+            length: [f"{length} {n}" for n in range(max(1, min(MAX_MEASURED, MEASURED // length)))]
+            for length in self.config.data.test_lengths
+        }
 
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
         """See `Task.given`; an input names a split and the number of a row of it."""

@@ -40,7 +40,7 @@ SHORT_BUILTIN = (
     "n_train: 400, n_valid: 20, n_test: 20}]"
 )
 OTHER_DATA = {
-    *("data=text", "data=builtin_text", "data=images", "data=music", "data=parity"),
+    *("data=text", "data=builtin_text", "data=images", "data=music", "data=majority"),
     *("experiment=demo_text", "experiment=demo_masked_lm"),
     *("data=labelled", "data=image_folder", "experiment=demo_classification"),
 }

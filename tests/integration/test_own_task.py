@@ -22,7 +22,7 @@ from training_runs import NO_DROPOUT, Runs, assert_same_metrics
 LENGTH = 8
 SITES = "decoder_self", "encoder_self"
 SMALL = [
-    "data=parity",
+    "data=majority",
     f"task.length={LENGTH}",
     "task.n_train=40",
     "task.n_test=21",
@@ -53,7 +53,7 @@ def choices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             (folder / block.title).write_text(block.text, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setenv("HEADWISE_PLUGINS", "parity")
+        patch.setenv("HEADWISE_PLUGINS", "majority")
         yield folder / "choices"
 
 
@@ -81,10 +81,11 @@ def computed_accuracy(model: torch.nn.Module, split: str) -> float:
     seeds = [[*split.encode(), row] for row in range(21)]
     rows = [np.random.default_rng(seed).integers(2, size=LENGTH) for seed in seeds]
     bits = torch.from_numpy(np.stack(rows))
-    parity = torch.stack([bits[:, : end + 1].sum(1) % 2 for end in range(LENGTH)], 1)
+    ones = [bits[:, : end + 1].sum(1) for end in range(LENGTH)]
+    majority = torch.stack([2 * n > end + 1 for end, n in enumerate(ones)], 1)
     with torch.no_grad():
         logits = model(bits, torch.full((21,), LENGTH))
-    return (logits.argmax(-1) == parity).double().mean().item()
+    return (logits.argmax(-1) == majority).double().mean().item()
 
 
 def test_accuracy_and_alphas_match_the_weights(run: Path, site: str) -> None:
@@ -183,4 +184,4 @@ def test_headwise_does_not_contain_the_task() -> None:
     paths = [path for folder in ("src", "conf") for path in (ROOT / folder).rglob("*.*")]
     texts = [path.read_text(encoding="utf-8") for path in paths if path.suffix in (".py", ".yaml")]
     assert len(texts) > 100
-    assert not [text for text in texts if "parity" in text.lower()]
+    assert not [text for text in texts if "majority" in text.lower()]

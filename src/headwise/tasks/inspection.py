@@ -108,17 +108,21 @@ def readings(run: TrainedRun, inputs: Sequence[Any]) -> Iterator[Reading]:
     Raises:
         DataError: a text that cannot be the model's input.
     """
-    for reading in run.task.given(run, inputs):
-        shown = reading.queries, reading.with_cls
-        ((_, observed),) = observations(run.model, [reading.batch], run.device, *shown)
-        yield replace(reading, observations=observed)
+    yield from (_observed(run, reading) for reading in run.task.given(run, inputs))
+
+
+def _observed(run: TrainedRun, reading: Reading) -> Reading:
+    """Return a reading with the weights of every attention that has them."""
+    shown = reading.queries, reading.with_cls
+    ((_, observed),) = observations(run.model, [reading.batch], run.device, *shown)
+    return replace(reading, observations=observed)
 
 
 def length_rows(run: TrainedRun) -> list[dict[str, Any]]:
     """Return the rows of the table of heads by length; empty for tasks without lengths."""
     means = ByLength()
-    for length, inputs in run.task.by_length(run.data([])).items():
-        for reading in readings(run, inputs):
+    for length, inputs in run.task.by_length().items():
+        for reading in inputs:
             relevant = {site: axes.relevant for site, axes in reading.axes.items()}
-            means.add(length, reading.observations, relevant)
+            means.add(length, _observed(run, reading).observations, relevant)
     return means.rows()

@@ -359,8 +359,8 @@ class Task(ABC, Generic[D]):
         items = [Item(n, {"text": line}) for n, line in enumerate(lines, 1) if line.strip()]
         return Candidates(len(items), items.__getitem__, self.unit)
 
-    def by_length(self, data: D) -> Mapping[int, Sequence[Any]]:
-        """Length -> inputs of that length, `Item.input`, on which heads are measured by length."""
+    def by_length(self) -> Mapping[int, Iterator[Reading]]:
+        """Length -> inputs of that length, on which heads are measured by length."""
         return {}
 
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:

@@ -190,12 +190,23 @@ class SequenceTask(Task[NoFiles]):
 
         return Candidates(self.n_rows(split), item, self.unit)
 
-    def by_length(self, data: NoFiles) -> Mapping[int, Sequence[str]]:
+    def by_length(self) -> Mapping[int, Iterator[Reading]]:
         """See `Task.by_length`: the first rows of every test length, fewer of longer ones."""
-        return {
-            length: [f"{length} {n}" for n in range(max(1, min(MAX_MEASURED, MEASURED // length)))]
-            for length in self.config.data.test_lengths
-        }
+
+        def measured(split: str) -> Iterator[Reading]:
+            n_rows = max(1, min(MAX_MEASURED, MEASURED // self.length(split)))
+            for number in range(min(n_rows, self.n_rows(split))):
+                row = self.row(split, number)
+                yield self.reading_of(row, self.some_queries(row))
+
+        return {self.length(split): measured(split) for split in self.config.data.test}
+
+    def some_queries(self, row: Row) -> list[int]:
+        """Return positions that predict scored targets, evenly spread."""
+        first = self.layout.first_target(row)
+        return [
+            first + place for place in spaced(np.flatnonzero(row.scored_T).tolist(), MAX_QUERIES)
+        ]
 
     def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
         """See `Task.given`; an input names a split and the number of a row of it."""
@@ -204,17 +215,22 @@ class SequenceTask(Task[NoFiles]):
             if not number.isdecimal():
                 raise DataError(f"{text!r} must be a length and the number of a row: '64 0'")
             self.restored(Path(), [split])
-            yield self.reading_of(self.row(split, int(number)))
+            row = self.row(split, int(number))
+            n_positions = len(self.layout.ids(row)[-1])
+            is_short = n_positions <= MAX_POSITIONS
+            yield self.reading_of(row, range(n_positions) if is_short else self.some_queries(row))
 
-    def reading_of(self, row: Row) -> Reading:
-        """Return a row as a model reads it, with names of its ids and the relevant keys."""
+    def reading_of(self, row: Row, queries: Sequence[int]) -> Reading:
+        """Return a row as a model reads it, with names of its ids and the relevant keys.
+
+        Args:
+            row: of a split.
+            queries: positions in the last column whose weights are observed.
+        """
         layout = self.layout
         mark = layout.rows.n_ids
         sides = [["·" if n == mark else str(n) for n in side.tolist()] for side in layout.ids(row)]
         first, scored = layout.first_target(row), np.flatnonzero(row.scored_T)
-        queries = list(range(len(sides[-1])))
-        if len(queries) > MAX_POSITIONS:
-            queries = [first + int(place) for place in spaced(scored.tolist(), MAX_QUERIES)]
         relevant = dict(
             zip((first + scored).tolist(), row.relevant_T[scored].tolist(), strict=True)
         )

@@ -32,7 +32,14 @@ def cases() -> Iterator[tuple[str, str]]:
 CASES = list(cases())
 
 
-@pytest.fixture(params=CASES, ids="-".join)
+FAST = {(data, task) for data, task in CASES if task != "sequence"} | {("copy", "sequence")}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(c, marks=() if c in FAST else pytest.mark.slow, id="-".join(c)) for c in CASES
+    ]
+)
 def task(request: pytest.FixtureRequest) -> Task[Any]:
     data, name = request.param
     with composer() as make:

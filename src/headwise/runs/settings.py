@@ -23,6 +23,7 @@ from headwise.config.data import (
     CleaningConfig,
     DataConfig,
     LabelledDataConfig,
+    SequenceConfig,
     TextDataConfig,
 )
 from headwise.config.folders import composed
@@ -44,6 +45,7 @@ GROUPS = {  # key of a group -> its class
 OTHER_DATA: dict[str, dict[str, type]] = {  # choice of data -> its groups with other keys
     "data=text": {"data": TextDataConfig, "decode": schema.WindowsConfig},
     "data=labelled": {"data": LabelledDataConfig},
+    "data=copy": {"data": SequenceConfig},
 }
 # Set by the yamls of `data`, not by users.
 CORPUS_KEYS = ("tasks", "files", "origins", "licence", "notes")

@@ -189,7 +189,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
                 f"{kind} cannot be made sparse: {name} ({type(own[name]).__name__}) passes "
                 f"{', '.join(sorted(unknown))} to its attention function, which is not known here"
             )
-        if _SDPA_ALONE.search(_source(type(own[name]))):
+        if _SDPA_ALONE.search(_code_of(type(own[name]))):
             raise ValueError(
                 f"{kind} cannot be made sparse: {name} ({type(own[name]).__name__}) computes "
                 "something else with attn_implementation='sdpa' than with other functions"
@@ -208,7 +208,7 @@ def _left_dense(model: nn.Module, found: dict[str, nn.Module]) -> list[str]:
     ]
 
 
-def _source(kind: Any) -> str:
+def _code_of(kind: Any) -> str:
     """Return the source of a class or function; empty if there is none."""
     try:
         return inspect.getsource(kind)
@@ -218,10 +218,10 @@ def _source(kind: Any) -> str:
 
 def _keywords(kind: type[nn.Module]) -> frozenset[str] | None:
     """Return the keywords that a class passes to the interface; None if it does not call it."""
-    source = _source(kind.forward)
-    if "ALL_ATTENTION_FUNCTIONS" not in source:
+    code = _code_of(kind.forward)
+    if "ALL_ATTENTION_FUNCTIONS" not in code:
         return None
-    calls = [n for n in ast.walk(ast.parse(textwrap.dedent(source))) if isinstance(n, ast.Call)]
+    calls = [n for n in ast.walk(ast.parse(textwrap.dedent(code))) if isinstance(n, ast.Call)]
     words = (
         keyword.arg
         for call in calls

@@ -59,11 +59,13 @@ def text_of(overrides: list[str], split: str) -> bytes:
 
 
 @torch.no_grad()
-def computed_bits(model: torch.nn.Module, text: bytes, starts: Iterable[int] = (0,)) -> float:
+def computed_bits(
+    model: torch.nn.Module, text: bytes, starts: Iterable[int] = (0,), window: int = WINDOW
+) -> float:
     """Bits per byte, computed in float64 for each document (from `starts`) of each window."""
     ids = [N_SPECIALS + byte for byte in text]
     nats = 0.0
-    for start, end in pairwise(sorted({*range(0, len(ids), WINDOW), *starts, len(ids)})):
+    for start, end in pairwise(sorted({*range(0, len(ids), window), *starts, len(ids)})):
         targets = torch.tensor(ids[start:end])
         previous = torch.tensor(
             [BOS if start in starts else ids[start - 1], *targets[:-1].tolist()]
@@ -186,9 +188,31 @@ def test_evaluate_scores_other_splits_and_checkpoints(
     assert items[:, 3].sum() == len(text)
 
 
+def test_longer_windows_are_scored_without_and_with_scaling(
+    headwise: CommandLine, overrides: list[str], run: Path
+) -> None:
+    with composer() as make:
+        model = task_of(typed(make(overrides))).model({"tokens": 260}).double().eval()
+    results = read_json(run / "results.json")
+    weights = load_checkpoint(run / "checkpoints" / f"{results['weights']}.pt")["model"]
+    model.load_state_dict(weights)
+    options = f"run={run}", "data.test=[test]", f"decode.window={4 * WINDOW}", "name=long"
+    headwise.ok("evaluate", *options)
+    bits = read_json(run / "long.json")["scores"]["test"]["bits_per_byte"]
+    expected = computed_bits(model, text_of(overrides, "test"), window=4 * WINDOW)
+    assert bits["score"] == pytest.approx(expected, rel=1e-6)
+    assert bits["signature"] == f"min_context:0|window:{4 * WINDOW}"
+    headwise.ok("evaluate", *options, "scaling=ssmax", "name=scaled")
+    scaled = read_json(run / "scaled.json")["scores"]["test"]["bits_per_byte"]
+    assert scaled["n_scored"] == bits["n_scored"]
+    assert scaled["score"] != pytest.approx(bits["score"], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ("decode.window=0", "decode.window must be at least 1"),
+        ("decode.window=20 decode.min_context=20", "below decode.window=20"),
         ("decode.beam=3", "decode.beam is not known; allowed: min_context"),
         ("decode.min_context=[0,8]", "decode.min_context: "),
         ("data.source_file=a data.reference_file=a", "null with task=density"),

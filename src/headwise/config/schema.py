@@ -176,9 +176,10 @@ UNCHOSEN = ("schema", "shared")  # groups that only other yamls use
 
 @dataclass
 class WindowsConfig:
-    """Evaluation of a density model in windows of `data.window` tokens."""
+    """Evaluation of a density model in windows."""
 
     _target_: str = "headwise.config.schema.WindowsConfig"
     min_context: int = 0  # tokens before every scored one in its window; 0: windows side by side
+    window: int | None = None  # tokens of a window; null: data.window, as in training
     max_windows: int = 0  # score only so many, evenly spaced; 0: the whole split
     precision: str = "fp32"  # fp32, bf16 (autocast: bits differ), or auto as in training

@@ -79,6 +79,12 @@ class StreamTask(Task[PreparedTokens]):
     def row_tokens(self) -> int:
         return int(self.config.data.window)
 
+    @property
+    def _window(self) -> int:
+        """Tokens of a window of an evaluation."""
+        window = self.config.decode.window
+        return int(self.config.data.window if window is None else window)
+
     def sites(self) -> tuple[Site, ...]:
         return (site_alone(self.config.model, self.site, COLUMN),)
 
@@ -92,31 +98,35 @@ class StreamTask(Task[PreparedTokens]):
         n_cls, is_masked = config.model.cls_tokens, config.data.document_mask
         allowed = "0 with data.document_mask=true: all documents would see them"
         require(not (is_masked and n_cls), "model.cls_tokens", allowed, n_cls)
-        longest = parts_of(config).positions.max_positions
-        allowed = f"at least data.window={window}"
-        require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
-        check_model(config, self.sites(), {COLUMN: window})
         self.check_search()
+        check_model(config, self.sites(), {COLUMN: window})
 
     def check_search(self) -> None:
-        """See `Task.check_search`: an evaluation in windows of `data.window`."""
-        windows, window = self.config.decode, self.config.data.window
+        """See `Task.check_search`: an evaluation in windows."""
+        windows, positions = self.config.decode, parts_of(self.config).positions
         fits, allowed = isinstance(windows, WindowsConfig), f"windows with task={self.name}"
         require(fits, "decode", allowed, getattr(windows, "method", windows))
         check_precision(windows.precision, "decode.precision")
-        allowed = f"at least 0 and below data.window={window}"
+        longest, period = positions.max_positions, positions.period
+        whole = f"a multiple of the {period} values of positions.shape"
+        for key, window in (("data.window", self.row_tokens), ("decode.window", self._window)):
+            require(window >= 1, key, "at least 1", window)
+            fits, allowed = longest is None or longest >= window, f"at least {key}={window}"
+            require(fits, "positions.max_positions", allowed, longest)
+            require(period is None or window % period == 0, key, whole, window)
+        key = "data.window" if windows.window is None else "decode.window"
+        allowed = f"at least 0 and below {key}={window}"
         context, most = windows.min_context, windows.max_windows
         require(0 <= context < window, "decode.min_context", allowed, context)
         require(most >= 0, "decode.max_windows", "at least 0 (0: all)", most)
-        period = parts_of(self.config).positions.period
-        whole = f"a multiple of the {period} values of positions.shape"
-        for key, value in (("data.window", window), ("decode.min_context", context)):
-            require(period is None or value % period == 0, key, whole, value)
+        require(period is None or context % period == 0, "decode.min_context", whole, context)
 
     def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:
         """See `Task.metrics`: bits (if the loss has a nll), others, and those of the loss."""
         most, (unit,) = self.config.decode.max_windows, {m.unit for m in self.loss.metrics}
-        bits, *others = self.own_metrics(unit, f"|max_windows:{most}" if most else "")
+        window = self.config.decode.window
+        part = f"|window:{window}" if window is not None else ""
+        bits, *others = self.own_metrics(unit, part + (f"|max_windows:{most}" if most else ""))
         metrics = [*([bits] if self.loss.measure == "nll" else []), *others, *self.loss.metrics]
         scope, consecutive = f"{most} windows" if most else "", not self.config.data.aligned
         return [replace(metric, scope=scope, consecutive=consecutive) for metric in metrics]
@@ -156,7 +166,7 @@ class StreamTask(Task[PreparedTokens]):
 
     def batches(self, data: PreparedTokens, part: Part) -> Any:
         """See `Task.batches`: windows of `decode.min_context`, an `EvaluationWindows`."""
-        window, windows = self.config.data.window, self.config.decode
+        window, windows = self._window, self.config.decode
         n_tokens = part.n and window + (part.n - 1) * (window - windows.min_context)
         sizes = window, self.config.trainer.max_tokens, windows.min_context, windows.max_windows
         return self.windows(data)[1](data.stream(part.split).first(n_tokens), BOS, *sizes)
@@ -169,12 +179,13 @@ class StreamTask(Task[PreparedTokens]):
             return super().evaluate(model, data, part, ranks, progress)
 
     def quick(self) -> Self:
-        """See `Task.quick`: windows side by side, which take the least time."""
-        return self.changed(decode=replace(self.config.decode, min_context=0))
+        """See `Task.quick`: windows as in training, side by side, which take the least time."""
+        return self.changed(decode=replace(self.config.decode, min_context=0, window=None))
 
     def plain(self) -> Self:
-        """See `Task.plain`: all windows, side by side."""
-        return self.changed(decode=replace(self.config.decode, min_context=0, max_windows=0))
+        """See `Task.plain`: all windows as in training, side by side."""
+        changes = {"min_context": 0, "max_windows": 0, "window": None}
+        return self.changed(decode=replace(self.config.decode, **changes))
 
     def restored(
         self, saved: Path, splits: Sequence[str], folder: str | None = None

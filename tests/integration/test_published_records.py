@@ -108,7 +108,7 @@ def folder_of(run: SavedRun, folder: Path) -> Path:
 @pytest.mark.slow
 def test_every_record_is_read_and_gives_its_scores() -> None:
     runs = find_records([str(RESULTS)], SavedRun)
-    assert len(runs) == 515
+    assert len(runs) == 560
     assert not (wrong := [problem for run in runs for problem in problems(run)]), wrong
     for run in (run for run in runs if run.folder.parent.name == UNFINISHED):
         assert run.json("results-best.json")["scores"]["test"].keys() >= {"bleu", "nll"}

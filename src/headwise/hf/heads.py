@@ -31,7 +31,7 @@ def places(model: nn.Module) -> dict[nn.Module, tuple[str, str, int]]:
     Raises:
         ValueError: no attention is sparse.
     """
-    found: dict[nn.Module, tuple[str, str, int]] = {}
+    by_module: dict[nn.Module, tuple[str, str, int]] = {}
     counts: dict[str, int] = {}
     for name, module in model.named_modules():
         if hasattr(module, HEAD_ALPHA):
@@ -41,10 +41,10 @@ def places(model: nn.Module) -> dict[nn.Module, tuple[str, str, int]]:
             elif getattr(module, "is_causal", False) or "decoder." in name:
                 site = "decoder_self"
             counts[site] = counts.get(site, 0) + 1
-            found[module] = (name, site, counts[site])
-    if not found:
+            by_module[module] = (name, site, counts[site])
+    if not by_module:
         raise ValueError(f"{type(model).__name__} has no sparse heads: headwise.hf.sparsify(model)")
-    return found
+    return by_module
 
 
 def heads(model: nn.Module) -> pd.DataFrame:

@@ -65,10 +65,10 @@ class _SparseMapping:
         self.mapping = mapping
 
     def __getitem__(self, config: type) -> Any:
-        found = self.mapping[config]
-        if isinstance(found, list | tuple):
-            return [_sparse(kind) for kind in found]
-        return _sparse(found)
+        kinds = self.mapping[config]
+        if isinstance(kinds, list | tuple):
+            return [_sparse(kind) for kind in kinds]
+        return _sparse(kinds)
 
     def __contains__(self, config: type) -> bool:
         return config in self.mapping

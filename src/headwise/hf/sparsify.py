@@ -105,27 +105,27 @@ def _unwrapped(model: Any) -> PreTrainedModel:
 
 def make_sparse(model: PreTrainedModel, settings: dict[str, Any]) -> None:
     """Make a model sparse with the arguments of `sparsify`; errors as there."""
-    found = attentions(model)
-    if dense := _left_dense(model, found):
+    by_name = attentions(model)
+    if dense := _left_dense(model, by_name):
         warnings.warn(
             f"{type(model).__name__}: {', '.join(dense)} keep softmax, as they do not use "
             "Transformers' AttentionInterface",
             stacklevel=3,
         )
-    chosen = _chosen(list(found), settings["layers"], model.base_model_prefix)
+    chosen = _chosen(list(by_name), settings["layers"], model.base_model_prefix)
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    configs = {id(x.config): x.config for x in (*parts, *found.values())}.values()
+    configs = {id(x.config): x.config for x in (*parts, *by_name.values())}.values()
     if any(config._attn_implementation == NAME for config in configs):
         raise ValueError("the model shares its config with a sparse model; copy.deepcopy it before")
     maps: dict[str, nn.Module] = {}
-    for name, module in found.items():
+    for name, module in by_name.items():
         kind = settings["attention"] if name in chosen else "softmax"
         maps[name] = FixedMap(_n_heads(name, module), kind)
         if kind == "alpha_entmax":
             start = settings["alpha_init"], settings["alpha_lr_factor"]
             device = next(module.parameters()).device
             maps[name] = HeadAlpha(_n_heads(name, module), *start, device=device)
-    for name, module in found.items():  # nothing fails from here on
+    for name, module in by_name.items():  # nothing fails from here on
         setattr(module, HEAD_ALPHA, maps[name].train(module.training))
     handles = []
     before = [(config, config._attn_implementation) for config in configs]
@@ -169,16 +169,16 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     own = {n: m for n, m in model.named_modules() if not type(m).__module__.startswith("torch.")}
     of_kind = {kind: _keywords(kind) for kind in {type(module) for module in own.values()}}
     keywords = {name: of_kind[type(module)] for name, module in own.items()}
-    found = {name: own[name] for name, words in keywords.items() if words is not None}
+    by_name = {name: own[name] for name, words in keywords.items() if words is not None}
     outside = [
         f"{name} ({type(module).__name__})"
         for name, module in own.items()
-        if name not in found
+        if name not in by_name
         and type(module).__name__.endswith("Attention")
-        and not any(inner.startswith(f"{name}.") for inner in found)
+        and not any(inner.startswith(f"{name}.") for inner in by_name)
     ]
     kind = type(model).__name__
-    if outside or not found:
+    if outside or not by_name:
         raise ValueError(
             f"{kind} cannot be made sparse: its attention does not use Transformers' "
             f"AttentionInterface{': ' if outside else ''}{', '.join(outside[:3])}"
@@ -194,15 +194,15 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
                 f"{kind} cannot be made sparse: {name} ({type(own[name]).__name__}) computes "
                 "something else with attn_implementation='sdpa' than with other functions"
             )
-    return found
+    return by_name
 
 
-def _left_dense(model: nn.Module, found: dict[str, nn.Module]) -> list[str]:
+def _left_dense(model: nn.Module, by_name: dict[str, nn.Module]) -> list[str]:
     """Return the names of parts that compute weights on their own, such as attention poolings."""
     return [
         f"{name} ({type(module).__name__})"
         for name, module in model.named_modules()
-        if name not in found
+        if name not in by_name
         and re.search("atte?n", type(module).__name__, re.IGNORECASE)
         and _WEIGHTS.intersection(type(module).forward.__code__.co_names)
     ]
@@ -255,8 +255,8 @@ def _chosen(names: Sequence[str], layers: Sequence[int] | str | None, base: str)
 
 
 def _first_number(name: str) -> int | None:
-    found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
-    return int(found[1]) if found else None
+    match = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    return int(match[1]) if match else None
 
 
 def _n_heads(name: str, module: nn.Module) -> int:

@@ -92,9 +92,9 @@ def record(
         "thresholds": asdict(Thresholds()),
     }
     rows = findings({**result.tables, "trajectories": []}, about)
-    found = {**result.tables, "findings": [r for r in rows if r["outcome"] != UNMEASURED]}
+    rows_of = {**result.tables, "findings": [r for r in rows if r["outcome"] != UNMEASURED]}
     return {
-        table.name: pd.DataFrame(found[table.name], columns=list(table.columns))
+        table.name: pd.DataFrame(rows_of[table.name], columns=list(table.columns))
         for table in (HEADS, LAYERS, DENSITY, FINDINGS)
     }
 

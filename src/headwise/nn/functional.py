@@ -237,8 +237,8 @@ def _heads(query: Tensor, key: Tensor, value: Tensor, is_grouped: bool) -> list[
         dtype = torch.get_autocast_dtype(query.device.type)
         heads = [states.to(dtype) for states in heads]
     if not query.is_floating_point() or len({(x.dtype, x.device) for x in heads}) > 1:
-        found = ", ".join(f"{x.dtype} on {x.device}" for x in heads)
-        raise TypeError(f"query, key and value must share a floating-point dtype, got {found}")
+        given = ", ".join(f"{x.dtype} on {x.device}" for x in heads)
+        raise TypeError(f"query, key and value must share a floating-point dtype, got {given}")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ValueError(f"shapes of query, key and value do not match: {shapes}")
     if not query.shape[-1]:
@@ -265,7 +265,7 @@ def _keys(
     if mask is None:
         return Keys(None, causal), None
     if mask.device != query.device or not (mask.dtype is torch.bool or mask.is_floating_point()):
-        found = f"{mask.dtype} on {mask.device}"
-        raise TypeError(f"attn_mask must be bool or floating-point on {query.device}, got {found}")
+        given = f"{mask.dtype} on {mask.device}"
+        raise TypeError(f"attn_mask must be bool or floating-point on {query.device}, got {given}")
     mask = _four_axes("attn_mask", mask, (*_rows(query), key.shape[-2]))
     return (Keys(mask, causal), None) if mask.dtype is torch.bool else (Keys(None, causal), mask)

@@ -43,6 +43,16 @@ ATTENTION = (*HEADS, ALPHA, MASK, torch.tensor([9, 5]), torch.tensor(5), torch.r
 OPTIONAL = ATTENTION[3:]
 SETTINGS, SAVED = (1, True, 5, 0.1, 0.3, 1), torch.rand(2, 3, 4, 2)
 ROWS = (torch.rand(6), torch.rand(6, 9), TARGET, torch.rand(6), torch.rand(6, 2))
+
+
+def softmax(scores: Tensor, dim: int, mask: Tensor) -> Tensor:
+    return entmax.softmax(scores, dim, mask=mask)
+
+
+def alpha_entmax(scores: Tensor, alpha: Tensor, dim: int, mask: Tensor) -> Tensor:
+    return entmax.alpha_entmax(scores, alpha, dim, mask=mask)
+
+
 ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     "weights": (SCORES, ALPHA, MASK, 1),
     "weights_backward": (SCORES.softmax(-1), SCORES, ALPHA, 1, True),
@@ -51,9 +61,9 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     "attention_of_few": (*ATTENTION[:6], ATTENTION[7], 1, True, 5, 0.3, 1),
     "entmax_loss": (ROWS[1], TARGET, 1.3, 0.1),
     "entmax_loss_backward": (*ROWS, 1.5, 0.1, True),
-    entmax.softmax: (SCORES, -2, MASK),
+    softmax: (SCORES, -2, MASK),
     entmax.entmax15: (SCORES[:, :, 0], -1, MASK[:, :, 0]),
-    entmax.alpha_entmax: (SCORES[None], ALPHA[None], 4, MASK[None]),
+    alpha_entmax: (SCORES[None], ALPHA[None], 4, MASK[None]),
     entmax.entmax_loss: (torch.randn(2, 3, 9), TARGET.view(2, 3), 1.3),
 }
 

@@ -37,6 +37,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def overrides(layout: str) -> list[str]:
     depth = ["model.encoder_layers=1", "model.decoder_layers=1"]
+    depth.append("model.share_embeddings=decoder")
     return [
         *SMALL,
         *(["model.layers=1"] if layout == "decoder" else depth),

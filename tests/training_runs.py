@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import command_line
+from headwise.train.checkpoint import load_checkpoint
 from warm_python import PROCESSES
 
 ROOT = Path(__file__).parent.parent
@@ -217,3 +218,31 @@ def run_python(
     """Run Python as a user does."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def assert_two_ranks_equal_one(
+    runs: Runs, overrides: Sequence[str], max_tokens: int, outputs: Path
+) -> None:
+    """Assert that two ranks train and score as one process with the tokens of both."""
+    without_dropout = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
+    folders = []
+    for n_ranks in (1, 2):
+        changes = [f"paths.outputs={outputs / str(n_ranks)}"]
+        changes.append(f"trainer.max_tokens={max_tokens // n_ranks}")
+        result = runs.ranks([*without_dropout, *changes], n_ranks)
+        assert {rank.code for rank in result} == {0}, result
+        folders += command_line.run_folders(outputs / str(n_ranks))
+    assert_same_metrics(*folders)
+
+
+def assert_resumes_bitwise(
+    headwise: command_line.CommandLine, overrides: Sequence[str], run: Path, outputs: Path
+) -> None:
+    """Assert that a training of 12 updates, stopped after 7, ends with the weights of `run`."""
+    for n_updates in (7, 12):
+        changed = [f"paths.outputs={outputs}", f"trainer.max_updates={n_updates}"]
+        headwise.ok("train", *overrides, *changed)
+    (resumed,) = command_line.run_folders(outputs)
+    whole, continued = (load_checkpoint(f / "checkpoints" / "last.pt") for f in (run, resumed))
+    assert whole["model"].keys() == continued["model"].keys()
+    assert all(whole["model"][name].equal(continued["model"][name]) for name in whole["model"])

@@ -29,7 +29,7 @@ from headwise.tasks.check import checked_task
 from headwise.tasks.inspection import items, readings
 from headwise.train.checkpoint import load_checkpoint
 from slow_marks import slow_but
-from training_runs import NO_DROPOUT, Runs, assert_same_metrics
+from training_runs import Runs, assert_two_ranks_equal_one
 
 WINDOW = 16
 DOCUMENTS = ["data.documents=line", "data.document_mask=true", "positions=rotary"]
@@ -159,15 +159,7 @@ def test_killed_run_resumes_bitwise_equal(runs: Runs, overrides: list[str], tmp_
 def test_two_ranks_equal_one_with_twice_the_tokens(
     runs: Runs, overrides: list[str], tmp_path: Path, changes: list[str]
 ) -> None:
-    without_dropout = [f"{key}={value}" for key, value in NO_DROPOUT.items()]
-    folders = []
-    for n_ranks in (1, 2):
-        outputs = tmp_path / str(n_ranks)
-        command = [*overrides, *changes, *without_dropout, f"paths.outputs={outputs}"]
-        result = runs.ranks([*command, f"trainer.max_tokens={64 // n_ranks}"], n_ranks)
-        assert {rank.code for rank in result} == {0}, result
-        folders += run_folders(outputs)
-    assert_same_metrics(*folders)
+    assert_two_ranks_equal_one(runs, [*overrides, *changes], 64, tmp_path)
 
 
 def test_explicit_task_wins_over_that_of_the_data(make: Any) -> None:

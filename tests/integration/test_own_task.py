@@ -15,9 +15,8 @@ from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
-from headwise.train.checkpoint import load_checkpoint
 from slow_marks import slow_but
-from training_runs import NO_DROPOUT, Runs, assert_same_metrics
+from training_runs import Runs, assert_resumes_bitwise, assert_two_ranks_equal_one
 
 LENGTH = 8
 SITES = "decoder_self", "encoder_self"
@@ -142,28 +141,12 @@ def test_run_is_evaluated_and_shown(headwise: CommandLine, run: Path, site: str)
 def test_stopped_run_resumes_bitwise_equal(
     headwise: CommandLine, run: Path, overrides: list[str], tmp_path: Path
 ) -> None:
-    for n_updates in (7, 12):
-        changed = [f"paths.outputs={tmp_path}", f"trainer.max_updates={n_updates}"]
-        headwise.ok("train", *overrides, *changed)
-    (resumed,) = run_folders(tmp_path)
-    whole, continued = (
-        load_checkpoint(folder / "checkpoints" / "last.pt") for folder in (run, resumed)
-    )
-    assert all(
-        torch.equal(whole["model"][name], continued["model"][name]) for name in whole["model"]
-    )
+    assert_resumes_bitwise(headwise, overrides, run, tmp_path)
 
 
 @pytest.mark.slow
 def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs, overrides: list[str]) -> None:
-    without_dropout = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
-    folders = []
-    for n_ranks in (1, 2):
-        outputs = runs.folder / f"{overrides[-1]}-{n_ranks}"
-        changes = [f"paths.outputs={outputs}", f"trainer.max_tokens={64 // n_ranks}"]
-        assert {rank.code for rank in runs.ranks([*without_dropout, *changes], n_ranks)} == {0}
-        folders += run_folders(outputs)
-    assert_same_metrics(*folders)
+    assert_two_ranks_equal_one(runs, overrides, 64, runs.folder / overrides[-1])
 
 
 @pytest.mark.parametrize(

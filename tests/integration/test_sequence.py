@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_line import CommandLine, assert_rejected, page_data, read_json, run_folders, train_with
+from command_line import CommandLine, assert_rejected, page_data, read_json, train_with
 from headwise import load
 from headwise.analysis.tables import LENGTHS
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.tasks.inspection import readings
-from headwise.train.checkpoint import load_checkpoint
 from slow_marks import slow_but
-from training_runs import NO_DROPOUT, Runs, assert_same_metrics
+from training_runs import Runs, assert_resumes_bitwise, assert_two_ranks_equal_one
 
 SMALL = [
     "data=recall", "data.rows.keys=8", "data.rows.values=3", "data.rows.asked=2",
@@ -56,7 +55,7 @@ def test_scores_of_every_length_match_the_weights(run: Path) -> None:
     for split, of_split in scores.items():
         right = []
         for number in range(9):
-            row = trained.task.row(split, number)
+            (row,) = trained.task.rows(split, [number])
             (batch,) = (trained.task.layout.batch([row], [0]),)
             with torch.no_grad():
                 logits = trained.model(**trained.model.inputs(batch)).flatten(0, 1)
@@ -113,24 +112,12 @@ def test_page_shows_rows(headwise: CommandLine, run: Path) -> None:
 def test_stopped_run_resumes_bitwise_equal(
     headwise: CommandLine, run: Path, overrides: list[str], tmp_path: Path
 ) -> None:
-    for n_updates in (7, 12):
-        changed = [f"paths.outputs={tmp_path}", f"trainer.max_updates={n_updates}"]
-        headwise.ok("train", *overrides, *changed)
-    (resumed,) = run_folders(tmp_path)
-    whole, continued = (load_checkpoint(f / "checkpoints" / "last.pt") for f in (run, resumed))
-    assert all(whole["model"][name].equal(continued["model"][name]) for name in whole["model"])
+    assert_resumes_bitwise(headwise, overrides, run, tmp_path)
 
 
 @pytest.mark.slow
 def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs, overrides: list[str]) -> None:
-    without_dropout = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
-    folders = []
-    for n_ranks in (1, 2):
-        outputs = runs.folder / f"{overrides[-1]}-{n_ranks}"
-        changes = [f"paths.outputs={outputs}", f"trainer.max_tokens={80 // n_ranks}"]
-        assert {rank.code for rank in runs.ranks([*without_dropout, *changes], n_ranks)} == {0}
-        folders += run_folders(outputs)
-    assert_same_metrics(*folders)
+    assert_two_ranks_equal_one(runs, overrides, 80, runs.folder / overrides[-1])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ class SequenceTask(Task[NoFiles]):
         numbers = range(self.n_rows(part.split))[: part.n]
         step = max(1, self.config.trainer.max_tokens // positions)
         return [
-            layout.batch([self.row(part.split, n) for n in some], some)
+            layout.batch(self.rows(part.split, some), some)
             for some in (numbers[i : i + step] for i in range(0, len(numbers), step))
         ]
 
@@ -162,10 +162,11 @@ class SequenceTask(Task[NoFiles]):
         data: SequenceConfig = self.config.data
         return min(data.n_test, max(MIN_ROWS, data.test_tokens // self.length(split)))
 
-    def row(self, split: str, number: int) -> Row:
-        """Return a row of a split, the same for every run."""
+    def rows(self, split: str, numbers: Iterable[int]) -> list[Row]:
+        """Return rows of a split, the same for every run."""
         seed = VALIDATION if split == self.config.data.valid else 0
-        return evaluation_row(self.layout.rows, self.length(split), number, seed)
+        rows, length = self.layout.rows, self.length(split)
+        return [evaluation_row(rows, length, number, seed) for number in numbers]
 
     def evaluate(
         self, model: Model, data: NoFiles, part: Part, ranks: Ranks, progress: bool = False
@@ -195,8 +196,7 @@ class SequenceTask(Task[NoFiles]):
 
         def measured(split: str) -> Iterator[Reading]:
             n_rows = max(1, min(MAX_MEASURED, MEASURED // self.length(split)))
-            for number in range(min(n_rows, self.n_rows(split))):
-                row = self.row(split, number)
+            for row in self.rows(split, range(min(n_rows, self.n_rows(split)))):
                 yield self.reading_of(row, self.some_queries(row))
 
         return {self.length(split): measured(split) for split in self.config.data.test}
@@ -215,7 +215,7 @@ class SequenceTask(Task[NoFiles]):
             if not number.isdecimal():
                 raise DataError(f"{text!r} must be a length and the number of a row: '64 0'")
             self.restored(Path(), [split])
-            row = self.row(split, int(number))
+            (row,) = self.rows(split, [int(number)])
             n_positions = len(self.layout.ids(row)[-1])
             is_short = n_positions <= MAX_POSITIONS
             yield self.reading_of(row, range(n_positions) if is_short else self.some_queries(row))

@@ -42,22 +42,21 @@ class _Map(_Options):
         return self._call(X, mask=mask)
 
 
-class Sparsemax(_Map):
+class _Exact(_Map):
+    def __init__(self, dim: int = -1, k: int | None = None) -> None:
+        super().__init__(dim=dim, k=k)
+
+
+class Sparsemax(_Exact):
     """`headwise.entmax.sparsemax`."""
 
     function = staticmethod(maps.sparsemax)
 
-    def __init__(self, dim: int = -1, k: int | None = None) -> None:
-        super().__init__(dim=dim, k=k)
 
-
-class Entmax15(_Map):
+class Entmax15(_Exact):
     """`headwise.entmax.entmax15`."""
 
     function = staticmethod(maps.entmax15)
-
-    def __init__(self, dim: int = -1, k: int | None = None) -> None:
-        super().__init__(dim=dim, k=k)
 
 
 class SparsemaxBisect(_Map):

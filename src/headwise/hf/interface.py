@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from headwise.nn.functional import MAPS, Keys, Scores, attend_heads
+from headwise.nn.functional import MAPS, Keys, Scores, attend_heads, in_autocast, repeated
 
 NAME = "headwise"  # of the attention implementation
 HEAD_ALPHA = "head_alpha"  # attribute of a sparse attention: its `HeadAlpha` or `FixedMap`
@@ -82,9 +82,7 @@ def attention_forward(
             f"this {type(module).__name__} is not sparse, but shares its config with a model that "
             "is: give each model its own config, by copy.deepcopy"
         )
-    if torch.is_autocast_enabled(query.device.type):  # rotated queries are float32, values not
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = in_autocast(query, key, value)  # rotated queries are float32, values not
     n_queries, bias = query.shape[2], position_bias
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     is_causal = bool(is_causal) and n_queries > 1 and attention_mask is None
@@ -94,9 +92,7 @@ def attention_forward(
     if attention_mask is not None and attention_mask.dtype is not torch.bool:  # a user's own
         bias = attention_mask if bias is None else bias + attention_mask
         attention_mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
-    if key.shape[1] != query.shape[1]:  # grouped keys
-        n_groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(n_groups, 1) for x in (key, value))
+    key, value = repeated(key, query.shape[1]), repeated(value, query.shape[1])  # grouped keys
     keys = Keys(attention_mask, is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     alpha = maps()  # also of a module that PEFT has wrapped

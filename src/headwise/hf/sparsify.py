@@ -120,11 +120,11 @@ def make_sparse(model: PreTrainedModel, settings: dict[str, Any]) -> None:
     maps: dict[str, nn.Module] = {}
     for name, module in by_name.items():
         kind = settings["attention"] if name in chosen else "softmax"
-        maps[name] = FixedMap(_n_heads(name, module), kind)
+        n_heads = _n_heads(name, module)
+        maps[name] = FixedMap(n_heads, kind)
         if kind == "alpha_entmax":
             start = settings["alpha_init"], settings["alpha_lr_factor"]
-            device = next(module.parameters()).device
-            maps[name] = HeadAlpha(_n_heads(name, module), *start, device=device)
+            maps[name] = HeadAlpha(n_heads, *start, device=next(module.parameters()).device)
     for name, module in by_name.items():  # nothing fails from here on
         setattr(module, HEAD_ALPHA, maps[name].train(module.training))
     handles = []
@@ -167,9 +167,9 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
             arguments.
     """
     own = {n: m for n, m in model.named_modules() if not type(m).__module__.startswith("torch.")}
-    of_kind = {kind: _keywords(kind) for kind in {type(module) for module in own.values()}}
-    keywords = {name: of_kind[type(module)] for name, module in own.items()}
-    by_name = {name: own[name] for name, words in keywords.items() if words is not None}
+    first = {type(module): name for name, module in reversed(own.items())}  # name of each class
+    keywords = {kind: _keywords(kind) for kind in first}
+    by_name = {name: m for name, m in own.items() if keywords[type(m)] is not None}
     outside = [
         f"{name} ({type(module).__name__})"
         for name, module in own.items()
@@ -183,15 +183,15 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
             f"{kind} cannot be made sparse: its attention does not use Transformers' "
             f"AttentionInterface{': ' if outside else ''}{', '.join(outside[:3])}"
         )
-    for name, words in keywords.items():
-        if unknown := (words or frozenset()) - KNOWN:
+    for part, name in reversed(first.items()):
+        if unknown := (keywords[part] or frozenset()) - KNOWN:
             raise ValueError(
-                f"{kind} cannot be made sparse: {name} ({type(own[name]).__name__}) passes "
+                f"{kind} cannot be made sparse: {name} ({part.__name__}) passes "
                 f"{', '.join(sorted(unknown))} to its attention function, which is not known here"
             )
-        if _SDPA_ALONE.search(_code_of(type(own[name]))):
+        if _SDPA_ALONE.search(_code_of(part)):
             raise ValueError(
-                f"{kind} cannot be made sparse: {name} ({type(own[name]).__name__}) computes "
+                f"{kind} cannot be made sparse: {name} ({part.__name__}) computes "
                 "something else with attn_implementation='sdpa' than with other functions"
             )
     return by_name

@@ -188,6 +188,20 @@ def _weights(
     return weights_BHQK[..., :n_keys]
 
 
+def in_autocast(*states: Tensor) -> list[Tensor]:
+    """Return states in the dtype of autocast, if it is enabled, as torch's attention casts them."""
+    device_type = states[0].device.type
+    if not torch.is_autocast_enabled(device_type):
+        return [*states]
+    return [x.to(torch.get_autocast_dtype(device_type)) for x in states]
+
+
+def repeated(states: Tensor, n_heads: int) -> Tensor:
+    """Return keys or values (..., H', K, E) for H heads, a multiple: consecutive ones share."""
+    n_groups = n_heads // states.shape[-3]
+    return states if n_groups == 1 else states.repeat_interleave(n_groups, -3)
+
+
 def _map_of(name: str, alpha: Tensor | float | None, query: Tensor) -> tuple[Power, Tensor | None]:
     """Return the map, and α as four axes (B or 1, H or 1, Q or 1, 1) if the map needs it."""
     if name not in MAPS:
@@ -233,9 +247,7 @@ def _heads(query: Tensor, key: Tensor, value: Tensor, is_grouped: bool) -> list[
     shapes = ", ".join(str(tuple(states.shape)) for states in heads)
     if query.dim() < 2 or not query.dim() == key.dim() == value.dim():
         raise ValueError(f"query, key and value must have as many axes, at least 2, got {shapes}")
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        heads = [states.to(dtype) for states in heads]
+    heads = in_autocast(*heads)
     if not query.is_floating_point() or len({(x.dtype, x.device) for x in heads}) > 1:
         given = ", ".join(f"{x.dtype} on {x.device}" for x in heads)
         raise TypeError(f"query, key and value must share a floating-point dtype, got {given}")
@@ -249,7 +261,7 @@ def _heads(query: Tensor, key: Tensor, value: Tensor, is_grouped: bool) -> list[
         own = _rows(states)
         states = states.reshape(*own, states.shape[-1])
         if is_grouped and own[-2] and not n_heads % own[-2]:
-            states = states.repeat_interleave(n_heads // own[-2], -3)
+            states = repeated(states, n_heads)
         whole = (*batch, n_heads, *states.shape[-2:])
         if any(size not in (1, n) for size, n in zip(states.shape, whole, strict=True)):
             advice = "" if is_grouped else "; for grouped keys, enable_gqa=True"

@@ -12,7 +12,9 @@ import pytest
 
 from command_line import SMALL, CommandLine, CommandResult, assert_rejected, train_small
 from fabricated_runs import csv_rows, write_study
+from headwise.commands.table import _ready
 from headwise.runs.folder import RunFolder
+from headwise.studies.missing import Missing
 
 RECIPE = (*SMALL, "data.test=[test_a]")
 
@@ -127,3 +129,12 @@ def test_heads_of_records_without_weights(
     assert result.code == 0
     assert " without weights, such as " in result.out
     assert "## Heads" not in result.out
+
+
+def test_run_that_several_columns_score_is_launched_once() -> None:
+    cells = [
+        Missing("softmax", f"copy_{n}", (1, 2), ("experiment=length/copy",)) for n in (64, 256)
+    ]
+    tried: set[Any] = set()
+    assert _ready(cells, tried) == cells[:1]
+    assert _ready(cells, tried) == []

@@ -127,7 +127,7 @@ def _study(config: TableConfig) -> None:
         check_seeds("seeds", config.seeds)
     study = selected(read_study(config.study), config.rows, config.columns)
     study_runs, failed = _gather(config, study), []
-    tried: set[tuple[str, str, int]] = set()
+    tried: set[tuple[tuple[str, ...], int]] = set()
     while config.launch and (ready := _ready(study_runs.missing, tried)):
         failed += _launch(ready)
         study_runs = _gather(config, study)
@@ -228,11 +228,14 @@ def _analysed(config: TableConfig, runs: Sequence[SavedRun]) -> set[Path]:
     return analysed
 
 
-def _ready(missing: Sequence[Missing], tried: set[tuple[str, str, int]]) -> list[Missing]:
-    """The cells that can be trained now, added to `tried`; those that were tried are left out."""
+def _ready(missing: Sequence[Missing], tried: set[tuple[tuple[str, ...], int]]) -> list[Missing]:
+    """The cells that can be trained now, added to `tried`; those that were tried are left out.
+
+    A run that several columns score is trained once.
+    """
     ready = []
     for cell in (cell for cell in missing if cell.waits_for is None):
-        keys = {(cell.row, cell.column, seed) for seed in cell.seeds}
+        keys = {(cell.overrides, seed) for seed in cell.seeds}
         if not keys <= tried:
             ready.append(cell)
             tried |= keys

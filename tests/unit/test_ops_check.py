@@ -33,6 +33,7 @@ from headwise.ops.dropout import cpu as cpu_dropout
 from headwise.ops.dropout.operator import dropout
 from headwise.ops.family import Power
 from headwise.ops.library import Library
+from headwise.ops.linear import FewRows
 from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.losses import triton as triton_losses
 from headwise.ops.maps import cpu as cpu_maps
@@ -111,10 +112,11 @@ def test_broken_cpp_kernel_is_reported(scores: Tensor, caplog: pytest.LogCapture
         (cpu_few, "attention_of_few", "contexts of few queries"),
         (cpu_losses, "read", "values of losses"),
         (cpu_dropout, "drop", "entries after dropout"),
+        (FewRows, "__call__", "linear maps of few rows"),
     ],
 )
 def test_wrong_python_half_of_a_kernel_is_found(
-    module: ModuleType, name: str, differs: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType | type, name: str, differs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(module, name)
 

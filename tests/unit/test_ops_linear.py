@@ -11,8 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headwise.ops import dispatch
 from headwise.ops import linear as module
-from headwise.ops.linear import Linear, matmul, matmul_out, packed_weights, weight_gradient
+from headwise.ops.cpp import call
+from headwise.ops.linear import (
+    FewRows,
+    Linear,
+    matmul,
+    matmul_out,
+    packed_weights,
+    weight_gradient,
+)
+from kernel_marks import needs_kernels
 
 Pair = tuple[Linear, nn.Linear]
 
@@ -244,6 +254,79 @@ class TestChoice:
             with torch.no_grad():
                 linear(torch.randn(6, 40))
         assert calls == [torch.bfloat16]
+
+
+@needs_kernels
+class TestFewRows:
+    """Few rows by the C++ kernel, with weights as torch stores them."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize(("d_in", "d_out"), [(48, 32), (37, 23), (3, 1), (133, 70)])
+    def test_equals_torch_for_all_sizes(
+        self, d_in: int, d_out: int, bias: bool, dtype: torch.dtype
+    ) -> None:
+        linear = make_pair(d_in, d_out, bias)[1].to(dtype).double().requires_grad_(False)
+        weight, bias_O = linear.weight.to(dtype), None if linear.bias is None else linear.bias
+        few = FewRows(weight, None if bias_O is None else bias_O.float())
+        for n_rows in (*range(12), 23):
+            values = torch.randn(n_rows, d_in)
+            result, expected = few(values), linear(values.double())
+            assert result.dtype is torch.float32
+            torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
+
+    def test_relu_comes_before_the_sum(self) -> None:
+        linear, values, added = make_pair()[1], torch.randn(6, 40), torch.randn(6, 24)
+        with torch.no_grad():
+            result = FewRows(linear.weight, linear.bias, is_relu=True)(values, added)
+            torch.testing.assert_close(result, linear(values).relu() + added)
+
+    def test_nan_and_infinity_stay_in_their_row_and_column(self) -> None:
+        weight, values = torch.randn(24, 37), torch.randn(6, 37)
+        clean = FewRows(weight)(values)
+        values[1, 36], weight[3, 36] = torch.nan, torch.inf
+        result = FewRows(weight)(values)
+        assert result[1].isnan().all()
+        assert not result[:, 3].isfinite().any()
+        rows, columns = torch.tensor([0, 2, 3, 4, 5]), torch.tensor([0, 1, 2, *range(4, 24)])
+        assert torch.equal(result[rows][:, columns], clean[rows][:, columns])
+        assert FewRows(weight, is_relu=True)(values)[1].isnan().all()
+
+    def test_threads_do_not_change_bits(self, set_threads: Callable[[int], None]) -> None:
+        weight, values = torch.randn(301, 129), torch.randn(7, 129)
+        results = []
+        for n_threads in (1, 2):
+            set_threads(n_threads)
+            results.append(FewRows(weight)(values))
+        assert torch.equal(*results)
+
+    def test_changed_weights_are_used(self) -> None:
+        weight, values = torch.randn(24, 40), torch.randn(6, 40)
+        few = FewRows(weight)
+        weight.mul_(2)
+        torch.testing.assert_close(few(values), values @ weight.T)
+
+    def test_other_inputs_are_refused(self) -> None:
+        weight, values = torch.randn(24, 40), torch.randn(6, 40)
+        few = FewRows(weight)
+        for other in (values.double(), torch.randn(40, 6).T, values.bfloat16()):
+            with pytest.raises(TypeError):
+                few(other)
+        for make in (
+            lambda: few(values[:, :39].contiguous()),
+            lambda: few(values, torch.randn(6, 23)),
+            lambda: FewRows(weight, torch.zeros(23)),
+        ):
+            with pytest.raises(ValueError, match="must have shape"):
+                make()
+        with pytest.raises(TypeError):
+            FewRows(weight.T)
+
+    def test_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert dispatch.few_rows(torch.zeros(2, 2)).kernel == dispatch.CPP
+        assert dispatch.few_rows(torch.zeros(2, 2).double()).kernel == dispatch.TORCH
+        monkeypatch.setattr(call, "_are_available", lambda: False)
+        assert dispatch.few_rows(torch.zeros(2, 2)).kernel == dispatch.TORCH
 
 
 @pytest.mark.slow

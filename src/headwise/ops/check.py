@@ -40,6 +40,7 @@ from headwise.ops.draws import Draws
 from headwise.ops.dropout import cpu as cpu_dropout
 from headwise.ops.family import ALPHAS, Power, beta_of
 from headwise.ops.library import CPP, Library
+from headwise.ops.linear import FewRows
 from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.losses import reference as exact_losses
 from headwise.ops.losses import triton as triton_losses
@@ -112,7 +113,7 @@ def _differences(library: Library) -> list[str]:
     cases, parts = [(library.dtype, library.power)], [_attention]
     if library.kernel == CPP:
         cases = list(product(DTYPES, Power))
-        parts = [_maps, _attention, _few, _sparse, _losses, _dropout]
+        parts = [_maps, _attention, _few, _sparse, _losses, _dropout, _linear]
     elif library.has_pattern:
         parts = [_sparse]
     elif library.width == 0:  # torch computes softmax on a GPU
@@ -324,3 +325,12 @@ def _dropout(small: _Small) -> Pairs:
     yield "positive entries after dropout", relu, _up(values).clamp_min(0) * kept
     grad = cpu_dropout.drop_relu_backward(added, relu, draws)
     yield "gradients of dropout", grad, _up(added) * kept * (_up(values) > 0)
+
+
+def _linear(small: _Small) -> Pairs:
+    """Rows, inputs and outputs that fill no whole number of vectors."""
+    weight, (bias, added) = small.new(37, 45), (small.new(37).float(), small.new(7, 37).float())
+    values = small.new(7, 45).float()
+    computed = FewRows(weight, bias, is_relu=True)(values, added)
+    exact = (_up(values) @ _up(weight).T + _up(bias)).clamp_min(0) + _up(added)
+    yield "linear maps of few rows", computed, exact

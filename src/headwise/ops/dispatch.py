@@ -82,6 +82,13 @@ def dropout(values: Tensor) -> Choice:
     return _checked(TORCH, CPP)
 
 
+def few_rows(weight_OD: Tensor) -> Choice:
+    """Return the kernel of linear maps of few rows: C++ (`linear.FewRows`) or torch."""
+    if not call.supports(weight_OD):
+        return Choice(TORCH, _without_cpp(weight_OD.device.type, weight_OD.dtype))
+    return _checked(TORCH, CPP)
+
+
 def attention(
     query_BHQE: Tensor,
     key_BHKE: Tensor,

@@ -6,13 +6,14 @@ neither; torch.compile uses it, and this module uses it without torch.compile. O
 linear layer is used.
 
 Decoding multiplies by the same weights hundreds of times: `packed_weights` reorders them once into
-oneDNN's blocked layout.
+oneDNN's blocked layout. For the few rows of one sentence, `FewRows` uses them as they are.
 
 Axes: N rows, D input width, O output width.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import platform
 from collections.abc import Iterator
@@ -24,11 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from headwise.ops.cpp import build
+from headwise.ops.cpp.call import DTYPES as CPP_DTYPES
+from headwise.ops.cpp.call import FLOAT, address, structure
 from headwise.ops.flops import register_flops
 
 # With fewer multiplications oneDNN's overhead exceeds its gain.
 MIN_MULTIPLICATIONS = 1 << 21
 EXPECTED_ROWS = 160  # of inputs in decoding: a layout for one row is slow for many
+MAX_FEW_ROWS = 10  # for more, matmuls are as fast
+
+LinearProblem: Any = structure("LinearProblem")
 
 
 def _dtypes() -> tuple[torch.dtype, ...]:
@@ -132,6 +139,56 @@ def _onednn(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
 def _autocast_dtype() -> torch.dtype | None:
     """Return the autocast dtype, or None without autocast."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+class FewRows:
+    """`values @ weight.T + bias` of few rows by the C++ kernel, prepared for many calls.
+
+    Reads the weight in place, without a copy. Sums are in float32. Not differentiable.
+
+    Args:
+        weight_OD: float32 or bfloat16, contiguous.
+        bias_O: float32, contiguous.
+        is_relu: whether negative results become 0.
+
+    Raises:
+        TypeError: another dtype or device, or not contiguous.
+        ValueError: shapes do not match.
+        RuntimeError: no C++ kernels; `dispatch.few_rows` tells.
+    """
+
+    def __init__(
+        self, weight_OD: Tensor, bias_O: Tensor | None = None, is_relu: bool = False
+    ) -> None:
+        n_outputs, width = self._shape = tuple(weight_OD.shape)
+        self._kept = weight_OD, bias_O  # the kernel reads their memory
+        self._problem = LinearProblem(
+            weight=address(weight_OD, CPP_DTYPES),
+            bias=None if bias_O is None else address(bias_O, FLOAT, (n_outputs,)),
+            width=width,
+            n_outputs=n_outputs,
+            is_half=weight_OD.dtype is torch.bfloat16,
+            is_relu=is_relu,
+        )
+        self._kernel = build.functions().headwise_linear_of_few
+
+    def __call__(self, values_ND: Tensor, added_NO: Tensor | None = None) -> Tensor:
+        """Return the map of the values, plus `added`: (N, O), float32.
+
+        Args:
+            values_ND, added_NO: float32, contiguous.
+        """
+        n_outputs, width = self._shape
+        n_rows, _ = values_ND.shape
+        out_NO = values_ND.new_empty(n_rows, n_outputs)
+        problem = LinearProblem.from_buffer_copy(self._problem)  # several threads may call
+        problem.values = address(values_ND, FLOAT, (n_rows, width))
+        if added_NO is not None:
+            problem.added = address(added_NO, FLOAT, (n_rows, n_outputs))
+        problem.out, problem.n_rows = out_NO.data_ptr(), n_rows
+        problem.n_threads = torch.get_num_threads()
+        self._kernel(ctypes.byref(problem))
+        return out_NO
 
 
 def linear(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -69,7 +69,7 @@ def address(
         TypeError: another dtype or device, or not contiguous.
         ValueError: another shape, if it is given.
     """
-    is_dense = values.device == CPU and values.layout is torch.strided
+    is_dense = values.is_cpu and values.layout is torch.strided
     if values.dtype not in dtypes or not is_dense or (shape and values.shape != shape):
         check_tensor("a tensor of the C++ kernels", values, dtypes, shape or values.shape, CPU)
     if not (is_strided or values.is_contiguous()):

@@ -1,5 +1,5 @@
 // Softmax and α-entmax along the rows of a contiguous tensor (B, H, Q, K), and their gradients;
-// dropout.
+// dropout; linear maps of few rows.
 //
 // Masks are read in place, with strides that may be 0, or given as lengths and causality, without a
 // copy of the size of the scores. Rows are distributed over threads; no row depends on another.
@@ -8,6 +8,7 @@
 
 #include "attention_few.h"
 #include "dropout.h"
+#include "linear_few.h"
 #include "loss.h"
 
 using namespace headwise;
@@ -126,6 +127,16 @@ void drop(const DropoutProblem& problem) {
     }
 }
 
+template <class T>
+void linear_of_few(const LinearProblem& problem) {
+    const int64_t n_products = problem.n_rows * problem.width * problem.n_outputs;
+    [[maybe_unused]] const int n_threads =
+        n_products <= SERIAL_MULTIPLICATIONS ? 1 : problem.n_threads;
+#pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
+    for (int64_t first = 0; first < problem.n_outputs; first += WIDTH)
+        LinearOfFew<T>::block(problem, first);
+}
+
 }  // namespace
 
 extern "C" {
@@ -155,5 +166,9 @@ void headwise_dropout(const DropoutProblem* problem) {
         problem->is_out_half ? drop<BFloat16, BFloat16>(*problem) : drop<BFloat16, float>(*problem);
     else
         problem->is_out_half ? drop<float, BFloat16>(*problem) : drop<float, float>(*problem);
+}
+
+void headwise_linear_of_few(const LinearProblem* problem) {
+    problem->is_half ? linear_of_few<BFloat16>(*problem) : linear_of_few<float>(*problem);
 }
 }

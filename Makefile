@@ -44,7 +44,7 @@ docs: .venv/.installed-docs ## the guide as a site that needs no network: site/i
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "the guide is in site/index.html"
 
-peers: .venv-peers/.installed ## training and search beside fairseq's, OpenNMT-py's, JoeyNMT's, transformers' (half an hour)
+peers: .venv-peers/.installed ## training and search beside those of other toolkits (half an hour)
 	@.venv-peers/bin/python -m benchmarks.peers --threads 1
 	@.venv-peers/bin/python -m benchmarks.peers --threads 2
 

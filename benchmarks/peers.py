@@ -5,11 +5,12 @@
         [--threads N] [--json FILE]
 
 Transformers of one size with random weights: the update from one batch of full rows, as each
-toolkit takes it, and its own beam search with five hypotheses, all as long as the sources. What is
-printed is the time of each as a multiple of ours, with softmax in float32: medians of interleaved
-calls in one process. Toolkits that cannot be imported are named and left out. All run in float32,
-and ours also in bf16 where the processor multiplies it: the mixed precision of the others is for
-GPUs. Freed memory is reused (`headwise.train.memory`), for all of them.
+toolkit takes it, and its own beam search with five hypotheses, all as long as the sources; of
+CTranslate2 the search alone. What is printed is the time of each as a multiple of ours, with
+softmax in float32: medians of interleaved calls in one process. Toolkits that cannot be imported
+are named and left out. All run in float32, and ours also in bf16 where the processor multiplies
+it: the mixed precision of the others is for GPUs. Freed memory is reused for all of them
+(`headwise.train.memory`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ import torch
 
 from benchmarks.clock import medians
 from benchmarks.command import arguments, keep
-from benchmarks.toolkits import CPU, PEERS, Headwise, Toolkit
+from benchmarks.ctranslate import CTranslate2
+from benchmarks.toolkits import (
+    CPU,
+    Fairseq,
+    Headwise,
+    JoeyNMT,
+    Marian,
+    OpenNMT,
+    Searcher,
+    Toolkit,
+)
 from benchmarks.updates import model_config
 from headwise.config.schema import ModelConfig
 from headwise.precision import has_native_bf16
@@ -36,12 +47,13 @@ BEAM, DROPOUT = 5, 0.1
 VOCABULARY = {"tiny": 500, "small": 8000, "base": 32000}
 CASES = {  # model, sentences, their length
     "step": [("small", 128, 32), ("base", 64, 32)],
-    "search": [("small", 1, 26), ("small", 32, 26), ("base", 8, 26)],
+    "search": [("small", 1, 26), ("base", 1, 26), ("small", 32, 26), ("base", 8, 26)],
 }
 QUICK = [("tiny", 4, 8)]
+PEERS: tuple[type[Searcher], ...] = (JoeyNMT, OpenNMT, Fairseq, Marian, CTranslate2)
 
 
-def toolkits(config: ModelConfig, n_words: int) -> Iterator[Toolkit]:
+def toolkits(config: ModelConfig, n_words: int) -> Iterator[Searcher]:
     """Ours, the first of which is what all are compared with; others, or why they are not here."""
     for precision in ("fp32", "bf16") if has_native_bf16(CPU) else ("fp32",):
         for attention in ("softmax", "alpha_entmax"):
@@ -69,9 +81,11 @@ def compare(
     parameters = {}
     for toolkit in toolkits(config, n_words):
         name = toolkit.name
-        parameters[name] = sum(p.numel() for p in toolkit.model.parameters() if p.requires_grad)
+        if isinstance(toolkit, Toolkit):
+            parameters[name] = sum(p.numel() for p in toolkit.model.parameters() if p.requires_grad)
         if what == "step":
-            calls[name] = partial(toolkit.step, source, target)
+            if isinstance(toolkit, Toolkit):  # else it cannot train
+                calls[name] = partial(toolkit.step, source, target)
             continue
         calls[name] = partial(toolkit.search, source, BEAM, length)
         shortest = toolkit.search(source, BEAM, length)

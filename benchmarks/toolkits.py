@@ -46,15 +46,24 @@ def words(n_words: int) -> list[str]:
     return [f"w{i}" for i in range(n_words - 4)]
 
 
-class Toolkit(ABC):
-    """A model with its loss, optimizer and search."""
+class Searcher(ABC):
+    """A model with its search."""
 
     name: str
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
 
     @abstractmethod
     def __init__(self, config: ModelConfig, n_words: int) -> None: ...
+
+    @abstractmethod
+    def search(self, source: Tensor, beam: int, steps: int) -> int:
+        """Return the length of the shortest best hypothesis; `steps` if the search is complete."""
+
+
+class Toolkit(Searcher):
+    """A model with its loss, optimizer and search."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
 
     def optimize(self) -> None:
         """The optimizer as the toolkits build it; to be called at the end of `__init__`."""
@@ -72,7 +81,6 @@ class Toolkit(ABC):
         """Cross-entropy a word."""
 
     def search(self, source: Tensor, beam: int, steps: int) -> int:
-        """Return the length of the shortest best hypothesis; `steps` if the search is complete."""
         self.model.eval()
         with torch.no_grad():
             return self._best_length(source, beam, steps)
@@ -359,6 +367,3 @@ class Marian(Toolkit):
         )
         self.model.final_logits_bias.zero_()
         return int(ids.shape[1]) - 1  # without the start token
-
-
-PEERS: tuple[type[Toolkit], ...] = (JoeyNMT, OpenNMT, Fairseq, Marian)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks import __main__ as everything
 from benchmarks import deep, entmax, own_models, peers, training_step, updates, variants
-from benchmarks.toolkits import Headwise
+from benchmarks.toolkits import Headwise, Searcher
 from torch import Tensor
 
 from command_line import read_json
@@ -26,6 +26,15 @@ class Absent(Headwise):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         import a_toolkit_that_nobody_has  # noqa: F401
+
+
+class OnlySearches(Searcher):
+    name = "only searches"
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None: ...
+
+    def search(self, source: Tensor, beam: int, steps: int) -> int:
+        return steps
 
 
 class EndsEarly(Headwise):
@@ -83,13 +92,14 @@ def test_very_deep_models_train_and_recompute(capsys: pytest.CaptureFixture[str]
 def test_missing_toolkits_are_named_and_others_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "PEERS", (Absent,))
+    monkeypatch.setattr(peers, "PEERS", (Absent, OnlySearches))
     rows = peers.measure(quick=True)
     assert [row["what"] for row in rows] == ["step", "search"]
     for row in rows:
         assert list(row["seconds"])[:2] == [
             "headwise, softmax, fp32", "headwise, alpha_entmax, fp32"
         ]  # fmt: skip
+        assert ("only searches" in row["seconds"]) == (row["what"] == "search")
     assert capsys.readouterr().out.count("absent is left out: No module named") == 2
 
 

@@ -1,7 +1,7 @@
 """A training step and a beam search, compared with those of other toolkits.
 
     make peers    # an environment with all of them, then this on one thread and on two
-    python -m benchmarks.peers [--quick] [--only step|search] [--dropout RATE]
+    python -m benchmarks.peers [--quick] [--only step|search|sentence] [--dropout RATE]
         [--threads N] [--json FILE]
 
 Transformers of one size with random weights: the update from one batch of full rows, as each
@@ -47,7 +47,8 @@ BEAM, DROPOUT = 5, 0.1
 VOCABULARY = {"tiny": 500, "small": 8000, "base": 32000}
 CASES = {  # model, sentences, their length
     "step": [("small", 128, 32), ("base", 64, 32)],
-    "search": [("small", 1, 26), ("base", 1, 26), ("small", 32, 26), ("base", 8, 26)],
+    "search": [("small", 32, 26), ("base", 8, 26)],
+    "sentence": [("small", 1, 26), ("base", 1, 26)],  # a search of one at a time
 }
 QUICK = [("tiny", 4, 8)]
 PEERS: tuple[type[Searcher], ...] = (JoeyNMT, OpenNMT, Fairseq, Marian, CTranslate2)
@@ -68,7 +69,7 @@ def toolkits(config: ModelConfig, n_words: int) -> Iterator[Searcher]:
 def compare(
     what: str, model: str, sentences: int, length: int, repeats: int, dropout: float = DROPOUT
 ) -> dict[str, Any]:
-    """A row of a table, which is printed: seconds of a "step", or of a "search".
+    """A row of a table, which is printed: seconds of a "step", or of a search.
 
     Raises:
         ValueError: a search ended before its limit, so that its time is not comparable.
@@ -116,7 +117,7 @@ def measure(quick: bool, tables: Iterable[str] = CASES, dropout: float = DROPOUT
 def main() -> None:
     args = arguments(
         __doc__,
-        only={"choices": CASES, "help": "one of the two tables"},
+        only={"choices": CASES, "help": "one of the tables"},
         dropout={"type": float, "default": DROPOUT, "help": "dropout probability, in training"},
     )
     warnings.simplefilter("ignore")  # of the others, about torch

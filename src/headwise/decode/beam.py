@@ -37,8 +37,9 @@ see `with_fewest_moves`. The rows of a sentence do not depend on other sentences
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ def beam_search(
         return []
     decoder = IncrementalDecoder(model, sources, device, cached, output)
     searches = [_Search(limit, beam, length_penalty, n_best) for limit in limits]
-    live = list(range(len(sources)))  # the sentence of each row of the tensors below
+    live = list(range(len(sources)))  # the sentence of each place
     total_NW = torch.zeros(len(sources), 1, device=device)
     n_steps = 0
     while live:
@@ -90,34 +91,38 @@ def beam_search(
         log_probs_RV = decoder.log_probs()
         active = [searches[sentence] for sentence in live]
         n_possible = _count_possible(active, log_probs_RV, total_NW) if output.is_sparse else []
-        step = _best_continuations(log_probs_RV, total_NW, beam)
-        n_finished = _add_finished(step, beam, decoder.prefix_RT, active)
-        alive = _alive(step, beam)
-        if output.is_sparse:
-            n_alive = (alive.total_NC > -math.inf).sum(dim=1).tolist()
-            for place, search in enumerate(active):
-                search.is_exact &= n_possible[place] == n_finished[place] + n_alive[place]
-        best_N = alive.total_NC.max(dim=1).values.tolist()
-        cut_off = [place for place, search in enumerate(active) if search.is_cut_off(n_steps)]
-        _close(active, cut_off, decoder.prefix_RT, alive)
-        remaining = []
-        for place, (sentence, best) in enumerate(zip(live, best_N, strict=True)):
-            search = searches[sentence]
-            if not search.is_done(best, n_steps):
-                remaining.append(place)
+        width = total_NW.shape[1]
+        chosen: dict[int, list[Continuation]] = {}  # of each place that goes on
+        best = _best_continuations(log_probs_RV, total_NW, beam)
+        for place, (search, step) in enumerate(zip(active, best, strict=True)):
+            alive, ended = _divided(step, beam)
+            search.close(ended, decoder.prefixes, finished=True)
+            best_live = max(one.total for one in alive)
+            if output.is_sparse:
+                n_alive = sum(one.total > -math.inf for one in alive)
+                search.is_exact &= n_possible[place] == len(ended) + n_alive
+            is_cut_off = search.is_cut_off(n_steps)
+            if is_cut_off:
+                search.close(alive, decoder.prefixes, finished=False)
+            if not search.is_done(best_live, n_steps):
+                chosen[place] = with_fewest_moves(alive, width, first_row=place * width)
                 continue
-            is_open = place not in cut_off and best > -math.inf
-            if is_open and not search.is_settled(best, n_steps):
+            is_open = not is_cut_off and best_live > -math.inf
+            if is_open and not search.is_settled(best_live, n_steps):
                 search.is_exact = False
             if not search.hypotheses:  # no continuation has any probability
-                _close_current(search, decoder.prefix_RT, total_NW, place)
-        places = fill_gaps(remaining)
+                for row, total in enumerate(total_NW[place].tolist(), start=place * width):
+                    search.add(decoder.prefixes[row], total, finished=False)
+        places = fill_gaps(list(chosen))
         live = [live[place] for place in places]
         if live:
-            places_N = torch.tensor(places, device=device)
-            alive = with_fewest_moves(alive.select_sentences(places_N), width=total_NW.shape[1])
-            total_NW = alive.total_NC
-            decoder.select(alive.row_NC.flatten(), alive.token_NC.flatten(), places_N)
+            totals, tokens, rows = zip(
+                *(one for place in places for one in chosen[place]), strict=True
+            )
+            total_NW = torch.tensor(totals, dtype=log_probs_RV.dtype, device=device).view(
+                len(live), -1
+            )
+            decoder.select(list(rows), list(tokens), places)
     if not output.is_sparse:
         return [search.best() for search in searches]
     return [
@@ -126,24 +131,12 @@ def beam_search(
     ]
 
 
-@dataclass(frozen=True)
-class Continuations:
-    """Live hypotheses with one more token, best first, (N, C) each."""
+class Continuation(NamedTuple):
+    """A live hypothesis with one more token."""
 
-    total_NC: Tensor  # log probability with the new token; -inf where there is none
-    token_NC: Tensor  # the new token
-    row_NC: Tensor  # the row that is continued
-
-    def select_sentences(self, places_N: Tensor) -> Continuations:
-        """Return the continuations of some sentences."""
-        return self._each(lambda values: values.index_select(0, places_N))
-
-    def gather(self, order_NC: Tensor) -> Continuations:
-        """Return the continuations of each sentence in another order."""
-        return self._each(lambda values: values.gather(1, order_NC))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Continuations:
-        return Continuations(change(self.total_NC), change(self.token_NC), change(self.row_NC))
+    total: float  # log probability with the new token; -inf where there is none
+    token: int  # the new token
+    row: int  # the row that is continued
 
 
 @dataclass
@@ -160,7 +153,16 @@ class _Search:
     n_hypothesis_steps: int = 0
 
     def add(self, ids: list[int], log_prob: float, finished: bool) -> None:
-        self.hypotheses.append(make_hypothesis(ids, log_prob, finished, self.length_penalty))
+        """Add a hypothesis, if it has a probability."""
+        if log_prob > -math.inf:
+            self.hypotheses.append(make_hypothesis(ids, log_prob, finished, self.length_penalty))
+
+    def close(
+        self, ends: Iterable[Continuation], prefixes: Sequence[list[int]], finished: bool
+    ) -> None:
+        """Add hypotheses that end here, by eos if they are `finished`."""
+        for total, token, row in ends:
+            self.add(prefixes[row] if finished else [*prefixes[row], token], total, finished)
 
     def record(self) -> SearchRecord:
         return SearchRecord(self.is_exact, self.n_possible, self.n_hypothesis_steps)
@@ -190,42 +192,56 @@ class _Search:
         return n_steps == self.limit and len(self.hypotheses) < self.beam
 
 
-def _best_continuations(log_probs_RV: Tensor, total_NW: Tensor, beam: int) -> Continuations:
+def _best_continuations(
+    log_probs_RV: Tensor, total_NW: Tensor, beam: int
+) -> list[list[Continuation]]:
+    """Return the best 2 * `beam` continuations of each sentence, best first."""
     n_sentences, width = total_NW.shape
     vocab_size = log_probs_RV.shape[1]
     total_NWV = log_probs_RV.view(n_sentences, width, vocab_size).add_(total_NW[:, :, None])
     total_NC, index_NC = top_k(total_NWV.flatten(1), 2 * beam)
-    first_row_N = width * torch.arange(n_sentences, device=total_NC.device)
-    row_NC = index_NC // vocab_size + first_row_N[:, None]
-    return Continuations(total_NC, index_NC % vocab_size, row_NC)
+    best = []
+    for place, columns in enumerate(zip(total_NC.tolist(), index_NC.tolist(), strict=True)):
+        first_row = place * width
+        best.append(
+            [
+                Continuation(total, index % vocab_size, first_row + index // vocab_size)
+                for total, index in zip(*columns, strict=True)
+            ]
+        )
+    return best
 
 
-def _alive(step: Continuations, beam: int) -> Continuations:
-    """Return the best `beam` continuations that do not end in eos.
+def _divided(
+    step: Sequence[Continuation], beam: int
+) -> tuple[list[Continuation], list[Continuation]]:
+    """Return the best `beam` that do not end in eos, and those among the best `beam` that do.
 
-    In a tiny or sparse vocabulary there may be fewer; the other slots are -inf.
+    In a tiny or sparse vocabulary fewer than `beam` may go on; the other slots are -inf.
     """
-    is_eos_NC = step.token_NC == EOS
-    order_NC = is_eos_NC.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam]
-    return replace(step, total_NC=step.total_NC.masked_fill(is_eos_NC, -math.inf)).gather(order_NC)
+    alive = [one for one in step if one.token != EOS]
+    none = [one._replace(total=-math.inf) for one in step if one.token == EOS]
+    ended = [one for one in step[:beam] if one.token == EOS and one.total > -math.inf]
+    return (alive + none)[:beam], ended
 
 
-def with_fewest_moves(alive: Continuations, width: int) -> Continuations:
+def with_fewest_moves(alive: list[Continuation], width: int, first_row: int) -> list[Continuation]:
     """Return the same continuations in an order that moves the fewest rows.
 
     The best continuation of a hypothesis keeps its row, the others take rows without a
     continuation, so that caches copy only those. If `width` changes, the order is unchanged.
+
+    Args:
+        alive: of one sentence.
+        width: its rows.
+        first_row: the first of them.
     """
-    if alive.row_NC.shape[1] != width:
+    if len(alive) != width:
         return alive
-    parent_NW = alive.row_NC % width
-    is_same_NWW = parent_NW[:, :, None] == parent_NW[:, None, :]
-    is_moved_NW = is_same_NWW.tril(-1).any(dim=2)  # a better one keeps the row
-    is_taken_NW = torch.zeros_like(parent_NW).scatter_(1, parent_NW, 1)
-    free_NW = is_taken_NW.argsort(dim=1, stable=True)
-    rank_NW = (is_moved_NW.cumsum(dim=1) - 1).clamp(min=0)
-    slot_NW = torch.where(is_moved_NW, free_NW.gather(1, rank_NW), parent_NW)
-    return alive.gather(slot_NW.argsort(dim=1))
+    kept: dict[int, Continuation] = {}
+    moved = [one for one in alive if kept.setdefault(one.row - first_row, one) is not one]
+    others = iter(moved)
+    return [kept[slot] if slot in kept else next(others) for slot in range(width)]
 
 
 def _count_possible(
@@ -239,44 +255,6 @@ def _count_possible(
         search.n_possible += n_new
         search.n_hypothesis_steps += n_live
     return n_possible
-
-
-def _add_finished(
-    step: Continuations, beam: int, prefix_RT: Tensor, searches: Sequence[_Search]
-) -> list[int]:
-    """Add hypotheses that end in eos among the best `beam` of each sentence; return how many."""
-    is_finished = (step.token_NC == EOS) & (step.total_NC > -math.inf)
-    places, ranks = is_finished[:, :beam].nonzero(as_tuple=True)
-    prefixes = prefix_RT[step.row_NC[places, ranks], 1:].tolist()
-    totals = step.total_NC[places, ranks].tolist()
-    n_finished = [0] * len(searches)
-    for place, ids, total in zip(places.tolist(), prefixes, totals, strict=True):
-        searches[place].add(ids, total, finished=True)
-        n_finished[place] += 1
-    return n_finished
-
-
-def _close(
-    searches: Sequence[_Search], places: Sequence[int], prefix_RT: Tensor, alive: Continuations
-) -> None:
-    """Add the continuations of sentences at their length limit, without eos."""
-    if not places:
-        return
-    last = alive.select_sentences(torch.tensor(places, device=prefix_RT.device))
-    prefixes, tokens = prefix_RT[last.row_NC, 1:].tolist(), last.token_NC.tolist()
-    for place, *columns in zip(places, prefixes, tokens, last.total_NC.tolist(), strict=True):
-        for ids, token, total in zip(*columns, strict=True):
-            if total > -math.inf:
-                searches[place].add([*ids, token], total, finished=False)
-
-
-def _close_current(search: _Search, prefix_RT: Tensor, total_NW: Tensor, place: int) -> None:
-    """Add the live hypotheses of a sentence that have no continuation, without eos."""
-    width = total_NW.shape[1]
-    prefixes = prefix_RT[place * width : (place + 1) * width, 1:].tolist()
-    for ids, total in zip(prefixes, total_NW[place].tolist(), strict=True):
-        if total > -math.inf:
-            search.add(ids, total, finished=False)
 
 
 def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -46,14 +46,14 @@ def greedy_search(
     while live:
         n_steps += 1
         log_probs_RV = decoder.log_probs()
-        tokens_R = log_probs_RV.argmax(dim=-1)
-        gains = log_probs_RV.gather(1, tokens_R[:, None])[:, 0].tolist()
+        gains_R, tokens_R = log_probs_RV.max(dim=-1)
+        gains, tokens = gains_R.tolist(), tokens_R.tolist()
         if output.is_sparse:
             n_possible_R = (log_probs_RV > -math.inf).sum(1).tolist()
             for sentence, n_possible in zip(live, n_possible_R, strict=True):
                 widths[sentence].append(n_possible)
         remaining = []
-        for row, (token, gain) in enumerate(zip(tokens_R.tolist(), gains, strict=True)):
+        for row, (token, gain) in enumerate(zip(tokens, gains, strict=True)):
             sentence = live[row]
             is_stuck = gain == -math.inf  # no token has a probability
             is_finished = token == EOS and not is_stuck
@@ -62,7 +62,7 @@ def greedy_search(
             if not (is_stuck or is_finished or n_steps == limits[sentence]):
                 remaining.append(row)
                 continue
-            ids = decoder.prefix_RT[row, 1:].tolist()
+            ids = list(decoder.prefixes[row])
             if not (is_stuck or is_finished):
                 ids.append(token)
             hypotheses[sentence] = make_hypothesis(
@@ -71,8 +71,7 @@ def greedy_search(
         remaining = fill_gaps(remaining)
         live = [live[row] for row in remaining]
         if live:
-            rows = torch.tensor(remaining, device=device)
-            decoder.select(rows, tokens_R[rows], rows)
+            decoder.select(remaining, [tokens[row] for row in remaining], remaining)
     ordered = [hypotheses[sentence] for sentence in range(len(sources))]
     if not output.is_sparse:
         return ordered

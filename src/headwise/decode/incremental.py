@@ -1,7 +1,9 @@
 """Prefixes that grow by one token per step, with or without a key/value cache.
 
-Axes: R rows (live hypotheses of all sentences), S source length, T prefix length,
-V target vocabulary, N sentences.
+Which rows go on is a matter of lists, which cost less than tensors of so few numbers; model, caches
+and probabilities are tensors.
+
+Axes: R rows (live hypotheses of all sentences), S source length, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor,
 class IncrementalDecoder:
     """The live prefixes of a batch of sentences, with the model's memory and cache of them.
 
-    Starts with one row per sentence, holding bos. `select` makes the rows of the next step from
-    the current ones; rows may repeat (a hypothesis continued in two ways) and be left out (a
+    Starts with one row per sentence, without a token. `select` makes the rows of the next step
+    from the current ones; rows may repeat (a hypothesis continued in two ways) and be left out (a
     sentence that is done).
 
     Args:
@@ -60,6 +62,9 @@ class IncrementalDecoder:
         sources: ids of each sentence as the encoder reads them; none is empty.
         cached: False runs the whole prefix through the decoder at each step, for comparison.
         output: maps the model's logits to log probabilities.
+
+    Attributes:
+        prefixes: the tokens of each row, without bos.
     """
 
     def __init__(
@@ -70,12 +75,11 @@ class IncrementalDecoder:
         cached: bool = True,
         output: OutputMap = SOFTMAX,
     ) -> None:
-        self.model, self._output = model, output
+        self.model, self._output, self._device = model, output, device
         source_NS, lengths_N = padded(sources, device)
         self._memory = model.encode(source_NS, lengths_N)
         self._cache = model.make_cache() if cached else None
-        n_sentences = len(sources)
-        self.prefix_RT = torch.full((n_sentences, 1), BOS, dtype=torch.long, device=device)
+        self.prefixes: list[list[int]] = [[] for _ in sources]
         self._width = 1  # rows of a sentence
         # off without a cache, so that the two modes can be compared
         self._shared = cached and getattr(model, "shares_memory", False)
@@ -88,7 +92,10 @@ class IncrementalDecoder:
         Raises:
             RunError: non-finite logits.
         """
-        new_RT = self.prefix_RT if self._cache is None else self.prefix_RT[:, -1:]
+        read = [[BOS, *prefix] for prefix in self.prefixes]
+        if self._cache is not None:
+            read = [row[-1:] for row in read]
+        new_RT = torch.tensor(read, device=self._device)
         logits_RV = self.model.decode(new_RT, self._memory, cache=self._cache)[:, -1]
         log_probs_RV = self._output.log_probs(logits_RV)
         # false for NaN too, which any NaN logit makes of its whole row
@@ -100,31 +107,31 @@ class IncrementalDecoder:
             log_probs_RV[:, token] = -torch.inf
         return log_probs_RV
 
-    def select(self, rows_R: Tensor, tokens_R: Tensor, places_N: Tensor) -> None:
-        """Set row i to prefix `rows_R[i]` followed by `tokens_R[i]`.
+    def select(self, rows: list[int], tokens: list[int], places: list[int]) -> None:
+        """Set row i to prefix `rows[i]` followed by `tokens[i]`.
 
         Args:
-            rows_R, tokens_R: the same number of consecutive rows for each sentence.
-            places_N: the previous place of each sentence. `fill_gaps` moves few of them.
+            rows, tokens: the same number of consecutive rows for each sentence.
+            places: the previous place of each sentence. `fill_gaps` moves few of them.
         """
-        self.prefix_RT = torch.cat([self.prefix_RT[rows_R], tokens_R[:, None]], dim=1)
-        width, width_before = len(rows_R) // len(places_N), self._width
+        self.prefixes = [
+            [*self.prefixes[row], token] for row, token in zip(rows, tokens, strict=True)
+        ]
+        width, width_before = len(rows) // len(places), self._width
         self._width = width
-        source_rows = rows_R
+        source_rows = rows
         if self._shared:
-            source_rows = places_N
+            source_rows = places
         elif width == width_before:  # within a sentence all rows have the same source
-            offsets = torch.arange(width, device=rows_R.device)
-            source_rows = (places_N[:, None] * width + offsets).flatten()
+            source_rows = [place * width + i for place in places for i in range(width)]
         if self._cache is not None:
-            self._cache.reorder(rows_R)
-        n_before = len(self._memory.lengths_B)
-        unchanged = torch.arange(len(source_rows), device=rows_R.device)
-        if len(source_rows) == n_before and torch.equal(source_rows, unchanged):
+            self._cache.reorder(torch.tensor(rows, device=self._device))
+        if source_rows == list(range(len(self._memory.lengths_B))):
             return
-        self._memory = self._memory.index_select(source_rows)
+        source_rows_R = torch.tensor(source_rows, device=self._device)
+        self._memory = self._memory.index_select(source_rows_R)
         if self._cache is not None:
-            self._cache.reorder_memory(source_rows)
+            self._cache.reorder_memory(source_rows_R)
 
 
 def fill_gaps(places: Sequence[int]) -> list[int]:

@@ -64,15 +64,9 @@ class KeyValueCache:
         n_rows = len(rows_B)
         if n_rows > self._n_rows:
             self._buffers = [buffer.index_select(0, rows_B) for buffer in self._buffers]
-        elif not _is_on_cpu(rows_B):
-            for filled in self.content():
-                filled[:n_rows] = filled.index_select(0, rows_B)
         else:
-            moved_M = (rows_B != torch.arange(n_rows, device=rows_B.device)).nonzero()[:, 0]
-            if len(moved_M) > 0:
-                from_M = rows_B[moved_M]
-                for filled in self.content():
-                    filled.index_copy_(0, moved_M, filled.index_select(0, from_M))
+            for filled in self.content():
+                move_rows(filled, rows_B)
         self._n_rows = n_rows
 
     def _with_capacity(self, index: int, new_BHKE: Tensor, before: int) -> Tensor:
@@ -87,6 +81,12 @@ class KeyValueCache:
         return longer
 
 
-def _is_on_cpu(values: Tensor) -> bool:
-    """Return whether values can be read without waiting for a device."""
-    return values.device.type == "cpu"
+def move_rows(filled: Tensor, rows_B: Tensor) -> None:
+    """Move row `rows_B[i]` to row i, in place; at most as many rows as there are."""
+    n_rows = len(rows_B)
+    if rows_B.device.type != "cpu":  # reading values would wait for the device
+        filled[:n_rows] = filled.index_select(0, rows_B)
+        return
+    moved_M = (rows_B != torch.arange(n_rows)).nonzero()[:, 0]
+    if len(moved_M) > 0:
+        filled.index_copy_(0, moved_M, filled.index_select(0, rows_B[moved_M]))

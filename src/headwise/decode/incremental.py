@@ -9,7 +9,7 @@ Axes: R rows (live hypotheses of all sentences), S source length, V target vocab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,19 @@ from torch import Tensor
 from headwise.data.tokenizer import BOS, NO_TEXT, PAD
 from headwise.errors import RunError
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.stack import Memory, StackCache
+from headwise.model.stack import Memory
+
+
+class DecoderCache(Protocol):
+    """What a model keeps of the prefixes and of the memory; see `StackCache`."""
+
+    def reorder(self, rows_B: Tensor) -> None:
+        """Move row `rows_B[i]` of the prefixes to row i; rows may repeat or be dropped."""
+        ...
+
+    def reorder_memory(self, rows_B: Tensor) -> None:
+        """Reorder what is kept of the memory in the same way."""
+        ...
 
 
 class TranslationModel(Protocol):
@@ -31,13 +43,11 @@ class TranslationModel(Protocol):
         """Encode the source."""
         ...
 
-    def decode(
-        self, target_in_BT: Tensor, memory: Memory, cache: StackCache | None = None
-    ) -> Tensor:
-        """Logits (B, T, V)."""
+    def decode(self, target_in_BT: Tensor, memory: Memory, cache: Any = None) -> Tensor:
+        """Logits (B, T, V); `cache` is one of `make_cache`."""
         ...
 
-    def make_cache(self) -> StackCache:
+    def make_cache(self) -> DecoderCache:
         """An empty cache."""
         ...
 

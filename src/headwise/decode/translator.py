@@ -20,13 +20,15 @@ from headwise.decode.hypothesis import (
     check_decode_config,
     length_limit,
 )
+from headwise.decode.incremental import TranslationModel
+from headwise.decode.prepared import PreparedModel, supports
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.family import evaluating
 from headwise.model.transformer import Transformer
 from headwise.ops.linear import packed_weights
-from headwise.precision import autocast, resolve_precision
+from headwise.precision import autocast, matmul_dtype, resolve_precision
 from headwise.progress import progress_bar
 
 
@@ -55,7 +57,6 @@ class TranslatedSentence:
 EMPTY = TranslatedSentence("", 0.0, (("", 0.0),), ())
 SCORING_SHARE = 4  # forced decoding holds the logits of every position: a quarter of max_tokens
 # With fewer rows of all steps, packing the weights (`packed_weights`) takes longer than it saves.
-# The number is estimated as source tokens times beam.
 ROWS_WORTH_PACKING = 100
 
 
@@ -65,7 +66,8 @@ class Translator:
     A translation does not depend on the sentences it is batched with (`decode.precision=fp32`: the
     same strings, scores within 1e-4; under a sparse loss further apart where a token is at the
     edge of the support, whose logarithm is large). The model is in evaluation mode only during a
-    call.
+    call. On a CPU, if `headwise.decode.prepared` supports it, its decoder is made ready once and
+    kept: further calls are faster, and the memory of the decoder's weights doubles at most.
 
     Args:
         model: moved to `device`.
@@ -97,6 +99,7 @@ class Translator:
         self.output = output
         self.beam = config.beam if config.method == "beam" else 1
         self.max_positions = model.target_embedding.max_positions
+        self._prepared: PreparedModel | None = None
 
     def translate(
         self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
@@ -117,13 +120,11 @@ class Translator:
         lengths = [len(ids[line]) for line in lines]
         batches = longest_first(np.array(lengths), self.config.max_tokens // self.beam)
         translations = [EMPTY] * len(sentences)
-        is_long = sum(lengths) * self.beam >= ROWS_WORTH_PACKING
-        weights = packed_weights(self.model) if is_long else nullcontext()
         bar = progress_bar("translating", progress, len(lines), " sentences")
-        with self._ready(), weights, bar:
+        with self._ready(), self._for_search(sum(lengths)) as model, bar:
             for indices in batches:
                 batch = [lines[index] for index in indices]
-                results = self._search([ids[line] for line in batch])
+                results = self._search(model, [ids[line] for line in batch])
                 for line, hypotheses in zip(batch, results, strict=True):
                     translations[line] = self._translation(hypotheses)
                 bar.update(len(batch))
@@ -182,10 +183,32 @@ class Translator:
         """
         self._source_ids(sentences)
 
-    def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
+    @contextmanager
+    def _for_search(self, n_tokens: int) -> Iterator[TranslationModel]:
+        """Yield the prepared model if it supports this one, or the model with packed weights.
+
+        Args:
+            n_tokens: of all sources.
+        """
+        prepared = self._prepared
+        dtype = matmul_dtype(self.config.precision, self.device)
+        if not supports(self.model, dtype):
+            prepared = None
+        elif prepared is None or not prepared.is_current(self.model, dtype):
+            prepared = PreparedModel(self.model, dtype)
+        self._prepared = prepared
+        # the encoder reads each source once, the modules of the decoder each hypothesis
+        n_rows = n_tokens * (1 if prepared else self.beam)
+        unprepared = self.model.encoder if prepared else self.model
+        with packed_weights(unprepared) if n_rows >= ROWS_WORTH_PACKING else nullcontext():
+            yield prepared or self.model
+
+    def _search(
+        self, model: TranslationModel, sources: Sequence[Sequence[int]]
+    ) -> list[list[Hypothesis]]:
         config, penalty = self.config, self.config.length_penalty
         limits = [length_limit(len(ids) - 1, config, self.max_positions) for ids in sources]
-        inputs = self.model, sources, limits, self.device
+        inputs = model, sources, limits, self.device
         if config.method == "greedy":
             best = greedy_search(*inputs, penalty, output=self.output)
             return [[hypothesis] for hypothesis in best]

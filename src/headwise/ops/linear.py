@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -110,6 +110,37 @@ class _Packed:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as None: copies of the layer are not packed."""
         return type(None), ()
+
+
+class PreparedLinear:
+    """Linear layers of one input, as one product for inference, in one dtype.
+
+    Up to `MAX_FEW` rows are multiplied by the weights as they are, which reads them once. For more
+    rows they are packed, when there are more for the first time. One layer in its own dtype is not
+    copied.
+
+    Args:
+        layers: on a CPU; their outputs are next to each other.
+        dtype: of the products: float32 or bfloat16.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype) -> None:
+        weights = [layer.weight.detach().to(dtype) for layer in layers]
+        biases = [layer.bias.detach().to(dtype) for layer in layers if layer.bias is not None]
+        self._weight_OD = weights[0] if len(weights) == 1 else torch.cat(weights)
+        self._bias_O = torch.cat(biases) if biases else None
+        self._packed_OD: Tensor | None = None
+
+    def __call__(self, values_RD: Tensor) -> Tensor:
+        """Map (R, D) to (R, O)."""
+        values_RD = values_RD.to(self._weight_OD.dtype)
+        if not _usable(values_RD):
+            return nn.functional.linear(values_RD, self._weight_OD, self._bias_O)
+        if self._packed_OD is None:
+            self._packed_OD = torch.ops.mkldnn._reorder_linear_weight(
+                self._weight_OD, EXPECTED_ROWS
+            )
+        return _onednn(values_RD, self._packed_OD, self._bias_O)
 
 
 def _pack(weight_OD: Tensor, bias_O: Tensor | None) -> _Packed | None:

@@ -91,11 +91,18 @@ def attend(
     """Compute the operator; return the context (B, Q, H, E)."""
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
     check_alpha(alpha)
-    beta = beta_of(alpha)
+    visible = as_visible(mask, lengths, len(query), is_causal, offset)
+    return context_of(query, key, value, beta_of(alpha), power, visible, slopes, scale, n_prefix)
+
+
+def context_of(
+    query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None, power: int, visible: Visible,
+    slopes: Tensor | None, scale: float, n_prefix: int,
+) -> Tensor:  # fmt: skip
+    """Return the context (B, Q, H, E) for arguments that are as the kernel reads them."""
     n_batch, n_heads, n_queries, width = query.shape
     value_width = value.shape[3]
     scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
-    visible = as_visible(mask, lengths, n_batch, is_causal, offset)
     context = query.new_zeros((n_batch, n_queries, n_heads, value_width))  # so without keys
     problem = AttendProblem(
         rows=problem_of(scores, scores, beta, Power(power), visible=visible),

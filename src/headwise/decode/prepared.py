@@ -1,0 +1,266 @@
+"""A translation model made ready for inference: a step without the modules around its operations.
+
+A step of one sentence has so few rows that looking up modules, checking tensors and packing weights
+take longer than its arithmetic. A `PreparedModel` does that once:
+    weights are in the dtype of the products, those of query, key and value joined
+    α of every head is read
+    keys and values of all layers are one cache, which one call reorders
+    one product gives the keys and values of the memory for all layers
+Results equal those of `Transformer.decode` up to rounding.
+
+Axes: R rows (live hypotheses of all sentences), N sentences, W rows of a sentence, S source
+positions, K positions so far, D width, H heads, C heads of all layers (keys, then values), E head
+width, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.cache import INITIAL_CAPACITY, move_rows
+from headwise.attention.fused import FusedNormaliser
+from headwise.attention.mask import Mask
+from headwise.attention.parts import ScoreContext
+from headwise.attention.protocol import Attention
+from headwise.attention.scores import ScoreAttention
+from headwise.model.blocks import PostNorm, PreNorm
+from headwise.model.stack import Block, Memory
+from headwise.model.transformer import Transformer
+from headwise.ops.attention.cpu_few import context_of
+from headwise.ops.cpp.build import unavailable_reason
+from headwise.ops.family import beta_of
+from headwise.ops.linear import PreparedLinear
+from headwise.ops.visible import EVERYTHING, Visible
+
+
+def supports(model: Transformer, dtype: torch.dtype) -> bool:
+    """Return whether `PreparedModel` supports the model, on a CPU with C++ kernels.
+
+    Attention of the entmax family, with one α per head and weights alone: without a pattern, a
+    scaling, gates, positions or recorders; with pre- or post-norm.
+    """
+    weights = {(p.dtype, p.device.type) for p in model.parameters()}
+    if weights != {(torch.float32, "cpu")} or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if type(model) is not Transformer or unavailable_reason() is not None:
+        return False
+    widths = {attention.place.head_dim for _, _, attention in model.decoder.attentions()}
+    return len(widths) == 1 and all(map(_is_plain, model.decoder.blocks))
+
+
+def _is_plain(block: Block) -> bool:
+    residuals = (block.self_residual, block.cross_residual, block.feed_forward_residual)
+    return (
+        all(type(residual) in (PreNorm, PostNorm) for residual in residuals)
+        and _has_only_weights(block.self_attention)
+        and _has_only_weights(block.cross_attention)
+    )
+
+
+def _has_only_weights(attention: Attention | None) -> bool:
+    if type(attention) is not ScoreAttention or attention.recorders:
+        return False
+    parts = (attention.pattern, attention.scaling, attention.gate, attention.positions)
+    normaliser, place = attention.normaliser, attention.place
+    is_of_family = isinstance(normaliser, FusedNormaliser) and not normaliser.alpha_per_query
+    has_one_width = place.key_dim == place.head_dim
+    return is_of_family and has_one_width and all(part is None for part in parts)
+
+
+class PreparedModel:
+    """The interface of a model for search, `headwise.decode.incremental.TranslationModel`.
+
+    Args:
+        model: in evaluation mode, see `supports`.
+        dtype: of the products: float32 or bfloat16.
+    """
+
+    shares_memory: ClassVar[bool] = True
+
+    def __init__(self, model: Transformer, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self._versions = _versions(model)
+        self._layers: list[_Layer] = []
+        self._n_heads = 0  # C
+        maps: list[nn.Linear] = []
+        for block in model.decoder.blocks:
+            own, cross = _heads_of(block)
+            self._layers.append(_Layer(block, dtype, self._n_heads))
+            self._n_heads += 2 * own.place.n_heads
+            maps += (cross.key, cross.value)
+        self._width = own.place.head_dim
+        self._memory_heads = PreparedLinear(maps, dtype)
+        self._output = PreparedLinear([model.output], dtype)
+
+    def is_current(self, model: Transformer, dtype: torch.dtype) -> bool:
+        """Return whether this is `model` with its weights of now, in this dtype."""
+        is_same = model is self.model and dtype is self.dtype
+        return is_same and self._versions == _versions(model)
+
+    def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
+        """See `Transformer.encode`."""
+        return self.model.encode(source_BS, source_lengths_B)
+
+    def make_cache(self) -> PreparedCache:
+        """Return an empty cache for `decode`."""
+        return PreparedCache(self._n_heads, self._width, self.dtype)
+
+    def decode(
+        self, target_in_R1: Tensor, memory: Memory, cache: PreparedCache | None = None
+    ) -> Tensor:
+        """Return logits (R, 1, V) of the token after each of `target_in_R1`.
+
+        Without a cache, as the model does.
+        """
+        if cache is None:
+            return self.model.decode(target_in_R1, memory)
+        with torch.autocast("cpu", enabled=False):  # the dtypes are already chosen
+            if cache.memory_NCSE is None:
+                cache.memory_NCSE = self._keys_and_values(memory.states_BSD)
+            visible = Visible(lengths_B=memory.lengths_B)
+            states_RD = self.model.target_embedding(target_in_R1, cache.length)[:, 0]
+            cache.extend(len(states_RD))
+            for layer in self._layers:
+                states_RD = layer(states_RD, cache, visible)
+            logits_RV = self._output(self.model.decoder.norm(states_RD))
+        return logits_RV[:, None]
+
+    def _keys_and_values(self, memory_NSD: Tensor) -> Tensor:
+        """Return those of all layers (N, C, S, E)."""
+        n_rows, n_source, width = memory_NSD.shape
+        heads = self._memory_heads(memory_NSD.reshape(-1, width)).to(self.dtype)
+        return heads.view(n_rows, n_source, -1, self._width).transpose(1, 2).contiguous()
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
+
+
+def _heads_of(block: Block) -> tuple[ScoreAttention, ScoreAttention]:
+    own, cross = block.self_attention, block.cross_attention
+    assert isinstance(own, ScoreAttention)
+    assert isinstance(cross, ScoreAttention)
+    return own, cross
+
+
+class PreparedCache:
+    """Keys and values of all layers and heads, of the prefixes and of the memory.
+
+    Args:
+        n_heads: C.
+        width: E.
+        dtype: of keys and values.
+    """
+
+    def __init__(self, n_heads: int, width: int, dtype: torch.dtype) -> None:
+        self.length = 0
+        self.memory_NCSE: Tensor | None = None  # before the first step
+        self._n_rows = 0
+        self._buffer_RCKE = torch.empty(0, n_heads, 0, width, dtype=dtype)
+
+    def extend(self, n_rows: int) -> None:
+        """Add a position, which the layers fill."""
+        before, self.length = self.length, self.length + 1
+        self._n_rows = n_rows
+        _, n_heads, capacity, width = self._buffer_RCKE.shape
+        if self.length > capacity:
+            capacity = max(2 * before, INITIAL_CAPACITY)
+            longer = self._buffer_RCKE.new_empty(n_rows, n_heads, capacity, width)
+            if before:
+                longer[:, :, :before] = self._buffer_RCKE[:n_rows, :, :before]
+            self._buffer_RCKE = longer
+
+    def memory(self) -> Tensor:
+        """Return the keys and values of the memory (N, C, S, E)."""
+        assert self.memory_NCSE is not None
+        return self.memory_NCSE
+
+    def content(self) -> Tensor:
+        """Return a view of the filled part (R, C, K, E)."""
+        return self._buffer_RCKE[: self._n_rows, :, : self.length]
+
+    def reorder(self, rows_R: Tensor) -> None:
+        """Move row `rows_R[i]` of the prefixes to row i; rows may repeat or be dropped."""
+        if len(rows_R) > self._n_rows:
+            self._buffer_RCKE = self._buffer_RCKE.index_select(0, rows_R)
+        else:
+            move_rows(self.content(), rows_R)
+        self._n_rows = len(rows_R)
+
+    def reorder_memory(self, rows_N: Tensor) -> None:
+        """Reorder the memory in the same way."""
+        self.memory_NCSE = self.memory().index_select(0, rows_N)
+
+
+class _Layer:
+    """A block of the decoder.
+
+    Args:
+        block: of a supported model.
+        dtype: of the products.
+        first: number of its first head among those of all layers, C.
+    """
+
+    def __init__(self, block: Block, dtype: torch.dtype, first: int) -> None:
+        own, cross = _heads_of(block)
+        self._block = block
+        self._own, self._cross = (_Heads(attention, first) for attention in (own, cross))
+        self._qkv = PreparedLinear([own.query, own.key, own.value], dtype)
+        self._own_output = PreparedLinear([own.output], dtype)
+        self._query = PreparedLinear([cross.query], dtype)
+        self._cross_output = PreparedLinear([cross.output], dtype)
+        self._inner = PreparedLinear([block.feed_forward.inner], dtype)
+        self._outer = PreparedLinear([block.feed_forward.outer], dtype)
+
+    def __call__(self, states_RD: Tensor, cache: PreparedCache, in_memory: Visible) -> Tensor:
+        """Return states (R, D); write keys and values of the last position."""
+        block, own, cross = self._block, self._own, self._cross
+        residual = block.self_residual
+        new_RCE = self._qkv(residual.before(states_RD)).view(len(states_RD), -1, own.width)
+        own_RCKE = own.part(cache.content())
+        own_RCKE[:, :, -1] = new_RCE[:, own.n_heads :]
+        context_RD = own.context(new_RCE[:, : own.n_heads, None], own_RCKE, EVERYTHING)
+        states_RD = residual.after(states_RD, self._own_output(context_RD))
+        residual = block.cross_residual
+        memory_NCSE = cross.part(cache.memory())
+        query_RD = self._query(residual.before(states_RD))
+        query_NWHE = query_RD.view(len(memory_NCSE), -1, cross.n_heads, cross.width)
+        context_RD = cross.context(query_NWHE.transpose(1, 2), memory_NCSE, in_memory)
+        states_RD = residual.after(states_RD, self._cross_output(context_RD))
+        residual = block.feed_forward_residual
+        inner_RF = block.feed_forward.activation(self._inner(residual.before(states_RD)))
+        output_RD: Tensor = residual.after(states_RD, self._outer(inner_RF))
+        return output_RD
+
+
+class _Heads:
+    """The heads of one attention, without its maps.
+
+    Args:
+        attention: of a supported model.
+        first: see `_Layer`.
+    """
+
+    def __init__(self, attention: ScoreAttention, first: int) -> None:
+        normaliser = attention.normaliser
+        assert isinstance(normaliser, FusedNormaliser)
+        self.n_heads, self.width = attention.place.n_heads, attention.place.head_dim
+        self._first, self._power = first, normaliser.power
+        nothing = ScoreContext(Mask(), torch.empty(0), None, None)  # α does not depend on queries
+        self._beta = beta_of(normaliser.row_alpha(nothing))
+
+    def part(self, states_BCKE: Tensor) -> Tensor:
+        """Return the keys, then the values, of these heads (B, 2 * H, K, E)."""
+        return states_BCKE.narrow(1, self._first, 2 * self.n_heads)
+
+    def context(self, query_BHQE: Tensor, states_BCKE: Tensor, visible: Visible) -> Tensor:
+        """Return the contexts side by side (B * Q, H * E)."""
+        key_BHKE, value_BHKE = states_BCKE.chunk(2, dim=1)
+        context = context_of(
+            query_BHQE.to(key_BHKE.dtype), key_BHKE, value_BHKE, self._beta, self._power, visible,
+            None, self.width**-0.5, 0,
+        )  # fmt: skip
+        return context.view(-1, self.n_heads * self.width)

@@ -1,0 +1,196 @@
+"""Search with a prepared model, beside the model itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.build import AttentionFactory
+from headwise.attention.heads import HeadGate
+from headwise.attention.positions import Positions
+from headwise.attention.recorder import recording
+from headwise.attention.rotary import Rotary
+from headwise.config.folders import group_node
+from headwise.config.schema import DecodeConfig, ModelConfig
+from headwise.decode.beam import beam_search
+from headwise.decode.greedy import greedy_search
+from headwise.decode.incremental import TranslationModel
+from headwise.decode.prepared import PreparedModel, supports
+from headwise.decode.translator import TranslatedSentence, Translator
+from headwise.losses.loss import SparsemaxLoss
+from headwise.losses.output_map import SOFTMAX, OutputMap
+from headwise.model.blocks import PostNorm, PreNorm, Residual
+from headwise.model.parts import SINUSOIDAL, Parts
+from headwise.model.transformer import Transformer
+from headwise.precision import autocast
+from kernel_marks import needs_kernels
+
+pytestmark = needs_kernels
+
+CPU, V, EOS = torch.device("cpu"), 24, 3
+FAMILY = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
+
+
+def build(
+    attention: str = "alpha_entmax",
+    norm: type[Residual] = PreNorm,
+    positions: Positions = SINUSOIDAL,
+    **choices: str,
+) -> Transformer:
+    """A model with heads of 16 whose random weights are sharp enough for hypotheses to differ."""
+    config = ModelConfig("test", 2, 2, d_model=32, n_heads=2, d_ff=48, share_embeddings="none")
+    nodes = {group: group_node(group, name) for group, name in choices.items()}
+    nodes["attention"] = group_node("attention", attention)
+    factory = AttentionFactory(nodes, positions=positions)
+    model = Transformer(config, V, V, False, factory, 3, Parts(norm, positions=positions))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.0)
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        model.output.weight[EOS] *= 2.0
+    return model.eval()
+
+
+def draw(n: int, seed: int = 1) -> tuple[list[list[int]], list[int]]:
+    """Sources and limits."""
+    numbers = random.Random(seed)
+    sources = [
+        [*(numbers.randrange(4, V) for _ in range(numbers.randint(1, 12))), EOS] for _ in range(n)
+    ]
+    return sources, [numbers.randint(1, 20) for _ in sources]
+
+
+def assert_same_search(
+    model: Transformer,
+    prepared: TranslationModel,
+    n: int,
+    output: OutputMap = SOFTMAX,
+    **options: Any,
+) -> None:
+    sources, limits = draw(n)
+    expected, actual = (
+        beam_search(one, sources, limits, CPU, output=output, **options)
+        for one in (model, prepared)
+    )
+    for first, second in zip(expected, actual, strict=True):
+        assert [(h.ids, h.finished) for h in first] == [(h.ids, h.finished) for h in second]
+        assert [h.score for h in first] == pytest.approx([h.score for h in second], abs=1e-4)
+
+
+@pytest.mark.parametrize("norm", [PreNorm, PostNorm])
+@pytest.mark.parametrize("attention", FAMILY)
+def test_searches_equal_those_of_the_model(attention: str, norm: type[Residual]) -> None:
+    model = build(attention, norm)
+    assert supports(model, torch.float32)
+    prepared = PreparedModel(model, torch.float32)
+    # 1 and 4 rows are multiplied in another way than 60
+    for n, beam, n_best, penalty in ((1, 1, 1, 1.0), (1, 4, 4, 0.6), (15, 4, 2, -0.5)):
+        options = {"beam": beam, "n_best": n_best, "length_penalty": penalty}
+        assert_same_search(model, prepared, n, **options)
+    assert_same_search(model, prepared, 1, SparsemaxLoss().output_map, beam=3, n_best=3)
+    greedy = [greedy_search(one, *draw(7), CPU) for one in (model, prepared)]
+    assert [one.ids for one in greedy[0]] == [one.ids for one in greedy[1]]
+
+
+def test_caches_that_grow_and_wide_beams() -> None:
+    model = build()
+    prepared = PreparedModel(model, torch.float32)
+    sources = [[5, 6, 7, EOS]] * 2
+    with torch.no_grad():
+        model.output.weight[EOS] = 0.0
+    for beam in (1, 12):
+        expected, actual = (
+            beam_search(one, sources, [70, 33], CPU, beam) for one in (model, prepared)
+        )
+        assert [h[0].ids for h in expected] == [h[0].ids for h in actual]
+        assert len(actual[0][0].ids) == 70
+
+
+class Numbers:
+    """Words are numbers and equal their ids; a tokenizer."""
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        return [[int(word) for word in sentence.split()] for sentence in sentences]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [" ".join(map(str, line)) for line in ids]
+
+
+def refuse(*arguments: Any, **options: Any) -> Tensor:
+    raise AssertionError("the modules were called")
+
+
+def assert_same_texts(
+    actual: Sequence[TranslatedSentence], expected: Sequence[TranslatedSentence]
+) -> None:
+    for first, second in zip(actual, expected, strict=True):
+        assert [text for text, _ in first.n_best] == [text for text, _ in second.n_best]
+        scores = [[score for _, score in one.n_best] for one in (first, second)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_translator_prepares_once_and_again_after_changes(monkeypatch: Any) -> None:
+    model, lines = build(), ["5 6 7", "", "8 9 10 11"]
+    tokenizers: Any = SimpleNamespace(source=Numbers(), target=Numbers())
+    translator = Translator(model, tokenizers, DecodeConfig(beam=3, n_best=2, max_length_extra=5))
+    with recording(model, lambda attention, weights: None):  # not supported
+        expected = translator.translate(lines)
+    monkeypatch.setattr(Transformer, "decode", refuse)
+    first = translator.translate(lines)
+    assert_same_texts(first, expected)
+    assert_same_texts(translator.translate(lines[:1]), expected[:1])
+    with torch.no_grad():
+        model.decoder.blocks[1].self_attention.query.weight.neg_()
+        model.output.weight[7:9] *= 2.0
+    changed = translator.translate(lines)
+    assert [one.text for one in changed] != [one.text for one in first]
+    monkeypatch.undo()
+    with recording(model, lambda attention, weights: None):
+        expected = translator.translate(lines)
+    assert_same_texts(changed, expected)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"pattern": "window"}, {"scaling": "ssmax"}, {"attention": "tanh"}, {"attention": "linear"}],
+)
+def test_other_parts_take_the_modules(choices: dict[str, str]) -> None:
+    assert not supports(build(**choices), torch.float32)
+
+
+def test_positions_gates_and_other_dtypes_take_the_modules() -> None:
+    assert not supports(build(positions=Rotary()), torch.float32)
+    model = build()
+    model.decoder.blocks[1].cross_attention.gate = HeadGate()
+    assert not supports(model, torch.float32)
+    model = build()
+    assert supports(model, torch.bfloat16)
+    assert not supports(model.double(), torch.float32)
+
+
+def test_bfloat16_is_as_near_to_float32_as_the_model() -> None:
+    model, (sources, _) = build(), draw(1)
+    prepared = PreparedModel(model, torch.bfloat16)
+    exact = PreparedModel(model, torch.float32)
+    ids_RT = torch.randint(4, V, (5, 9), generator=torch.Generator().manual_seed(2))
+    logits = []
+    for one, precision in ((exact, "fp32"), (prepared, "bf16"), (model, "bf16")):
+        with torch.no_grad(), autocast(CPU, precision):
+            memory, cache = (
+                one.encode(torch.tensor(sources), torch.tensor([len(sources[0])])),
+                one.make_cache(),
+            )
+            logits.append(
+                torch.cat([one.decode(ids_R1, memory, cache) for ids_R1 in ids_RT.split(1, 1)], 1)
+            )
+    errors = [(one - logits[0]).norm() for one in logits[1:]]
+    assert errors[0] <= 1.1 * errors[1]
+    assert errors[0] < 0.1 * logits[0].norm()

@@ -29,11 +29,9 @@ from headwise.attention.scores import ScoreAttention
 from headwise.model.blocks import PostNorm, PreNorm
 from headwise.model.stack import Block, Memory
 from headwise.model.transformer import Transformer
-from headwise.ops.attention.cpu_few import context_of
+from headwise.ops.attention.cpu_few import PreparedAttention
 from headwise.ops.cpp.build import unavailable_reason
-from headwise.ops.family import beta_of
 from headwise.ops.linear import PreparedLinear
-from headwise.ops.visible import EVERYTHING, Visible
 
 
 def supports(model: Transformer, dtype: torch.dtype) -> bool:
@@ -120,11 +118,10 @@ class PreparedModel:
         with torch.autocast("cpu", enabled=False):  # the dtypes are already chosen
             if cache.memory_NCSE is None:
                 cache.memory_NCSE = self._keys_and_values(memory.states_BSD)
-            visible = Visible(lengths_B=memory.lengths_B)
             states_RD = self.model.target_embedding(target_in_R1, cache.length)[:, 0]
             cache.extend(len(states_RD))
             for layer in self._layers:
-                states_RD = layer(states_RD, cache, visible)
+                states_RD = layer(states_RD, cache, memory.lengths_B)
             logits_RV = self._output(self.model.decoder.norm(states_RD))
         return logits_RV[:, None]
 
@@ -215,20 +212,20 @@ class _Layer:
         self._inner = PreparedLinear([block.feed_forward.inner], dtype)
         self._outer = PreparedLinear([block.feed_forward.outer], dtype)
 
-    def __call__(self, states_RD: Tensor, cache: PreparedCache, in_memory: Visible) -> Tensor:
+    def __call__(self, states_RD: Tensor, cache: PreparedCache, lengths_N: Tensor) -> Tensor:
         """Return states (R, D); write keys and values of the last position."""
         block, own, cross = self._block, self._own, self._cross
         residual = block.self_residual
         new_RCE = self._qkv(residual.before(states_RD)).view(len(states_RD), -1, own.width)
         own_RCKE = own.part(cache.content())
         own_RCKE[:, :, -1] = new_RCE[:, own.n_heads :]
-        context_RD = own.context(new_RCE[:, : own.n_heads, None], own_RCKE, EVERYTHING)
+        context_RD = own.context(new_RCE[:, : own.n_heads, None], own_RCKE)
         states_RD = residual.after(states_RD, self._own_output(context_RD))
         residual = block.cross_residual
         memory_NCSE = cross.part(cache.memory())
         query_RD = self._query(residual.before(states_RD))
         query_NWHE = query_RD.view(len(memory_NCSE), -1, cross.n_heads, cross.width)
-        context_RD = cross.context(query_NWHE.transpose(1, 2), memory_NCSE, in_memory)
+        context_RD = cross.context(query_NWHE.transpose(1, 2), memory_NCSE, lengths_N)
         states_RD = residual.after(states_RD, self._cross_output(context_RD))
         residual = block.feed_forward_residual
         inner_RF = block.feed_forward.activation(self._inner(residual.before(states_RD)))
@@ -248,19 +245,20 @@ class _Heads:
         normaliser = attention.normaliser
         assert isinstance(normaliser, FusedNormaliser)
         self.n_heads, self.width = attention.place.n_heads, attention.place.head_dim
-        self._first, self._power = first, normaliser.power
+        self._first = first
         nothing = ScoreContext(Mask(), torch.empty(0), None, None)  # α does not depend on queries
-        self._beta = beta_of(normaliser.row_alpha(nothing))
+        alpha = normaliser.row_alpha(nothing)
+        self._attend = PreparedAttention(normaliser.power, alpha, self.width**-0.5)
 
     def part(self, states_BCKE: Tensor) -> Tensor:
         """Return the keys, then the values, of these heads (B, 2 * H, K, E)."""
         return states_BCKE.narrow(1, self._first, 2 * self.n_heads)
 
-    def context(self, query_BHQE: Tensor, states_BCKE: Tensor, visible: Visible) -> Tensor:
+    def context(
+        self, query_BHQE: Tensor, states_BCKE: Tensor, lengths_B: Tensor | None = None
+    ) -> Tensor:
         """Return the contexts side by side (B * Q, H * E)."""
         key_BHKE, value_BHKE = states_BCKE.chunk(2, dim=1)
-        context = context_of(
-            query_BHQE.to(key_BHKE.dtype), key_BHKE, value_BHKE, self._beta, self._power, visible,
-            None, self.width**-0.5, 0,
-        )  # fmt: skip
-        return context.view(-1, self.n_heads * self.width)
+        query_BHQE = query_BHQE.to(key_BHKE.dtype)
+        context_BQHE = self._attend(query_BHQE, key_BHKE, value_BHKE, lengths_B)
+        return context_BQHE.view(-1, self.n_heads * self.width)

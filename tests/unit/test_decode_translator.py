@@ -246,7 +246,7 @@ def test_out_of_memory_error_names_settings_to_lower(was_training: bool) -> None
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
-@pytest.mark.parametrize("attention", ["softmax", "linear", "linformer"])
+@pytest.mark.parametrize("attention", ["tanh", "linear", "linformer"])
 def test_decoding_uses_the_configured_precision(
     attention: str, precision: str, dtype: torch.dtype
 ) -> None:

@@ -84,9 +84,14 @@ class KeyValueCache:
 def move_rows(filled: Tensor, rows_B: Tensor) -> None:
     """Move row `rows_B[i]` to row i, in place; at most as many rows as there are."""
     n_rows = len(rows_B)
-    if rows_B.device.type != "cpu":  # reading values would wait for the device
+    if not _is_on_cpu(rows_B):
         filled[:n_rows] = filled.index_select(0, rows_B)
         return
     moved_M = (rows_B != torch.arange(n_rows)).nonzero()[:, 0]
     if len(moved_M) > 0:
         filled.index_copy_(0, moved_M, filled.index_select(0, rows_B[moved_M]))
+
+
+def _is_on_cpu(values: Tensor) -> bool:
+    """Return whether values can be read without waiting for a device."""
+    return values.device.type == "cpu"

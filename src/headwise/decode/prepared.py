@@ -15,7 +15,7 @@ width, V target vocabulary.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,9 @@ from headwise.attention.scores import ScoreAttention
 from headwise.model.blocks import PostNorm, PreNorm
 from headwise.model.stack import Block, Memory
 from headwise.model.transformer import Transformer
+from headwise.ops import dispatch
 from headwise.ops.attention.cpu_few import PreparedAttention
-from headwise.ops.cpp.build import unavailable_reason
+from headwise.ops.library import CPP
 from headwise.ops.linear import PreparedLinear
 
 
@@ -40,10 +41,10 @@ def supports(model: Transformer, dtype: torch.dtype) -> bool:
     Attention of the entmax family, with one α per head and weights alone: without a pattern, a
     scaling, gates, positions or recorders; with pre- or post-norm.
     """
-    weights = {(p.dtype, p.device.type) for p in model.parameters()}
-    if weights != {(torch.float32, "cpu")} or dtype not in (torch.float32, torch.bfloat16):
+    kinds = {(p.dtype, p.device.type, p.is_inference()) for p in model.parameters()}
+    if kinds != {(torch.float32, "cpu", False)} or dtype not in (torch.float32, torch.bfloat16):
         return False
-    if type(model) is not Transformer or unavailable_reason() is not None:
+    if type(model) is not Transformer or dispatch.few_rows(model.output.weight).kernel != CPP:
         return False
     widths = {attention.place.head_dim for _, _, attention in model.decoder.attentions()}
     return len(widths) == 1 and all(map(_is_plain, model.decoder.blocks))
@@ -71,6 +72,10 @@ def _has_only_weights(attention: Attention | None) -> bool:
 class PreparedModel:
     """The interface of a model for search, `headwise.decode.incremental.TranslationModel`.
 
+    Its memory: joined weights, 3 D² + 2 D² a layer; and, from a step of more than `MAX_FEW_ROWS`
+    rows on, all weights of the decoder once more in oneDNN's layout. In bfloat16 it is a copy of
+    all weights from the start. It does not follow changes of parameters, see `is_current`.
+
     Args:
         model: in evaluation mode, see `supports`.
         dtype: of the products: float32 or bfloat16.
@@ -94,9 +99,16 @@ class PreparedModel:
         self._output = PreparedLinear([model.output], dtype)
 
     def is_current(self, model: Transformer, dtype: torch.dtype) -> bool:
-        """Return whether this is `model` with its weights of now, in this dtype."""
+        """Return whether this is `model` with its weights of now, in this dtype.
+
+        Replacing a parameter or changing it in place is detected; changing `.data` is not.
+        """
         is_same = model is self.model and dtype is self.dtype
         return is_same and self._versions == _versions(model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as None: it holds addresses of weights."""
+        return type(None), ()
 
     def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
         """See `Transformer.encode`."""

@@ -57,6 +57,7 @@ class TranslatedSentence:
 EMPTY = TranslatedSentence("", 0.0, (("", 0.0),), ())
 SCORING_SHARE = 4  # forced decoding holds the logits of every position: a quarter of max_tokens
 # With fewer rows of all steps, packing the weights (`packed_weights`) takes longer than it saves.
+# The number is estimated as source tokens times beam.
 ROWS_WORTH_PACKING = 100
 
 
@@ -197,10 +198,8 @@ class Translator:
         elif prepared is None or not prepared.is_current(self.model, dtype):
             prepared = PreparedModel(self.model, dtype)
         self._prepared = prepared
-        # the encoder reads each source once, the modules of the decoder each hypothesis
-        n_rows = n_tokens * (1 if prepared else self.beam)
-        unprepared = self.model.encoder if prepared else self.model
-        with packed_weights(unprepared) if n_rows >= ROWS_WORTH_PACKING else nullcontext():
+        is_long = n_tokens * self.beam >= ROWS_WORTH_PACKING
+        with packed_weights(self.model) if is_long and prepared is None else nullcontext():
             yield prepared or self.model
 
     def _search(

@@ -112,37 +112,6 @@ class _Packed:
         return type(None), ()
 
 
-class PreparedLinear:
-    """Linear layers of one input, as one product for inference, in one dtype.
-
-    Up to `MAX_FEW` rows are multiplied by the weights as they are, which reads them once. For more
-    rows they are packed, when there are more for the first time. One layer in its own dtype is not
-    copied.
-
-    Args:
-        layers: on a CPU; their outputs are next to each other.
-        dtype: of the products: float32 or bfloat16.
-    """
-
-    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype) -> None:
-        weights = [layer.weight.detach().to(dtype) for layer in layers]
-        biases = [layer.bias.detach().to(dtype) for layer in layers if layer.bias is not None]
-        self._weight_OD = weights[0] if len(weights) == 1 else torch.cat(weights)
-        self._bias_O = torch.cat(biases) if biases else None
-        self._packed_OD: Tensor | None = None
-
-    def __call__(self, values_RD: Tensor) -> Tensor:
-        """Map (R, D) to (R, O)."""
-        values_RD = values_RD.to(self._weight_OD.dtype)
-        if not _usable(values_RD):
-            return nn.functional.linear(values_RD, self._weight_OD, self._bias_O)
-        if self._packed_OD is None:
-            self._packed_OD = torch.ops.mkldnn._reorder_linear_weight(
-                self._weight_OD, EXPECTED_ROWS
-            )
-        return _onednn(values_RD, self._packed_OD, self._bias_O)
-
-
 def _pack(weight_OD: Tensor, bias_O: Tensor | None) -> _Packed | None:
     dtype = _autocast_dtype() or weight_OD.dtype
     if not _usable(weight_OD) or dtype not in DTYPES or weight_OD.numel() == 0:
@@ -180,7 +149,6 @@ class FewRows:
     Args:
         weight_OD: float32 or bfloat16, contiguous.
         bias_O: float32, contiguous.
-        is_relu: whether negative results become 0.
 
     Raises:
         TypeError: another dtype or device, or not contiguous.
@@ -188,9 +156,7 @@ class FewRows:
         RuntimeError: no C++ kernels; `dispatch.few_rows` tells.
     """
 
-    def __init__(
-        self, weight_OD: Tensor, bias_O: Tensor | None = None, is_relu: bool = False
-    ) -> None:
+    def __init__(self, weight_OD: Tensor, bias_O: Tensor | None = None) -> None:
         n_outputs, width = self._shape = tuple(weight_OD.shape)
         self._kept = weight_OD, bias_O  # the kernel reads their memory
         self._problem = LinearProblem(
@@ -199,27 +165,51 @@ class FewRows:
             width=width,
             n_outputs=n_outputs,
             is_half=weight_OD.dtype is torch.bfloat16,
-            is_relu=is_relu,
         )
         self._kernel = build.functions().headwise_linear_of_few
 
-    def __call__(self, values_ND: Tensor, added_NO: Tensor | None = None) -> Tensor:
-        """Return the map of the values, plus `added`: (N, O), float32.
-
-        Args:
-            values_ND, added_NO: float32, contiguous.
-        """
+    def __call__(self, values_ND: Tensor) -> Tensor:
+        """Map (N, D) to (N, O), both float32 and contiguous."""
         n_outputs, width = self._shape
         n_rows, _ = values_ND.shape
         out_NO = values_ND.new_empty(n_rows, n_outputs)
         problem = LinearProblem.from_buffer_copy(self._problem)  # several threads may call
         problem.values = address(values_ND, FLOAT, (n_rows, width))
-        if added_NO is not None:
-            problem.added = address(added_NO, FLOAT, (n_rows, n_outputs))
         problem.out, problem.n_rows = out_NO.data_ptr(), n_rows
         problem.n_threads = torch.get_num_threads()
         self._kernel(ctypes.byref(problem))
         return out_NO
+
+
+class PreparedLinear:
+    """Linear layers of one input, as one product for inference, in one dtype.
+
+    Up to `MAX_FEW_ROWS` rows are multiplied by `FewRows`. For more, the weights are packed, when
+    there are more for the first time. A single layer of this dtype is not copied.
+
+    Args:
+        layers: on a CPU with C++ kernels; their outputs are next to each other.
+        dtype: of the products: float32 or bfloat16.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype) -> None:
+        weights = [layer.weight.detach().to(dtype) for layer in layers]
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        self._weight_OD = weights[0] if len(weights) == 1 else torch.cat(weights)
+        bias_O = torch.cat(biases) if biases else None
+        self._few = FewRows(self._weight_OD, bias_O)
+        self._bias_O = None if bias_O is None else bias_O.to(dtype)
+        self._packed: _Packed | None = None
+
+    def __call__(self, values_RD: Tensor) -> Tensor:
+        """Map (R, D) to (R, O), float32 for few rows, otherwise in the dtype of the products."""
+        if len(values_RD) <= MAX_FEW_ROWS:
+            return self._few(values_RD.float())
+        self._packed = self._packed or _pack(self._weight_OD, self._bias_O)
+        if self._packed is not None:
+            return self._packed.matmul(values_RD)
+        cast_RD = values_RD.to(self._weight_OD.dtype)  # without oneDNN for this dtype
+        return nn.functional.linear(cast_RD, self._weight_OD, self._bias_O)
 
 
 def linear(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None = None) -> Tensor:

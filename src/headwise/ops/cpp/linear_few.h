@@ -13,11 +13,9 @@ struct LinearProblem {
     const void* weight;   // (O, D), contiguous, as all here
     const float* bias;    // (O,), or null
     const float* values;  // (rows, D)
-    const float* added;   // (rows, O), or null
-    float* out;           // (rows, O): values weightᵀ + bias, then ReLU, then plus `added`
+    float* out;           // (rows, O): values weightᵀ + bias
     int64_t n_rows, width, n_outputs;  // width: D
     int32_t is_half;                   // weight in bfloat16; else float32
-    int32_t is_relu;
     int32_t n_threads;
 };
 
@@ -58,12 +56,9 @@ struct LinearOfFew {
             for (int r = 0; r < n; ++r) parts[r][j] = sum[r];
         }
         for (int r = 0; r < n; ++r) {
-            const int64_t to = (row + r) * O + first;
             Floats value = sums(parts[r]);
             if (problem.bias) value = value + read(problem.bias + first, n_here, 0.0f);
-            if (problem.is_relu) value = value < 0.0f ? Floats{} : value;
-            if (problem.added) value = value + read(problem.added + to, n_here, 0.0f);
-            write(problem.out + to, value, n_here);
+            write(problem.out + (row + r) * O + first, value, n_here);
         }
     }
 };

@@ -64,7 +64,9 @@ def _has_only_weights(attention: Attention | None) -> bool:
         return False
     parts = (attention.pattern, attention.scaling, attention.gate, attention.positions)
     normaliser, place = attention.normaliser, attention.place
-    is_of_family = isinstance(normaliser, FusedNormaliser) and not normaliser.alpha_per_query
+    if not isinstance(normaliser, FusedNormaliser) or normaliser.alpha_per_query:
+        return False
+    is_of_family = type(normaliser).attend is FusedNormaliser.attend
     has_one_width = place.key_dim == place.head_dim
     return is_of_family and has_one_width and all(part is None for part in parts)
 

@@ -103,11 +103,17 @@ static inline void store(float* to, Floats value, int n) {
 #endif
 }
 
+// To nearest, ties to even. With AVX512_BF16 numbers below 2^-126 become 0: products of bfloat16 on
+// such processors (dot products and AMX) read them as 0 as well.
 static inline Halves rounded(Floats value) {
-    const Words bits = (Words)value;  // to nearest, ties to even
+#if defined(__AVX512BF16__)
+    return (Halves)_mm512_cvtneps_pbh((__m512)value);
+#else
+    const Words bits = (Words)value;
     const Words up = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
     const Words quiet = (bits >> 16) | 0x40u;  // rounding could turn NaN into infinity
     return __builtin_convertvector(value == value ? up : quiet, Halves);
+#endif
 }
 
 static inline void store(BFloat16* to, Floats value) {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import heads
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.mask import Mask
@@ -129,6 +130,32 @@ def test_softmax_attention_equals_torch_multihead() -> None:
     context, recorded = with_weights(attention, query, key, key, Mask(key_lengths_B=lengths))
     torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(recorded, weights, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_self", [True, False])
+def test_joined_projections_in_bfloat16(monkeypatch: pytest.MonkeyPatch, is_self: bool) -> None:
+    torch.manual_seed(0)
+    place = Place("encoder_self", 1, 3, E, width=H * E, qk_dim=6)  # a head was pruned
+    attention = ScoreAttention(place, Softmax(place), None, dropout=0.0)
+    query_BQD, key_BKD = torch.randn(B, Q, H * E), torch.randn(B, K, H * E)
+    states = (query_BQD, *([query_BQD] * 2 if is_self else [key_BKD] * 2))
+    joined: list[tuple[nn.Module, ...]] = []
+
+    def separate(values: Tensor, *layers: nn.Module) -> list[Tensor]:
+        joined.append(layers)
+        return [layer(values) for layer in layers]
+
+    results = []
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            context = attention(*states, Mask())
+        grads = torch.autograd.grad(context.float().square().sum(), list(attention.parameters()))
+        results.append((context, *grads))
+        monkeypatch.setattr(heads, "linear_of_each", separate)
+    layers = (attention.query, attention.key, attention.value)
+    assert joined == [layers if is_self else layers[1:]]
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=2**-6, atol=2**-6)
 
 
 def test_initial_alpha_has_the_distribution_of_the_authors() -> None:

@@ -13,7 +13,7 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.positions import PlacePositions
 from headwise.attention.protocol import Attention
-from headwise.ops.linear import Linear
+from headwise.ops.linear import Linear, linear_of_each
 
 
 class HeadGate(nn.Module):
@@ -57,6 +57,16 @@ class MultiHeadAttention(Attention):
         self.output = Linear(inner, place.d_model)
         self.register_module("gate", None)
         self.register_module("positions", None)
+
+    def projected(self, query_BQD: Tensor, key_BKD: Tensor, value_BKD: Tensor) -> list[Tensor]:
+        """Project and split into heads: queries (B, H, Q, E), keys and values (B, H, K, E)."""
+        if key_BKD is not value_BKD:
+            parts = [self.query(query_BQD), self.key(key_BKD), self.value(value_BKD)]
+        elif query_BQD is not key_BKD:
+            parts = [self.query(query_BQD), *linear_of_each(key_BKD, self.key, self.value)]
+        else:
+            parts = linear_of_each(query_BQD, self.query, self.key, self.value)
+        return [self.split(part) for part in parts]
 
     def split(self, states_BND: Tensor) -> Tensor:
         """Split projected states (B, N, H * E) into heads (B, H, N, E)."""

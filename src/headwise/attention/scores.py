@@ -50,8 +50,9 @@ class ScoreAttention(MultiHeadAttention):
         mask: Mask,
         cache: AttentionCache | None = None,
     ) -> Tensor:
-        query_BHQE = self.split(self.query(query_BQD))
-        key_BHKE, value_BHKE = self._keys_and_values(key_BKD, value_BKD, cache, mask.n_prefix)
+        query_BHQE, key_BHKE, value_BHKE = self._heads(
+            query_BQD, key_BKD, value_BKD, cache, mask.n_prefix
+        )
         n_queries, n_keys, device = query_BQD.shape[1], key_BHKE.shape[2], query_BQD.device
         layout = None
         if self.pattern is not None:
@@ -89,17 +90,24 @@ class ScoreAttention(MultiHeadAttention):
             context_BHQE = dropped_BHQK @ value_BHKE
         return self.join(context_BHQE)
 
-    def _keys_and_values(
-        self, key_BKD: Tensor, value_BKD: Tensor, cache: AttentionCache | None, n_prefix: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, H, K, E), including those of earlier steps."""
+    def _heads(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        cache: AttentionCache | None,
+        n_prefix: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, Q, E), and keys and values (B, H, K, E) with earlier steps'."""
         assert cache is None or isinstance(cache, KeyValueCache)
         if cache is not None and cache.is_complete:
-            return cache.content()
-        key_BHKE, value_BHKE = self.split(self.key(key_BKD)), self.split(self.value(value_BKD))
+            return self.split(self.query(query_BQD)), *cache.content()
+        query_BHQE, key_BHKE, value_BHKE = self.projected(query_BQD, key_BKD, value_BKD)
         first = 0 if cache is None else cache.length
         key_BHKE = self.rotated(key_BHKE, first - n_prefix)
-        return (key_BHKE, value_BHKE) if cache is None else cache.update(key_BHKE, value_BHKE)
+        if cache is not None:
+            key_BHKE, value_BHKE = cache.update(key_BHKE, value_BHKE)
+        return query_BHQE, key_BHKE, value_BHKE
 
     def make_cache(self, static: bool) -> KeyValueCache:
         return KeyValueCache(static)

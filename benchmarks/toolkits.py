@@ -17,7 +17,7 @@ import dataclasses
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -28,11 +28,10 @@ from headwise.attention.build import AttentionFactory
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.decode.beam import beam_search
-from headwise.decode.translator import ROWS_WORTH_PACKING
+from headwise.decode.prepared import PreparedModel
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
-from headwise.ops.linear import packed_weights
-from headwise.precision import autocast
+from headwise.precision import autocast, matmul_dtype
 from headwise.train.optim import build_optimizer
 
 CPU = torch.device("cpu")
@@ -114,6 +113,7 @@ class Headwise(Toolkit):
     ) -> None:
         self.name = f"headwise, {attention}, {precision}"
         self.precision = precision
+        self.prepared: PreparedModel | None = None
         choices = {"attention": group_node("attention", attention)}
         factory = AttentionFactory(choices, dropout=config.dropout)
         self.model: Transformer = Transformer(config, n_words, n_words, True, factory, seed=1)
@@ -128,12 +128,12 @@ class Headwise(Toolkit):
         return sums.loss / target.numel()
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
-        is_long = source.numel() * beam >= ROWS_WORTH_PACKING  # as `Translator` has it
-        with (
-            autocast(CPU, self.precision),
-            packed_weights(self.model) if is_long else nullcontext(),
-        ):
-            best = beam_search(self.model, source.tolist(), [steps] * len(source), CPU, beam)
+        dtype = matmul_dtype(self.precision, CPU)
+        # kept, as `Translator` does
+        if self.prepared is None or not self.prepared.is_current(self.model, dtype):
+            self.prepared = PreparedModel(self.model, dtype)
+        with autocast(CPU, self.precision):
+            best = beam_search(self.prepared, source.tolist(), [steps] * len(source), CPU, beam)
         return min(len(hypotheses[0].ids) for hypotheses in best)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwise.analysis.pruning import Heads
 from headwise.attention.build import AttentionFactory
 from headwise.attention.heads import HeadGate
 from headwise.attention.positions import Positions
@@ -44,10 +45,12 @@ def build(
     attention: str = "alpha_entmax",
     norm: type[Residual] = PreNorm,
     positions: Positions = SINUSOIDAL,
+    heads: Heads | None = None,
     **choices: str,
 ) -> Transformer:
     """A model with heads of 16 whose random weights are sharp enough for hypotheses to differ."""
     config = ModelConfig("test", 2, 2, d_model=32, n_heads=2, d_ff=48, share_embeddings="none")
+    config.heads = heads
     nodes = {group: group_node(group, name) for group, name in choices.items()}
     nodes["attention"] = group_node("attention", attention)
     factory = AttentionFactory(nodes, positions=positions)
@@ -102,6 +105,14 @@ def test_searches_equal_those_of_the_model(attention: str, norm: type[Residual])
     assert_same_search(model, prepared, 1, SparsemaxLoss().output_map, beam=3, n_best=3)
     greedy = [greedy_search(one, *draw(7), CPU) for one in (model, prepared)]
     assert [one.ids for one in greedy[0]] == [one.ids for one in greedy[1]]
+
+
+def test_layers_and_sites_that_keep_different_heads() -> None:
+    model = build(
+        heads={"encoder_self": [[1], [2]], "decoder_self": [[1, 2], [2]], "cross": [[1], [1, 2]]}
+    )
+    assert supports(model, torch.float32)
+    assert_same_search(model, PreparedModel(model, torch.float32), 5, beam=3, n_best=2)
 
 
 def test_caches_that_grow_and_wide_beams() -> None:

@@ -89,12 +89,13 @@ class PreparedModel:
         self.model, self.dtype = model, dtype
         self._versions = _versions(model)
         self._layers: list[_Layer] = []
-        self._n_heads = 0  # C
+        self._n_heads = n_crossed = 0  # C of the prefixes and of the memory, so far
         maps: list[nn.Linear] = []
         for block in model.decoder.blocks:
             own, cross = _heads_of(block)
-            self._layers.append(_Layer(block, dtype, self._n_heads))
+            self._layers.append(_Layer(block, dtype, self._n_heads, n_crossed))
             self._n_heads += 2 * own.place.n_heads
+            n_crossed += 2 * cross.place.n_heads
             maps += (cross.key, cross.value)
         self._width = own.place.head_dim
         self._memory_heads = PreparedLinear(maps, dtype)
@@ -212,13 +213,13 @@ class _Layer:
     Args:
         block: of a supported model.
         dtype: of the products.
-        first: number of its first head among those of all layers, C.
+        first, crossed: where its keys are among those of all layers, of prefixes and memory.
     """
 
-    def __init__(self, block: Block, dtype: torch.dtype, first: int) -> None:
+    def __init__(self, block: Block, dtype: torch.dtype, first: int, crossed: int) -> None:
         own, cross = _heads_of(block)
         self._block = block
-        self._own, self._cross = (_Heads(attention, first) for attention in (own, cross))
+        self._own, self._cross = _Heads(own, first), _Heads(cross, crossed)
         self._qkv = PreparedLinear([own.query, own.key, own.value], dtype)
         self._own_output = PreparedLinear([own.output], dtype)
         self._query = PreparedLinear([cross.query], dtype)
@@ -252,7 +253,7 @@ class _Heads:
 
     Args:
         attention: of a supported model.
-        first: see `_Layer`.
+        first: where its keys are among those of all layers.
     """
 
     def __init__(self, attention: ScoreAttention, first: int) -> None:

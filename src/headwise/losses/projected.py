@@ -22,9 +22,9 @@ from torch.autograd.function import once_differentiable
 from headwise.compilation import outside_graphs
 from headwise.ops.linear import matmul, matmul_out, weight_gradient
 
-# Logits per chunk: on CPU few enough to stay in cache between passes; on an accelerator enough to
-# occupy it.
-CHUNK_LOGITS = {"cpu": 1 << 22}
+# Logits per chunk. On CPU 64 MiB in float32, half of a group's buffer: with fewer rows matmuls are
+# slower, most of all on matrix units (AMX). On an accelerator enough to occupy it.
+CHUNK_LOGITS = {"cpu": 1 << 24}
 CHUNK_LOGITS_ACCELERATOR = 1 << 26
 MIN_CHUNK_ROWS = 128  # with fewer rows, matmuls are inefficient
 # Logits per matmul of the weight's gradient: each matmul is one more pass over a tensor of the

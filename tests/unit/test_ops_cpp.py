@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import platform
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,6 +136,15 @@ def test_narrow_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process
         expected = cpu_maps.forward((keys @ keys.mT).contiguous(), beta, power) @ keys
         context = attention_of_few(keys, keys, keys, alpha, power, Visible(), 1.0)
         assert (context - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
+@needs_kernels
+def test_kernels_compile_for_processors_with_native_bfloat16() -> None:
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, build.COMPILERS))
+    options = (*build.OPTIONS, "-march=x86-64-v4", "-mavx512bf16", "-fsyntax-only")
+    build._call([*shlex.split(compiler), *options, str(build.SOURCES / "kernels.cpp")])
 
 
 @needs_kernels

@@ -40,7 +40,8 @@ SHORT_BUILTIN = (
     "n_train: 400, n_valid: 20, n_test: 20}]"
 )
 OTHER_DATA = {
-    *("data=text", "data=builtin_text", "data=images", "data=music", "data=majority"),
+    *("data=text", "data=builtin_text", "data=images", "data=music"),
+    *("data=majority", "data=induction"),
     *("experiment=demo_text", "experiment=demo_masked_lm"),
     *("data=labelled", "data=image_folder", "experiment=demo_classification"),
 }
@@ -110,7 +111,8 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
         names = [a for a in argv if a.startswith("data=")]
         builtin = [SHORT_BUILTIN] if has_pairs and names in ([], ["data=builtin"]) else []
         of_pairs = () if has_pairs else ("data.", "tokenizer.", "decode.")
-        return [*argv, *(a for a in SHORT if not a.startswith(of_pairs)), *builtin]
+        cosine = ["scheduler.warmup_updates=1"] if "data=induction" in argv else []
+        return [*argv, *(a for a in SHORT if not a.startswith(of_pairs)), *builtin, *cosine]
     has_runs = any(Path("outputs").glob("*/*/config.yaml"))
     is_table = command == "table" and any(a.startswith("study=") for a in argv)
     if is_table and has_runs and not any("results/" in a for a in argv):

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from headwise.config.data import SequenceConfig
-from headwise.config.folders import group_choices, group_node
+from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.tasks.sequence.batches import Layout, TrainingRows, evaluation_row
 from headwise.tasks.sequence.rows import Row, Rows
 
-NODES = {name: group_node("data", name) for name in group_choices("data")}
-TASKS = sorted(name for name, node in NODES.items() if "rows" in node)
+TASKS = "copy", "flip_flop", "local_count", "nback", "parity", "recall", "reverse", "sort"
 # First rows, so that another machine or version of numpy that draws others is noticed.
 COPY = [4, 7, 2, 19, 12, 22, 4, 11]
 RECALL = [5, 36, 10, 44, 27, 34, 30, 35, 31, 46, 15, 40, 3, 41, 6, 44]
@@ -21,7 +20,7 @@ every_task = pytest.mark.parametrize("name", TASKS)
 
 
 def rows_of(name: str, **changes: Any) -> Rows:
-    rows: Rows = instantiate({**NODES[name]["rows"], **changes}, "rows", Rows)
+    rows: Rows = instantiate({**group_node("data", name)["rows"], **changes}, "rows", Rows)
     return rows
 
 
@@ -86,20 +85,6 @@ def test_distractors_grow_with_the_length_and_ids_do_not() -> None:
         row = evaluation_row(rows_of("recall"), length, 0, 0)
         assert (row.source_N != rows_of("recall").space).sum() == length // 2
         assert len(set(row.source_N.tolist())) <= 32 + 16 + 1
-
-
-@every_task
-def test_scored_positions_predict_the_targets(name: str) -> None:
-    layout = layout_of(name)
-    rows = [evaluation_row(layout.rows, 20, number, 0) for number in range(3)]
-    batch = layout.batch(rows, [0, 1, 2])
-    ids = batch.columns["tokens"].ids_BN
-    for index, target in zip(batch.scored_R.tolist(), batch.targets_R.tolist(), strict=True):
-        row, position = divmod(index, ids.shape[1])
-        if not layout.rows.in_place and position + 1 < ids.shape[1]:
-            assert ids[row, position + 1] == target  # read at the next step
-    assert len(batch.targets_R) == sum(int(row.scored_T.sum()) for row in rows)
-    assert int(ids.max()) == layout.rows.n_ids  # the mark
 
 
 def test_two_columns_have_source_and_target() -> None:

@@ -118,6 +118,25 @@ def test_runs_are_paired_by_seed(tmp_path: Path) -> None:
     assert unpaired.differences.empty
 
 
+def test_runs_that_did_not_learn_are_counted_and_not_averaged(tmp_path: Path) -> None:
+    study = replace(STUDY, columns={"mine": replace(STUDY.columns["mine"], learned=50.0)})
+    softmax, sparse = (
+        [make_run(tmp_path / f"{name}{seed}", seed) for seed in (1, 2)] for name in "ab"
+    )
+    for run, score in zip([*softmax, *sparse], [90, 50, 10, 80], strict=True):
+        run.settings["data"]["valid"] = "valid"
+        run.results.scores["valid"] = {"bleu_tokenised": {"score": score}}
+    of_study = compared(softmax, sparse, study)
+    rows = dict(tables(of_study, study)[0].rows)
+    assert rows["softmax"][0].endswith("(2)")
+    assert rows["sparse"][0] == f"{scores(of_study, 'sparse')[2]:.2f} (1 of 2)"
+    (test,) = of_study.differences.itertuples()
+    assert (test.n_seeds, test.n_runs) == (1, 2)
+    sparse[1].results.scores["valid"]["bleu_tokenised"]["score"] = 49
+    rows = dict(tables(compared(softmax, sparse, study), study)[0].rows)
+    assert rows["sparse"] == ["– (0 of 2)"]
+
+
 def test_one_seed_supports_nothing(tmp_path: Path) -> None:
     softmax, sparse = (
         [make_run(tmp_path / f"{n}{seed}", seed, translations(n, seed)) for seed in (1, 2)]

@@ -30,8 +30,9 @@ def judge(study: Study, compared: Compared, n_resamples: int) -> None:
     is_shown = compared.scores.metric == compared.scores.column.map(study.compared)
     is_sound = ~compared.scores.column.map(lambda name: bool(compared.problems[name])).astype(bool)
     if study.baseline is not None:
+        averaged = is_shown & is_sound & compared.scores.learned.astype(bool)
         compared.differences = differences(
-            compared.scores[is_shown & is_sound], study.baseline, compared.notes, n_resamples
+            compared.scores[averaged], study.baseline, compared.notes, n_resamples
         )
 
 

@@ -16,7 +16,7 @@ from headwise.studies.study import Recipe, Study
 ROUNDING = 0.005  # tolerance between a saved score and the score of the saved sums
 SCORES = ("row", "column", "test", "seed", "metric", "score", "signature", "run", "saved",
           "recipe_updates", "updates", "stopped_early", "precision", "text",
-          "train_pairs")  # fmt: skip
+          "train_pairs", "learned")  # fmt: skip
 DIFFERENCES = ("row", "column", "difference", "over_seeds", "over_items", "p_value", "n_seeds",
                "n_runs")  # fmt: skip
 
@@ -26,7 +26,8 @@ class Compared:
     """The runs of a study.
 
     Attributes:
-        scores: a row per run and metric, with the columns SCORES; `saved` is the run.
+        scores: a row per run and metric, with the columns SCORES; `saved` is the run, and `learned`
+            whether it is averaged and compared.
         signs: column -> 1 if a higher score of its metric is better, else -1.
         problems: column -> reasons not to average it.
         notes: column -> remarks below the table.
@@ -55,8 +56,9 @@ def gathered(study: Study, recipes: Sequence[Recipe], matching: Matching) -> Com
             place = recipe.cell.row, name
             for run in list(matching.used[place]):
                 scored = (score_row(run, *place, spec.test or "", m) for m in study.metrics)
-                updates = {"recipe_updates": recipe.max_updates}
-                of_run = [row | updates for row in scored if row is not None]
+                learned = _learned(run, spec.learned, study.compared[name], signs.get(name, 1))
+                more = {"recipe_updates": recipe.max_updates, "learned": learned}
+                of_run = [row | more for row in scored if row is not None]
                 rows += of_run
                 if not of_run:
                     missing = f"{spec.test} is not scored in results.json"
@@ -64,6 +66,14 @@ def gathered(study: Study, recipes: Sequence[Recipe], matching: Matching) -> Com
                     matching.unused.append(Unused(run, reason))
     signs = {name: signs.get(name, 1) for name in study.columns}
     return Compared(pd.DataFrame(rows, columns=SCORES), signs)
+
+
+def _learned(run: SavedRun, least: float | None, metric: str, sign: int) -> bool:
+    """Return whether a run is at least as good on the validation set as `Column.learned`."""
+    if least is None or run.results is None:
+        return True
+    score = run.results.score(run.settings["data"]["valid"], metric)
+    return score is not None and sign * score >= sign * least
 
 
 def score_row(
@@ -82,6 +92,7 @@ def score_row(
         **{"stopped_early": results.stopped_early},
         "precision": run.settings["trainer"]["precision"],
         **{"text": text and text[:8], "train_pairs": run.data.get("train", {}).get("pairs")},
+        "learned": True,
     }
 
 

@@ -49,7 +49,7 @@ def study_tables(study: Study, compared: Compared, n_resamples: int) -> list[Tex
 
 def _ours(study: Study, compared: Compared, metrics: Mapping[str, str]) -> pd.DataFrame:
     """Return the means of our runs, with columns by name; `metrics`: column -> its metric."""
-    groups = dict(list(compared.scores.groupby(["row", "column", "metric"]).score))
+    groups = dict(list(compared.scores.groupby(["row", "column", "metric"])))
     trained = set(compared.scores[["row", "column"]].itertuples(index=False, name=None))
 
     def text(row: str, column: str) -> str:
@@ -57,9 +57,11 @@ def _ours(study: Study, compared: Compared, metrics: Mapping[str, str]) -> pd.Da
             return MISSING
         if compared.problems.get(column):
             return NOT_AVERAGED
-        scores = groups.get((row, column, metrics[column]), pd.Series(dtype=float)).tolist()
-        decimals = _decimals(study, compared, column)
-        return f"{mean_and_deviation(scores, decimals)} ({len(scores)})" if scores else EMPTY
+        runs = groups.get((row, column, metrics[column]), compared.scores[:0])
+        scores = runs.score[runs.learned.astype(bool)].tolist()
+        mean = mean_and_deviation(scores, _decimals(study, compared, column)) if scores else EMPTY
+        n = f"{len(scores)} of {len(runs)}" if len(scores) < len(runs) else f"{len(scores)}"
+        return f"{mean} ({n})" if len(runs) else EMPTY
 
     texts: dict[str, dict[str, str]] = {}
     for cell in study.cells:
@@ -119,6 +121,8 @@ def _main_notes(study: Study, compared: Compared) -> list[str]:
     for column in study.columns.values():
         if column.overrides is not None:
             note = f"; {column.note}" if column.note else ""
+            if column.learned is not None:
+                note += f"; of the runs that have {column.learned:g} on the validation set"
             remarks.setdefault(f"scored on {column.test}{note}", []).append(column.label)
     for name, column in study.columns.items():
         problems = [f"NOT AVERAGED, NOT COMPARED: {p}" for p in compared.problems.get(name, ())]

@@ -1,6 +1,6 @@
 """Rows of synthetic sequences, each a pure function of random numbers and a length.
 
-A subclass of `Rows` and a yaml in `conf/data/` make a task of your own.
+A subclass of `Rows` and a yaml in `conf/data/` make a task of your own (docs/lengths.md).
 
 Axes: N places of a source, T places of a target.
 """

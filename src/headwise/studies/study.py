@@ -57,7 +57,7 @@ class Column:
     init: str | None = None  # a column: its run of the same row and seed, if any, is init_from
     test: str | None = None  # the name of the test set in results.json
     metric: str | None = None  # one of study.metrics; null: the first
-    learned: float | None = None  # averaged are runs that are as good on the validation set
+    learned: float | None = None  # the least validation score of a run that is averaged; null: any
     decimals: int | None = None  # null: by the metric
     unit: str | None = None  # if the quantity is not a metric
     note: str | None = None

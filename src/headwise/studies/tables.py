@@ -122,7 +122,7 @@ def _main_notes(study: Study, compared: Compared) -> list[str]:
         if column.overrides is not None:
             note = f"; {column.note}" if column.note else ""
             if column.learned is not None:
-                note += f"; of the runs that have {column.learned:g} on the validation set"
+                note += f"; of the runs that reach {column.learned:g} on the validation set"
             remarks.setdefault(f"scored on {column.test}{note}", []).append(column.label)
     for name, column in study.columns.items():
         problems = [f"NOT AVERAGED, NOT COMPARED: {p}" for p in compared.problems.get(name, ())]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.analysis.pruning import Heads
 from headwise.attention.build import AttentionFactory
@@ -19,18 +19,20 @@ from headwise.attention.heads import HeadGate
 from headwise.attention.positions import Positions
 from headwise.attention.recorder import recording
 from headwise.attention.rotary import Rotary
+from headwise.attention.sparsemax import Sparsemax
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.decode import translator as translator_module
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.incremental import TranslationModel
-from headwise.decode.prepared import PreparedModel, supports
+from headwise.decode.prepared import PreparedCache, PreparedModel, supports
 from headwise.decode.translator import TranslatedSentence, Translator
 from headwise.losses.loss import SparsemaxLoss
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.blocks import PostNorm, PreNorm, Residual
 from headwise.model.parts import SINUSOIDAL, Parts
+from headwise.model.stack import Block
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast
 from kernel_marks import needs_kernels
@@ -203,6 +205,66 @@ def test_positions_gates_and_other_dtypes_take_the_modules() -> None:
     model = build()
     assert supports(model, torch.bfloat16)
     assert not supports(model.double(), torch.float32)
+
+
+class Adapted(nn.Module):
+    """A layer with a further weight beside that of another."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
+
+    def forward(self, values: Tensor) -> Tensor:
+        return 2 * self.layer(values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: block.feed_forward.register_forward_hook(lambda *_: None),
+        lambda block: block.self_attention.value.register_forward_pre_hook(lambda *_: None),
+        lambda block: setattr(block.self_attention, "query", Adapted(block.self_attention.query)),
+        lambda block: setattr(block.feed_forward, "outer", Adapted(block.feed_forward.outer)),
+        lambda block: setattr(block, "__class__", type("OtherBlock", (Block,), {})),
+    ],
+)
+def test_other_modules_and_hooks_take_the_modules(change: Callable[[Any], object]) -> None:
+    model = build()
+    change(model.decoder.blocks[1])
+    assert not supports(model, torch.float32)
+
+
+def test_replaced_modules_and_parameters_are_noticed() -> None:
+    model = build("softmax")
+    prepared = PreparedModel(model, torch.float32)
+    assert prepared.is_current(model, torch.float32)
+    attention = model.decoder.blocks[0].cross_attention
+    attention.normaliser = Sparsemax(attention.place)
+    assert not prepared.is_current(model, torch.float32)
+    prepared = PreparedModel(model, torch.float32)
+    address = attention.key.weight.data_ptr()
+    attention.key.weight = nn.Parameter(attention.key.weight.detach().clone())
+    assert not prepared.is_current(model, torch.float32)
+    others = [torch.empty_like(attention.key.weight) for _ in range(500)]
+    assert address not in [other.data_ptr() for other in others]
+
+
+def test_prepared_in_inference_mode_and_used_outside() -> None:
+    model = build()
+    with torch.inference_mode():
+        prepared = PreparedModel(model, torch.float32)
+        assert_same_search(model, prepared, 5, beam=3)
+    assert not prepared._layers[0]._qkv._weight_OD.is_inference()  # such weights are not packed
+    assert_same_search(model, prepared, 5, beam=3)
+
+
+def test_memory_of_finished_sentences_is_dropped_without_a_copy() -> None:
+    cache = PreparedCache(n_heads=2, width=3, dtype=torch.float32)
+    cache.memory_NCSE = before = torch.randn(4, 2, 5, 3)
+    expected = before[[0, 3]]
+    cache.reorder_memory(torch.tensor([0, 3]))
+    assert torch.equal(cache.memory(), expected)
+    assert cache.memory().data_ptr() == before.data_ptr()
 
 
 def test_bfloat16_is_as_near_to_float32_as_the_model() -> None:

@@ -26,34 +26,42 @@ from headwise.attention.mask import Mask
 from headwise.attention.parts import ScoreContext
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
-from headwise.model.blocks import PostNorm, PreNorm
+from headwise.model.blocks import FeedForward, PostNorm, PreNorm
+from headwise.model.outputs import Output
 from headwise.model.stack import Block, Memory
 from headwise.model.transformer import Transformer
 from headwise.ops import dispatch
 from headwise.ops.attention.cpu_few import PreparedAttention
 from headwise.ops.library import CPP
-from headwise.ops.linear import PreparedLinear
+from headwise.ops.linear import Linear, PreparedLinear, has_hooks
 
 
 def supports(model: Transformer, dtype: torch.dtype) -> bool:
     """Return whether `PreparedModel` supports the model, on a CPU with C++ kernels.
 
     Attention of the entmax family, with one α per head and weights alone: without a pattern, a
-    scaling, gates, positions or recorders; with pre- or post-norm.
+    scaling, gates, positions or recorders; with pre- or post-norm. All modules of the decoder are
+    of the types that a configuration makes, and none has hooks: they would not be called.
     """
     kinds = {(p.dtype, p.device.type, p.is_inference()) for p in model.parameters()}
     if kinds != {(torch.float32, "cpu", False)} or dtype not in (torch.float32, torch.bfloat16):
         return False
     if type(model) is not Transformer or dispatch.few_rows(model.output.weight).kernel != CPP:
         return False
+    modules = (*model.decoder.modules(), model.output)
+    if type(model.output) is not Output or any(map(has_hooks, modules)):
+        return False
     widths = {attention.place.head_dim for _, _, attention in model.decoder.attentions()}
-    return len(widths) == 1 and all(map(_is_plain, model.decoder.blocks))
+    return all(map(_is_plain, model.decoder.blocks)) and len(widths) == 1
 
 
 def _is_plain(block: Block) -> bool:
+    if type(block) is not Block or type(block.feed_forward) is not FeedForward:
+        return False
     residuals = (block.self_residual, block.cross_residual, block.feed_forward_residual)
     return (
         all(type(residual) in (PreNorm, PostNorm) for residual in residuals)
+        and _has_plain_maps(block.feed_forward, "inner", "outer")
         and _has_only_weights(block.self_attention)
         and _has_only_weights(block.cross_attention)
     )
@@ -68,15 +76,21 @@ def _has_only_weights(attention: Attention | None) -> bool:
         return False
     is_of_family = type(normaliser).attend is FusedNormaliser.attend
     has_one_width = place.key_dim == place.head_dim
-    return is_of_family and has_one_width and all(part is None for part in parts)
+    is_plain = _has_plain_maps(attention, "query", "key", "value", "output")
+    return is_of_family and has_one_width and is_plain and all(part is None for part in parts)
+
+
+def _has_plain_maps(owner: nn.Module, *names: str) -> bool:
+    """Return whether these are linear layers without an adapter or a parametrisation."""
+    return all(type(getattr(owner, name)) is Linear for name in names)
 
 
 class PreparedModel:
     """The interface of a model for search, `headwise.decode.incremental.TranslationModel`.
 
-    Its memory: joined weights, 3 D² + 2 D² a layer; and, from a step of more than `MAX_FEW_ROWS`
-    rows on, all weights of the decoder once more in oneDNN's layout. In bfloat16 it is a copy of
-    all weights from the start. It does not follow changes of parameters, see `is_current`.
+    Its memory: joined weights, 3 D² + 2 D² a layer, in bfloat16 a copy of all weights; and, of maps
+    of more than `MAX_FEW_ROWS` rows (the first such source or step), the weights once more in
+    oneDNN's layout. It does not follow changes of parameters, see `is_current`.
 
     Args:
         model: in evaluation mode, see `supports`.
@@ -85,9 +99,13 @@ class PreparedModel:
 
     shares_memory: ClassVar[bool] = True
 
+    @torch.inference_mode(False)  # it is used in and outside inference mode
+    @torch.no_grad()
     def __init__(self, model: Transformer, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
-        self._versions = _versions(model)
+        self._state = _state(model)
+        # kept in memory, so that no other parameter gets the address of one that is replaced
+        self._parameters = [parameter.detach() for parameter in model.parameters()]
         self._layers: list[_Layer] = []
         self._n_heads = n_crossed = 0  # C of the prefixes and of the memory, so far
         maps: list[nn.Linear] = []
@@ -104,10 +122,10 @@ class PreparedModel:
     def is_current(self, model: Transformer, dtype: torch.dtype) -> bool:
         """Return whether this is `model` with its weights of now, in this dtype.
 
-        Replacing a parameter or changing it in place is detected; changing `.data` is not.
+        Replacing a module or a parameter, or changing one in place, is detected; changing
+        `.data` in place is not.
         """
-        is_same = model is self.model and dtype is self.dtype
-        return is_same and self._versions == _versions(model)
+        return dtype is self.dtype and self._state == _state(model)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as None: it holds addresses of weights."""
@@ -147,8 +165,10 @@ class PreparedModel:
         return heads.view(n_rows, n_source, -1, self._width).transpose(1, 2).contiguous()
 
 
-def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
+def _state(model: nn.Module) -> tuple[list[nn.Module], list[tuple[int, int]]]:
+    """Return what changes with the modules or weights of a model."""
+    versions = [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
+    return list(model.modules()), versions
 
 
 def _heads_of(block: Block) -> tuple[ScoreAttention, ScoreAttention]:
@@ -203,8 +223,9 @@ class PreparedCache:
         self._n_rows = len(rows_R)
 
     def reorder_memory(self, rows_N: Tensor) -> None:
-        """Reorder the memory in the same way."""
-        self.memory_NCSE = self.memory().index_select(0, rows_N)
+        """Reorder the memory in the same way; its rows are as many or fewer afterwards."""
+        move_rows(self.memory(), rows_N)
+        self.memory_NCSE = self.memory()[: len(rows_N)]
 
 
 class _Layer:

@@ -247,10 +247,15 @@ def _is_cast(layer: Linear, values: Tensor) -> bool:
     """Return whether autocast casts weight and bias, and nothing else changes the layer."""
     if type(layer) is not Linear or layer.bias is None or values.dtype is torch.float64:
         return False
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks)
     is_float = layer.weight.dtype is layer.bias.dtype is torch.float32
     is_on_cpu = all(x.device.type == "cpu" for x in (values, layer.weight, layer.bias))
-    return is_float and is_on_cpu and not any(hooks) and not layer._backward_pre_hooks
+    return is_float and is_on_cpu and not has_hooks(layer)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether functions are registered that a call of the module would call."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return any(hooks) or any((module._backward_hooks, module._backward_pre_hooks))
 
 
 def matmul(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> Tensor:

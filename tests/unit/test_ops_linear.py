@@ -58,8 +58,9 @@ def results(
 
 
 @pytest.fixture(autouse=True)
-def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_products_and_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(module, "JOINED_DTYPES", (torch.bfloat16,))
 
 
 @pytest.fixture
@@ -198,7 +199,8 @@ class TestOfEach:
             torch.testing.assert_close(result, expected, rtol=2**-6, atol=2**-4)
 
     @pytest.mark.parametrize(
-        "change", ["float32", "no_grad", "hook", "subclass", "float64", "no bias", "device"]
+        "change",
+        ["float32", "float16", "no_grad", "hook", "subclass", "float64", "no bias", "device"],
     )
     def test_otherwise_each_layer_is_called(
         self, layers: list[Linear], n_calls: Callable[[], int], change: str
@@ -214,7 +216,8 @@ class TestOfEach:
         device = "meta" if change == "device" else "cpu"
         layers = [layer.to(device, dtype) for layer in layers]
         values = torch.randn(6, 40, dtype=dtype, device=device)
-        low = torch.autocast("cpu", torch.bfloat16, enabled=change != "float32")
+        low_dtype = torch.float16 if change == "float16" else torch.bfloat16
+        low = torch.autocast("cpu", low_dtype, enabled=change != "float32")
         with torch.set_grad_enabled(change != "no_grad"), low:
             outputs = linear_of_each(values, *layers)
             assert n_calls() == 3

@@ -49,6 +49,7 @@ def _dtypes() -> tuple[torch.dtype, ...]:
 
 
 DTYPES = _dtypes()
+JOINED_DTYPES = tuple(dtype for dtype in DTYPES if dtype is not torch.float32)
 
 
 class Linear(nn.Linear):
@@ -230,12 +231,13 @@ def linear(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None = None) -> T
 def linear_of_each(values: Tensor, *layers: Linear) -> list[Tensor]:
     """Return `layer(values)` of each layer, by one matmul where that is faster.
 
-    That is in training under autocast on a CPU, which copies the weights anyway: a wider matmul,
-    and no sum of the gradients in `values`. In float32, copying the weights costs as much.
+    That is in training under autocast in a dtype that the CPU supports: the weights are copied
+    anyway, `values` are cast once, the matmul is wider, and the gradients in `values` need no sum.
+    In float32, copying the weights costs as much.
     """
     is_eager_training = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     dtype = _autocast_dtype() if is_eager_training else None
-    if dtype is None or not all(_is_cast(layer, values) for layer in layers):
+    if dtype not in JOINED_DTYPES or not all(_is_cast(layer, values) for layer in layers):
         return [layer(values) for layer in layers]
     weight_OD = torch.cat([layer.weight.to(dtype) for layer in layers])
     bias_O = torch.cat([layer.bias.to(dtype) for layer in layers])

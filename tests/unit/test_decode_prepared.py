@@ -225,6 +225,7 @@ class Adapted(nn.Module):
         lambda block: block.self_attention.value.register_forward_pre_hook(lambda *_: None),
         lambda block: setattr(block.self_attention, "query", Adapted(block.self_attention.query)),
         lambda block: setattr(block.feed_forward, "outer", Adapted(block.feed_forward.outer)),
+        lambda block: block.cross_attention.key.register_parameter("bias", None),
         lambda block: setattr(block, "__class__", type("OtherBlock", (Block,), {})),
     ],
 )
@@ -247,6 +248,14 @@ def test_replaced_modules_and_parameters_are_noticed() -> None:
     assert not prepared.is_current(model, torch.float32)
     others = [torch.empty_like(attention.key.weight) for _ in range(500)]
     assert address not in [other.data_ptr() for other in others]
+
+
+def test_weights_that_are_not_contiguous() -> None:
+    model = build()
+    attention = model.decoder.blocks[1].self_attention
+    for layer in (attention.key, attention.output):
+        layer.weight = nn.Parameter(layer.weight.detach().T.contiguous().T)
+    assert_same_search(model, PreparedModel(model, torch.float32), 5, beam=3)
 
 
 def test_prepared_in_inference_mode_and_used_outside() -> None:

@@ -81,8 +81,9 @@ def _has_only_weights(attention: Attention | None) -> bool:
 
 
 def _has_plain_maps(owner: nn.Module, *names: str) -> bool:
-    """Return whether these are linear layers without an adapter or a parametrisation."""
-    return all(type(getattr(owner, name)) is Linear for name in names)
+    """Return whether these are linear layers with a bias, without adapters or parametrisations."""
+    maps = [getattr(owner, name) for name in names]
+    return all(type(layer) is Linear and layer.bias is not None for layer in maps)
 
 
 class PreparedModel:

@@ -186,7 +186,7 @@ class PreparedLinear:
     """Linear layers of one input, as one product for inference, in one dtype.
 
     Up to `MAX_FEW_ROWS` rows are multiplied by `FewRows`. For more, the weights are packed, when
-    there are more for the first time. A single layer of this dtype is not copied.
+    there are more for the first time. A single contiguous weight of this dtype is not copied.
 
     Args:
         layers: on a CPU with C++ kernels; their outputs are next to each other.
@@ -194,7 +194,7 @@ class PreparedLinear:
     """
 
     def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype) -> None:
-        weights = [layer.weight.detach().to(dtype) for layer in layers]
+        weights = [layer.weight.detach().to(dtype).contiguous() for layer in layers]
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         self._weight_OD = weights[0] if len(weights) == 1 else torch.cat(weights)
         bias_O = torch.cat(biases) if biases else None

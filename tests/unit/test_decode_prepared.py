@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from headwise.analysis.pruning import Heads
 from headwise.attention.build import AttentionFactory
 from headwise.attention.heads import HeadGate
+from headwise.attention.parts import ScoreContext
+from headwise.attention.place import Place
 from headwise.attention.positions import Positions
 from headwise.attention.recorder import recording
 from headwise.attention.rotary import Rotary
+from headwise.attention.softmax import Softmax
 from headwise.attention.sparsemax import Sparsemax
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
@@ -40,6 +43,7 @@ from kernel_marks import needs_kernels
 pytestmark = needs_kernels
 
 CPU, V, EOS = torch.device("cpu"), 24, 3
+PLACE = Place("decoder_self", 2, 2, 16)
 FAMILY = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
 
 
@@ -207,6 +211,15 @@ def test_positions_gates_and_other_dtypes_take_the_modules() -> None:
     assert not supports(model.double(), torch.float32)
 
 
+class Uniform(Softmax):
+    """Other weights, which are formed."""
+
+    is_fused = False
+
+    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+        return super().forward(0.0 * scores_BHQK, context)
+
+
 class Adapted(nn.Module):
     """A layer with a further weight beside that of another."""
 
@@ -225,6 +238,7 @@ class Adapted(nn.Module):
         lambda block: block.self_attention.value.register_forward_pre_hook(lambda *_: None),
         lambda block: setattr(block.self_attention, "query", Adapted(block.self_attention.query)),
         lambda block: setattr(block.feed_forward, "outer", Adapted(block.feed_forward.outer)),
+        lambda block: setattr(block.self_attention, "normaliser", Uniform(PLACE)),
         lambda block: block.cross_attention.key.register_parameter("bias", None),
         lambda block: setattr(block, "__class__", type("OtherBlock", (Block,), {})),
     ],

@@ -20,12 +20,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.cache import INITIAL_CAPACITY, move_rows
+from headwise.attention.entmax15 import Entmax15
 from headwise.attention.fused import FusedNormaliser
 from headwise.attention.mask import Mask
 from headwise.attention.parts import ScoreContext
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
+from headwise.attention.softmax import Softmax
+from headwise.attention.sparsemax import Sparsemax
 from headwise.model.blocks import FeedForward, PostNorm, PreNorm
 from headwise.model.outputs import Output
 from headwise.model.stack import Block, Memory
@@ -34,6 +38,8 @@ from headwise.ops import dispatch
 from headwise.ops.attention.cpu_few import PreparedAttention
 from headwise.ops.library import CPP
 from headwise.ops.linear import Linear, PreparedLinear, has_hooks
+
+FAMILY = (AlphaEntmax, Entmax15, Softmax, Sparsemax)  # a subclass may compute other weights
 
 
 def supports(model: Transformer, dtype: torch.dtype) -> bool:
@@ -72,12 +78,11 @@ def _has_only_weights(attention: Attention | None) -> bool:
         return False
     parts = (attention.pattern, attention.scaling, attention.gate, attention.positions)
     normaliser, place = attention.normaliser, attention.place
-    if not isinstance(normaliser, FusedNormaliser) or normaliser.alpha_per_query:
+    if type(normaliser) not in FAMILY or normaliser.alpha_per_query:
         return False
-    is_of_family = type(normaliser).attend is FusedNormaliser.attend
     has_one_width = place.key_dim == place.head_dim
     is_plain = _has_plain_maps(attention, "query", "key", "value", "output")
-    return is_of_family and has_one_width and is_plain and all(part is None for part in parts)
+    return has_one_width and is_plain and all(part is None for part in parts)
 
 
 def _has_plain_maps(owner: nn.Module, *names: str) -> bool:

@@ -16,7 +16,7 @@ using namespace headwise;
 namespace {
 
 constexpr int64_t SERIAL_FLOATS = 16384;  // up to here one thread is faster
-constexpr int64_t SERIAL_MULTIPLICATIONS = 131072;  // the same for attention
+constexpr int64_t SERIAL_MULTIPLICATIONS = 131072;  // the same for attention and linear maps
 
 // Call `Kernel::block` for all rows, a block at a time, on `n_threads` threads.
 template <class Kernel, class P>

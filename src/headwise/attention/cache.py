@@ -65,8 +65,7 @@ class KeyValueCache:
         if n_rows > self._n_rows:
             self._buffers = [buffer.index_select(0, rows_B) for buffer in self._buffers]
         else:
-            for filled in self.content():
-                move_rows(filled, rows_B)
+            move_rows(rows_B, *self.content())
         self._n_rows = n_rows
 
     def _with_capacity(self, index: int, new_BHKE: Tensor, before: int) -> Tensor:
@@ -81,15 +80,18 @@ class KeyValueCache:
         return longer
 
 
-def move_rows(filled: Tensor, rows_B: Tensor) -> None:
-    """Move row `rows_B[i]` to row i, in place; at most as many rows as there are."""
+def move_rows(rows_B: Tensor, *buffers: Tensor) -> None:
+    """Move row `rows_B[i]` of each buffer to row i, in place; at most as many rows as there are."""
     n_rows = len(rows_B)
     if not _is_on_cpu(rows_B):
-        filled[:n_rows] = filled.index_select(0, rows_B)
+        for buffer in buffers:
+            buffer[:n_rows] = buffer.index_select(0, rows_B)
         return
     moved_M = (rows_B != torch.arange(n_rows)).nonzero()[:, 0]
     if len(moved_M) > 0:
-        filled.index_copy_(0, moved_M, filled.index_select(0, rows_B[moved_M]))
+        from_M = rows_B[moved_M]
+        for buffer in buffers:
+            buffer.index_copy_(0, moved_M, buffer.index_select(0, from_M))
 
 
 def _is_on_cpu(values: Tensor) -> bool:

@@ -225,12 +225,12 @@ class PreparedCache:
         if len(rows_R) > self._n_rows:
             self._buffer_RCKE = self._buffer_RCKE.index_select(0, rows_R)
         else:
-            move_rows(self.content(), rows_R)
+            move_rows(rows_R, self.content())
         self._n_rows = len(rows_R)
 
     def reorder_memory(self, rows_N: Tensor) -> None:
         """Reorder the memory in the same way; its rows are as many or fewer afterwards."""
-        move_rows(self.memory(), rows_N)
+        move_rows(rows_N, self.memory())
         self.memory_NCSE = self.memory()[: len(rows_N)]
 
 

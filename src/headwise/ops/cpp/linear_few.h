@@ -22,7 +22,8 @@ struct LinearProblem {
 template <class T>
 struct LinearOfFew {
     static constexpr int ROWS = 5;  // at once: the hypotheses of a beam
-    // Bytes. The processor's own prefetching does not suffice: without it, up to twice as long.
+    // Bytes to prefetch ahead: without, a recent Intel processor takes up to 1.8 times as long; AMD's
+    // own prefetching suffices.
     static constexpr int64_t AHEAD = 4096;
 
     // Outputs `first` to `first + WIDTH` of all rows.

@@ -22,7 +22,7 @@ struct LinearProblem {
 template <class T>
 struct LinearOfFew {
     static constexpr int ROWS = 5;  // at once: the hypotheses of a beam
-    // Bytes to prefetch ahead: without, a recent Intel processor takes up to 1.8 times as long; AMD's
+    // Bytes to prefetch ahead: a recent Intel processor took up to 1.8 times as long without; AMD's
     // own prefetching suffices.
     static constexpr int64_t AHEAD = 4096;
 

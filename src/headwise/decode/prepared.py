@@ -35,9 +35,11 @@ from headwise.model.outputs import Output
 from headwise.model.stack import Block, Memory
 from headwise.model.transformer import Transformer
 from headwise.ops import dispatch
-from headwise.ops.attention.cpu_few import PreparedAttention
+from headwise.ops.attention.cpu_few import context_of
+from headwise.ops.family import beta_of
 from headwise.ops.library import CPP
 from headwise.ops.linear import Linear, PreparedLinear, has_hooks
+from headwise.ops.visible import Visible
 
 FAMILY = (AlphaEntmax, Entmax15, Softmax, Sparsemax)  # a subclass may compute other weights
 
@@ -289,8 +291,7 @@ class _Heads:
         self.n_heads, self.width = attention.place.n_heads, attention.place.head_dim
         self._first = first
         nothing = ScoreContext(Mask(), torch.empty(0), None, None)  # α does not depend on queries
-        alpha = normaliser.row_alpha(nothing)
-        self._attend = PreparedAttention(normaliser.power, alpha, self.width**-0.5)
+        self._beta, self._power = beta_of(normaliser.row_alpha(nothing)), normaliser.power
 
     def part(self, states_BCKE: Tensor) -> Tensor:
         """Return the keys, then the values, of these heads (B, 2 * H, K, E)."""
@@ -302,5 +303,8 @@ class _Heads:
         """Return the contexts side by side (B * Q, H * E)."""
         key_BHKE, value_BHKE = states_BCKE.chunk(2, dim=1)
         query_BHQE = query_BHQE.to(key_BHKE.dtype)
-        context_BQHE = self._attend(query_BHQE, key_BHKE, value_BHKE, lengths_B)
+        context_BQHE = context_of(
+            query_BHQE, key_BHKE, value_BHKE, self._beta, self._power,
+            Visible(lengths_B=lengths_B), self.width**-0.5,
+        )  # fmt: skip
         return context_BQHE.view(-1, self.n_heads * self.width)

@@ -33,7 +33,8 @@ from headwise.ops.flops import register_flops
 # With fewer multiplications oneDNN's overhead exceeds its gain.
 MIN_MULTIPLICATIONS = 1 << 21
 EXPECTED_ROWS = 160  # of inputs in decoding: a layout for one row is slow for many
-MAX_FEW_ROWS = 10  # for more, matmuls are as fast
+# For more rows, packed weights are as fast; in bfloat16 on AMX, which multiplies by tiles, sooner.
+MAX_FEW_ROWS = {torch.float32: 10, torch.bfloat16: 5}
 
 LinearProblem: Any = structure("LinearProblem")
 
@@ -204,7 +205,7 @@ class PreparedLinear:
 
     def __call__(self, values_RD: Tensor) -> Tensor:
         """Map (R, D) to (R, O), float32 for few rows, otherwise in the dtype of the products."""
-        if len(values_RD) <= MAX_FEW_ROWS:
+        if len(values_RD) <= MAX_FEW_ROWS[self._weight_OD.dtype]:
             return self._few(values_RD.float())
         self._packed = self._packed or _pack(self._weight_OD, self._bias_O)
         if self._packed is not None:

@@ -91,77 +91,40 @@ def attend(
     """Compute the operator; return the context (B, Q, H, E)."""
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
     check_alpha(alpha)
-    # names keep what the kernel reads
-    scores, beta = _scores(query, key), beta_of(alpha)
     visible = as_visible(mask, lengths, len(query), is_causal, offset)
-    rows = problem_of(scores, scores, beta, Power(power), visible=visible)
-    problem = AttendProblem(rows=rows, scale=scale, n_prefix=n_prefix)
-    if slopes is not None:
-        slopes = slopes.contiguous()
-        problem.slopes = address(slopes, FLOAT, (query.shape[1],))
-    return _context(problem, query, key, value)
+    power = Power(power)
+    return context_of(query, key, value, beta_of(alpha), power, visible, scale, slopes, n_prefix)
 
 
-def _scores(query: Tensor, key: Tensor) -> Tensor:
-    return query.new_empty((*query.shape[:3], key.shape[2]), dtype=torch.float32)
-
-
-def _context(problem: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    n_batch, n_heads, n_queries, problem.width = query.shape
-    problem.value_width = value.shape[3]
+def context_of(
+    query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None, power: Power, visible: Visible,
+    scale: float, slopes: Tensor | None = None, n_prefix: int = 0,
+) -> Tensor:  # fmt: skip
+    """Return the context (B, Q, H, E) for arguments as the kernel reads them; β is α - 1."""
+    n_batch, n_heads, n_queries, width = query.shape
+    scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
     # zeros for a row without keys
     context = query.new_zeros((n_batch, n_queries, n_heads, value.shape[3]))
-    problem.query = address(query, DTYPES, is_strided=True)
-    problem.key = address(key, (query.dtype,), is_strided=True)
-    problem.value = address(value, (query.dtype,), is_strided=True)
-    problem.context = context.data_ptr()
-    problem.is_half = query.dtype is torch.bfloat16
+    problem = AttendProblem(
+        rows=problem_of(scores, scores, beta, power, visible=visible),
+        query=address(query, DTYPES, is_strided=True),
+        key=address(key, (query.dtype,), is_strided=True),
+        value=address(value, (query.dtype,), is_strided=True),
+        context=address(context, (query.dtype,)),
+        width=width,
+        value_width=value.shape[3],
+        scale=scale,
+        is_half=query.dtype is torch.bfloat16,
+        n_prefix=n_prefix,
+    )
+    if slopes is not None:
+        slopes = slopes.contiguous()  # a name that lives until the call
+        problem.slopes = address(slopes, FLOAT, (n_heads,))
     problem.query_stride[:] = query.stride()[:3]
     problem.key_stride[:] = key.stride()[:3]
     problem.value_stride[:] = value.stride()[:3]
     build.functions().headwise_attend(ctypes.byref(problem))
     return context
-
-
-class PreparedAttention:
-    """`attention_of_few` of one place, prepared for many calls; a query sees every key.
-
-    Args:
-        power: the map.
-        alpha: (1, H, 1, 1), float32; only for `Power.ANY`.
-        scale: of the scores.
-
-    Raises:
-        ValueError: α is outside [1, 2].
-    """
-
-    def __init__(self, power: Power, alpha: Tensor | None, scale: float) -> None:
-        check_alpha(alpha)
-        self._beta = beta_of(alpha)  # the kernel reads its memory
-        self._problem = AttendProblem(scale=scale)
-        self._problem.rows.map = power
-        if self._beta is not None:
-            self._problem.rows.beta = address(self._beta, FLOAT, is_strided=True)
-            self._problem.rows.beta_stride[1] = self._beta.stride(1)
-
-    def __call__(
-        self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, lengths_B: Tensor | None
-    ) -> Tensor:
-        """Return the context (B, Q, H, E).
-
-        Args:
-            query_BHQE, key_BHKE, value_BHKE: as `attention_of_few` takes them.
-            lengths_B: int64, number of keys before padding; None: no padding.
-        """
-        scores = _scores(query_BHQE, key_BHKE)
-        problem = AttendProblem.from_buffer_copy(self._problem)  # several threads may call
-        rows = problem.rows
-        rows.size[:] = scores.shape
-        rows.source = rows.out = scores.data_ptr()
-        rows.n_threads = torch.get_num_threads()
-        if lengths_B is not None:
-            rows.lengths = address(lengths_B, (torch.int64,), scores.shape[:1])
-        return _context(problem, query_BHQE, key_BHKE, value_BHKE)
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:

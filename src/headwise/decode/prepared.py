@@ -54,10 +54,10 @@ def supports(model: Transformer, dtype: torch.dtype) -> bool:
     kinds = {(p.dtype, p.device.type, p.is_inference()) for p in model.parameters()}
     if kinds != {(torch.float32, "cpu", False)} or dtype not in (torch.float32, torch.bfloat16):
         return False
-    if type(model) is not Transformer or dispatch.few_rows(model.output.weight).kernel != CPP:
+    if type(model) is not Transformer or type(model.output) is not Output:
         return False
     modules = (*model.decoder.modules(), model.output)
-    if type(model.output) is not Output or any(map(has_hooks, modules)):
+    if dispatch.few_rows(model.output.weight).kernel != CPP or any(map(has_hooks, modules)):
         return False
     widths = {attention.place.head_dim for _, _, attention in model.decoder.attentions()}
     return all(map(_is_plain, model.decoder.blocks)) and len(widths) == 1

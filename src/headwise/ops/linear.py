@@ -257,8 +257,8 @@ def _is_cast(layer: Linear, values: Tensor) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether functions are registered that a call of the module would call."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
-    return any(hooks) or any((module._backward_hooks, module._backward_pre_hooks))
+    forward = (module._forward_hooks, module._forward_pre_hooks)
+    return any((*forward, module._backward_hooks, module._backward_pre_hooks))
 
 
 def matmul(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -281,6 +281,12 @@ def test_prepared_in_inference_mode_and_used_outside() -> None:
     assert_same_search(model, prepared, 5, beam=3)
 
 
+def test_another_default_device() -> None:
+    model = build()
+    with torch.device("meta"):
+        assert_same_search(model, PreparedModel(model, torch.float32), 5, beam=3)
+
+
 def test_memory_of_finished_sentences_is_dropped_without_a_copy() -> None:
     cache = PreparedCache(n_heads=2, width=3, dtype=torch.float32)
     cache.memory_NCSE = before = torch.randn(4, 2, 5, 3)

@@ -87,7 +87,7 @@ def move_rows(rows_B: Tensor, *buffers: Tensor) -> None:
         for buffer in buffers:
             buffer[:n_rows] = buffer.index_select(0, rows_B)
         return
-    moved_M = (rows_B != torch.arange(n_rows)).nonzero()[:, 0]
+    moved_M = (rows_B != torch.arange(n_rows, device=rows_B.device)).nonzero()[:, 0]
     if len(moved_M) > 0:
         from_M = rows_B[moved_M]
         for buffer in buffers:

@@ -199,7 +199,7 @@ class PreparedCache:
         self.length = 0
         self.memory_NCSE: Tensor | None = None  # before the first step
         self._n_rows = 0
-        self._buffer_RCKE = torch.empty(0, n_heads, 0, width, dtype=dtype)
+        self._buffer_RCKE = torch.empty(0, n_heads, 0, width, dtype=dtype, device="cpu")
 
     def extend(self, n_rows: int) -> None:
         """Add a position, which the layers fill."""

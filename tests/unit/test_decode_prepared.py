@@ -297,16 +297,22 @@ def test_memory_of_finished_sentences_is_dropped_without_a_copy() -> None:
 
 
 def test_bfloat16_is_as_near_to_float32_as_the_model() -> None:
-    model = build()
     ids_RT = torch.randint(4, V, (5, 9), generator=torch.Generator().manual_seed(2))
-    logits = []
-    for one, precision in (
-        (model, "fp32"), (model, "bf16"), (PreparedModel(model, torch.bfloat16), "bf16")
-    ):  # fmt: skip
-        with torch.no_grad(), autocast(CPU, precision):
-            memory = one.encode(torch.tensor([[5, 6, 7, EOS]]), torch.tensor([4]))
-            cache = one.make_cache()
-            steps = [one.decode(ids_R1, memory, cache) for ids_R1 in ids_RT.split(1, 1)]
-            logits.append(torch.cat(steps, 1).float())
-    exact, of_model, of_prepared = logits
-    assert (of_prepared - exact).norm() <= (of_model - exact).norm() < 0.1 * exact.norm()
+    exact, of_model, of_prepared = [], [], []
+    for model in (build(attention, norm) for attention in FAMILY for norm in (PreNorm, PostNorm)):
+        for one, precision, logits in (
+            (model, "fp32", exact),
+            (model, "bf16", of_model),
+            (PreparedModel(model, torch.bfloat16), "bf16", of_prepared),
+        ):
+            with torch.no_grad(), autocast(CPU, precision):
+                memory = one.encode(torch.tensor([[5, 6, 7, EOS]]), torch.tensor([4]))
+                cache = one.make_cache()
+                steps = [one.decode(ids_R1, memory, cache) for ids_R1 in ids_RT.split(1, 1)]
+                logits.append(torch.cat(steps, 1).float())
+    exact_NRTV = torch.stack(exact)
+    error, of_modules = (
+        (torch.stack(logits) - exact_NRTV).norm() for logits in (of_prepared, of_model)
+    )
+    # the sums of one differ from those of the other in their last bits
+    assert error < 1.1 * of_modules < 0.1 * exact_NRTV.norm()

@@ -333,30 +333,33 @@ def on_gpu(tensor: Tensor) -> Tensor:
 
 
 DOUBLE = "no kernels for float64 on cpu"
-FEW, MANY = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 200, 8)
+FEW, MANY, LONG = (torch.zeros(1, 2, n, 8) for n in (3, 200, 1024))
 
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("query", "key", "power", "dropout", "padded_bias", "expected"),
+    ("query", "key", "power", "dropout", "bias", "expected"),
     [
-        (FEW, MANY, Power.ANY, 0.0, False, (dispatch.CPP_FEW, "checked")),
-        (FEW, MANY, Power.ANY, 0.1, False, (dispatch.CPP, "checked")),
-        (FEW, MANY[:, :, :12], Power.EXP, 0.1, False, (dispatch.CPP, "checked")),
-        (MANY, MANY, Power.ANY, 0.0, False, (dispatch.CPP, "checked")),
-        (MANY, MANY, Power.EXP, 0.0, False, (dispatch.TORCH, dispatch.SHORT_ROWS)),
-        (MANY, MANY, Power.EXP, 0.0, True, (dispatch.CPP, "checked")),
-        (MANY, MANY[:, :, :20], Power.ANY, 0.0, False, (dispatch.WEIGHTS, dispatch.SHORT_ROWS)),
-        (MANY.double(), MANY.double(), Power.ANY, 0.0, False, (dispatch.WEIGHTS, DOUBLE)),
-        (*[on_gpu(MANY)] * 2, Power.EXP, 0.0, True, (dispatch.WEIGHTS, dispatch.PADDED_BIAS)),
+        (FEW, MANY, Power.ANY, 0.0, "", (dispatch.CPP_FEW, "checked")),
+        (FEW, MANY, Power.ANY, 0.1, "", (dispatch.CPP, "checked")),
+        (FEW, MANY[:, :, :12], Power.EXP, 0.1, "", (dispatch.CPP, "checked")),
+        (MANY, MANY, Power.ANY, 0.0, "", (dispatch.CPP, "checked")),
+        (MANY, MANY, Power.EXP, 0.0, "", (dispatch.TORCH, dispatch.SHORT_ROWS)),
+        (MANY, MANY, Power.EXP, 0.0, "padded", (dispatch.CPP, "checked")),
+        (MANY, MANY, Power.EXP, 0.0, "equal", (dispatch.TORCH, dispatch.SHORT_ROWS)),
+        (LONG, LONG, Power.EXP, 0.0, "equal", (dispatch.CPP, "checked")),
+        (LONG, LONG, Power.EXP, 0.0, "", (dispatch.TORCH, dispatch.SHORT_ROWS)),
+        (MANY, MANY[:, :, :20], Power.ANY, 0.0, "", (dispatch.WEIGHTS, dispatch.SHORT_ROWS)),
+        (MANY.double(), MANY.double(), Power.ANY, 0.0, "", (dispatch.WEIGHTS, DOUBLE)),
+        (*[on_gpu(MANY)] * 2, Power.EXP, 0.0, "padded", (dispatch.WEIGHTS, dispatch.PADDED_BIAS)),
     ],
 )
 def test_attention_kernel_choice_has_a_reason(
-    query: Tensor, key: Tensor, power: Power, dropout: float, padded_bias: bool,
+    query: Tensor, key: Tensor, power: Power, dropout: float, bias: str,
     expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    settings = (power, dropout, False, False, padded_bias)
+    settings = (power, dropout, False, False, bool(bias), bias == "padded")
     with torch.no_grad():
         assert dispatch.attention(query, key, key, *settings) == expected

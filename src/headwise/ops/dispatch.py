@@ -40,6 +40,7 @@ PADDED_BIAS = "with a bias and padding or documents, torch would need a mask per
 # Minimum number of keys, padding included, from which attention without weights is faster
 # without dropout. Results differ by rounding.
 MIN_KEYS = 128
+MIN_BIASED_KEYS = 1024  # the same for softmax with a bias by distance
 
 
 class Choice(NamedTuple):
@@ -97,7 +98,8 @@ def attention(
     dropout: float,
     has_pattern: bool,
     alpha_per_query: bool,
-    padded_bias: bool,
+    has_bias: bool,
+    has_padding: bool,
 ) -> Choice:
     """Return the kernel of attention: C++ for few or many queries, Triton, torch, or weights.
 
@@ -107,7 +109,8 @@ def attention(
         dropout: rate on the weights.
         has_pattern: whether keys are restricted beyond padding on the right and causality.
         alpha_per_query: whether α differs by query.
-        padded_bias: whether scores have a bias by distance, and masks of sentences differ.
+        has_bias: whether scores have a bias by distance.
+        has_padding: whether the masks of sentences differ.
     """
     device, dtype = query_BHQE.device.type, query_BHQE.dtype
     if device == "meta":
@@ -116,12 +119,16 @@ def attention(
         few = _checked(TORCH, CPP)
         if few.kernel == CPP:
             return few._replace(kernel=CPP_FEW)
+    padded_bias = has_bias and has_padding
     fallback = TORCH if power is Power.EXP and not padded_bias else WEIGHTS
     reason = _without_cpp(device, dtype)
     if call.supports(query_BHQE):
         reason = SHORT_ROWS
-        is_half = dtype is torch.bfloat16  # torch's softmax is slow for it, and with dropout
-        if dropout > 0 or is_half or (fallback == WEIGHTS and _is_long(key_BHKE)):
+        is_half = dtype is torch.bfloat16
+        # torch's softmax is slow with dropout, in bfloat16, and for long rows with a bias, of which
+        # it forms the matrix
+        is_slow = dropout > 0 or is_half or (has_bias and _is_long(key_BHKE, MIN_BIASED_KEYS))
+        if is_slow or (fallback == WEIGHTS and _is_long(key_BHKE)):
             return _checked(fallback, CPP)
     if power is Power.EXP or (device == "cpu" and not triton_device.is_interpreted()):
         needs_mask = padded_bias and power is Power.EXP and device != "cpu"
@@ -157,8 +164,8 @@ def _width(query: Tensor, key: Tensor, value: Tensor) -> int:
     return max(query.shape[3], value.shape[3])
 
 
-def _is_long(key_BHKE: Tensor) -> bool:
-    return key_BHKE.shape[2] >= MIN_KEYS
+def _is_long(key_BHKE: Tensor, n_keys: int | None = None) -> bool:
+    return key_BHKE.shape[2] >= (MIN_KEYS if n_keys is None else n_keys)
 
 
 def _row_kernel(scores: Tensor, power: Power) -> Choice:

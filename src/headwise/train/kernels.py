@@ -43,7 +43,7 @@ def kernels_of(
             heads = (keys, keys, empty(1, 1, dispatch.MIN_KEYS, module.place.head_dim))
             is_biased = bool(module.positions and module.positions.distances(0))
             for part, rate in (("attention", 0.0), ("attention in training", module.dropout)):
-                choice = dispatch.attention(*heads, power, rate, False, per_query, is_biased)
+                choice = dispatch.attention(*heads, power, rate, False, per_query, is_biased, True)
                 kernels[part].add(choice)
             if module.pattern is not None:
                 choice = dispatch.sparse_attention(keys, heads[2], power, per_query, False)

@@ -92,7 +92,7 @@ def attend(
     heads = (query_BHQE, key_BHKE, value_BHKE)
     if layout is None:
         is_equal = mask.key_lengths_B is None and mask.segments_BN is None  # in all sentences
-        options = (alpha_per_query, distances is not None and not is_equal)
+        options = (alpha_per_query, distances is not None, not is_equal)
         chosen = dispatch.attention(*heads, power, dropout, mask.needs_dense, *options)
     else:
         has_documents = layout.segments_BN is not None

@@ -6,9 +6,6 @@ Axes: B batch, T target length, V vocabulary.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -30,6 +27,7 @@ from headwise.model.transformer import Transformer
 from headwise.tasks.translation.batches import TrainingPairs
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.optim import build_optimizer
+from number_words import PAIR
 from slow_marks import slow_but
 
 LOSSES = group_choices("loss")
@@ -125,19 +123,6 @@ ADAM = {"_target_": "torch.optim.Adam", "lr": 1e-2, "betas": [0.9, 0.98]}
 SEARCH = DecodeConfig(beam=3, n_best=2, max_length_ratio=1.0, max_length_extra=3)
 
 
-class WordTokenizer:
-    """A tokenizer for numbers: each number is its id."""
-
-    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        return [[int(word) for word in sentence.split()] for sentence in sentences]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [" ".join(map(str, line)) for line in ids]
-
-
-TOKENIZERS: Any = SimpleNamespace(source=WordTokenizer(), target=WordTokenizer())
-
-
 def sequences(n: int, seed: int) -> list[list[int]]:
     generator = random.Random(seed)
     symbols = range(FIRST_ID, FIRST_ID + N_SYMBOLS)
@@ -199,9 +184,9 @@ def test_trained_model_translates_text(
     trained: tuple[Transformer, Loss, list[float]], method: str
 ) -> None:
     model, loss, _ = trained
-    lines = WordTokenizer().decode(sequences(20, seed=2))
+    lines = PAIR.target.decode(sequences(20, seed=2))
     settings = SEARCH if method == "beam" else DecodeConfig(method="greedy", max_length_extra=3)
-    translator = Translator(model, TOKENIZERS, settings, output=loss.output_map)
+    translator = Translator(model, PAIR, settings, output=loss.output_map)
     translations = translator.translate(["", *lines])
     assert translations[0].search is None
     assert sum(t.text == line for t, line in zip(translations[1:], lines, strict=True)) >= 10

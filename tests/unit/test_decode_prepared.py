@@ -6,7 +6,6 @@ import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from headwise.attention.softmax import Softmax
 from headwise.attention.sparsemax import Sparsemax
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
-from headwise.decode import translator as translator_module
+from headwise.decode import prepared as prepared_module
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.incremental import TranslationModel
@@ -39,6 +38,7 @@ from headwise.model.stack import Block
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast
 from kernel_marks import needs_kernels
+from number_words import PAIR
 
 pytestmark = needs_kernels
 
@@ -135,16 +135,6 @@ def test_caches_that_grow_and_wide_beams() -> None:
         assert len(actual[0][0].ids) == 70
 
 
-class Numbers:
-    """Words are numbers and equal their ids; a tokenizer."""
-
-    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        return [[int(word) for word in sentence.split()] for sentence in sentences]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [" ".join(map(str, line)) for line in ids]
-
-
 def refuse(*arguments: Any, **options: Any) -> Tensor:
     raise AssertionError("the modules were called")
 
@@ -167,14 +157,13 @@ def test_translator_prepares_once_and_again_after_changes(monkeypatch: Any) -> N
             made.append(dtype)
             super().__init__(model, dtype)
 
-    monkeypatch.setattr(translator_module, "PreparedModel", Counted)
-    tokenizers: Any = SimpleNamespace(source=Numbers(), target=Numbers())
+    monkeypatch.setattr(prepared_module, "PreparedModel", Counted)
     config = DecodeConfig(beam=3, n_best=2, max_length_extra=5)
-    translator = Translator(model, tokenizers, config)
+    translator = Translator(model, PAIR, config)
 
     def by_the_modules() -> list[TranslatedSentence]:
         with recording(model, lambda attention, weights: None):  # not supported
-            return Translator(model, tokenizers, config).translate(lines)
+            return Translator(model, PAIR, config).translate(lines)
 
     expected = by_the_modules()
     with monkeypatch.context() as patch:
@@ -189,7 +178,7 @@ def test_translator_prepares_once_and_again_after_changes(monkeypatch: Any) -> N
     changed = by_the_modules()
     assert [one.text for one in changed] != [one.text for one in expected]
     assert_same_texts(translator.translate(lines), changed)
-    Translator(model, tokenizers, replace(config, precision="bf16")).translate(lines)
+    Translator(model, PAIR, replace(config, precision="bf16")).translate(lines)
     assert made == [torch.float32, torch.float32, torch.bfloat16]
 
 

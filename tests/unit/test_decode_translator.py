@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,28 +24,10 @@ from headwise.model.blocks import PreNorm, Residual
 from headwise.model.parts import SINUSOIDAL, Parts
 from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
+from number_words import PAIR, NumberWords
 
 CPU = torch.device("cpu")
 VOCAB_SIZE, EOS = 24, 3
-
-
-class WordTokenizer:
-    """Words are numbers and equal their ids; interface of `headwise.data.tokenizer.Tokenizer`."""
-
-    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        return [[int(word) for word in sentence.split()] for sentence in sentences]
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [" ".join(str(token) for token in line) for line in ids]
-
-
-@dataclass
-class Pair:
-    source: Any
-    target: Any
-
-
-PAIR: Any = Pair(WordTokenizer(), WordTokenizer())
 
 
 def build(
@@ -82,7 +65,7 @@ CONFIG = DecodeConfig(beam=4, n_best=3, max_length_ratio=1.0, max_length_extra=6
 
 
 def sources_of(lines: Sequence[str]) -> list[list[int]]:
-    return [[*line, EOS] for line in WordTokenizer().encode(lines)]
+    return [[*line, EOS] for line in PAIR.source.encode(lines)]
 
 
 def assert_same(actual: Any, expected: Any) -> None:
@@ -124,7 +107,7 @@ def test_scores_follow_teacher_forcing(model: Transformer) -> None:
         assert score.token_log_probs == pytest.approx(score_alone.token_log_probs, abs=1e-4)
         assert all(value <= 0 for value in score.token_log_probs)
     # teacher forcing by hand
-    source, target = sources_of(sources[:1]), WordTokenizer().encode(targets[:1])[0]
+    source, target = sources_of(sources[:1]), PAIR.source.encode(targets[:1])[0]
     arguments = ([*source], [len(source[0])], [[2, *target]])
     output = model(*map(torch.tensor, arguments))
     expected = output.log_softmax(-1)[0, range(len(target) + 1), [*target, EOS]]
@@ -200,13 +183,13 @@ def test_whitespace_line_is_empty_with_byte_tokenizer(model: Transformer) -> Non
         translator.score([" "], [" "])
 
 
-class TwoLineTokenizer(WordTokenizer):
+class TwoLineTokenizer(NumberWords):
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         return ["one\ntwo\u2028three" for _ in ids]
 
 
 def test_translation_is_one_line(model: Transformer) -> None:
-    pair: Any = Pair(WordTokenizer(), TwoLineTokenizer())
+    pair: Any = SimpleNamespace(source=NumberWords(), target=TwoLineTokenizer())
     assert Translator(model, pair, CONFIG).translate(["5"])[0].text == "one two three"
 
 

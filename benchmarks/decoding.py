@@ -38,7 +38,7 @@ from headwise.config.schema import DecodeConfig
 from headwise.data.plan import longest_first
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
-from headwise.decode.prepared import PreparedModel
+from headwise.decode.prepared import prepare
 from headwise.decode.sampling import Context
 from headwise.model.build import build_model, build_single
 from headwise.model.places import site_alone
@@ -106,8 +106,9 @@ def compare(model: str, attention: str, text: str, beam: int, most: int) -> dict
     sources, limits = median_batch(text, beam, most)
 
     def search(cached: bool, precision: str) -> None:
-        searched = PreparedModel(built, matmul_dtype(precision, CPU)) if cached else built
-        weights = nullcontext() if cached else packed_weights(built)
+        prepared = prepare(built, matmul_dtype(precision, CPU)) if cached else None
+        searched = prepared or built
+        weights = packed_weights(built) if prepared is None else nullcontext()
         with autocast(CPU, precision), weights:
             if beam == 1:
                 greedy_search(searched, sources, limits, CPU, cached=cached)

@@ -28,7 +28,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.decode.beam import beam_search
-from headwise.decode.prepared import PreparedModel
+from headwise.decode.prepared import PreparedModel, prepare
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, matmul_dtype
@@ -129,11 +129,10 @@ class Headwise(Toolkit):
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         dtype = matmul_dtype(self.precision, CPU)
-        # kept, as `Translator` does
-        if self.prepared is None or not self.prepared.is_current(self.model, dtype):
-            self.prepared = PreparedModel(self.model, dtype)
+        self.prepared = prepare(self.model, dtype, self.prepared)  # as `Translator` does
+        searched = self.prepared or self.model
         with autocast(CPU, self.precision):
-            best = beam_search(self.prepared, source.tolist(), [steps] * len(source), CPU, beam)
+            best = beam_search(searched, source.tolist(), [steps] * len(source), CPU, beam)
         return min(len(hypotheses[0].ids) for hypotheses in best)
 
 

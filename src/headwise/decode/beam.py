@@ -92,7 +92,7 @@ def beam_search(
         active = [searches[sentence] for sentence in live]
         n_possible = _count_possible(active, log_probs_RV, total_NW) if output.is_sparse else []
         width = total_NW.shape[1]
-        chosen: dict[int, list[Continuation]] = {}  # of each place that goes on
+        chosen: dict[int, list[Continuation]] = {}  # of each place that continues
         best = _best_continuations(log_probs_RV, total_NW, beam)
         for place, (search, step) in enumerate(zip(active, best, strict=True)):
             alive, ended = _divided(step, beam)
@@ -217,7 +217,7 @@ def _divided(
 ) -> tuple[list[Continuation], list[Continuation]]:
     """Return the best `beam` that do not end in eos, and those among the best `beam` that do.
 
-    In a tiny or sparse vocabulary fewer than `beam` may go on; the other slots are -inf.
+    In a tiny or sparse vocabulary fewer than `beam` may continue; the other slots are -inf.
     """
     alive = [one for one in step if one.token != EOS]
     none = [one._replace(total=-math.inf) for one in step if one.token == EOS]
@@ -239,8 +239,7 @@ def with_fewest_moves(alive: list[Continuation], width: int, first_row: int) -> 
     if len(alive) != width:
         return alive
     kept: dict[int, Continuation] = {}
-    moved = [one for one in alive if kept.setdefault(one.row - first_row, one) is not one]
-    others = iter(moved)
+    others = iter([one for one in alive if kept.setdefault(one.row - first_row, one) is not one])
     return [kept[slot] if slot in kept else next(others) for slot in range(width)]
 
 

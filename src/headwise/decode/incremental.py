@@ -1,7 +1,7 @@
 """Prefixes that grow by one token per step, with or without a key/value cache.
 
-Which rows go on is a matter of lists, which cost less than tensors of so few numbers; model, caches
-and probabilities are tensors.
+Which rows continue is a matter of lists, which cost less than tensors of so few numbers; model,
+caches and probabilities are tensors.
 
 Axes: R rows (live hypotheses of all sentences), S source length, V target vocabulary.
 """
@@ -21,14 +21,14 @@ from headwise.model.stack import Memory
 
 
 class DecoderCache(Protocol):
-    """What a model keeps of the prefixes and of the memory; see `StackCache`."""
+    """What a model stores of the prefixes and of the memory; see `StackCache`."""
 
     def reorder(self, rows_B: Tensor) -> None:
         """Move row `rows_B[i]` of the prefixes to row i; rows may repeat or be dropped."""
         ...
 
     def reorder_memory(self, rows_B: Tensor) -> None:
-        """Reorder what is kept of the memory in the same way."""
+        """Reorder what is stored of the memory in the same way."""
         ...
 
 
@@ -102,9 +102,10 @@ class IncrementalDecoder:
         Raises:
             RunError: non-finite logits.
         """
-        read = [[BOS, *prefix] for prefix in self.prefixes]
-        if self._cache is not None:
-            read = [row[-1:] for row in read]
+        if self._cache is None:
+            read = [[BOS, *prefix] for prefix in self.prefixes]
+        else:
+            read = [prefix[-1:] or [BOS] for prefix in self.prefixes]
         new_RT = torch.tensor(read, device=self._device)
         logits_RV = self.model.decode(new_RT, self._memory, cache=self._cache)[:, -1]
         log_probs_RV = self._output.log_probs(logits_RV)

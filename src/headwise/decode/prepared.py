@@ -93,6 +93,16 @@ def _has_plain_maps(owner: nn.Module, *names: str) -> bool:
     return all(type(layer) is Linear and layer.bias is not None for layer in maps)
 
 
+def prepare(
+    model: Transformer, dtype: torch.dtype, before: PreparedModel | None = None
+) -> PreparedModel | None:
+    """Return `before` if it is current, or a new one; None if the model is not supported."""
+    if not supports(model, dtype):
+        return None
+    is_current = before is not None and before.is_current(model, dtype)
+    return before if is_current else PreparedModel(model, dtype)
+
+
 class PreparedModel:
     """The interface of a model for search, `headwise.decode.incremental.TranslationModel`.
 

@@ -21,7 +21,7 @@ from headwise.decode.hypothesis import (
     length_limit,
 )
 from headwise.decode.incremental import TranslationModel
-from headwise.decode.prepared import PreparedModel, supports
+from headwise.decode.prepared import PreparedModel, prepare
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
 from headwise.losses.output_map import SOFTMAX, OutputMap
@@ -191,13 +191,8 @@ class Translator:
         Args:
             n_tokens: of all sources.
         """
-        prepared = self._prepared
         dtype = matmul_dtype(self.config.precision, self.device)
-        if not supports(self.model, dtype):
-            prepared = None
-        elif prepared is None or not prepared.is_current(self.model, dtype):
-            prepared = PreparedModel(self.model, dtype)
-        self._prepared = prepared
+        prepared = self._prepared = prepare(self.model, dtype, self._prepared)
         is_long = n_tokens * self.beam >= ROWS_WORTH_PACKING
         with packed_weights(self.model) if is_long and prepared is None else nullcontext():
             yield prepared or self.model

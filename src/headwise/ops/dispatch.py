@@ -127,7 +127,8 @@ def attention(
         is_half = dtype is torch.bfloat16
         # torch's softmax is slow with dropout, in bfloat16, and for long rows with a bias, of which
         # it forms the matrix
-        is_slow = dropout > 0 or is_half or (has_bias and _is_long(key_BHKE, MIN_BIASED_KEYS))
+        is_biased = has_bias and key_BHKE.shape[2] >= MIN_BIASED_KEYS
+        is_slow = dropout > 0 or is_half or is_biased
         if is_slow or (fallback == WEIGHTS and _is_long(key_BHKE)):
             return _checked(fallback, CPP)
     if power is Power.EXP or (device == "cpu" and not triton_device.is_interpreted()):
@@ -164,8 +165,8 @@ def _width(query: Tensor, key: Tensor, value: Tensor) -> int:
     return max(query.shape[3], value.shape[3])
 
 
-def _is_long(key_BHKE: Tensor, n_keys: int | None = None) -> bool:
-    return key_BHKE.shape[2] >= (MIN_KEYS if n_keys is None else n_keys)
+def _is_long(key_BHKE: Tensor) -> bool:
+    return key_BHKE.shape[2] >= MIN_KEYS
 
 
 def _row_kernel(scores: Tensor, power: Power) -> Choice:

@@ -234,7 +234,7 @@ def by_length(table: pd.DataFrame, what: str = "") -> Figure:
         table: columns name, run, metric, length and score.
         what: what was trained, for the title.
     """
-    return _over_lengths(table, "metric", "score", "Scores by length", what, MEAN)
+    return _over_lengths(table, "metric", "score", "Scores by length", what)
 
 
 @styled
@@ -249,13 +249,11 @@ def relevant_weight(table: pd.DataFrame, what: str = "") -> Figure:
     """
     best = table.groupby(["site", "name", "run", "length"], sort=False)["relevant_weight"].max()
     title = "Weight of the best head on the key that a query needs"
-    return _over_lengths(best.reset_index(), "site", "relevant_weight", title, what, MEAN)
+    return _over_lengths(best.reset_index(), "site", "relevant_weight", title, what)
 
 
-def _over_lengths(
-    table: pd.DataFrame, panel: str, value: str, title: str, what: str, note: str
-) -> Figure:
-    figure, drawn = panels(table, panel, title, what, note, sharey=False)
+def _over_lengths(table: pd.DataFrame, panel: str, value: str, title: str, what: str) -> Figure:
+    figure, drawn = panels(table, panel, title, what, MEAN, sharey=False)
     style = series_style(table["name"])
     for axes, part in drawn:
         mean_curves(axes, part, "length", value, "name", **style)

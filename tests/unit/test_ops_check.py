@@ -25,7 +25,7 @@ from headwise.config.folders import group_node
 from headwise.entmax import alpha_entmax, entmax15
 from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.losses.loss import Entmax15Loss
-from headwise.ops import check, dispatch
+from headwise.ops import check, dispatch, norm
 from headwise.ops.attention import cpu_few, triton_blocks
 from headwise.ops.attention.layout_parts import Columns
 from headwise.ops.cpp import build
@@ -113,6 +113,7 @@ def test_broken_cpp_kernel_is_reported(scores: Tensor, caplog: pytest.LogCapture
         (cpu_losses, "read", "values of losses"),
         (cpu_dropout, "drop", "entries after dropout"),
         (FewRows, "__call__", "linear maps of few rows"),
+        (norm.Branch, "backward", "gradients of layer norm"),
     ],
 )
 def test_wrong_python_half_of_a_kernel_is_found(

@@ -315,10 +315,10 @@ class TestFewRows:
             FewRows(weight.T)
 
     def test_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert dispatch.few_rows(torch.zeros(2, 2)).kernel == dispatch.CPP
-        assert dispatch.few_rows(torch.zeros(2, 2).double()).kernel == dispatch.TORCH
+        assert dispatch.cpp_or_torch(torch.zeros(2, 2)).kernel == dispatch.CPP
+        assert dispatch.cpp_or_torch(torch.zeros(2, 2).double()).kernel == dispatch.TORCH
         monkeypatch.setattr(call, "_are_available", lambda: False)
-        assert dispatch.few_rows(torch.zeros(2, 2)).kernel == dispatch.TORCH
+        assert dispatch.cpp_or_torch(torch.zeros(2, 2)).kernel == dispatch.TORCH
 
 
 @pytest.mark.slow

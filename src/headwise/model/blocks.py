@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.protocol import Attention
 from headwise.model.activations import Activation
+from headwise.ops import norm
 from headwise.ops.dropout.operator import add_dropout
 from headwise.ops.linear import Linear
 
@@ -41,9 +42,12 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPSILON)
         self.dropout = dropout
 
-    def before(self, states_BND: Tensor) -> Tensor:
-        """Return the input of the sublayer."""
-        return states_BND
+    def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream, for `after`, and the input of the sublayer.
+
+        The latter may be bfloat16 in training under autocast.
+        """
+        return states_BND, states_BND
 
     def after(self, states_BND: Tensor, output_BND: Tensor) -> Tensor:
         """Return the residual stream after adding the output of the sublayer."""
@@ -71,9 +75,8 @@ class PreNorm(Residual):
     which reads H + a(H) + c(H).
     """
 
-    def before(self, states_BND: Tensor) -> Tensor:
-        normed: Tensor = self.norm(states_BND)
-        return normed
+    def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
+        return norm.branch(states_BND, self.norm)
 
     def final_norm(self) -> nn.Module:
         """Return a normalisation, which bounds the sum of the branches."""

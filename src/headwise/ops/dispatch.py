@@ -64,9 +64,7 @@ def failures() -> dict[Library, str]:
 
 def maps(scores: Tensor, power: Power) -> Choice:
     """Return the kernel of the maps from scores to weights: C++, Triton or torch."""
-    if power is Power.EXP and not call.supports(scores):
-        return Choice(TORCH, _without_cpp(scores.device.type, scores.dtype))
-    return _row_kernel(scores, power)
+    return cpp_or_torch(scores) if power is Power.EXP else _row_kernel(scores, power)
 
 
 def losses(scores_NV: Tensor, alpha: float) -> Choice:
@@ -78,15 +76,13 @@ def dropout(values: Tensor) -> Choice:
     """Return the kernel of dropout: C++ or torch."""
     if torch.compiler.is_compiling():
         return Choice(TORCH, "torch.compile generates dropout")
+    return cpp_or_torch(values)
+
+
+def cpp_or_torch(values: Tensor) -> Choice:
+    """Return the kernel of operators without Triton, as `linear.FewRows`: C++ or torch."""
     if not call.supports(values):
         return Choice(TORCH, _without_cpp(values.device.type, values.dtype))
-    return _checked(TORCH, CPP)
-
-
-def few_rows(weight_OD: Tensor) -> Choice:
-    """Return the kernel of linear maps of few rows: C++ (`linear.FewRows`) or torch."""
-    if not call.supports(weight_OD):
-        return Choice(TORCH, _without_cpp(weight_OD.device.type, weight_OD.dtype))
     return _checked(TORCH, CPP)
 
 
@@ -170,11 +166,9 @@ def _is_long(key_BHKE: Tensor) -> bool:
 
 
 def _row_kernel(scores: Tensor, power: Power) -> Choice:
-    if call.supports(scores):
-        return _checked(TORCH, CPP)
-    if triton_device.supports(scores):
+    if not call.supports(scores) and triton_device.supports(scores):
         return _checked(TORCH, TRITON, scores.device, scores.dtype, power)
-    return Choice(TORCH, _without_cpp(scores.device.type, scores.dtype))
+    return cpp_or_torch(scores)
 
 
 def _checked(fallback: str, kernel: str, *settings: Any) -> Choice:

@@ -155,7 +155,7 @@ class FewRows:
     Raises:
         TypeError: another dtype or device, or not contiguous.
         ValueError: shapes do not match.
-        RuntimeError: no C++ kernels; `dispatch.few_rows` tells.
+        RuntimeError: no C++ kernels; `dispatch.cpp_or_torch` tells.
     """
 
     def __init__(self, weight_OD: Tensor, bias_O: Tensor | None = None) -> None:
@@ -236,14 +236,23 @@ def linear_of_each(values: Tensor, *layers: Linear) -> list[Tensor]:
     anyway, `values` are cast once, the matmul is wider, and the gradients in `values` need no sum.
     In float32, copying the weights costs as much.
     """
-    is_eager_training = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    dtype = _autocast_dtype() if is_eager_training else None
-    if dtype not in JOINED_DTYPES or not all(_is_cast(layer, values) for layer in layers):
+    dtype = training_dtype()
+    if dtype is None or not all(_is_cast(layer, values) for layer in layers):
         return [layer(values) for layer in layers]
     weight_OD = torch.cat([layer.weight.to(dtype) for layer in layers])
     bias_O = torch.cat([layer.bias.to(dtype) for layer in layers])
     sizes = [len(layer.weight) for layer in layers]
     return list(linear(values, weight_OD, bias_O).split_with_sizes(sizes, -1))
+
+
+def training_dtype() -> torch.dtype | None:
+    """Return the autocast dtype, if the CPU supports it and gradients are computed, else None.
+
+    None under torch.compile.
+    """
+    is_eager_training = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    dtype = _autocast_dtype() if is_eager_training else None
+    return dtype if dtype in JOINED_DTYPES else None
 
 
 def _is_cast(layer: Linear, values: Tensor) -> bool:

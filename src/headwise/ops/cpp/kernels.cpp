@@ -1,5 +1,5 @@
 // Softmax and α-entmax along the rows of a contiguous tensor (B, H, Q, K), and their gradients;
-// dropout; linear maps of few rows.
+// dropout; linear maps of few rows; layer norm that writes bfloat16.
 //
 // Masks are read in place, with strides that may be 0, or given as lengths and causality, without a
 // copy of the size of the scores. Rows are distributed over threads; no row depends on another.
@@ -10,6 +10,7 @@
 #include "dropout.h"
 #include "linear_few.h"
 #include "loss.h"
+#include "norm.h"
 
 using namespace headwise;
 
@@ -166,6 +167,13 @@ void headwise_dropout(const DropoutProblem* problem) {
         problem->is_out_half ? drop<BFloat16, BFloat16>(*problem) : drop<BFloat16, float>(*problem);
     else
         problem->is_out_half ? drop<float, BFloat16>(*problem) : drop<float, float>(*problem);
+}
+
+void headwise_norm(const NormProblem* problem) {
+    const auto pass = problem->out ? norm_backward : norm_forward;
+#pragma omp parallel for schedule(static) num_threads(problem->n_threads)
+    for (int64_t first = 0; first < problem->n_rows; first += problem->n_block)
+        pass(*problem, first, std::min(problem->n_rows, first + problem->n_block));
 }
 
 void headwise_linear_of_few(const LinearProblem* problem) {

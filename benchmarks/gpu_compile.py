@@ -6,7 +6,8 @@ Every launch of forward and backward is caught on its way to the device and comp
 each architecture, with the same sizes, strides and options of that call. Printed per kernel: the
 registers of a thread, the bytes of its stack (registers spilled to memory), the shared memory of a
 program, and the instructions that feed matrix units. The status is 1 where a program wants more
-shared memory than the architecture has: such a launch would fail.
+shared memory than the architecture has: such a launch would fail. With --quick there are few calls,
+and kernels without matrix products, whose code is the same, are compiled for the first one alone.
 
 Needs Triton (`make test-triton` brings it) and no GPU.
 """
@@ -235,12 +236,11 @@ def compiled(launch: Launch, case: Case | Rows, architecture: int) -> Compiled:
         binary.write(made.asm["cubin"])
         binary.flush()
         usage = _output(tools / "cuobjdump", "--dump-resource-usage", binary.name)
-        machine_code = _output(tools / "nvdisasm", "-c", binary.name)
     match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if match is None:
         raise RuntimeError(f"no registers in the output of cuobjdump: {usage.strip()}")
     registers, stack_bytes = map(int, match.groups())
-    n_matrix = len(re.findall(r"\b(?:H|UTC\w*)G?MMA\b", machine_code))
+    n_matrix = len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b", made.asm["ptx"]))
     name = launch.kernel.__name__
     shared = made.metadata.shared
     return Compiled(architecture, case, name, registers, stack_bytes, shared, n_matrix)
@@ -263,7 +263,9 @@ def measure(is_quick: bool, architectures: list[int]) -> Iterator[Compiled]:
                 continue
             compiled_kinds.add(kind)
             for architecture in architectures:
-                yield compiled(launch, case, architecture)
+                yield (one := compiled(launch, case, architecture))
+                if is_quick and not one.matrix_instructions:
+                    break
 
 
 def described(case: Case | Rows) -> str:

@@ -14,7 +14,7 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.config.folders import group_node
-from headwise.ops import dispatch
+from headwise.ops import check, dispatch
 from headwise.ops.attention import operator
 from headwise.ops.cpp import call
 from kernel_marks import needs_kernels
@@ -129,6 +129,7 @@ class TestTriton:
         qk_dim: int | None,
     ) -> None:
         monkeypatch.setattr(call, "supports", lambda scores: False)
+        monkeypatch.setattr(check, "RATE", 0.0)  # the interpreter is slow
         attention = layer(variant, qk_dim).to(DEVICE)
         assert_fused_equals_formed(attention, 20, caplog, "attention: Triton (checked)")
 

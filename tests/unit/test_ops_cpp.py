@@ -107,6 +107,7 @@ def test_unwritable_cache_disables_kernels(monkeypatch: pytest.MonkeyPatch, tmp_
 @needs_kernels
 def test_broken_library_is_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "OPTIONS", tuple(o.replace("-O3", "-O0") for o in build.OPTIONS))
     compiler = os.environ.get("CXX") or next(filter(shutil.which, build.COMPILERS))
     broken = tmp_path / "native" / f"{build._digest(compiler)}.so"
     broken.parent.mkdir()

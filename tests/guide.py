@@ -225,6 +225,9 @@ class WorkingCopy:
             (commands / name).chmod(0o755)
         for name in STAMPS:  # newer than the files that make compares them with
             (folder / ".venv" / name).touch()
+        cache = folder / ".pytest_cache" / "d"  # with the compiled C++ kernels
+        cache.mkdir(parents=True)
+        (cache / "native").symlink_to(ROOT / ".pytest_cache" / "d" / "native")
 
     def run(self, blocks: Sequence[Block], timeout: float = 600) -> list[BlockResult]:
         """Run a page as one shell script; results up to the first block that failed."""

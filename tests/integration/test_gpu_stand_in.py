@@ -52,9 +52,11 @@ needs_interpreter = pytest.mark.skipif(
 @pytest.mark.triton
 @needs_interpreter
 def test_kernels_match_the_cpu_without_host_waits(library: Path) -> None:
-    assert_updates_match(library, [["attention=alpha_entmax"], ["loss=entmax15"]], [[3, 4], [5, 6]])
+    heads = "model.n_heads=2"
+    cases = [["attention=alpha_entmax", heads], ["loss=entmax15", heads]]
+    assert_updates_match(library, cases, [[3, 4], [5, 6]])
     sizes = {"stride": 4, "summary_cells": 1, "block_sparse_from": 1}
-    case = ["attention=alpha_entmax", "pattern=fixed"]
+    case = ["attention=alpha_entmax", "pattern=fixed", heads]
     case += [f"pattern.{name}={size}" for name, size in sizes.items()]
     assert_updates_match(library, [case], [[20, 17], [23, 24]])
 

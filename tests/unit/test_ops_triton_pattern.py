@@ -69,7 +69,7 @@ class TestAgainstFloat64:
     @pytest.mark.parametrize("combination", range(len(COMBINATIONS)))
     def test_equals_masked_dense_computation(self, name: str, combination: int) -> None:
         """With padding, bias, α per head, whole and partial blocks, with and without causality."""
-        n, number = 50, combination + list(PATTERNS).index(name)
+        n, number = 40, combination + list(PATTERNS).index(name)
         causal = number % 2 == 0
         pattern = make_pattern(name, *COMBINATIONS[combination], stride=8 if number % 5 else 11)
         power, alpha = list(Power)[combination % 4], None
@@ -108,7 +108,7 @@ class TestAgainstFloat64:
         assert_same(fused(tensors, None, dropping), exact, LIMIT)
 
     def test_half_precision_over_many_blocks(self) -> None:
-        n = 260
+        n = 130
         layout, mask = layout_and_mask(make_pattern("fixed", stride=16), n, True, None, DEVICE)
         settings = Settings(layout, Power.EXP, 0.0, 0.3)
         tensors = [one.bfloat16().to(DEVICE) for one in inputs(n, n_batch=1)]

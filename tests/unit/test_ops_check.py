@@ -69,7 +69,7 @@ def broken_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     assert BREAK[0] in text
     path.write_text(text.replace(*BREAK))
     monkeypatch.setattr(build, "SOURCES", sources)
-    monkeypatch.setattr(build, "OPTIONS", tuple(o.replace("-O3", "-O1") for o in build.OPTIONS))
+    monkeypatch.setattr(build, "OPTIONS", tuple(o.replace("-O3", "-O0") for o in build.OPTIONS))
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
     build._library.cache_clear()
     yield

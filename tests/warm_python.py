@@ -8,6 +8,7 @@ environment and streams and wait. Their training is short.
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -148,6 +149,11 @@ def _run(connection: socket.socket) -> None:
         import headwise.commands.outcome
 
         headwise.commands.outcome.FORMATS = ("png",)  # figures are half of its time
+    elif argv[0] == "scripts/figures.py" and any(a.startswith("run=") for a in argv):
+        from headwise.studies import figures, figures_attention
+
+        figures.save = functools.partial(figures.save, formats=["svg"])  # those of `runs` in all
+        figures_attention.save = figures.save
     if argv[0] == "-c":
         sys.argv = [request["name"], *argv[2:]]
         exec(argv[1], {"__name__": "__main__"})

@@ -50,6 +50,7 @@ NOT_RUN = {
     "python -m benchmarks": "measures for minutes to hours; see test_benchmarks.py",
     "OMP_NUM_THREADS=1": "measures for hours; see test_benchmarks.py",
     "HEADWISE_DATA=FOLDER": "measures for hours on a corpus",
+    "python scripts/table.py study=five_tasks": "prints a published table; see test_studies.py",
     "python scripts/table.py study=variants": "trains every variant; see test_table_launch.py",
     "python -m headwise": "writes pages; see test_generated_tables.py",
 }

@@ -1,12 +1,8 @@
-"""The yamls of the studies: recipes compose, and contradictory studies are rejected."""
+"""The settings of recipes are those of the papers, and contradictory studies are rejected."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import re
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +11,6 @@ from omegaconf import OmegaConf
 from headwise.attention.build import completed
 from headwise.attention.fixed import Fixed
 from headwise.attention.place import Place
-from headwise.config.folders import group_choices
 from headwise.config.register import typed
 from headwise.errors import ConfigError
 from headwise.studies.study import (
@@ -24,74 +19,13 @@ from headwise.studies.study import (
     check_metrics,
     read_study,
     recipe,
+    recipes,
     selected,
 )
-from headwise.tasks.check import checked_task
-
-STUDIES = group_choices("study")
 
 
 def study_of(make: Any, name: str) -> Study:
     return read_study(make([f"study={name}"], "table").study)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compose(make: Any) -> Iterator[Callable[..., Any]]:
-    """Hydra's `compose`; the same overrides are composed once."""
-    once = functools.cache(lambda name, overrides: make(list(overrides), name))
-
-    def composed(name: str, overrides: Sequence[str]) -> Any:
-        return copy.deepcopy(once(name, tuple(overrides)))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hydra.compose", composed)
-        yield composed
-
-
-# Studies whose rows are no groups -> the settings that distinguish their rows.
-OF_ROWS = {
-    "alpha_settings": {"model.attention_dropout", "optimizer.lr"},
-    "cls_tokens": {"model.cls_tokens", "model.pool"},
-    "fine_tuning": {"init_from"},
-    "how_many_heads": {"model.n_heads"},
-    "variants": {"model.cls_tokens"},
-    "repulsion_dropout": {"model.dropout", "model.attention_dropout"},
-    "yubert": {"positions._target_", "positions.base"},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_recipes_that_can_be_trained(
-    make: Any, compose: Callable[..., Any], name: str
-) -> None:
-    study = study_of(make, name)
-    assert study.name == name
-    recipes = [recipe(cell) for cell in study.cells]
-    for one in recipes:
-        config = compose("train", one.cell.overrides)
-        config.init_from = None if one.cell.init is None else "RUN"
-        config.trainer.device, config.trainer.precision = "cpu", "fp32"
-        checked_task(typed(config))
-        column = study.columns[one.cell.column]
-        assert column.test in typed(config).data.test
-        for n_updates in re.findall(r"([\d,]+) updates", column.note or ""):
-            assert int(n_updates.replace(",", "")) == one.max_updates, one.cell
-    for one, other in combinations(recipes, 2):
-        if one.cell.overrides == other.cell.overrides:  # one run, scored on several sets
-            continue
-        keys = {*one.decisive, *other.decisive}
-        differing = {k for k in keys if one.decisive.get(k) != other.decisive.get(k)}
-        assert differing, (one.cell, other.cell)
-        groups = {key.partition(".")[0] for key in differing - OF_ROWS.get(name, set())}
-        if one.cell.column == other.cell.column:  # they differ in the row only
-            assert groups <= {"attention", "pattern", "repulsion"} | (
-                {"loss", "scaling", "scaling_sites"}
-                if name == "variants"
-                else {"scaling", "positions"}
-                if name == "length"
-                else set()
-            )
 
 
 @pytest.mark.parametrize(
@@ -291,6 +225,18 @@ CELL = Cell("a", "c", ("attention=softmax",))
 def test_error_of_a_recipe_names_its_cell(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"a × c does not compose \(attention=softmax a=b\)"):
         recipe(CELL, ["a=b"])
+
+
+def test_equal_overrides_are_composed_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[Cell] = []
+    monkeypatch.setattr(
+        "headwise.studies.study.recipe", lambda *args: composed.append(args[0]) or recipe(*args)
+    )
+    cells = [CELL, Cell("a", "d", CELL.overrides), Cell("a", "e", CELL.overrides, "c")]
+    of_cells = recipes(cells, ["seed=2"])
+    assert [one.cell for one in of_cells] == cells
+    assert composed == [cells[0], cells[2]]
+    assert [one.decisive["init_from"] for one in of_cells] == [False, False, True]
 
 
 def test_metric_that_no_recipe_measures_is_rejected(make: Any) -> None:

@@ -33,7 +33,7 @@ from headwise.studies.study import (
     check_metrics,
     check_seeds,
     read_study,
-    recipe,
+    recipes,
     selected,
 )
 from headwise.studies.sweep import sweep_tables
@@ -156,11 +156,11 @@ def _study(config: TableConfig) -> None:
 def _gather(config: TableConfig, study: Study) -> _StudyRuns:
     """The runs by cell, before averaging and comparison."""
     seeds = config.seeds if config.seeds is not None else study.seeds
-    recipes = [recipe(cell, config.overrides) for cell in study.cells]
-    check_metrics(study, recipes)
-    matching = match(recipes, _runs(config, study), seeds)
-    compared = gathered(study, recipes, matching)
-    return _StudyRuns(study, matching, compared, missing_cells(compared.runs, recipes, seeds))
+    of_cells = recipes(study.cells, config.overrides)
+    check_metrics(study, of_cells)
+    matching = match(of_cells, _runs(config, study), seeds)
+    compared = gathered(study, of_cells, matching)
+    return _StudyRuns(study, matching, compared, missing_cells(compared.runs, of_cells, seeds))
 
 
 def _runs(config: TableConfig, study: Study) -> list[SavedRun]:

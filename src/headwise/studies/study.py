@@ -7,7 +7,7 @@ and then those of its row. Columns may have a paper's numbers, with a mark of th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -253,6 +253,17 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
     max_updates = container["trainer"]["max_updates"]
     keys = decisive(current(container)) | {INIT: cell.init is not None}
     return Recipe(cell, overrides, keys, max_updates, metrics)
+
+
+def recipes(cells: Iterable[Cell], changes: Sequence[str] = ()) -> list[Recipe]:
+    """Return the `recipe` of each cell; equal overrides are composed once."""
+    made: dict[tuple[tuple[str, ...], bool], Recipe] = {}
+    of_cells = []
+    for cell in cells:
+        key = cell.overrides, cell.init is not None
+        made[key] = made.get(key) or recipe(cell, changes)
+        of_cells.append(replace(made[key], cell=cell))
+    return of_cells
 
 
 def check_metrics(study: Study, recipes: Sequence[Recipe]) -> None:

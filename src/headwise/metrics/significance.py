@@ -101,9 +101,10 @@ def _drawn_sums(columns: Floats, n_resamples: int, consecutive: bool) -> Floats:
     sums = []
     for first in range(0, n_resamples, BATCH_SIZE):
         n_draws = min(BATCH_SIZE, n_resamples - first)
-        starts = generator.integers(n_items, size=(n_draws, -(-n_items // n_block)))
-        indices = (starts[..., None] + np.arange(n_block)) % n_items
-        indices = indices.reshape(n_draws, -1)[:, :n_items]
+        indices = generator.integers(n_items, size=(n_draws, -(-n_items // n_block)))
+        if consecutive:
+            indices = (indices[..., None] + np.arange(n_block)) % n_items
+            indices = indices.reshape(n_draws, -1)[:, :n_items]
         indices += np.arange(n_draws)[:, None] * n_items
         counts = np.bincount(indices.ravel(), minlength=n_draws * n_items).reshape(n_draws, n_items)
         sums.append(counts.astype(np.float64) @ flat)

@@ -5,9 +5,9 @@
 Every launch of forward and backward is caught on its way to the device and compiled by Triton for
 each architecture, with the same sizes, strides and options of that call. Printed per kernel: the
 registers of a thread, the bytes of its stack (registers spilled to memory), the shared memory of a
-program, and the instructions that feed matrix units. The status is 1 where a program wants more
+program, and the matrix instructions of its PTX. The status is 1 where a program wants more
 shared memory than the architecture has: such a launch would fail. With --quick there are few calls,
-and kernels without matrix products, whose code is the same, are compiled for the first one alone.
+and kernels without matrix instructions are compiled for the first architecture alone.
 
 Needs Triton (`make test-triton` brings it) and no GPU.
 """

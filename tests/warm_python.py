@@ -152,7 +152,7 @@ def _run(connection: socket.socket) -> None:
     elif argv[0] == "scripts/figures.py" and any(a.startswith("run=") for a in argv):
         from headwise.studies import figures, figures_attention
 
-        figures.save = functools.partial(figures.save, formats=["svg"])  # those of `runs` in all
+        figures.save = functools.partial(figures.save, formats=["svg"])  # of several runs all
         figures_attention.save = figures.save
     if argv[0] == "-c":
         sys.argv = [request["name"], *argv[2:]]

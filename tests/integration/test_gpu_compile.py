@@ -22,6 +22,7 @@ SHARED_BYTES = 99 << 10  # of 8.6, which has least; it runs the code of 8.0
 @pytest.mark.triton
 @pytest.mark.skipif(not HAS_TRITON, reason="no Triton (make test-triton)")
 def test_every_kernel_compiles_and_fits(tmp_path: Path) -> None:
+    """Those without matrix instructions are compiled for 8.0 alone."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("TRITON_INTERPRET", None)
     path = tmp_path / "compiled.json"

@@ -120,6 +120,13 @@ def read_once(folder: Path, kind: type[Any]) -> list[Any]:
     return [*archived(folder, kind)]
 
 
+def test_command_of_the_readme_is_that_of_its_table() -> None:
+    command = " ".join(
+        ["python scripts/table.py study=five_tasks", *map(repr, TABLES["five_tasks"])]
+    )
+    assert command in " ".join((ROOT / "README.md").read_text("utf-8").split())
+
+
 def published(name: str) -> Path:
     shown_whole = DOCS / "table1" / name
     return shown_whole if shown_whole.is_file() else ROOT / "tests" / "golden" / name

@@ -146,7 +146,7 @@ def test_joined_projections_in_bfloat16(monkeypatch: pytest.MonkeyPatch, is_self
         joined.append(layers)
         return [layer(values) for layer in layers]
 
-    monkeypatch.setattr(linear, "JOINED_DTYPES", (torch.bfloat16,))  # on any processor
+    monkeypatch.setattr(linear, "TRAINING_DTYPES", (torch.bfloat16,))  # on any processor
     results = []
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):

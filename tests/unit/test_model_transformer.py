@@ -230,11 +230,11 @@ def test_recomputing_sums_shared_gradients_in_the_same_order() -> None:
 @pytest.mark.parametrize("attention", group_choices("attention"))
 def test_layer_norm_in_bfloat16(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In pre-norm it changes the last bits of a training step, recomputed or not."""
-    monkeypatch.setattr(linear, "JOINED_DTYPES", (torch.bfloat16,))  # on any processor
+    monkeypatch.setattr(linear, "TRAINING_DTYPES", (torch.bfloat16,))  # on any processor
     node = group_node("attention", attention)
     assert_same_bits(node, half=True)
     loss, gradients = loss_and_gradients(noisy(False, node), half=True)
-    monkeypatch.setattr("headwise.ops.norm.training_dtype", lambda: None)
+    monkeypatch.setattr("headwise.ops.norm.operator.training_dtype", lambda: None)
     plain_loss, expected = loss_and_gradients(noisy(False, node), half=True)
     torch.testing.assert_close(loss, plain_loss, rtol=2**-9, atol=0)
     errors = [(gradients[name] - g).norm() / g.norm() for name, g in expected.items()]

@@ -25,7 +25,7 @@ from headwise.config.folders import group_node
 from headwise.entmax import alpha_entmax, entmax15
 from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.losses.loss import Entmax15Loss
-from headwise.ops import check, dispatch, norm
+from headwise.ops import check, dispatch
 from headwise.ops.attention import cpu_few, triton_blocks
 from headwise.ops.attention.layout_parts import Columns
 from headwise.ops.cpp import build
@@ -38,6 +38,7 @@ from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.losses import triton as triton_losses
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.maps import triton as triton_maps
+from headwise.ops.norm.cpu import Branch
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE as DEVICE_NAME
 from triton_marks import needs_triton
@@ -113,7 +114,7 @@ def test_broken_cpp_kernel_is_reported(scores: Tensor, caplog: pytest.LogCapture
         (cpu_losses, "read", "values of losses"),
         (cpu_dropout, "drop", "entries after dropout"),
         (FewRows, "__call__", "linear maps of few rows"),
-        (norm.Branch, "backward", "gradients of layer norm"),
+        (Branch, "backward", "gradients of layer norm"),
     ],
 )
 def test_wrong_python_half_of_a_kernel_is_found(

@@ -14,7 +14,7 @@ from headwise.ops.linear import Linear, linear_of_each
 
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "JOINED_DTYPES", (torch.bfloat16,))
+    monkeypatch.setattr(module, "TRAINING_DTYPES", (torch.bfloat16,))
 
 
 @pytest.fixture

@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrize
 
-from headwise.ops import linear, norm
+from headwise.ops import linear
+from headwise.ops.norm.operator import branch
 from kernel_marks import needs_kernels
 
 pytestmark = needs_kernels
@@ -16,7 +19,7 @@ pytestmark = needs_kernels
 
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "JOINED_DTYPES", (torch.bfloat16,))
+    monkeypatch.setattr(linear, "TRAINING_DTYPES", (torch.bfloat16,))
 
 
 def layer_norm(width: int) -> nn.LayerNorm:
@@ -31,7 +34,7 @@ def results(states: Tensor, layer: nn.LayerNorm, stream_grad: Tensor, grad: Tens
     """Return the layer norm, and the gradients of states, weight and bias."""
     leaves = [states.detach().requires_grad_(), *layer.parameters()]
     with torch.autocast("cpu", torch.bfloat16):
-        stream, normed = norm.branch(leaves[0], layer)
+        stream, normed = branch(leaves[0], layer)
     grads = stream_grad.to(stream.dtype), grad.to(normed.dtype)
     return [normed.detach(), *torch.autograd.grad((stream * 1, normed), leaves, grads)]
 
@@ -40,6 +43,7 @@ def results(states: Tensor, layer: nn.LayerNorm, stream_grad: Tensor, grad: Tens
 def test_equals_float64(shape: tuple[int, ...], set_threads: Callable[[int], None]) -> None:
     layer = layer_norm(shape[-1])
     states, stream_grad = 3 * torch.randn(shape) + 100, torch.randn(shape)
+    states[..., 0, 0] = 3000.0  # an outlier
     grad = torch.randn(shape[::-1]).bfloat16().permute(*range(len(shape))[::-1])  # not contiguous
     by_threads = []
     for n_threads in (1, 2):
@@ -60,7 +64,7 @@ def test_without_some_gradients(missing: str) -> None:
     layer.weight.requires_grad_(missing != "weight")
     leaves = [leaf for leaf in (states, *layer.parameters()) if leaf.requires_grad]
     with torch.autocast("cpu", torch.bfloat16):
-        branches = norm.branch(states, layer), (states, layer(states))
+        branches = branch(states, layer), (states, layer(states))
     pairs = []
     for stream, normed in branches:
         parts = {"stream": stream.sum(), "norm": normed.float().square().sum()}
@@ -69,16 +73,48 @@ def test_without_some_gradients(missing: str) -> None:
     torch.testing.assert_close(*pairs, rtol=2**-6, atol=2**-4)
 
 
-@pytest.mark.parametrize("change", ["float32", "no grad", "hook", "subclass", "no bias"])
+CHANGES: dict[str, Callable[[nn.LayerNorm], object]] = {
+    "float32": lambda layer: layer,
+    "no grad": lambda layer: layer,
+    "hook": lambda layer: layer.register_forward_hook(lambda *_: None),
+    "parametrised": lambda layer: parametrize.register_parametrization(
+        layer, "weight", nn.Identity()
+    ),
+    "subclass": lambda _: type("Adapted", (nn.LayerNorm,), {})(20),
+    "no bias": lambda _: nn.LayerNorm(20, bias=False),
+    "no weights": lambda _: nn.LayerNorm(20, elementwise_affine=False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_otherwise_torch_computes(change: str) -> None:
     layer, states = layer_norm(20), torch.randn(5, 20)
-    if change == "hook":
-        layer.register_forward_hook(lambda *_: None)
-    if change in ("subclass", "no bias"):
-        kind = type("Adapted", (nn.LayerNorm,), {}) if change == "subclass" else nn.LayerNorm
-        layer = kind(20, bias=change != "no bias")
+    changed = CHANGES[change](layer)
+    layer = changed if isinstance(changed, nn.LayerNorm) else layer
     half = torch.autocast("cpu", torch.bfloat16, enabled=change != "float32")
     with half, torch.set_grad_enabled(change != "no grad"):
-        stream, normed = norm.branch(states, layer)
+        stream, normed = branch(states, layer)
     assert stream is states
     assert torch.equal(normed, layer(states))
+
+
+@pytest.mark.parametrize("mode", ["fake", "func"])
+def test_kernel_reads_no_tensors_without_memory(mode: str) -> None:
+    def summed(states: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return branch(states, layer)[1].sum()
+
+    layer, states = layer_norm(20), torch.randn(5, 20)
+    if mode == "fake":
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            assert summed(fake.from_tensor(states)).shape == ()
+    else:
+        gradient = torch.func.grad(summed)(states)
+        leaf = states.requires_grad_()
+        torch.testing.assert_close(gradient, torch.autograd.grad(layer(leaf).sum(), leaf)[0])
+
+
+def test_another_width_is_an_error() -> None:
+    half = torch.autocast("cpu", torch.bfloat16)
+    with half, pytest.raises(RuntimeError, match="normalized_shape"):
+        branch(torch.randn(5, 21), layer_norm(20))

@@ -270,19 +270,19 @@ class _Layer:
         """Return states (R, D); write keys and values of the last position."""
         block, own, cross = self._block, self._own, self._cross
         residual = block.self_residual
-        new_RCE = self._qkv(residual.branch(states_RD)[1]).view(len(states_RD), -1, own.width)
+        new_RCE = self._qkv(residual.before(states_RD)).view(len(states_RD), -1, own.width)
         own_RCKE = own.part(cache.content())
         own_RCKE[:, :, -1] = new_RCE[:, own.n_heads :]
         context_RD = own.context(new_RCE[:, : own.n_heads, None], own_RCKE)
         states_RD = residual.after(states_RD, self._own_output(context_RD))
         residual = block.cross_residual
         memory_NCSE = cross.part(cache.memory())
-        query_RD = self._query(residual.branch(states_RD)[1])
+        query_RD = self._query(residual.before(states_RD))
         query_NWHE = query_RD.view(len(memory_NCSE), -1, cross.n_heads, cross.width)
         context_RD = cross.context(query_NWHE.transpose(1, 2), memory_NCSE, lengths_N)
         states_RD = residual.after(states_RD, self._cross_output(context_RD))
         residual = block.feed_forward_residual
-        inner_RF = block.feed_forward.activation(self._inner(residual.branch(states_RD)[1]))
+        inner_RF = block.feed_forward.activation(self._inner(residual.before(states_RD)))
         output_RD: Tensor = residual.after(states_RD, self._outer(inner_RF))
         return output_RD
 

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.protocol import Attention
 from headwise.model.activations import Activation
-from headwise.ops import norm
 from headwise.ops.dropout.operator import add_dropout
 from headwise.ops.linear import Linear
+from headwise.ops.norm.operator import branch
 
 NORM_EPSILON = 1e-6
 
@@ -42,12 +42,13 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPSILON)
         self.dropout = dropout
 
-    def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream, for `after`, and the input of the sublayer.
+    def before(self, states_BND: Tensor) -> Tensor:
+        """Return the input of the sublayer."""
+        return states_BND
 
-        The latter may be bfloat16 in training under autocast.
-        """
-        return states_BND, states_BND
+    def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream, for `after`, and the input of the sublayer."""
+        return states_BND, self.before(states_BND)
 
     def after(self, states_BND: Tensor, output_BND: Tensor) -> Tensor:
         """Return the residual stream after adding the output of the sublayer."""
@@ -75,8 +76,15 @@ class PreNorm(Residual):
     which reads H + a(H) + c(H).
     """
 
+    def before(self, states_BND: Tensor) -> Tensor:
+        normed: Tensor = self.norm(states_BND)
+        return normed
+
     def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
-        return norm.branch(states_BND, self.norm)
+        """As the base class; the input may be bfloat16 in training under autocast."""
+        if type(self) is not PreNorm:  # `before` may be another
+            return super().branch(states_BND)
+        return branch(states_BND, self.norm)
 
     def final_norm(self) -> nn.Module:
         """Return a normalisation, which bounds the sum of the branches."""

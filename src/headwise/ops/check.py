@@ -48,7 +48,7 @@ from headwise.ops.losses import triton as triton_losses
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.maps import reference as exact_maps
 from headwise.ops.maps import triton as triton_maps
-from headwise.ops.norm import Branch
+from headwise.ops.norm.cpu import Branch
 from headwise.ops.visible import Visible
 
 # Largest error by dtype: norm of the difference, relative to the norm of the reference. Gradients

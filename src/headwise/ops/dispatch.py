@@ -1,4 +1,4 @@
-"""The choice of kernel and its reason: one function per operator family.
+"""The choice of kernel and its reason: a function per family with several kernels.
 
 torch's dispatcher chooses by device. All other criteria are here: dtypes, missing compilers,
 failed checks, few queries, patterns, an α per query, and speed.
@@ -80,7 +80,7 @@ def dropout(values: Tensor) -> Choice:
 
 
 def cpp_or_torch(values: Tensor) -> Choice:
-    """Return the kernel of operators without Triton, as `linear.FewRows`: C++ or torch."""
+    """Return C++ where its kernels support the values, else torch."""
     if not call.supports(values):
         return Choice(TORCH, _without_cpp(values.device.type, values.dtype))
     return _checked(TORCH, CPP)

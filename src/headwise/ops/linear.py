@@ -50,11 +50,11 @@ def _dtypes() -> tuple[torch.dtype, ...]:
 
 
 DTYPES = _dtypes()
-JOINED_DTYPES = tuple(dtype for dtype in DTYPES if dtype is not torch.float32)
+TRAINING_DTYPES = tuple(dtype for dtype in DTYPES if dtype is not torch.float32)
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` via oneDNN if supported: then no double backward and no torch.func."""
+    """`torch.nn.Linear`, via oneDNN if supported: without double backward and torch.func."""
 
     _packed: _Packed | None = None
 
@@ -252,7 +252,7 @@ def training_dtype() -> torch.dtype | None:
     """
     is_eager_training = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     dtype = _autocast_dtype() if is_eager_training else None
-    return dtype if dtype in JOINED_DTYPES else None
+    return dtype if dtype in TRAINING_DTYPES else None
 
 
 def _is_cast(layer: Linear, values: Tensor) -> bool:

@@ -266,11 +266,11 @@ def recipes(cells: Iterable[Cell], changes: Sequence[str] = ()) -> list[Recipe]:
     return of_cells
 
 
-def check_metrics(study: Study, recipes: Sequence[Recipe]) -> None:
+def check_metrics(study: Study, of_cells: Sequence[Recipe]) -> None:
     """Validate that each metric of the study is defined by the task of some recipe."""
-    known = {name for recipe in recipes for name in recipe.metrics}
+    known = {name for one in of_cells for name in one.metrics}
     for name in study.metrics:
-        if recipes and name not in known:
+        if of_cells and name not in known:
             raise refuse("study.metrics", name, known)
 
 

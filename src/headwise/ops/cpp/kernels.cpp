@@ -138,6 +138,13 @@ void linear_of_few(const LinearProblem& problem) {
         LinearOfFew<T>::block(problem, first);
 }
 
+template <class Pass>
+void by_blocks(const NormProblem& problem, Pass pass) {
+#pragma omp parallel for schedule(static) num_threads(problem.n_threads)
+    for (int64_t first = 0; first < problem.n_rows; first += problem.n_block)
+        pass(problem, first, std::min(problem.n_rows, first + problem.n_block));
+}
+
 }  // namespace
 
 extern "C" {
@@ -169,12 +176,9 @@ void headwise_dropout(const DropoutProblem* problem) {
         problem->is_out_half ? drop<float, BFloat16>(*problem) : drop<float, float>(*problem);
 }
 
-void headwise_norm(const NormProblem* problem) {
-    const auto pass = problem->out ? norm_backward : norm_forward;
-#pragma omp parallel for schedule(static) num_threads(problem->n_threads)
-    for (int64_t first = 0; first < problem->n_rows; first += problem->n_block)
-        pass(*problem, first, std::min(problem->n_rows, first + problem->n_block));
-}
+void headwise_norm_forward(const NormProblem* problem) { by_blocks(*problem, norm_forward); }
+
+void headwise_norm_backward(const NormProblem* problem) { by_blocks(*problem, norm_backward); }
 
 void headwise_linear_of_few(const LinearProblem* problem) {
     problem->is_half ? linear_of_few<BFloat16>(*problem) : linear_of_few<float>(*problem);

@@ -68,7 +68,7 @@ class TestAgainstFloat64:
     @pytest.mark.parametrize("name", PATTERNS)
     @pytest.mark.parametrize("combination", range(len(COMBINATIONS)))
     def test_equals_masked_dense_computation(self, name: str, combination: int) -> None:
-        """With padding, bias, α per head, whole and partial blocks, with and without causality."""
+        """With padding, bias, α per head, empty and partial blocks, with and without causality."""
         n, number = 40, combination + list(PATTERNS).index(name)
         causal = number % 2 == 0
         pattern = make_pattern(name, *COMBINATIONS[combination], stride=8 if number % 5 else 11)

@@ -9,12 +9,11 @@ After a change of the text that is meant, write the files again:
 
 from __future__ import annotations
 
-import copy
 import difflib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compose(make: Any) -> Iterator[Callable[..., Any]]:
-    """Hydra's `compose`, also of the commands; the same overrides are composed once."""
-    once = functools.cache(lambda name, overrides: make(list(overrides), name))
-
-    def composed(name: str, overrides: Sequence[str]) -> Any:
-        return copy.deepcopy(once(name, tuple(overrides)))
-
+def _compose_once(make: Any) -> Iterator[None]:
+    """Let commands, too, compose the same overrides once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hydra.compose", composed)
-        yield composed
+        patch.setattr("hydra.compose", lambda name, overrides: make(overrides, name))
+        yield
 
 
 # Studies whose rows are no groups -> the settings that distinguish their rows.
@@ -59,9 +53,7 @@ OF_ROWS = {
 
 
 @pytest.mark.parametrize("name", group_choices("study"))
-def test_every_study_has_recipes_that_can_be_trained(
-    make: Any, compose: Callable[..., Any], name: str
-) -> None:
+def test_every_study_has_recipes_that_can_be_trained(make: Any, name: str) -> None:
     study = read_study(make([f"study={name}"], "table").study)
     assert study.name == name
     of_cells = recipes(study.cells)
@@ -69,7 +61,7 @@ def test_every_study_has_recipes_that_can_be_trained(
     for one in of_cells:
         key = one.overrides, one.cell.init is None
         if key not in configs:
-            config = compose("train", one.overrides)
+            config = make(one.overrides)
             config.init_from = None if one.cell.init is None else "RUN"
             config.trainer.device, config.trainer.precision = "cpu", "fp32"
             configs[key] = typed(config)

@@ -237,7 +237,10 @@ def test_layer_norm_in_bfloat16(attention: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("headwise.ops.norm.operator.training_dtype", lambda: None)
     plain_loss, expected = loss_and_gradients(noisy(False, node), half=True)
     torch.testing.assert_close(loss, plain_loss, rtol=2**-9, atol=0)
-    errors = [(gradients[name] - g).norm() / g.norm() for name, g in expected.items()]
+    # a key bias moves all scores of a row alike: its gradient is rounding alone
+    smallest = 1e-3 * max(g.norm() for g in expected.values())
+    pairs = [(gradients[name] - g, g) for name, g in expected.items()]
+    errors = [difference.norm() / g.norm().clamp_min(smallest) for difference, g in pairs]
     assert 0 < max(errors) < 0.05
 
 

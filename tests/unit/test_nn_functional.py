@@ -53,6 +53,20 @@ def test_equals_explicit_float64_weights(n: int, kind: str) -> None:
         assert error < 1e-5, name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
+def test_scale_of_0_averages_values(alpha: float, dtype: torch.dtype) -> None:
+    states = [torch.randn(2, 3, 8, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
+    # memory that a matmul leaves unwritten is then likely to hold NaN
+    freed = [torch.full((2, 3, 8, 8), torch.nan, dtype=dtype) for _ in range(100)]
+    del freed
+    result = attention(*states, alpha=alpha, scale=0.0)
+    expected = states[2].double().mean(2, keepdim=True).expand_as(result)
+    torch.testing.assert_close(result, expected.to(dtype))
+    grad = torch.autograd.grad(result.sum(), states)
+    torch.testing.assert_close(grad, (*map(torch.zeros_like, states[:2]), torch.ones_like(grad[2])))
+
+
 @pytest.mark.parametrize("options", [{"attention": "softmax"}, {"alpha": 1.0}])
 @pytest.mark.parametrize("n_axes", [2, 3, 4, 5])
 def test_alpha_of_1_is_torchs_function(options: dict[str, object], n_axes: int) -> None:

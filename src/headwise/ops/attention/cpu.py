@@ -215,6 +215,9 @@ def _matmul_to(
     out: Tensor, left: Tensor, right: Tensor, scale: float, accumulate: bool = False
 ) -> None:
     """Write the scaled matmul to `out`, or add it to `out`."""
+    if not (scale or accumulate):  # in bfloat16 oneDNN leaves `out` unwritten with both factors 0
+        out.zero_()
+        return
     torch.baddbmm(out, left, right, beta=int(accumulate), alpha=scale, out=out)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -135,6 +136,33 @@ def test_renamed_keys_and_classes_are_read(
     for node in (old["attention"], old["sites"]["cross"]):
         node |= {"_target_": "Adaptive", "start": node.pop("alpha_init")}
     assert current(old) == current(settings)
+
+
+@pytest.mark.parametrize("without_effect", [None, ("slow",)])
+def test_removed_keys_are_left_out(
+    settings_of: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    without_effect: tuple[str] | None,
+) -> None:
+    settings = settings_of("attention=alpha_entmax")
+    monkeypatch.setattr(saved, "REMOVED", {"AlphaEntmax.solver": without_effect})
+    old = copy.deepcopy(settings)
+    old["attention"]["solver"] = "slow"
+    assert current(old) == current(settings)
+    old["attention"]["solver"] = "fast"
+    if without_effect is None:
+        assert current(old) == current(settings)
+    else:
+        with pytest.raises(ConfigError, match=r"attention\.solver=fast .* removed"):
+            current(old)
+
+
+def test_removed_keys_are_absent() -> None:
+    kinds = [*SCHEMAS.values(), *get_type_hints(Config).values(), Config]
+    kinds = {kind.__name__: kind for kind in kinds if is_dataclass(kind)}
+    for old in saved.REMOVED:
+        name, _, key = old.partition(".")
+        assert key not in {*vars(kinds[name]), *kinds[name].__annotations__}
 
 
 def test_renames_lead_to_keys_that_exist() -> None:

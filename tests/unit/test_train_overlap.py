@@ -18,11 +18,12 @@ from headwise.losses.loss import CrossEntropy
 from headwise.tasks.translation.batches import collate
 from headwise.train.distributed import process_group
 from headwise.train.schedule import Constant
-from headwise.train.step import GRADIENT_SUMS, TrainingStep
+from headwise.train.step import TrainingStep
 from training_runs import free_port
 from training_steps import CONFIG, PAIRS, small_model
 from warm_python import PROCESSES
 
+SUMS = ("overlapped", "flat")  # without and with `trainer.compile`
 # Rows of the batches of each update; two ranks share [4], so that one has none.
 BATCHES = {"one": [[0, 1, 2, 3, 4]], "several": [[0, 1], [2, 3]], "no rows last": [[0, 1, 2], [4]]}
 PENALISED = 600_000  # weights in more than one bucket of DistributedDataParallel
@@ -40,18 +41,20 @@ def batches_of(rows: list[list[int]], rank: int, n_ranks: int) -> Iterator[Batch
 class Training:
     """A model with a frozen layer, a weight that no batch uses, and penalised weights."""
 
-    def __init__(self, ranks: Any, gradient_sum: str) -> None:
+    def __init__(self, ranks: Any, kind: str) -> None:
+        self.kind = kind
         self.model: nn.Module = small_model(layers=2)
         self.model.decoder.requires_grad_(False)
         self.model.unused = nn.Parameter(torch.ones(3))
         self.model.first = nn.Parameter(torch.linspace(0.1, 1, PENALISED))
         self.model.second = nn.Parameter(torch.linspace(1, 2, PENALISED))
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, weight_decay=0.1, momentum=0.5)
-        config = replace(CONFIG, gradient_sum=gradient_sum)
         self.step = TrainingStep(
-            self.model, CrossEntropy(0.1), optimizer, Constant(), config, 1, ranks,
+            self.model, CrossEntropy(0.1), optimizer, Constant(), CONFIG, 1, ranks,
             penalty=lambda: (self.model.first * self.model.second).sin().mean() * (1 + ranks.rank),
         )  # fmt: skip
+        if kind == "flat":
+            self.step.overlapped = None
 
     def train(self, rows: list[list[int]], updates: range) -> Weights:
         ranks = self.step.ranks
@@ -61,7 +64,7 @@ class Training:
 
     def resumed(self) -> Training:
         """As in a new process."""
-        other = Training(self.step.ranks, self.step.config.gradient_sum)
+        other = Training(self.step.ranks, self.kind)
         other.model.load_state_dict(self.model.state_dict())
         other.step.optimizer.load_state_dict(self.step.optimizer.state_dict())
         return other
@@ -75,7 +78,7 @@ def train(path: Path, rank: int, n_ranks: int, port: int) -> None:
     torch.set_num_threads(1)
     weights = {}
     with process_group("cpu") as ranks:
-        for kind in GRADIENT_SUMS:
+        for kind in SUMS:
             for name, rows in BATCHES.items():
                 weights[kind, name] = Training(ranks, kind).train(rows, range(1, N_UPDATES + 1))
             training = Training(ranks, kind)
@@ -113,15 +116,15 @@ def equal(some: Weights, others: Weights) -> bool:
 @pytest.mark.parametrize("name", BATCHES)
 def test_overlapped_sum_equals_flat_sum(trained: Any, name: str) -> None:
     n_ranks, (weights, *others) = trained
-    overlapped, flat = (weights[kind, name] for kind in GRADIENT_SUMS)
+    overlapped, flat = (weights[kind, name] for kind in SUMS)
     assert_close(overlapped, flat)
     assert n_ranks > 2 or equal(overlapped, flat)  # two numbers have one sum
     assert all(equal(other[kind, name], weights[kind, name])
-               for other in others for kind in GRADIENT_SUMS)  # fmt: skip
+               for other in others for kind in SUMS)  # fmt: skip
     assert torch.equal(overlapped["unused"], torch.ones(3))  # without a gradient: no weight decay
 
 
 def test_resumed_sum_has_the_same_bits(trained: Any) -> None:
     weights = trained[1][0]
-    for kind in GRADIENT_SUMS:
+    for kind in SUMS:
         assert equal(weights[kind, "resumed"], weights[kind, "one"])

@@ -25,6 +25,10 @@ INFO = ("-i", "--info")  # their value can be left out
 NUMBER = re.compile(
     r"((?:^|[\[,]) *)(true|false|[-+]?(?:nan|inf|[\d_.]+(?:e[-+]?[\d_]+)?))(?= *(?:$|[\],]))", re.I
 )
+# Key or choice of an earlier version -> what to do instead.
+REMOVED = {
+    "trainer.gradient_sum": "gradients are summed while the backward pass runs",
+}
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")  # variables of jobs
 
 
@@ -65,7 +69,7 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
     """The arguments as Hydra parses them: options and quoted settings, not mixed.
 
     Raises:
-        ConfigError: an argument that is not key=value, or an unknown option.
+        ConfigError: an argument that is not key=value, an unknown option, or a removed key.
     """
     # Hydra's --run is its default; in commands with a key `run`, it means the key
     known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
@@ -79,6 +83,8 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
             raise ConfigError(f"{printable} is not {encoding.upper()}; {advice}")
         if argument in settings and "=" not in argument and not argument.startswith("~"):
             raise ConfigError(_not_a_setting(before, argument))
+        for removed in {key, *(f"{key}={choice}" for choice in value.split(","))} & REMOVED.keys():
+            raise ConfigError(f"{removed} was removed: {REMOVED[removed]}")
         if name.lstrip("+~").startswith(ENVIRONMENT):
             raise ConfigError(
                 f"{name} would be written to files, with its secrets; set the variable in the "

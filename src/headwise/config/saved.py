@@ -2,7 +2,7 @@
 
 Modules move, so saved settings name the classes of headwise alone. A key that is missing, because
 a later version added it, has the default that its class states. A renamed key or class is in
-`RENAMED`. Any other key is an error.
+`RENAMED`, a removed key in `REMOVED`. Any other key is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
@@ -26,6 +26,10 @@ from headwise.errors import ConfigError, meant, unknown
 # `CLASS.KEY` of an earlier version -> today's key, `CLASS` -> today's class. The class of a key is
 # the dataclass of its group, or the class that the group's `_target_` names, by today's name.
 RENAMED: dict[str, str] = {}
+# `CLASS.KEY` of an earlier version -> the values without effect on results; None: all values.
+REMOVED: dict[str, Sequence[Any] | None] = {
+    "TrainerConfig.gradient_sum": None,
+}
 TARGET = "_target_"
 UNSTATED = (TARGET, "instead")  # keys of any class
 NONE_STATED = inspect.Parameter.empty
@@ -74,7 +78,8 @@ def current(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Saved settings with the keys of this version and the names of classes.
 
     Raises:
-        ConfigError: a key that is not known, or a required one that is missing.
+        ConfigError: a key that is not known, a required one that is missing, or a removed one
+            whose value changed results.
     """
     return _current(named(saved), Config, "")
 
@@ -84,7 +89,11 @@ def _current(saved: Any, kind: type, prefix: str) -> dict[str, Any]:
     if not isinstance(saved, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')} is not a mapping")
     defaults, takes_any = _defaults(kind)
-    settings = {RENAMED.get(f"{kind.__name__}.{key}", str(key)): saved[key] for key in saved}
+    settings = {
+        RENAMED.get(f"{kind.__name__}.{key}", str(key)): value
+        for key, value in saved.items()
+        if not _is_removed(f"{kind.__name__}.{key}", f"{prefix}{key}", value)
+    }
     for key in settings.keys() - {*defaults, *UNSTATED}:
         if not takes_any:
             raise unknown(prefix, key, list(defaults))
@@ -100,6 +109,15 @@ def _current(saved: Any, kind: type, prefix: str) -> dict[str, Any]:
         else:
             complete[key] = _node(value, f"{prefix}{key}")
     return complete
+
+
+def _is_removed(name: str, key: str, value: Any) -> bool:
+    if name not in REMOVED:
+        return False
+    without_effect = REMOVED[name]
+    if without_effect is not None and value not in without_effect:
+        raise ConfigError(f"{key}={value} is of an earlier version; the key was removed")
+    return True
 
 
 def _node(value: Any, key: str) -> Any:

@@ -75,7 +75,6 @@ class TrainerConfig:
     precision: str = "auto"  # fp32, bf16 (autocast), or auto: bf16 where it is native
     device: str = "auto"  # auto, cpu, cuda
     threads: int | None = None  # CPU threads of torch; null leaves its default
-    gradient_sum: str = "overlapped"  # over ranks: overlapped (with the backward pass), or flat
     compile: bool = False  # compile the model with torch.compile
     log_every: int = 50  # updates between log lines
     validate_every: int = 1000  # updates between validations

@@ -25,7 +25,7 @@ NOT_IN_FINGERPRINT = (
     "data.vocab_size", "data.max_updates", "data.warmup_updates", "data.stride",
     "data.label_smoothing", "model.lr",
     "model.recompute", "trainer.max_updates", "trainer.device", "trainer.threads",
-    "trainer.gradient_sum", "trainer.compile", "trainer.keep", "trainer.n_workers",
+    "trainer.compile", "trainer.keep", "trainer.n_workers",
     "trainer.log_every", "trainer.progress", "trainer.valid_samples", "trainer.head_sentences",
     "attention.chunk_size", "sites.*.chunk_size",  # of linear attention
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Data parallelism over the processes of `torchrun`; a single process needs no setup.
 
-Gradients are summed during the backward pass (`Ranks.overlapped`), or by one flat all-reduce after
-it (`Ranks.sum_gradients`): `trainer.gradient_sum`. In both the order of the sum is fixed.
+Gradients are summed during the backward pass (`Ranks.overlapped`), or with `trainer.compile` by one
+all-reduce after it (`Ranks.sum_gradients`). In both the order of the sum is fixed.
 """
 
 from __future__ import annotations

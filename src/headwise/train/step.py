@@ -26,8 +26,6 @@ from headwise.train.memory import PeakMemory
 from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Schedule
 
-GRADIENT_SUMS = ("overlapped", "flat")
-
 
 class _Forward(nn.Module):
     """The forward pass of a batch as a module: Batch -> loss and measure.
@@ -92,8 +90,7 @@ class TrainingStep:
         states = self.model.states
         self.states = torch.compile(states) if self.config.compile else states
         self.overlapped = None
-        overlaps = self.config.gradient_sum == "overlapped" and not self.config.compile
-        if overlaps and self.ranks.world_size > 1:
+        if self.ranks.world_size > 1 and not self.config.compile:
             forward = _Forward(self.model, self._sums, self.ranks.device)
             self.overlapped = self.ranks.overlapped(forward)
         self.window = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)

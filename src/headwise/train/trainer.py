@@ -26,7 +26,7 @@ import torch
 
 from headwise.config.schema import TrainerConfig
 from headwise.data.prefetch import Prefetched
-from headwise.errors import HeadwiseError, Interrupted, Pruned, refuse, require
+from headwise.errors import HeadwiseError, Interrupted, Pruned, require
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
@@ -36,7 +36,7 @@ from headwise.train.interrupt import StopRequest
 from headwise.train.memory import return_free_pages
 from headwise.train.progress import Progress
 from headwise.train.state import TrainState
-from headwise.train.step import GRADIENT_SUMS, TrainingStep
+from headwise.train.step import TrainingStep
 
 # Updates between checks of all ranks for a stop signal. On a GPU each check synchronises, and
 # updates are short; on CPUs an update may take seconds, and a scheduler's grace period is short.
@@ -86,8 +86,6 @@ def check_trainer_config(config: TrainerConfig) -> None:
     at_validations = ("valid_sentences", "valid_samples", "head_sentences")
     for key in ("keep", "patience", "average", "clip_norm", *at_validations):
         require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
-    if config.gradient_sum not in GRADIENT_SUMS:
-        raise refuse("trainer.gradient_sum", config.gradient_sum, GRADIENT_SUMS)
     for key in ("threads", "n_workers"):
         count = getattr(config, key)
         require(count is None or count >= 1, f"trainer.{key}", "null or at least 1", count)

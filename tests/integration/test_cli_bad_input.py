@@ -192,6 +192,7 @@ REJECTED_COMMANDS = {
     "evaluate --run x": (2, "set keys as key=value", "run=…"),
     "translate run=outputs/a outputs/b": (2, "is not key=value", "part of 'run=outputs/a'"),
     "train trainer.gradient_sum=flat": (2, "trainer.gradient_sum was removed: gradients"),
+    "train activation=relu,silu -m": (2, "activation=silu was removed: use activation=gelu"),
     "train attention": (2, "is not key=value", "choose attention=alpha_entmax|"),
     "train data=none": (2, "data must be a DataConfig with task=translation"),
     "train data=files": (2, "data.source is missing: set data.source=…"),

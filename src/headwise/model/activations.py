@@ -38,13 +38,6 @@ class GELU(Activation):
         return functional.gelu(inner_BNF)
 
 
-class SiLU(Activation):
-    """x · sigmoid(x)."""
-
-    def forward(self, inner_BNF: Tensor) -> Tensor:
-        return functional.silu(inner_BNF)
-
-
 class QuickGELU(Activation):
     """x · sigmoid(1.702 x), which approximates GELU (Child et al. 2019, section 5)."""
 

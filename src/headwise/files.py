@@ -157,7 +157,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def machine_cache_dir() -> Path:
-    """The cache folder: `HEADWISE_CACHE`, else the default of `conf/paths/default.yaml`."""
+    """The cache folder: `HEADWISE_CACHE`, else the default of `conf/train.yaml`."""
     return Path(os.environ.get("HEADWISE_CACHE") or "~/.cache/headwise").expanduser()
 
 

@@ -217,7 +217,7 @@ PATHS = {
     "-m paths.outputs={0}/z paths.outputs={0}/a": "a",
     "paths.outputs='\"{0}/a b\"' -m": "a b",
     "-m paths.outputs='${{oc.env:HOME}}/a'": "a",
-    "paths=mine --config-dir {0} -m": "from_yaml",
+    "experiment=mine --config-dir {0} -m": "from_yaml",
     "paths.outputs={0}/z hydra.mode=MULTIRUN paths.outputs={0}/a": "a",
 }
 
@@ -231,9 +231,9 @@ def test_folder_of_a_sweep_is_that_of_the_composed_config(
     monkeypatch.setattr(Sweep, "summary", lambda self: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "paths").mkdir()
-    yaml = "defaults: [default]\noutputs: ~/from_yaml\n"
-    (tmp_path / "paths" / "mine.yaml").write_text(yaml, encoding="utf-8")
+    (tmp_path / "experiment").mkdir()
+    yaml = "# @package _global_\npaths:\n  outputs: ~/from_yaml\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(yaml, encoding="utf-8")
     headwise.ok("train", *shlex.split(line.format(tmp_path)), "seed=1,2")
     (folder,) = tmp_path.rglob("sweep-*/")
     assert folder.parent == tmp_path / PATHS[line] / "sweeps"

@@ -136,7 +136,7 @@ def test_experiments_train(
     small = small_overrides(tmp_path, *cadence, *few, "data.test=[test_a]")
     paths = (f"data.dir={tmp_path / 'text'}", f"paths.outputs={tmp_path / 'outputs'}")
     labelled = "encoder_small/origin", "encoder_small/spam"
-    on_text = "child2019", "demo_masked_lm", "encoder_small", "nanogpt"
+    on_text = "child2019", "demo_masked_lm", "encoder_small"
     if choice.startswith(on_text) and choice not in labelled:
         write_text_corpus(tmp_path / "text")
         small = [*DENSITY, "data.column=null", *cadence, *few, *paths]

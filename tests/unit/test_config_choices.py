@@ -145,10 +145,10 @@ def test_experiments_train(
             rows = "label\ttext\nyes\tgood\nno\tbad\n"
             (tmp_path / "text" / f"{split}.tsv").write_text(rows, encoding="utf-8")
         small = [*LABELLED, *cadence, *few, *paths]
-    if choice.startswith(("length/", "demo_length")):
+    if choice.startswith("length/"):
         few = [*few, "data.n_test=2", "data.test_lengths=[16]", "trainer.max_tokens=200"]
         few.append("scheduler.warmup_updates=1")
-    if choice.startswith(("demo_classification", "length/", "demo_length")):
+    if choice.startswith(("demo_classification", "length/")):
         small = [*cadence, *few, *SMALL_MODEL, f"paths.outputs={tmp_path}", "tracker=none"]
     if choice == "mnist":
         classes = {label: random_images(3, 8, 8, 1) for label in ("0", "1")}

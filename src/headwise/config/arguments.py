@@ -28,6 +28,7 @@ NUMBER = re.compile(
 # Key or choice of an earlier version -> what to do instead.
 REMOVED = {
     "activation=silu": "use activation=gelu",
+    "experiment=demo_length": "use experiment=length/copy",
     "experiment=nanogpt": "use experiment=demo_text",
     "paths=default": "set paths.outputs and paths.cache",
     "trainer.gradient_sum": "gradients are summed while the backward pass runs",

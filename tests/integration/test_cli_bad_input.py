@@ -191,6 +191,7 @@ REJECTED_COMMANDS = {
     # no settings
     "evaluate --run x": (2, "set keys as key=value", "run=…"),
     "translate run=outputs/a outputs/b": (2, "is not key=value", "part of 'run=outputs/a'"),
+    "train -m hydra/launcher=joblib": (2, "was removed: use hydra/launcher=submitit_local"),
     "train trainer.gradient_sum=flat": (2, "trainer.gradient_sum was removed: gradients"),
     "train attention": (2, "is not key=value", "choose attention=alpha_entmax|"),
     "train data=none": (2, "data must be a DataConfig with task=translation"),

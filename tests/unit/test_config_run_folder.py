@@ -103,7 +103,7 @@ def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
     ("overrides", "expected"),
     [
         ([], "run"),
-        (["tracker=none", "paths.outputs=/x", "experiment=demo", "hydra/launcher=joblib"], "run"),
+        (["tracker=none", "paths.outputs=/x", "experiment=demo", "hydra/launcher=x"], "run"),
         (["data.test=[a,b]", "~tracker.tags", "+decode.external.x=y"], "run"),
         (["sites.cross.chunk_size=8", "+attention.chunk_size=8", "decode.max_tokens=9"], "run"),
         (["seed=1", "attention=softmax"], "attention-softmax_seed-1"),

@@ -55,7 +55,6 @@ CONFIG_ERRORS = {
     "attention=linear scaling=length": "scaling_sites",
     "attention@sites.decoder_self=linformer": "Choose another",
     "activation._target_=headwise.model.blocks.PreNorm": "must be a Activation, got PreNorm",
-    "+decode.external.search='x {hypotheses}'": "decode.external.search",
     # targets and commands
     "attention._target_=os.system": "HEADWISE_PLUGINS",
 }
@@ -213,7 +212,7 @@ REJECTED_COMMANDS = {
     "evaluate run=RUN data.source_file=/nowhere": (2, "data.reference_file"),
     "evaluate run=RUN data={test:[test_a],source_file:a,reference_file:b}": (2, "two commands"),
     "evaluate run=RUN data.dir=/nonexistent": (1, "/nonexistent"),
-    "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "mean hypotheses?"),
+    "evaluate run=RUN decode.external={a:b}": (2, "was removed: run the command on the files in"),
     "evaluate run=RUN name=results": (2, "is reserved for results.json"),
     # translate
     "translate run=RUN input=TEXT/valid.de reference=TEXT/train.en": (1, "6 source lines"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,31 +147,6 @@ def test_user_text_is_scored_under_a_name(headwise: CommandLine, run: Path, tmp_
     (tmp_path / "mine.de").write_bytes(b"")
     (tmp_path / "mine.en").write_bytes(b"")
     assert_rejected(headwise("evaluate", f"run={run}", *text_files), 1, "mine.de is empty")
-
-
-def test_external_metrics_score_or_warn(headwise: CommandLine, run: Path) -> None:
-    count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
-    broken = f"{sys.executable} -c 'import sys; sys.exit(3)' {{hypotheses}}"
-    external = f'decode.external={{mine: "{count}", broken: "{broken}"}}'
-    result = headwise.ok("evaluate", f"run={run}", "data.test=[test_b]", external)
-    scores = read_results(run)["scores"]["test_b"]
-    assert scores["mine"]["score"] == 7.5
-    assert "exit code 3" in scores["broken"]["warning"]
-    assert "exit code 3" in result.out
-
-
-def test_external_commands_of_a_run_are_ignored(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
-    command = f"touch {tmp_path}/started {{hypotheses}}"
-    change_config(run, decode__external={"theirs": command})
-    assert package.load(run).translator.config.external == {}
-    count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
-    for overrides in ((), (f'decode.external={{mine: "{count}"}}',)):
-        headwise.ok("evaluate", f"run={run}", "data.test=[test_b]", *overrides)
-        assert not (tmp_path / "started").exists()
-        assert "theirs" not in read_results(run)["scores"]["test_b"]
-    assert read_results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
 
 
 def archive_origin(archives: dict[str, str], file: str = "text") -> list[Any]:

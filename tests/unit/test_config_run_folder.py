@@ -38,7 +38,6 @@ def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any) -> Non
         "data.dir=/elsewhere",
         "data.test=[valid]",
         "data.tasks=[translation,density]",
-        "+decode.external.comet='score {hypotheses}'",
         "trainer.device=cuda",
         "trainer.n_workers=3",
         "trainer.log_every=7",
@@ -104,7 +103,7 @@ def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
     [
         ([], "run"),
         (["tracker=none", "paths.outputs=/x", "experiment=demo", "hydra/launcher=x"], "run"),
-        (["data.test=[a,b]", "~tracker.tags", "+decode.external.x=y"], "run"),
+        (["data.test=[a,b]", "~tracker.tags"], "run"),
         (["sites.cross.chunk_size=8", "+attention.chunk_size=8", "decode.max_tokens=9"], "run"),
         (["seed=1", "attention=softmax"], "attention-softmax_seed-1"),
         (["seed=1", "model=tiny", "seed=2"], "model-tiny_seed-2"),

@@ -27,6 +27,7 @@ NUMBER = re.compile(
 )
 # Key or choice of an earlier version -> what to do instead.
 REMOVED = {
+    "decode.external": "run the command on the files in hypotheses/ of the run",
     "hydra/launcher=joblib": "use hydra/launcher=submitit_local, a process per job",
     "trainer.gradient_sum": "gradients are summed while the backward pass runs",
 }

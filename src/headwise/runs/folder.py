@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.saved import current, read_back
-from headwise.config.schema import Config, DecodeConfig
+from headwise.config.schema import Config
 from headwise.errors import ConfigError, RunError, meant, nearest
 from headwise.files import (
     lock,
@@ -252,18 +252,13 @@ def read_config(folder: RunFolder) -> Config:
 
 
 def typed_config(settings: Mapping[str, Any], folder: Path) -> Config:
-    """Settings of this version as dataclasses, without the external metric commands.
-
-    An untrusted run must not execute commands: these come from the caller's command line.
+    """Settings of this version as dataclasses.
 
     Raises:
         RunError: a value of a wrong type; names the folder.
     """
     with saved_by_this_version(folder):
-        config = read_back(settings)
-    if isinstance(config.decode, DecodeConfig):
-        config.decode.external = {}
-    return config
+        return read_back(settings)
 
 
 @contextmanager

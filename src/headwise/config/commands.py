@@ -15,7 +15,7 @@ from headwise.files import STDIN, STDOUT
 class Loading:
     """Keys of every command that may load a run."""
 
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
+    checkpoint: str = "auto"  # auto, best, last, average or update_<n>
     device: str = "auto"
 
 

@@ -201,7 +201,7 @@ REJECTED_COMMANDS = {
     "train -m seed=1,2 hydra.job.chdir=true": (2, "hydra.job.chdir must be false in a sweep"),
     # no run
     "evaluate": (2, "run is missing: set run=…"),
-    "evaluate run=PARENT": (1, "Did you mean run=RUN?"),
+    "evaluate run=TEXT": (1, "run=TEXT holds no run: no config.yaml there"),
     "analyze runs=[RUN/checkpoints]": (1, "checkpoints holds no run"),
     # searches and checkpoints
     "evaluate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
@@ -259,7 +259,7 @@ MORE_REJECTED_COMMANDS = {
 @pytest.mark.parametrize("line", [*REJECTED_COMMANDS, *slow_but(MORE_REJECTED_COMMANDS)])
 def test_invalid_command_is_rejected(line: str, headwise: CommandLine, trained: Path) -> None:
     def fill_in(text: str) -> str:
-        text = text.replace("RUN", str(trained)).replace("PARENT", str(trained.parent))
+        text = text.replace("RUN", str(trained))
         return text.replace("TEXT", str(trained.parents[2] / "text"))
 
     before = sorted(trained.parent.rglob("*"))

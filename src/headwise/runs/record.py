@@ -215,7 +215,7 @@ def find_records(patterns: Sequence[str], kind: type[R], missing_ok: bool = Fals
         missing_ok: ignore folders that do not exist.
 
     Raises:
-        RunError: a folder or a run does not exist; the message suggests a similar one.
+        RunError: a folder or a run does not exist.
     """
     records: dict[Path, R] = {}
     for folder, names in list_folders(patterns, missing_ok):

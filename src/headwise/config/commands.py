@@ -71,7 +71,7 @@ class RunsConfig:
     """`scripts/runs.py`: a table of runs."""
 
     runs: list[str] = path(lambda: ["outputs"])  # folders, globs or archives
-    where: str | None = None  # conditions: "status=finished seed<3 attention!=softmax"
+    where: str | None = None  # a query of pandas: status == "finished" and seed < 3
     sort: str | None = None  # a column; -column: descending
     format: str = "table"  # table, csv, json; the last two have all scores
     export: str | None = path()  # folder of an archive to write with the listed runs

@@ -232,21 +232,21 @@ REJECTED_COMMANDS = {
     "analyze run=RUN positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
     "analyze run=RUN runs=[elsewhere]": (2, "run and runs cannot be given together"),
     # table, figures, page, compare
-    "table": (2, "study=NAME for the tables of a study (alpha_settings, an2020, "),
+    "table": (2, "study is missing: set study=… (alpha_settings, an2020, "),
     "table heads=true runs=[x]": (2, "heads=… needs study=NAME"),
     "table study=correia2019 seeds=[1,1]": (2, "seeds must be one or more different numbers"),
     "table study=correia2019 rows=[softmaxx]": (2, "Did you mean softmax?"),
     "table study=correia2019 runs=outputs/x": (2, "runs must be a list: set runs=[outputs/x]"),
     "table study=correia2019 'overrides=[\"a=b\"]'": (2, "does not compose"),
-    "figures": (2, "give run=FOLDER for figures of a run, or runs=[FOLDER,…] of several"),
-    "compare run=RUN": (2, "give run=FOLDER and other=FOLDER"),
+    "figures": (2, "run is missing: set run=… or runs=[FOLDER,…]"),
+    "compare run=RUN": (2, "other is missing: set other=…"),
     "page run=RUN other=RUN": (2, "must be another run"),
     "page run=RUN output=page.txt": (2, "output=page.txt must be an html or json file"),
     "page run=RUN sentences=nowhere.de": (1, "sentences=nowhere.de not found"),
 }  # fmt: skip
 
 MORE_REJECTED_COMMANDS = {
-    "analyze": (2, "run is missing: give run=FOLDER"),
+    "analyze": (2, "run is missing: set run=… or runs=[FOLDER,…]"),
     "evaluate run=RUN checkpoint=../../x": (1, "it has auto"),
     "evaluate run=RUN name=.hidden": (2, ".hidden"),
     "translate run=RUN input=TEXT/valid.de reference=/nowhere.en": (1, "reference=/nowhere.en"),

@@ -77,6 +77,11 @@ def unknown(prefix: str, key: str, known: Sequence[str]) -> ConfigError:
     return ConfigError(f"{prefix}{key} is not known; allowed: {allowed}.{hint}")
 
 
+def unset(key: str, instead: str = "") -> ConfigError:
+    """Return the error for a `key` without a value; `instead`: other keys that can be set."""
+    return ConfigError(f"{key} is missing: set {key}=…{instead}")
+
+
 def require(condition: bool, key: str, allowed: str, value: object) -> None:
     """Raise a `ConfigError` that names key, value and allowed values unless `condition` holds."""
     if not condition:

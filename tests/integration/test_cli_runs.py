@@ -67,6 +67,7 @@ def test_finished_run_is_listed_with_its_scores(
     scores = read_json(run / "results.json")["scores"]
     assert row["status"] == "finished"
     assert row["test_a/bleu"] == scores["test_a"]["bleu"]["score"]
+    assert list(listed(where="`model.d_model` > 0 and `data.name` != 'x'")) == ["moved"]
     assert row["test_a/chrf"] == scores["test_a"]["chrf"]["score"]
     assert (row["update"], row["max_updates"], row["task"]) == (2, 2, "translation")
     lines = headwise.ok("runs", f"runs=[{tmp_path}]").out.splitlines()
@@ -80,7 +81,7 @@ def test_finished_run_is_listed_with_its_scores(
 def test_last_of_several_overrides_is_listed(tmp_path: Path, listed: Any) -> None:
     for name, overrides in {"a": ["+seed=1", "seed=3", "seed=2"], "b": ["seed=1"]}.items():
         write_run(tmp_path / name, replace(SUMMARY, overrides=overrides))
-    assert {name: row["seed"] for name, row in listed(where="seed<3").items()} == {
+    assert {name: row["seed"] for name, row in listed(where="seed < 3").items()} == {
         "a": "2",
         "b": "1",
     }
@@ -126,9 +127,10 @@ def test_columns_selection_and_order(tmp_path: Path, listed: Any, printed: Any) 
     assert all("data" not in row and "seed" in row for row in listed().values())
     assert list(listed(sort="seed")) == ["s2", "s9", "s10"]
     assert list(listed(sort="-test/bleu")) == ["s10", "s9", "s2"], "without a value: last"
-    assert list(listed(where="status=finished seed<10")) == ["s9"]
-    assert set(listed(where="status!=finish* update>=0")) == {"s2"}
-    assert listed(where="status=failed") == {}
+    assert list(listed(where="status == 'finished' and seed < 10")) == ["s9"]
+    assert list(listed(where="`test/bleu` < 30 or seed == 10")) == ["s10", "s9"]
+    assert set(listed(where="status != 'finished' and update >= 0")) == {"s2"}
+    assert listed(where="status == 'failed'") == {}
     table = printed(format="csv", sort="seed")
     assert [row["test/bleu"] for row in csv.DictReader(io.StringIO(table))] == ["", "29.0", "30.0"]
 
@@ -146,8 +148,15 @@ def test_control_characters_are_not_printed(tmp_path: Path, printed: Any) -> Non
     [
         ({"format": "yaml"}, "format must be one of csv, json, table"),
         ({"sort": "tset/bleu"}, "Did you mean test/bleu?"),
-        ({"where": "status"}, "where: status is not COLUMN=VALUE"),
-        ({"where": "update<many"}, "where: update must be a number"),
+        ({"where": "`tset/bleu` > 1"}, "Did you mean test/bleu?"),
+        ({"where": "status = 'failed'"}, "A query of pandas is expected, such as status =="),
+        (
+            {"where": "status"},
+            "columns: status, task, metric, update, max_updates, test/bleu, run",
+        ),
+        ({"where": "update < many"}, "name 'many' is not defined"),
+        ({"where": "update < @pd.NA"}, "where=update < @pd.NA: "),
+        ({"where": "update < @config.sort"}, "where=update < @config.sort: "),
     ],
 )
 def test_wrong_options(tmp_path: Path, printed: Any, options: dict[str, Any], message: str) -> None:
@@ -156,12 +165,13 @@ def test_wrong_options(tmp_path: Path, printed: Any, options: dict[str, Any], me
         printed(**options)
 
 
-def test_conditions_need_no_second_quotes(headwise: CommandLine, tmp_path: Path) -> None:
+def test_only_queries_with_commas_need_second_quotes(headwise: CommandLine, tmp_path: Path) -> None:
     write_run(tmp_path / "a", finished=True)
     runs = f"runs=[{tmp_path}]"
-    assert headwise.ok("runs", runs, "where=status=failed update<3").out == (
-        "status  update  left  task  run\n0 runs\n"
-    )
+    failed = headwise.ok("runs", runs, 'where=status == "failed" and update < 3')
+    assert failed.out == "status  update  left  task  run\n0 runs\n"
+    listed = headwise.ok("runs", runs, 'where="update in [0, 100]"')
+    assert listed.out.endswith("1 run: 1 finished\n")
     assert_rejected(headwise("runs", f"runs=[{tmp_path}/b]"), 1, "folder not found")
 
 

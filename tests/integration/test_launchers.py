@@ -7,7 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import pytest
 
 from command_line import read_json
 from headwise.config.explain import explain_composition
-from launched_sweeps import Sweep, Sweeps, straight_outputs
-from training_runs import ROOT, ProcessResult, run_outputs
+from launched_sweeps import Sweeps, straight_outputs
+from training_runs import ROOT, run_outputs
 
 
 @pytest.fixture
@@ -30,47 +30,6 @@ def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Outputs of the jobs of seeds 1 and 2 that nothing stops."""
     return straight_outputs(tmp_path_factory.mktemp("straight"))
-
-
-def stop(sweeps: Sweeps, launcher: str, send: Callable[[Sweep], None], code: int) -> None:
-    """Stop a sweep of two seeds while both train; both save."""
-    sweeps.slow.touch()
-    started = sweeps.sweep(launcher, "seed=1,2")
-    started.wait_until(lambda: sweeps.have_trained(launcher, 2))
-    send(started)
-    stopped = started.wait()
-    assert stopped.code == code, stopped.output
-    assert "Traceback" not in stopped.output
-    assert "0 (2 interrupted)" in stopped.output
-    assert [job.get("interrupted") for job in sweeps.records(launcher)] == [True, True]
-    for run in sweeps.runs(launcher):
-        assert (run / "checkpoints" / "last.pt").is_file(), stopped.output
-        assert not (run / "results.json").exists()
-        assert "stopping after this update" in (run / "log.txt").read_text()
-    sweeps.slow.unlink()
-
-
-def assert_resumed(
-    sweeps: Sweeps, launcher: str, result: ProcessResult, straight: list[dict[str, Any]]
-) -> None:
-    assert result.code == 0, result.output
-    assert "Traceback" not in result.output
-    assert [run_outputs(run) for run in sweeps.runs(launcher)] == straight
-    assert [job["overrides"][-1] for job in sweeps.records(launcher)] == ["seed=1", "seed=2"]
-
-
-@pytest.mark.slow
-def test_joblib_saves_at_ctrl_c(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
-    """A terminal sends it to the process group. The command resumes with every launcher."""
-    stop(sweeps, "joblib", lambda started: os.killpg(started.process.pid, signal.SIGINT), 130)
-    logs = [*sweeps.runs("joblib"), *(sweeps.folder / "joblib" / "sweeps").glob("sweep-*")]
-    printed = [path.read_text() for folder in logs for path in folder.glob("*log*")]
-    assert sum(text.count("encoding 200 pairs") for text in printed) == 1, "data is prepared once"
-    for run in sweeps.runs("joblib"):
-        command = read_json(run / "environment.json")["command"]
-        assert command[1] == "-m", "the command of the user, not of the worker"
-    resumed = sweeps.in_one_process("joblib", "seed=1,2")
-    assert_resumed(sweeps, "joblib", resumed, straight)
 
 
 @pytest.mark.slow
@@ -99,21 +58,46 @@ def test_submitit_requeues_after_a_save(sweeps: Sweeps, straight: list[dict[str,
 
 
 @pytest.mark.slow
-def test_submitit_saves_at_sigterm(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
-    """Sent to the launching process alone."""
-    stop(sweeps, "submitit_local", lambda started: started.process.terminate(), 143)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_submitit_saves_at_a_signal(
+    number: signal.Signals, code: int, sweeps: Sweeps, straight: list[dict[str, Any]]
+) -> None:
+    """Ctrl-C reaches the process group, SIGTERM the launching process; both running jobs save."""
+    sweeps.slow.touch()
+    started = sweeps.sweep("submitit_local", "seed=1,2")
+    started.wait_until(lambda: sweeps.have_trained("submitit_local", 2))
+    (os.killpg if number == signal.SIGINT else os.kill)(started.process.pid, number)
+    stopped = started.wait()
+    assert stopped.code == code, stopped.output
+    assert "Traceback" not in stopped.output
+    assert "0 (2 interrupted)" in stopped.output
+    assert [job.get("interrupted") for job in sweeps.records("submitit_local")] == [True, True]
+    runs = sweeps.runs("submitit_local")
+    for run in runs:
+        assert (run / "checkpoints" / "last.pt").is_file(), stopped.output
+        assert not (run / "results.json").exists()
+        assert "stopping after this update" in (run / "log.txt").read_text()
+        command = read_json(run / "environment.json")["command"]
+        assert command[1] == "-m", "the command of the user, not of the job's process"
+    folders = [*runs, *(sweeps.folder / "submitit_local" / "sweeps").glob("sweep-*")]
+    printed = [path.read_text() for folder in folders for path in folder.glob("*log*")]
+    assert sum(text.count("encoding 200 pairs") for text in printed) == 1, "data is prepared once"
+    sweeps.slow.unlink()
     resumed = sweeps.in_one_process("submitit_local", "seed=1,2")
-    assert_resumed(sweeps, "submitit_local", resumed, straight)
+    assert resumed.code == 0, resumed.output
+    assert "Traceback" not in resumed.output
+    assert [run_outputs(run) for run in sweeps.runs("submitit_local")] == straight
+    records = sweeps.records("submitit_local")
+    assert [job["overrides"][-1] for job in records] == ["seed=1", "seed=2"]
 
 
 @pytest.mark.slow
 def test_lost_job_stops_no_other(sweeps: Sweeps) -> None:
-    """A worker that dies breaks the pool of joblib."""
     jobs = ("tokenizer=char,bpe", "tokenizer.vocab_size=5000", "+scheduler.kills=true,false")
-    result = sweeps.sweep("joblib", *jobs).wait()
+    result = sweeps.sweep("submitit_local", *jobs).wait()
     assert result.code == 1, result.output
     assert "Traceback" not in result.output
-    records = sweeps.records("joblib")
+    records = sweeps.records("submitit_local")
     errors = [job.get("error", "") for job in records]
     assert ["was killed" in error for error in errors] == [True, False, False, False]
     assert ["cannot be reached" in error for error in errors] == [False, False, True, True]

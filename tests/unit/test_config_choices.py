@@ -200,8 +200,7 @@ def test_decode_config_of_a_command_lists_every_key(make: Any, name: str) -> Non
     listed = set(make([], name).decode)
     every_key = set(DecodeConfig.__dataclass_fields__) - {"_target_"}
     every_window_key = set(WindowsConfig.__dataclass_fields__) - {"_target_"}
-    is_evaluation = name == "evaluate"
-    assert listed == (every_key | every_window_key if is_evaluation else every_key - {"external"})
+    assert listed == (every_key | every_window_key if name == "evaluate" else every_key)
 
 
 def test_packaged_configs_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from headwise.runs.folder import RunFolder
 from headwise.train import checkpoint as module
 from headwise.train.checkpoint import (
     average_weights,
-    averaged_checkpoint,
     checkpoint_path,
     load_checkpoint,
     load_weights,
@@ -97,21 +96,11 @@ def test_damaged_bytes_are_rejected_or_harmless(tmp_path: Path) -> None:
         assert torch.equal(loaded["model"]["weight"], torch.arange(600.0))
 
 
-def test_average_of_the_last_checkpoints_is_cached(tmp_path: Path) -> None:
-    for number, value in ((2, 9.0), (10, 1.0), (30, 4.0)):
-        weights = {"weight": torch.full((3,), value)}
-        save_checkpoint(tmp_path / f"update_{number:08d}.pt", {"model": weights})
-    path = averaged_checkpoint(tmp_path, 2)
-    assert load_checkpoint(path)["model"]["weight"].tolist() == [2.5] * 3
-    modified_ns = path.stat().st_mtime_ns
-    assert averaged_checkpoint(tmp_path, 2).stat().st_mtime_ns == modified_ns
-    assert numbered_checkpoints(tmp_path) == sorted(tmp_path.glob("update_*.pt"))
-    weights = {"weight": torch.full((3,), 6.0)}
-    save_checkpoint(tmp_path / "update_00000040.pt", {"model": weights})  # the run was extended
-    assert load_checkpoint(averaged_checkpoint(tmp_path, 2))["model"]["weight"].tolist() == [5] * 3
-    for n_averaged, message in ((0, "at least 1"), (5, "average_5 .* has 4")):
-        with pytest.raises(CheckpointError, match=message):
-            averaged_checkpoint(tmp_path, n_averaged)
+def test_checkpoints_are_in_order_of_their_numbers(tmp_path: Path) -> None:
+    names = [f"update_{number:08d}.pt" for number in (2, 10, 10**8, 10**9)]
+    for name in (*names, "best.pt", "update_x.pt"):
+        (tmp_path / name).touch()
+    assert [path.name for path in numbered_checkpoints(tmp_path)] == names
 
 
 def trained(path: Path, weights: str | None, files: Sequence[str]) -> RunFolder:
@@ -132,6 +121,7 @@ def trained(path: Path, weights: str | None, files: Sequence[str]) -> RunFolder:
     [
         ("best", ["last", "update_00000004", "update_00000006"], "update_00000004"),
         ("best", ["average", "best", "last"], "best"),
+        ("average", ["average", "best", "last"], "average"),
         (None, ["last", "update_00000004"], "update_00000004"),
         ("best", ["last", "update_00000006"], None),
         ("average", ["best", "last", "update_00000006"], None),

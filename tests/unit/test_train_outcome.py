@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from headwise.analysis.collect import filled
-from headwise.commands.outcome import alpha_table, draw, shown_score, summary
+from headwise.commands.outcome import alpha_table, draw, score_lines, shown_score, summary
 from headwise.config.folders import composed
 from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
@@ -52,6 +52,12 @@ class RecordingTracker(Tracker):
 
 def test_exact_searches_are_shown_as_percentages() -> None:
     assert shown_score({"exact": 0.5, "support": 4.0}).split()[:2] == ["50.00", "%"]
+
+
+def test_scores_of_other_programs_in_old_runs_are_left_out() -> None:
+    old = {"comet": {"score": 0.8, "command": "comet-score"}, "x": {"warning": "exit code 1"}}
+    (line,) = score_lines("test", {"bleu": {"score": 1.5, "signature": "tok:13a"}, **old})
+    assert "tok:13a" in line
 
 
 @pytest.mark.parametrize("score", [{}, {"n_bytes": 9}, {"low": 1.0, "high": 2.0}])

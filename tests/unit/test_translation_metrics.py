@@ -1,12 +1,10 @@
-"""BLEU, chrF and external metrics."""
+"""BLEU and chrF."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -14,8 +12,7 @@ import sacremoses
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from headwise.errors import ConfigError, DataError
-from headwise.tasks.translation.external import check_commands, run_external
+from headwise.errors import DataError
 from headwise.tasks.translation.metrics import moses_tokenised, score_translations
 
 LINES = ["The dog (a big one) doesn't see the cat.", "", "Three houses cost $1,000 each.", "x"]
@@ -128,59 +125,3 @@ def test_characters_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_unequal_numbers_of_lines_are_rejected(n: int) -> None:
     with pytest.raises(DataError, match=f"{n} hypotheses against 3 references"):
         score_translations(["a"] * n, REFERENCES, "en")
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> dict[str, Path]:
-    files = {}
-    for name in ("source", "hypotheses", "references"):
-        files[name] = tmp_path / f"the {name}.txt"  # a space, as some folders have
-        files[name].write_text(f"{name}\nof two lines\n", encoding="utf-8")
-    return files
-
-
-def python(code: str) -> str:
-    return f"{sys.executable} -c '{code}' {{source}} {{hypotheses}} {{references}}"
-
-
-def test_external_score_is_the_last_printed_number(paths: dict[str, Path]) -> None:
-    code = 'import sys; print(len(sys.argv)); print(open(sys.argv[2]).readline(), "v1.5 x: -0.25")'
-    result = run_external({"comet": python(code)}, paths)["comet"]
-    assert result["score"] == -0.25
-    assert str(paths["hypotheses"]) in result["command"]
-    code = 'import sys; print("system", len(sys.argv), "1.5e-1")'
-    assert run_external({"m": python(code)}, paths)["m"]["score"] == pytest.approx(0.15)
-    code = 'print("12 segments of v1.5.2, mean 0.85.")'
-    assert run_external({"m": python(code)}, paths)["m"]["score"] == 0.85
-
-
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        (python('import sys; print(0.9); sys.exit("no model")'), "exit code 1: no model"),
-        (python('print("all is well")'), "no number"),
-        (python('print("2 systems, score: nan")'), "printed nan"),
-        (python("import time; time.sleep(30)"), "timed out after 0.5 s"),
-        ("no-such-program-here {hypotheses}", "could not start"),
-    ],
-)
-def test_failed_external_metric_has_a_reason(
-    paths: dict[str, Path], command: str, reason: str
-) -> None:
-    timeout = 0.5 if "sleep" in command else 30.0
-    result = run_external({"bad": command}, paths, timeout)["bad"]
-    assert "score" not in result
-    assert reason in result["warning"]
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("comet-score -t {hypothesis}", r"decode\.external\.comet.*mean hypotheses\?"),
-        ("comet-score -t hyp.txt", r"must contain \{hypotheses\}"),
-        ("comet-score '{hypotheses}", "is not a valid command"),
-    ],
-)
-def test_invalid_templates_are_rejected(command: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_commands({"comet": command})

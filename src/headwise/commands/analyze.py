@@ -21,7 +21,7 @@ from headwise.analysis.tables import FINDINGS_TEXT, FOLDER, SETTINGS, TABLES, re
 from headwise.analysis.trajectories import trajectory_rows
 from headwise.config.commands import AnalyzeConfig
 from headwise.data.sources.digest import content_digest
-from headwise.errors import ConfigError, require
+from headwise.errors import require
 from headwise.files import locked, write_json, write_text
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.runs.record import Record
@@ -64,10 +64,7 @@ def analyze_folders(config: AnalyzeConfig) -> list[Path]:
 
 def _check(config: AnalyzeConfig) -> None:
     """Raise `ConfigError` for invalid options, before anything is loaded."""
-    if config.run is None and not config.runs:
-        raise ConfigError("run is missing: give run=FOLDER, or several with runs=[FOLDER,FOLDER]")
-    if config.run is not None and config.runs:
-        raise ConfigError("run and runs cannot be given together; give one of them")
+    config.check_runs()
     for key in THRESHOLDS:
         value = getattr(config, key)
         require(0 < value <= 1, key, "in (0, 1]", value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from headwise.config.commands import CompareConfig
-from headwise.errors import ConfigError, DataError, RunError, require
+from headwise.errors import DataError, RunError, require
 from headwise.files import check_output, write_text
 from headwise.markdown import markdown_table
 from headwise.metrics.significance import mcnemar, paired_bootstrap
@@ -29,13 +29,11 @@ def compare(config: CompareConfig) -> None:
     """Print a table with every metric of every split that two runs were scored on.
 
     Raises:
-        ConfigError: a run is missing.
+        ConfigError: an invalid option.
         RunError: a run is not finished, or they share no split.
         DataError: they were scored on different items.
     """
     require(config.n_resamples >= 1, "n_resamples", "at least 1", config.n_resamples)
-    if config.run is None or config.other is None:
-        raise ConfigError("give run=FOLDER and other=FOLDER, the two runs to compare")
     if config.output is not None:
         check_output(config.output)
     runs = (

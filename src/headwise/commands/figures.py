@@ -21,8 +21,7 @@ def figures(config: FiguresConfig) -> None:
         RunError: a folder is no run.
         DataError: the sentence is empty or too long for the model.
     """
-    if (config.run is None) == (not config.runs):
-        raise ConfigError("give run=FOLDER for figures of a run, or runs=[FOLDER,…] of several")
+    config.check_runs()
     if config.sentence is not None and config.run is None:
         raise ConfigError("sentence=… needs run=FOLDER")
     if config.run is not None:

@@ -12,6 +12,7 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.track.base import HeadNumbers, HeadValues, Tracker, numbered
 
+SHOWN = {"exact", "signature"}  # a search or a metric
 FORMATS = ("png", "svg")  # of the figures of a training
 
 
@@ -66,20 +67,18 @@ def alpha_table(alphas: HeadValues, heads: HeadNumbers | None = None) -> str:
 
 
 def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line per metric."""
-    return [f"{split:>24}  {metric:<14} {shown_score(score)}" for metric, score in scores.items()]
+    """Return one line per metric; runs of version 0.1 have scores of other programs too."""
+    shown = {metric: score for metric, score in scores.items() if score.keys() & SHOWN}
+    return [f"{split:>24}  {metric:<14} {shown_score(score)}" for metric, score in shown.items()]
 
 
 def shown_score(score: Mapping[str, Any]) -> str:
-    """Format a score with its signature, the exactness of a search, or the warning of a command."""
+    """Format a score with its signature, or the exactness of a search."""
     if "exact" in score:
         exact, support = 100 * score["exact"], score["support"]
         return f"{exact:6.2f}  % of searches exact; {support:.1f} tokens per step"
-    if "score" not in score:
-        return f"{'-':>6}  {score['warning']}"
     scope = f"{score['scope']}, " if "scope" in score else ""
     if "n_bytes" in score:
         return f"{score['score']:8.4f}  {scope}{score['n_bytes']} bytes, {score['signature']}"
     interval = f"[{score['low']:.2f}, {score['high']:.2f}]  " if "low" in score else ""
-    how = score.get("signature", score.get("command", ""))
-    return f"{score['score']:6.2f}  {interval}{scope}{how}"
+    return f"{score['score']:6.2f}  {interval}{scope}{score['signature']}"

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import csv
-import fnmatch
 import io
 import json
-import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from headwise.config.commands import RunsConfig
-from headwise.errors import ConfigError, counted, refuse, require, unknown
+from headwise.errors import ConfigError, RunError, counted, refuse, unknown
 from headwise.runs.fingerprint import last_typed
 from headwise.runs.listing import status
-from headwise.runs.record import Record, export_records, find_records
+from headwise.runs.record import Record, export_records, find_records, frame_row
 
 Row = dict[str, Any]
 FORMATS = ("table", "csv", "json")
-CONDITION = re.compile(r"([^<>=!]+)(<=|>=|!=|<|>|=)(.*)")
-ORDERS: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
 
 
 def runs(config: RunsConfig) -> None:
@@ -57,10 +51,8 @@ def _listing(config: RunsConfig) -> tuple[list[Record], str]:
                 row[key] = value
                 settings[key] = None
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    for condition in (config.where or "").split():
-        rows = _matching(rows, condition, columns)
-    if config.sort is not None:
-        rows = _sorted(rows, config.sort, columns)
+    if rows and (config.where or config.sort):
+        rows = _selected(rows, [_saved(records[row["run"]]) for row in rows], config)
     common = {key for key in settings if len({row.get(key) for row in rows}) < 2}
     rows = [{key: value for key, value in row.items() if key not in common} for row in rows]
     chosen = [records[row["run"]] for row in rows]
@@ -71,45 +63,48 @@ def _listing(config: RunsConfig) -> tuple[list[Record], str]:
     return chosen, _table(rows, [key for key in settings if key not in common])
 
 
-def _number(value: Any) -> Any:
-    """`value` as a number if it can be one."""
-    with suppress(TypeError, ValueError):
-        return float(value)
-    return value
+def _saved(run: Record) -> Row:
+    """The row of a run in `headwise.records`; empty for a broken run."""
+    with suppress(RunError):
+        return frame_row(run)
+    return {}
 
 
-def _matching(rows: list[Row], condition: str, columns: Sequence[str]) -> list[Row]:
-    """The rows with column=pattern, column!=pattern, column<number and the like."""
-    parsed = CONDITION.fullmatch(condition)
-    if parsed is None:
-        raise ConfigError(f"where: {condition} is not COLUMN=VALUE, with = != < <= > or >=")
-    column, sign, value = parsed.groups()
-    _check_column(column, columns)
-    pairs = [(row, row.get(column, "")) for row in rows]
-    if sign not in ORDERS:
-        equal = sign == "="
-        return [r for r, item in pairs if fnmatch.fnmatchcase(str(item), value) == equal]
-    require(isinstance(limit := _number(value), float), f"where: {column}", "a number", value)
-    numbers = [(row, n) for row, item in pairs if isinstance(n := _number(item), float)]
-    return [row for row, number in numbers if ORDERS[sign](number, limit)]
+def _selected(rows: Sequence[Row], saved: Sequence[Row], config: RunsConfig) -> list[Row]:
+    """The rows that `where` holds for, in the order of `sort`.
 
+    Args:
+        rows: of the listing.
+        saved: of `headwise.records`, aligned with `rows`.
 
-def _sorted(rows: list[Row], sort: str, columns: Sequence[str]) -> list[Row]:
-    """The rows in the order of a column, numbers before texts, those without a value last."""
-    column = sort.removeprefix("-")
-    _check_column(column, columns)
-    present, absent = ([row for row in rows if (column in row) is has] for has in (True, False))
+    Raises:
+        ConfigError: a wrong query or column.
+    """
+    import pandas as pd  # the listing alone does not wait for it
 
-    def key(row: Row) -> tuple[bool, Any]:
-        value = _number(row[column])
-        return isinstance(value, str), value
-
-    return [*sorted(present, key=key, reverse=sort.startswith("-")), *absent]
-
-
-def _check_column(column: str, columns: Sequence[str]) -> None:
-    if columns and column not in columns:
-        raise unknown("", column, columns)
+    joined = [{**row, **more} for row, more in zip(rows, saved, strict=True)]
+    table = pd.DataFrame(joined, index=[str(number) for number in range(len(rows))])
+    for name in table.columns.difference([key for row in saved for key in row]):
+        with suppress(ValueError, TypeError):  # overrides are texts
+            table[name] = pd.to_numeric(table[name])
+    where, column = config.where or "", (config.sort or "run").removeprefix("-")
+    for name in (*re.findall("`([^`]+)`", where), column):
+        if name not in table:
+            raise unknown("", name, list(table))
+    try:
+        if where:  # empty namespaces: @NAME has no meaning
+            table = table.query(where, engine="python", local_dict={}, global_dict={})
+        if config.sort is not None:
+            is_ascending = not config.sort.startswith("-")
+            table = table.sort_values(column, ascending=is_ascending, kind="stable")
+    except Exception as error:  # of whatever the query evaluates
+        reason = str(error).partition("\n")[0]
+        wrong = f"where={where}" if where else f"sort={config.sort}"
+        raise ConfigError(
+            f'{wrong}: {reason}. A query of pandas is expected, such as status == "finished"; '
+            f"columns: {', '.join(table)}"
+        ) from error
+    return [rows[int(number)] for number in table.index]
 
 
 def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from headwise.commands.analyze import analyze_folders
 from headwise.commands.sweep import Sweep
 from headwise.config.commands import AnalyzeConfig, TableConfig
 from headwise.config.folders import group_choices
-from headwise.errors import ConfigError, RunError, counted, require
+from headwise.errors import ConfigError, RunError, counted, require, unset
 from headwise.files import write_text
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import find_records
@@ -57,11 +57,7 @@ def table(config: TableConfig) -> None:
         _study(config)
         return
     if not config.runs:
-        studies = ", ".join(group_choices("study"))
-        raise ConfigError(
-            f"give study=NAME for the tables of a study ({studies}), or runs=[FOLDER,…] for a "
-            "table of the runs in folders, or of a sweep"
-        )
+        raise unset("study", f" ({', '.join(group_choices('study'))}) or runs=[FOLDER,…]")
     if needless := [key for key in OF_A_STUDY if getattr(config, key)]:
         raise ConfigError(f"{needless[0]}=… needs study=NAME")
     _sweep(config)

@@ -28,8 +28,10 @@ NUMBER = re.compile(
 # Key or choice of an earlier version -> what to do instead.
 REMOVED = {
     "activation=silu": "use activation=gelu",
+    "decode.external": "run the command on the files in hypotheses/ of the run",
     "experiment=demo_length": "use experiment=length/copy",
     "experiment=nanogpt": "use experiment=demo_text",
+    "hydra/launcher=joblib": "use hydra/launcher=submitit_local, a process per job",
     "paths=default": "set paths.outputs and paths.cache",
     "trainer.gradient_sum": "gradients are summed while the backward pass runs",
 }

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from headwise.config.text_and_paths import path
+from headwise.errors import ConfigError, unset
 from headwise.files import STDIN, STDOUT
 
 
@@ -15,7 +16,7 @@ from headwise.files import STDIN, STDOUT
 class Loading:
     """Keys of every command that may load a run."""
 
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
+    checkpoint: str = "auto"  # auto, best, last, average or update_<n>
     device: str = "auto"
 
 
@@ -36,11 +37,24 @@ class TableConfig(Loading):
 
 
 @dataclass
-class FiguresConfig(Loading):
-    """`scripts/figures.py`: figures for print, of one run or of several."""
+class RunOrRuns(Loading):
+    """Keys of the commands that apply one run or several."""
 
     run: str | None = path()  # folder of a run
-    runs: list[str] = path(list)  # folders or globs, instead of run
+    runs: list[str] = path(list)  # several runs instead: folders or globs
+
+    def check_runs(self) -> None:
+        """Raise `ConfigError` unless either `run` or `runs` is given."""
+        if self.run is None and not self.runs:
+            raise unset("run", " or runs=[FOLDER,…]")
+        if self.run is not None and self.runs:
+            raise ConfigError("run and runs cannot be given together; give one of them")
+
+
+@dataclass
+class FiguresConfig(RunOrRuns):
+    """`scripts/figures.py`: figures for print, of one run or of several."""
+
     sentence: str | None = None  # draw the attention of all heads of `run` on it
     output: str | None = path()  # null: outputs/figures, or in the run folder
 
@@ -49,7 +63,7 @@ class FiguresConfig(Loading):
 class PageConfig(Loading):
     """`scripts/page.py`: one HTML file to inspect the heads of a run."""
 
-    run: str | None = path()  # folder of a run
+    run: str = path(MISSING)  # folder of a run
     other: str | None = path()  # a second run
     n_sentences: int = 20  # number of sentences on the page
     sentences: str | None = path(stream=STDIN)  # a file; null: from a test set of the run
@@ -60,8 +74,8 @@ class PageConfig(Loading):
 class CompareConfig:
     """`scripts/compare.py`: paired tests between two runs."""
 
-    run: str | None = path()  # folder of a run
-    other: str | None = path()  # the run that it is compared with
+    run: str = path(MISSING)  # folder of a run
+    other: str = path(MISSING)  # the run that it is compared with
     n_resamples: int = 10_000  # of the intervals over items
     output: str | None = path()  # a file; null: print only
 
@@ -71,7 +85,7 @@ class RunsConfig:
     """`scripts/runs.py`: a table of runs."""
 
     runs: list[str] = path(lambda: ["outputs"])  # folders, globs or archives
-    where: str | None = None  # conditions: "status=finished seed<3 attention!=softmax"
+    where: str | None = None  # a query of pandas: status == "finished" and seed < 3
     sort: str | None = None  # a column; -column: descending
     format: str = "table"  # table, csv, json; the last two have all scores
     export: str | None = path()  # folder of an archive to write with the listed runs
@@ -181,11 +195,9 @@ class AnalyzeDataConfig(PruneDataConfig):
 
 
 @dataclass
-class AnalyzeConfig(Loading):
+class AnalyzeConfig(RunOrRuns):
     """`scripts/analyze.py`: tables of measures of the heads of a run."""
 
-    run: str | None = path()  # run folder
-    runs: list[str] = path(list)  # several runs: folders or globs
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
     offsets: int = 5  # relative positions -N to N that are analysed
     positional_share: float = 0.9  # minimum share of queries, positional head (Voita et al. 2019)

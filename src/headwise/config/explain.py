@@ -11,7 +11,7 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.keys import known_keys
 from headwise.config.schema import UNCHOSEN
-from headwise.errors import nearest, refuse
+from headwise.errors import nearest, refuse, unset
 
 NOISE = re.compile(  # lines that help no user of headwise
     r"\n\s*(?:full_key|object_type|reference_type|To append to your .* use|See https://hydra.cc).*"
@@ -44,7 +44,7 @@ def explain_composition(error: Exception, config_name: str) -> str:
     if missing:
         # the message of OmegaConf has the last part of the key only
         key = getattr(error, "full_key", None) or missing.group(1)
-        return f"{key} is missing: set {key}=…"
+        return str(unset(key))
     if re.search("is not Optional|Incompatible value 'None'", text):
         where = getattr(error.__cause__ or error, "full_key", None) or text.partition(":")[0]
         return f"{where}: null is not text; put it in quotes if it is: '\"null\"'"

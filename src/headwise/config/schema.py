@@ -104,7 +104,6 @@ class DecodeConfig:
     max_length_extra: int = 50  # see max_length_ratio, in tokens
     max_tokens: int = 16384  # padded source tokens of a decoding batch, times the beam
     precision: str = "fp32"  # fp32, bf16 (autocast: scores differ), or auto as in training
-    external: dict[str, str] = field(default_factory=dict)  # metric name -> command
 
 
 @dataclass

@@ -63,8 +63,6 @@ def write_page(config: PageConfig, analyze: Callable[[Path], object]) -> Path:
 
 
 def _folders(config: PageConfig) -> list[RunFolder]:
-    if config.run is None:
-        raise ConfigError("run is missing: set run=FOLDER, the run folder to show")
     folders = [RunFolder.existing(config.run)]
     if config.other is not None:
         folders.append(RunFolder.existing(config.other, "other"))

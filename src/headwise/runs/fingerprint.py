@@ -17,7 +17,7 @@ from typing import Any
 
 NOT_IN_FINGERPRINT = (
     "paths", "tracker", "experiment_name", "dry_run",
-    "decode.external", "decode.max_tokens", "decode.n_best",  # the best one is the same
+    "decode.max_tokens", "decode.n_best",  # the best one is the same
     "data.dir", "data.folder", "data.files", "data.file", "data.downloads", "data.origins",
     "data.archives", "data.tasks", "data.test", "data.licence", "data.notes",
     "tokenizer.folder",  # its content is in the fingerprint, like the text

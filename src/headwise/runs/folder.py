@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.saved import current, read_back
-from headwise.config.schema import Config, DecodeConfig
-from headwise.errors import ConfigError, RunError, meant, nearest
+from headwise.config.schema import Config
+from headwise.errors import ConfigError, RunError
 from headwise.files import (
     lock,
     matching_paths,
@@ -83,22 +83,14 @@ class RunFolder:
             key: name of the option.
 
         Raises:
-            RunError: the folder holds no run; the message suggests a similar one.
+            RunError: the folder holds no run.
         """
         folder = Path(path)
         if (folder / SETTINGS).is_file():
             return cls(folder)
         if any((path / ARCHIVE).is_file() for path in (folder, folder.parent)):
             raise RunError(f"{key}={folder} is {IN_ARCHIVE}")
-        # a run above or below the path, else one with a similar name
-        above = [up for up in folder.parents if (up / SETTINGS).is_file()]
-        related = [*above, *sorted(_runs_below(folder), key=_is_unfinished)]
-        nearby = [
-            str(run) for up in (folder.parent, folder.parent.parent) for run in _runs_below(up)
-        ]
-        close = str(related[0]) if related else nearest(str(folder), nearby)
-        hint = f" Did you mean {key}={close}?" if close else ""
-        raise RunError(f"{key}={folder} holds no run (no config.yaml there).{hint}")
+        raise RunError(f"{key}={folder} holds no run: no config.yaml there")
 
     def make(self) -> None:
         """Create the folder with its checkpoints/ and its lock file."""
@@ -252,18 +244,13 @@ def read_config(folder: RunFolder) -> Config:
 
 
 def typed_config(settings: Mapping[str, Any], folder: Path) -> Config:
-    """Settings of this version as dataclasses, without the external metric commands.
-
-    An untrusted run must not execute commands: these come from the caller's command line.
+    """Settings of this version as dataclasses.
 
     Raises:
         RunError: a value of a wrong type; names the folder.
     """
     with saved_by_this_version(folder):
-        config = read_back(settings)
-    if isinstance(config.decode, DecodeConfig):
-        config.decode.external = {}
-    return config
+        return read_back(settings)
 
 
 @contextmanager
@@ -282,7 +269,7 @@ def find_folders(patterns: Sequence[str]) -> list[Path]:
     """Folders of runs that match `patterns` (folders or globs), or up to two levels below.
 
     Raises:
-        RunError: a folder does not exist, with a similar one; or an archive, without weights.
+        RunError: a folder does not exist, or is in an archive, without weights.
     """
     folders = list_folders(patterns)
     for path, names in folders:
@@ -310,24 +297,13 @@ def list_folders(
             continue
         paths = matching_paths(path)
         if not paths and not missing_ok:
-            above = Path(pattern).parent
-            nearby = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
-            hint = meant(pattern, nearby, "runs={}")
-            raise RunError(f"runs={pattern}: folder not found.{hint}")
+            raise RunError(f"runs={pattern}: folder not found")
         for path in paths:
             for run, names in _scan(path, 2):
                 if not run.name.startswith("."):  # unfinished pruned runs
                     about = os.stat(run)  # the same for all paths of a folder
                     folders.setdefault((about.st_dev, about.st_ino), (run, names))
     return list(folders.values())
-
-
-def _is_unfinished(run: Path) -> bool:
-    return not (run / "results.json").is_file()
-
-
-def _runs_below(folder: Path) -> list[Path]:
-    return [run for run, names in _scan(folder, 2) if SETTINGS in names]
 
 
 def _scan(folder: Path, depth: int) -> Iterator[tuple[Path, frozenset[str]]]:

@@ -215,7 +215,7 @@ def find_records(patterns: Sequence[str], kind: type[R], missing_ok: bool = Fals
         missing_ok: ignore folders that do not exist.
 
     Raises:
-        RunError: a folder or a run does not exist; the message suggests a similar one.
+        RunError: a folder or a run does not exist.
     """
     records: dict[Path, R] = {}
     for folder, names in list_folders(patterns, missing_ok):
@@ -282,12 +282,19 @@ def frame(paths: Sequence[str | Path]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = []
-    for run in find_records(list(map(str, paths)), Record):
-        row = {"run": str(run.folder), **comparable(named(run.part("config")))}
-        if (results := run.results) is not None:
-            row |= {key: getattr(results, key) for key in COSTS}
-            for split, scores in results.scores.items():
-                row |= {f"{split}/{name}": entry.get("score") for name, entry in scores.items()}
-        rows.append(row)
-    return pd.DataFrame(rows)
+    runs = find_records(list(map(str, paths)), Record)
+    return pd.DataFrame([{"run": str(run.folder), **frame_row(run)} for run in runs])
+
+
+def frame_row(run: Record) -> dict[str, Any]:
+    """The row of a run in `frame`, without its folder.
+
+    Raises:
+        RunError: a file of the run is broken.
+    """
+    row = comparable(named(checked_settings(run.part("config"), run.folder)))
+    if (results := run.results) is not None:
+        row |= {key: getattr(results, key) for key in COSTS}
+        for split, scores in results.scores.items():
+            row |= {f"{split}/{name}": entry.get("score") for name, entry in scores.items()}
+    return row

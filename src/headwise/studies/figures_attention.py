@@ -30,7 +30,7 @@ def draw_attention(
         run: the run folder.
         sentence: the text, in the source language of the run.
         output: folder of the files, created if it does not exist.
-        checkpoint: auto, best, last, average, update_<n> or average_<n>.
+        checkpoint: auto, best, last, average or update_<n>.
         device: auto, cpu or cuda.
 
     Returns:

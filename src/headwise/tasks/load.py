@@ -34,7 +34,7 @@ def load(
 
     Args:
         run: its folder.
-        checkpoint: auto, best, last, average, `update_<n>`, `<n>`, or `average_<n>` of the last n.
+        checkpoint: auto, best, last, average, `update_<n>` or `<n>`.
         device: auto, cpu or cuda.
         scaling: node with a `_target_`, for all sites of a run that was trained without scaling.
         search: settings of the search that replace the run's, such as beam=10.

@@ -5,11 +5,7 @@ They hold no time stamps: two runs with the same computation have identical file
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -112,15 +108,11 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
     """Path of a checkpoint; `auto` is the one scored in results.json, or `best` while training.
 
     If `best` or `last` was removed, a numbered checkpoint of the same update has its weights.
-    `average_<n>` is the average of the last n numbered checkpoints, computed if missing.
 
     Raises:
         CheckpointError: no checkpoint has that name; the message lists those that exist.
     """
     requested, saved = str(name), _unless_broken(folder.read_last) or {}
-    average = re.fullmatch(r"average_(\d+)", requested)
-    if average:
-        return averaged_checkpoint(folder.checkpoints, int(average[1]))
     names = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
     if not names:
         raise CheckpointError(f"{folder.path} has no checkpoint yet")
@@ -175,41 +167,11 @@ def numbered_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(numbered)]
 
 
-def averaged_checkpoint(folder: Path, n_averaged: int) -> Path:
-    """The average of the last numbered checkpoints, computed if missing.
-
-    It is saved, in a folder that cannot be written for this process alone.
-
-    Raises:
-        CheckpointError: `n_averaged` is 0 or above the number of checkpoints.
-        HeadwiseError: the disk is full.
-    """
-    if not n_averaged:
-        raise CheckpointError("checkpoint=average_0: the number must be at least 1")
-    numbered = numbered_checkpoints(folder)
-    recent = numbered[-n_averaged:]
-    if len(recent) < n_averaged:
-        raise CheckpointError(
-            f"checkpoint=average_{n_averaged} needs {n_averaged} numbered checkpoints, "
-            f"{folder} has {len(numbered)} (trainer.keep, trainer.save_every)"
-        )
-    last = recent[-1].stem.removeprefix("update_")
-    path = folder / f"average_{n_averaged}_to_{last}.pt"
-    if not path.is_file():
-        if not os.access(folder, os.W_OK):
-            path = Path(tempfile.mkdtemp(prefix="headwise-")) / path.name
-            atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
-        save_checkpoint(path, {"model": average_weights(recent)})
-    return path
-
-
 def average_weights(paths: list[Path]) -> dict[str, Tensor]:
     """Element-wise mean of the weights of several checkpoints, summed in float64.
 
     Tied weights stay tied: equal tensors under two names have equal means.
     """
-    if not paths:
-        raise CheckpointError("no numbered checkpoints to average")
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for path in paths:

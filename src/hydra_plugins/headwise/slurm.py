@@ -19,21 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, configure_log
+from hydra.core.utils import JobReturn, JobStatus, configure_log
 from omegaconf import OmegaConf
 
-from headwise.errors import Interrupted, RunError, counted
-from headwise.train.interrupt import SIGNALS, StopRequest
-from hydra_plugins.headwise._process import (
-    POLL_SECONDS,
-    JobProcess,
-    ended_job,
-    lost_job,
-    n_jobs_here,
-    sweep_of,
-    visible_gpus,
-    waiting_for_jobs,
-)
+from headwise.data.workers import n_cores
+from headwise.errors import ConfigError, Interrupted, RunError, counted
+from headwise.train.interrupt import SIGNALS, StopRequest, stop_request
+from hydra_plugins.headwise._process import JobProcess
 
 try:
     from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
@@ -42,13 +34,20 @@ except ImportError:  # Hydra imports every plugin, also without the extra
     BaseSubmititLauncher = object
 
 log = logging.getLogger(__name__)
+
+WAITING = (
+    "waiting until the running jobs have saved; no other job starts. Ctrl-C (again) exits "
+    "immediately."
+)
+SAVED = "stopped; the jobs are saved. Give the same command again to resume."
+LEFT = "the jobs stay in the queue. Give the same command again when they have ended."
 Running = Mapping[int, Any]  # number -> job of submitit
 
 
 class _Launcher(BaseSubmititLauncher):  # type: ignore[misc]
     """Runs each job in a process of its own."""
 
-    poll_seconds = POLL_SECONDS
+    poll_seconds = 0.5
     n_jobs = sys.maxsize  # at a time
     gpus: Sequence[str] = ()
     leave_jobs = False  # end at Ctrl-C without stopping the jobs
@@ -80,19 +79,22 @@ class _Launcher(BaseSubmititLauncher):  # type: ignore[misc]
         """Run the jobs; returns of those that were started, in order.
 
         Raises:
+            ConfigError: the command does not train.
             RunError: the jobs cannot be submitted.
         """
+        sweep = self.task_function.sweep  # attached by `headwise.cli`
+        if sweep is None:
+            raise ConfigError("hydra/launcher=… works with headwise train -m only")
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         jobs = dict(enumerate(map(list, job_overrides), initial_job_idx))
-        folder = sweep_of(self.task_function).folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.process = JobProcess(folder, self.gpus, self.params.get("cpus_per_task"))
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        self.process = JobProcess(sweep.folder, self.gpus, self.params.get("cpus_per_task"))
         executor, state = self._executor(), Singleton.get_state()
         log.info("%s, %d at a time", counted(len(jobs), "job"), min(self.n_jobs, len(jobs)))
         waiting = list(jobs)
         running: dict[int, Any] = {}
         returns: dict[int, JobReturn] = {}
-        with waiting_for_jobs(self.leave_jobs) as stop:
+        with stop_request("" if self.leave_jobs else WAITING, is_deferred=True) as stop:
             while running or (waiting and not stop):
                 n_free = 0 if stop else self.n_jobs - len(running)
                 if numbers := waiting[:n_free]:
@@ -109,6 +111,8 @@ class _Launcher(BaseSubmititLauncher):  # type: ignore[misc]
                     job = running.pop(number)
                     returns[number] = self._result(number, jobs[number], job, stop)
                 time.sleep(self.poll_seconds)
+        if stop.signal_number is not None:
+            raise Interrupted(LEFT if self.leave_jobs else SAVED, stop.signal_number)
         return [returns[number] for number in sorted(returns)]
 
     def ended(self, running: Running) -> Collection[int]:
@@ -150,11 +154,20 @@ class _Launcher(BaseSubmititLauncher):  # type: ignore[misc]
             with suppress(UncompletedJobError):  # requeued too often: recorded as interrupted
                 (result,) = job.results()
                 return result  # type: ignore[no-any-return]
-        sweep = sweep_of(self.task_function)
+        sweep = self.task_function.sweep
+        error: BaseException
         if "interrupted" in sweep.read(number) or stop:
             message = f"a job was stopped: {' '.join(overrides)}. The same command resumes it."
-            return ended_job(overrides, Interrupted(message, stop.signal_number or signal.SIGTERM))
-        return lost_job(sweep, number, overrides)
+            error = Interrupted(message, stop.signal_number or signal.SIGTERM)
+        else:
+            error = RunError(
+                "the process of the job was killed (out of memory?) or its machine failed; its "
+                f"output is in log.txt of the run and {sweep.log(number)}"
+            )
+            sweep.record(number, overrides, None, error)
+        ended = JobReturn(overrides=overrides, status=JobStatus.FAILED)
+        ended.return_value = error
+        return ended
 
 
 class LocalLauncher(_Launcher):
@@ -169,8 +182,8 @@ class LocalLauncher(_Launcher):
 
     def __init__(self, n_jobs: int | None = None, **parameters: Any) -> None:
         super().__init__(**parameters)
-        self.n_jobs = n_jobs or n_jobs_here(self.params["cpus_per_task"])
-        self.gpus = visible_gpus()
+        self.gpus = _visible_gpus()
+        self.n_jobs = n_jobs or len(self.gpus) or max(n_cores() // self.params["cpus_per_task"], 1)
 
     def ended(self, running: Running) -> Collection[int]:
         """Numbers of jobs whose process has ended."""
@@ -220,6 +233,14 @@ class SlurmLauncher(_Launcher):
         ids = [job.job_id for job in running.values()]
         for option in ("--state=PENDING", "--signal=TERM"):
             subprocess.run(["scancel", option, *ids], capture_output=True, check=False)
+
+
+def _visible_gpus() -> list[str]:
+    """Names of the GPUs of this machine for CUDA_VISIBLE_DEVICES, listed without CUDA."""
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is not None:
+        return [name for name in variable.split(",") if name]
+    return [str(n) for n, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 @contextmanager

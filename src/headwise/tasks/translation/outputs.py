@@ -13,7 +13,6 @@ from headwise.decode.translator import TranslatedSentence
 from headwise.files import write_text
 from headwise.runs.folder import RunFolder
 from headwise.tasks.task import Outputs
-from headwise.tasks.translation.external import run_external
 from headwise.tasks.translation.sets import HYPOTHESES
 from headwise.track.base import Tracker
 
@@ -28,13 +27,11 @@ class Translations(Outputs):
         sources: sentences.
         references: aligned with them.
         translations: of the same sentences.
-        external: name of a metric -> command that computes it from the files.
     """
 
     sources: Sequence[str]
     references: Sequence[str]
     translations: Sequence[TranslatedSentence]
-    external: Mapping[str, str]
 
     @property
     def texts(self) -> list[str]:
@@ -45,23 +42,19 @@ class Translations(Outputs):
         """See `Outputs.write`.
 
         Writes `<name>.txt`, `.ref.txt`, its hash `.ref.sha256` (as of `sha256sum`) and `.src.txt`
-        to `hypotheses/`. Returns the scores of external commands and, with a sparse output map,
-        "search", see `search_summary`.
+        to `hypotheses/`. Returns, with a sparse output map, "search", see `search_summary`.
         """
         path = folder.path / HYPOTHESES / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        sides = {"hypotheses": self.texts, "references": self.references, "source": self.sources}
-        ends = "txt", "ref.txt", "src.txt"
-        paths = {side: Path(f"{path}.{end}") for side, end in zip(sides, ends, strict=True)}
-        for side, lines in sides.items():
-            write_lines(paths[side], lines)
-        digest = file_digest(paths["references"])
+        sides = {"txt": self.texts, "ref.txt": self.references, "src.txt": self.sources}
+        for end, lines in sides.items():
+            write_lines(Path(f"{path}.{end}"), lines)
+        digest = file_digest(Path(f"{path}.ref.txt"))
         write_text(Path(f"{path}.ref.sha256"), f"{digest}  {path.name}.ref.txt\n")
         rows = list(zip(self.sources, self.references, self.texts, strict=True))[:MAX_LOGGED]
         tracker.log_table(f"hypotheses/{name}", ["source", "reference", "hypothesis"], rows)
         searches = search_summary(translation.search for translation in self.translations)
-        scores = run_external(self.external, paths)
-        return {**scores, **({"search": searches} if searches else {})}
+        return {"search": searches} if searches else {}
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:

@@ -30,7 +30,6 @@ from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
 from headwise.tasks.translation.corpus import ParallelCorpus, check_data_config, open_corpus
 from headwise.tasks.translation.epochs import EpochSplits
-from headwise.tasks.translation.external import check_commands
 from headwise.tasks.translation.metrics import UNIT, score_translations, text_metrics
 from headwise.tasks.translation.outputs import Translations
 from headwise.tasks.translation.prepare import (
@@ -87,7 +86,6 @@ class Translation(Task[Pairs]):
 
     def check_search(self) -> None:
         check_decode_config(self.config.decode)
-        check_commands(self.config.decode.external)
 
     def sizes(self) -> Sizes:
         return vocabulary_limits(self.config.tokenizer)
@@ -160,7 +158,7 @@ class Translation(Task[Pairs]):
             )
             share = translator.translate(ranks.share(list(sources[:n])), progress=progress)
             sides, translations = (sources[:n], references[:n]), ranks.gather(share)
-            outputs = Translations(*sides, translations, self.config.decode.external)
+            outputs = Translations(*sides, translations)
             of_part = f", first {n} sentences" if n < len(sources) else ""
             scope = search_name(self.config.decode) + of_part
             target = self.config.data.target

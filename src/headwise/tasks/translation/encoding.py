@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import sentencepiece
 
 from headwise.data.cache import PROGRESS
 from headwise.data.store import FlatWriter, IdStore, TextStore, with_ending
-from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
+from headwise.data.tokenizer import UNK, TokenizerPair
 from headwise.data.workers import in_order, n_cores
 from headwise.files import read_json, write_json
 from headwise.progress import progress_bar
@@ -31,8 +30,6 @@ Ints = npt.NDArray[np.integer[Any]]
 
 SHARD_PAIRS = 2000  # affects the samples of BPE-dropout: a new value needs a new cache format
 POOL_PAIRS = 50_000  # below this, starting processes takes longer than they save
-MAX_CACHED_WORDS = 100_000  # per encoder; about 20 MB
-WORD_START = "\u2581"  # a space in SentencePiece
 SAVE_SECONDS = 5.0  # between two records of how far the encoding is
 
 log = logging.getLogger(__name__)
@@ -140,11 +137,7 @@ class ShardEncoder:
     def __init__(self, job: EncodingJob) -> None:
         self._job = job
         self._texts = [TextStore(path) for path in job.text]
-        source, target = job.tokenizers.source, job.tokenizers.target
-        self._tokenizers = [source, target]
-        first = WordEncoder(source, job.tokenizers.id_dtype)
-        second = WordEncoder(target, job.tokenizers.id_dtype)
-        self._encoders = [first, first if target is source else second]
+        self._tokenizers = [job.tokenizers.source, job.tokenizers.target]
         self._rows = job.row_numbers()
 
     def encode(self, shard: int) -> EncodedShard:
@@ -160,7 +153,7 @@ class ShardEncoder:
         job, tokenizer = self._job, self._tokenizers[side]
         sentences = self._texts[side].read(rows)
         if job.dropout == 0:
-            return self._encoders[side].encode(sentences)
+            return _flat(tokenizer.encode(sentences), job.tokenizers.id_dtype)
         sampled = tokenizer.encode_sampled(
             sentences, job.dropout, [job.seed, job.epoch, shard, side]
         )
@@ -169,58 +162,6 @@ class ShardEncoder:
         for i, ids in zip(long, tokenizer.encode([sentences[i] for i in long]), strict=True):
             sampled[i] = ids
         return _flat(sampled, job.tokenizers.id_dtype)
-
-
-class WordEncoder:
-    """Encodes sentences; caches the ids of words if they do not depend on the sentence.
-
-    BPE without pieces that contain a space after a letter merges nothing across words, so that the
-    ids of a sentence are the concatenated ids of its words (`merges_within_words`). Sentences of
-    other models are encoded as a whole.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, dtype: npt.DTypeLike) -> None:
-        self._tokenizer = tokenizer
-        self._dtype = np.dtype(dtype)
-        self._by_word = merges_within_words(tokenizer)
-        self._cache: dict[str, bytes] = {}  # word -> its ids
-
-    def encode(self, sentences: list[str]) -> FlatRows:
-        """Concatenated ids of all sentences, and the length of each."""
-        # SentencePiece treats the mark as a space, and strips it at the end of a text
-        if not self._by_word or any(WORD_START in text for text in sentences):
-            return _flat(self._tokenizer.encode(sentences), self._dtype)
-        rows = [text.split() for text in sentences]
-        new = list(set().union(*rows).difference(self._cache))
-        flat, lengths = _flat(self._tokenizer.encode(new), self._dtype)
-        ids, ends = flat.tobytes(), (np.cumsum(lengths) * self._dtype.itemsize).tolist()
-        spans = zip(new, [0, *ends], ends, strict=False)
-        self._cache.update((word, ids[start:end]) for word, start, end in spans)
-        parts = [b"".join(map(self._cache.__getitem__, row)) for row in rows]
-        n_bytes = np.fromiter(map(len, parts), np.int64, len(parts))
-        if len(self._cache) > MAX_CACHED_WORDS:
-            self._cache.clear()
-        return np.frombuffer(b"".join(parts), self._dtype), n_bytes // self._dtype.itemsize
-
-
-def merges_within_words(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer is BPE without a piece that extends over the start of a word."""
-    if tokenizer.is_byte:
-        return False
-    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model_bytes)
-    learned = [
-        piece
-        for piece in range(tokenizer.vocab_size)
-        if not (processor.is_control(piece) or processor.is_unknown(piece))
-        and not processor.is_byte(piece)
-    ]
-    # scores of BPE pieces are minus the order in which they were learned, others log probabilities
-    is_bpe = all(processor.get_score(piece) == -rank for rank, piece in enumerate(learned))
-    spellings = [processor.id_to_piece(piece) for piece in learned]
-    # if the mark is not a piece it is unknown, and adjacent unknown pieces become one
-    is_separate = WORD_START in spellings and not any(WORD_START in s[1:] for s in spellings)
-    # some models omit the mark before the first word of a sentence
-    return is_bpe and is_separate and processor.encode("a", out_type=str)[0].startswith(WORD_START)
 
 
 def _flat(rows: list[list[int]], dtype: npt.DTypeLike) -> FlatRows:

@@ -192,6 +192,7 @@ REJECTED_COMMANDS = {
     "evaluate --run x": (2, "set keys as key=value", "run=…"),
     "translate run=outputs/a outputs/b": (2, "is not key=value", "part of 'run=outputs/a'"),
     "train trainer.gradient_sum=flat": (2, "trainer.gradient_sum was removed: gradients"),
+    "train task.whole_words=true": (2, "task.whole_words was removed: task=masked_lm chooses"),
     "train attention": (2, "is not key=value", "choose attention=alpha_entmax|"),
     "train data=none": (2, "data must be a DataConfig with task=translation"),
     "train data=files": (2, "data.source is missing: set data.source=…"),

@@ -27,6 +27,7 @@ NUMBER = re.compile(
 )
 # Key or choice of an earlier version -> what to do instead.
 REMOVED = {
+    "task.whole_words": "task=masked_lm chooses single tokens",
     "trainer.gradient_sum": "gradients are summed while the backward pass runs",
 }
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")  # variables of jobs

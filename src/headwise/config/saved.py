@@ -28,6 +28,7 @@ from headwise.errors import ConfigError, meant, unknown
 RENAMED: dict[str, str] = {}
 # `CLASS.KEY` of an earlier version -> the values without effect on results; None: all values.
 REMOVED: dict[str, Sequence[Any] | None] = {
+    "MaskedLM.whole_words": (False,),
     "TrainerConfig.gradient_sum": None,
 }
 TARGET = "_target_"

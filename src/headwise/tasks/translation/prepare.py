@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import prepared
-from headwise.data.prepare import tokenizer_identity
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
     load_tokenizers,
+    tokenizer_identity,
     train_tokenizer_pair,
 )
 from headwise.data.workers import run_in_process

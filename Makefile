@@ -16,7 +16,7 @@ PIP := $(BIN)/python $(INSTALL)
 # both end with the short ones of tests/unit. Bytecode is written, since tests start hundreds of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
   --no-loadscope-reorder
-SOURCES := src tests benchmarks scripts docs/live/hook.py train.py
+SOURCES := src tests benchmarks scripts docs/generate.py docs/live/hook.py train.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-triton docs peers browser slurm lint format clean

@@ -1,22 +1,19 @@
 """Time and memory of preparing a large corpus, on generated text, and how they grow.
 
-    python -m benchmarks.corpus_memory [--pairs 100000 1000000 4500000] [--kills 3] [--json FILE]
+    python -m benchmarks.corpus_memory [--pairs 100000 1000000 4500000] [--json FILE]
 
 Writes text of about 25 words a sentence from a Zipf vocabulary to disk (in TMPDIR). For each size a
-process prepares it with a joint BPE tokenizer, as `scripts/prepare.py` does. With `--kills` it and
-its workers are killed (SIGKILL) that often, at random numbers of encoded pairs, and started again;
-with `--compare` the corpus is then encoded once more, without kills, and all files are compared.
-Another process opens the result, plans an epoch and takes its batches; then 8 processes open it at
-once and read all ids. Prints seconds and the peak memory of the process and its workers in each
-phase, and the exponent with which they grow from the smallest size to the largest (1 is linear, 0
-constant). 4.5 million pairs are the size of WMT14 En-De; the tokenizer is trained on a sample of at
-most 2 million sentences.
+process prepares it with a joint BPE tokenizer, as `scripts/prepare.py` does. Another process opens
+the result, plans an epoch and takes its batches; then 8 processes open it at once and read all ids.
+Prints seconds and the peak memory of the process and its workers in each phase, and the exponent
+with which they grow from the smallest size to the largest (1 is linear, 0 constant). 4.5 million
+pairs are the size of WMT14 En-De; the tokenizer is trained on a sample of at most 2 million
+sentences.
 
 Memory is anonymous memory (Linux): the rest of the resident set is pages of mapped files
 (libraries, the ids), which processes share and the system can free.
 
-Disk: about 800 bytes a pair, with `--compare` 950. Time for 40 million pairs on two idle cores: an
-hour, with `--compare` an hour and a half.
+Disk: about 800 bytes a pair.
 """
 
 from __future__ import annotations
@@ -26,16 +23,14 @@ import json
 import math
 import multiprocessing
 import os
-import random
 import re
-import signal
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -134,27 +129,14 @@ def prepare(folder: Path) -> PreparedCorpus:
     return prepare_corpus(corpus, options, n_workers=None, progress=False)
 
 
-def _prepare_in_group(folder: Path) -> None:
-    os.setsid()  # so that it is killed with its workers
-    prepare(folder)
-
-
-def first_start(folder: Path, n_pairs: int, n_kills: int) -> tuple[Figures, list[dict[str, int]]]:
-    """Figures of the preparation, and for each kill the pairs encoded then and those resumed."""
-    draw, kills = random.Random(n_pairs), []
+def first_start(folder: Path) -> Figures:
+    """Figures of the preparation."""
     with Phases() as phases:
         start = time.time()
-        for at in [*sorted(draw.randrange(n_pairs) for _ in range(n_kills)), n_pairs + 1]:
-            process = SPAWN.Process(target=_prepare_in_group, args=(folder,))
-            process.start()
-            phases.pid = process.pid or 0
-            while process.is_alive() and _n_encoded(folder) < at:
-                time.sleep(0.05)
-            if at <= n_pairs and process.is_alive():
-                os.killpg(phases.pid, signal.SIGKILL)
-                kills.append({"encoded": _n_encoded(folder), "resumed": _n_resumed(folder)})
-                print(f"killed: {kills[-1]}", flush=True)
-            process.join()
+        process = SPAWN.Process(target=prepare, args=(folder,))
+        process.start()
+        phases.pid = process.pid or 0
+        process.join()
     if process.exitcode:
         raise SystemExit(f"the preparation ended with {process.exitcode}")
     (text,) = folder.glob("cache/corpora/zipf/train-cleaned-*/manifest.json")
@@ -164,28 +146,7 @@ def first_start(folder: Path, n_pairs: int, n_kills: int) -> tuple[Figures, list
     n_bytes = sum(
         encoded.with_name(f"train.{side}").stat().st_size for side in ("source", "target")
     )
-    return {**figures, "ids, MiB": n_bytes / MIB}, kills
-
-
-def _n_encoded(folder: Path) -> int:
-    """Pairs whose ids are in files, also those that a resumed process encodes again."""
-    files = list(folder.glob("cache/encoded/*.partial/train.source.offsets"))
-    return files[0].stat().st_size // 8 if files else 0
-
-
-def _n_resumed(folder: Path) -> int:
-    """Pairs that a resumed process need not encode."""
-    for record in folder.glob("cache/encoded/*.partial/progress/train.json"):
-        n_rows: int = json.loads(record.read_text(encoding="utf-8"))["files"][0]["n_rows"]
-        return n_rows
-    return 0
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of the encoded corpus."""
-    from headwise.data.sources.digest import file_digest
-
-    return {path.name: file_digest(path) for path in sorted(folder.glob("cache/encoded/*/*"))}
+    return {**figures, "ids, MiB": n_bytes / MIB}
 
 
 def second_start(folder: Path) -> Figures:
@@ -240,8 +201,8 @@ def _reader(folder: Path) -> dict[str, int]:
     }
 
 
-def measure(n_pairs: int, n_kills: int, compare: bool) -> tuple[Figures, dict[str, Any]]:
-    """Figures of both starts, each in its own process; kills, readers and comparison."""
+def measure(n_pairs: int) -> tuple[Figures, dict[str, list[int]]]:
+    """Figures of both starts, each in its own process, and of the readers."""
     from benchmarks.command import in_own_process
 
     with tempfile.TemporaryDirectory() as name:
@@ -249,30 +210,18 @@ def measure(n_pairs: int, n_kills: int, compare: bool) -> tuple[Figures, dict[st
         start = time.time()
         write_text(folder, n_pairs)
         written = time.time()
-        first, kills = first_start(folder, n_pairs, n_kills)
-        figures = {"write text, s": written - start, **first}
+        figures = {"write text, s": written - start, **first_start(folder)}
         figures |= in_own_process(second_start, folder)
         figures["disk, MiB"] = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / MIB
-        others: dict[str, Any] = {"kills": kills, "readers, MiB": open_at_once(folder)}
-        if compare:
-            resumed = digests(folder)
-            (folder / "cache" / "encoded").rename(folder / "resumed")
-            first_start(folder, n_pairs, 0)
-            others["same_as_straight"] = digests(folder) == resumed
-    return figures, others
+        return figures, open_at_once(folder)
 
 
 def main() -> None:
     from benchmarks.command import arguments, keep
 
-    args = arguments(
-        __doc__,
-        pairs={"type": int, "nargs": "+", "default": SIZES},
-        kills={"type": int, "default": 0, "help": "of the preparing processes, for each size"},
-        compare={"action": "store_true", "help": "with an encoding that is not killed"},
-    )
+    args = arguments(__doc__, pairs={"type": int, "nargs": "+", "default": SIZES})
     sizes = QUICK_SIZES if args.quick else sorted(args.pairs)
-    measured = {n_pairs: measure(n_pairs, args.kills, args.compare) for n_pairs in sizes}
+    measured = {n_pairs: measure(n_pairs) for n_pairs in sizes}
     results = {n_pairs: figures for n_pairs, (figures, _) in measured.items()}
     print(f"{'pairs':20}" + "".join(f"{n_pairs:>14,}" for n_pairs in sizes) + "      exponent")
     for name in results[sizes[0]]:
@@ -281,11 +230,10 @@ def main() -> None:
         growth = math.log(values[-1] / values[0])
         exponent = f"{growth / math.log(sizes[-1] / sizes[0]):14.2f}" if len(sizes) > 1 else ""
         print(f"{name:20}{cells}{exponent}")
-    others = {n_pairs: rest for n_pairs, (_, rest) in measured.items()}
-    for n_pairs, rest in others.items():
-        for name, values in rest.items():
-            print(f"{n_pairs:,} pairs, {name}: {json.dumps(values)}")
-    keep(args.json, {"pairs": results, "runs": others})
+    readers = {n_pairs: memory for n_pairs, (_, memory) in measured.items()}
+    for n_pairs, memory in readers.items():
+        print(f"{n_pairs:,} pairs, readers, MiB: {json.dumps(memory)}")
+    keep(args.json, {"pairs": results, "readers, MiB": readers})
 
 
 if __name__ == "__main__":

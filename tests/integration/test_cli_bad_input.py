@@ -193,6 +193,7 @@ REJECTED_COMMANDS = {
     "train -m hydra/launcher=joblib": (2, "was removed: use hydra/launcher=submitit_local"),
     "train trainer.gradient_sum=flat": (2, "trainer.gradient_sum was removed: gradients"),
     "train activation=relu,silu -m": (2, "activation=silu was removed: use activation=gelu"),
+    "train task.whole_words=true": (2, "task.whole_words was removed: task=masked_lm chooses"),
     "train attention": (2, "is not key=value", "choose attention=alpha_entmax|"),
     "train data=none": (2, "data must be a DataConfig with task=translation"),
     "train data=files": (2, "data.source is missing: set data.source=…"),

@@ -33,8 +33,7 @@ from training_runs import Runs, assert_two_ranks_equal_one
 
 WINDOW = 16
 DOCUMENTS = ["data.documents=line", "data.document_mask=true", "positions=rotary"]
-WORDS = ["task.whole_words=true", "task.mlm_probability=0.3"]
-CASES = pytest.mark.parametrize("changes", [[], [*DOCUMENTS, *WORDS]], ids=["text", "documents"])
+CASES = pytest.mark.parametrize("changes", [[], DOCUMENTS], ids=["text", "documents"])
 SMALL = [
     "task=masked_lm", "data=text", f"data.window={WINDOW}", "tokenizer=bpe",
     "tokenizer.vocab_size=300", "model=tiny", "model.layers=2", "model.d_model=16", "model.d_ff=32",
@@ -143,7 +142,7 @@ def test_page_names_masked_tokens_and_shows_predictions(
 def test_killed_run_resumes_bitwise_equal(runs: Runs, overrides: list[str], tmp_path: Path) -> None:
     weights: list[dict[str, Any]] = []
     for name, signal_at in (("whole", None), ("killed", ("record", 5, 9))):
-        command = [*overrides, *DOCUMENTS, *WORDS, f"paths.outputs={tmp_path / name}"]
+        command = [*overrides, *DOCUMENTS, f"paths.outputs={tmp_path / name}"]
         if signal_at is not None:
             (first,) = runs.ranks(command, 1, signal_at)
             assert first.code == -9
@@ -176,7 +175,6 @@ def test_explicit_task_wins_over_that_of_the_data(make: Any) -> None:
     ("change", "message"),
     [
         ("decode=greedy", "decode must be windows with task=masked_lm, got 'greedy'"),
-        ("task.whole_words=true data.language=ja", "task.whole_words must be false with data.lang"),
         (
             "attention=linformer data.documents=line data.document_mask=true data.dir=/nowhere",
             "attention=linformer cannot be combined with data.document_mask=true",

@@ -21,8 +21,7 @@ from headwise.tasks.stream.masking import (
 )
 from headwise.tasks.stream.stream import TokenStream
 
-BERT = MaskSettings(0.15, 0.8, 0.1, whole_words=False)
-WORDS = replace(BERT, mlm_probability=0.3, whole_words=True)
+BERT = MaskSettings(0.15, 0.8, 0.1)
 BYTES = Tokenizer(BYTE_MODEL)
 TEXT = "".join(f"line {i} has words of {'i' * (i % 7 + 1)}\n" for i in range(40)).encode()
 IDS = (np.frombuffer(TEXT, np.uint8) + N_SPECIALS).astype(np.uint16)
@@ -30,10 +29,10 @@ WINDOW = 20
 
 
 def training(
-    settings: MaskSettings = BERT, max_tokens: int = 4 * WINDOW, seed: int = 1, world_size: int = 1
+    max_tokens: int = 4 * WINDOW, seed: int = 1, world_size: int = 1
 ) -> MaskedTrainingWindows:
     sizes = WINDOW, max_tokens, seed, world_size
-    return MaskedTrainingWindows(TokenStream(IDS), 2, *sizes, masking=Masking(settings, BYTES))
+    return MaskedTrainingWindows(TokenStream(IDS), 2, *sizes, masking=Masking(BERT, BYTES))
 
 
 def evaluation(stream: TokenStream, max_tokens: int = 100) -> MaskedEvaluationWindows:
@@ -101,34 +100,9 @@ def test_masks_of_an_evaluation_are_fixed() -> None:
         assert torch.equal(batch.targets_R, alone[start // WINDOW].targets_R)
 
 
-def test_whole_words_are_chosen() -> None:
-    text = b"the cat sat on\na mat, sadly nobody saw it"
-    stream = TokenStream((np.frombuffer(text, np.uint8) + N_SPECIALS).astype(np.uint16))
-    words = [b"the", b" cat", b" sat", b" on", b"\n"]
-    words += [b"a", b" mat,", b" sadly", b" nobody", b" saw", b" it"]
-    ends = np.cumsum(list(map(len, words)))
-    masking, seen, of_lines = Masking(WORDS, BYTES), set(), set()
-    for seed in range(40):
-        batch = masking.batch(stream, np.zeros(1, int), len(text), np.zeros(1, int), (seed,))
-        chosen = set(batch.scored_R.tolist())
-        n_words = 0
-        of_lines.add((len(b"the cat sat on") in chosen, len(b"the cat sat on\n") in chosen))
-        for word, end in zip(words, ends.tolist(), strict=True):
-            inside = chosen & set(range(end - len(word), end))
-            assert len(inside) in (0, len(word))
-            n_words += bool(inside)
-            seen |= {word} if inside else set()
-        longest = max(map(len, words))
-        assert round(0.3 * len(text)) <= len(chosen) < round(0.3 * len(text)) + longest
-        assert n_words > 1
-    assert seen == set(words)
-    assert of_lines >= {(True, False), (False, True)}  # a line end and the word after it
-
-
-@pytest.mark.parametrize("settings", [BERT, WORDS])
-def test_ranks_together_equal_one_and_know_the_targets_of_all(settings: MaskSettings) -> None:
-    whole = BatchLoader(training(settings, 4 * WINDOW))
-    shares = [BatchLoader(training(settings, 2 * WINDOW, world_size=2), r, 2) for r in range(2)]
+def test_ranks_together_equal_one_and_know_the_targets_of_all() -> None:
+    whole = BatchLoader(training(4 * WINDOW))
+    shares = [BatchLoader(training(2 * WINDOW, world_size=2), r, 2) for r in range(2)]
     for batch in islice(whole, 3 * whole.n_batches):
         parts = [next(share) for share in shares]
         assert {part.global_targets for part in parts} == {batch.n_targets}

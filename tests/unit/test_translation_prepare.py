@@ -19,7 +19,6 @@ from headwise.data.tokenizer_training import train_tokenizer_pair
 from headwise.data.workers import run_in_process
 from headwise.errors import ConfigError, DataError, HeadwiseError
 from headwise.tasks.translation import encoding
-from headwise.tasks.translation.encoding import EncodedShard, ShardEncoder
 from headwise.tasks.translation.epochs import EpochSplits
 from headwise.tasks.translation.prepare import PreparedCorpus
 
@@ -179,13 +178,12 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, victim: str) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("line 3"), OSError(28, "full")])
+@pytest.mark.parametrize("step", ["prepare.train_tokenizer_pair", "encoding.ShardEncoder.encode"])
 def test_interruption_leaves_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "headwise.tasks.translation.prepare.train_tokenizer_pair", Mock(side_effect=error)
-        )
+        patch.setattr(f"headwise.tasks.translation.{step}", Mock(side_effect=error))
         with pytest.raises(type(error)):
             prepare(corpus(), tmp_path)
     assert list((tmp_path / "encoded").iterdir()) == []
@@ -201,76 +199,6 @@ def test_partial_folders_are_ignored(tmp_path: Path) -> None:
     (partial / "rubbish").write_text("x")
     assert contents(prepare(corpus(), tmp_path).folder) == before
     assert not partial.exists()
-
-
-def _prepare_until(shard: int, error: BaseException | None, cache: Path) -> None:
-    """Prepare the corpus; at a shard raise an error, or kill this process."""
-
-    def encode(self: ShardEncoder, number: int) -> EncodedShard:
-        if number == shard:
-            if error is None:
-                os._exit(9)
-            raise error
-        return complete(self, number)
-
-    complete = ShardEncoder.encode
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShardEncoder, "encode", encode)
-        prepare(corpus(), cache)
-
-
-@pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), OSError(28, "full")])
-def test_interrupted_encoding_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
-) -> None:
-    straight = prepare(corpus(), tmp_path / "straight")
-    monkeypatch.setattr(encoding, "SAVE_SECONDS", 0.0)
-    if error is None:
-        context = multiprocessing.get_context("fork")
-        process = context.Process(target=_prepare_until, args=(7, None, tmp_path / "cache"))
-        process.start()
-        process.join()
-        assert process.exitcode == 9
-    else:
-        with pytest.raises(type(error)):
-            _prepare_until(7, error, tmp_path / "cache")
-    (partial,) = (tmp_path / "cache" / "encoded").glob("*.partial")
-    for path in (partial / "train.target", partial / "progress" / "train.kept.offsets"):
-        with open(path, "ab") as file:  # half a shard
-            file.write(b"rubbish")
-
-    other = prepare(corpus(), tmp_path / "cache", options(max_sentence_tokens=90))
-    assert partial.exists()
-    assert other.report["train"] == straight.report["train"]
-    monkeypatch.setattr(
-        "headwise.tasks.translation.prepare.train_tokenizer_pair",
-        lambda *_: pytest.fail("trained again"),
-    )
-    shards = Mock(side_effect=ShardEncoder.encode, autospec=True)
-    monkeypatch.setattr(ShardEncoder, "encode", lambda self, number: shards(self, number))
-    resumed = prepare(corpus(), tmp_path / "cache")
-    assert [call.args[1] for call in shards.call_args_list] == [*range(7, 12), 0]  # train, valid
-    assert contents(resumed.folder) == contents(straight.folder)
-    assert resumed.report == straight.report
-    names = {path.name for path in straight.folder.iterdir()}
-    assert (
-        {path.name for path in resumed.folder.iterdir()}
-        == names
-        == {*contents(straight.folder), "manifest.json"}
-    )
-    assert not partial.exists()
-
-
-@pytest.mark.usefixtures("small_shards")
-def test_lost_rows_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "SAVE_SECONDS", 0.0)
-    with pytest.raises(KeyboardInterrupt):
-        _prepare_until(7, KeyboardInterrupt(), tmp_path)
-    (partial,) = (tmp_path / "encoded").glob("*.partial")
-    (partial / "train.source").write_bytes(b"")
-    with pytest.raises(DataError, match=r"train\.source has lost data .* remove .*\.partial"):
-        prepare(corpus(), tmp_path)
 
 
 def test_empty_splits_and_impossible_limits_are_refused(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ RENAMED: dict[str, str] = {}
 # `CLASS.KEY` of an earlier version -> the values without effect on results; None: all values.
 REMOVED: dict[str, Sequence[Any] | None] = {
     "DecodeConfig.external": None,
+    "MaskedLM.whole_words": (False,),
     "TrainerConfig.gradient_sum": None,
 }
 TARGET = "_target_"

@@ -13,7 +13,6 @@ from headwise.data.sources.digest import combined_digest
 from headwise.files import locked
 
 MANIFEST = "manifest.json"
-PROGRESS = "progress"  # folder with what a build needs that is resumed; removed at its end
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +20,8 @@ log = logging.getLogger(__name__)
 def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """The manifest of `folder`, which `make` fills if it is missing or incomplete.
 
-    `make` fills a temporary folder and returns the manifest (plain types). Concurrent processes
-    wait for the first. The folder is empty, unless an earlier `make` was killed or failed after it
-    had written a .json file to its `PROGRESS` folder: `make` must then resume from there.
+    `make` fills an empty temporary folder and returns the manifest (plain types). Concurrent
+    processes wait for the first.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -57,32 +55,20 @@ def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any
     if folder.exists():
         log.warning("%s is incomplete and is created again", folder)
     partial = folder.with_name(folder.name + ".partial")
-    _remove_unless_resumable(partial)
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
     try:
         partial.mkdir(exist_ok=True)
         manifest = make(partial)
-        names = {path.name for path in partial.iterdir()} - {MANIFEST, PROGRESS}
-        sizes = {name: (partial / name).stat().st_size for name in sorted(names)}
+        sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
         record = json.dumps({"sizes": sizes, "manifest": manifest}, indent=1)
         (partial / MANIFEST).write_text(record, encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
     except BaseException:
-        _remove_unless_resumable(partial)
-        raise
-    shutil.rmtree(folder / PROGRESS, ignore_errors=True)
-    return manifest
-
-
-def is_resumed(folder: Path) -> bool:
-    """Whether `make` resumes a build in this folder."""
-    return any((folder / PROGRESS).glob("*.json"))
-
-
-def _remove_unless_resumable(partial: Path) -> None:
-    if not is_resumed(partial):
         shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return manifest
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -7,17 +7,14 @@ start quickly.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from headwise.errors import DataError
 
 BLOCK_ROWS = 2000  # of text in memory
 
@@ -35,30 +32,13 @@ def with_ending(path: Path, end: str) -> Path:
 
 
 class FlatWriter:
-    """Streams rows to `PATH` and their starts to `PATH.offsets` (int64, one more than rows).
+    """Streams rows to `PATH` and their starts to `PATH.offsets` (int64, one more than rows)."""
 
-    Args:
-        path: of the values.
-        n_rows, n_values, n_bytes: what `flushed` returned, to continue these files there; later
-            rows are removed.
-
-    Raises:
-        DataError: the files are shorter than that.
-    """
-
-    def __init__(self, path: Path, n_rows: int = 0, n_values: int = 0, n_bytes: int = 0) -> None:
-        self._flat = _cut(path, n_bytes)
-        self._offsets = _cut(with_ending(path, ".offsets"), 8 * (n_rows + 1) if n_rows else 0)
-        self.n_rows, self.n_values = n_rows, n_values
-        if not n_rows:
-            self._offsets.write(np.int64(0).tobytes())
-
-    def flushed(self) -> dict[str, int]:
-        """Write all rows to disk; return the arguments with which a writer continues here."""
-        for file in (self._flat, self._offsets):
-            file.flush()
-            os.fsync(file.fileno())
-        return {"n_rows": self.n_rows, "n_values": self.n_values, "n_bytes": self._flat.tell()}
+    def __init__(self, path: Path) -> None:
+        self._flat = open(path, "wb")  # noqa: SIM115
+        self._offsets = open(with_ending(path, ".offsets"), "wb")  # noqa: SIM115
+        self._offsets.write(np.int64(0).tobytes())
+        self.n_rows = self.n_values = 0
 
     def append(self, values: npt.NDArray[Any] | bytes, lengths: Rows) -> None:
         """Append rows: their concatenated values, and the number of values of each."""
@@ -74,17 +54,6 @@ class FlatWriter:
     def __exit__(self, *_: object) -> None:
         self._flat.close()
         self._offsets.close()
-
-
-def _cut(path: Path, n_bytes: int) -> BinaryIO:
-    """A file opened for writing after its first `n_bytes`; the rest is removed."""
-    file = open(path, "r+b" if n_bytes else "wb")  # noqa: SIM115
-    if file.seek(0, os.SEEK_END) < n_bytes:
-        file.close()
-        raise DataError(f"{path} has lost data since it was written: remove {path.parent}")
-    file.truncate(n_bytes)
-    file.seek(n_bytes)
-    return file
 
 
 def _map(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 import sentencepiece
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.store import BLOCK_ROWS, TextStore
+from headwise.data.store import TextStore
 from headwise.data.tokenizer import (
     BOS,
     BYTE_MODEL,
@@ -34,6 +37,7 @@ EXACT: dict[str, Any] = {  # options of a model that spells every byte of a line
     "remove_extra_whitespaces": False,
     "allow_whitespace_only_pieces": True,
 }
+TRAINING_BYTES = 2**25  # of text that is preserved exactly; SentencePiece needs ten times it
 MAX_CHARACTERS = 2**14  # of a line; longer ones are cut to train a tokenizer
 # SentencePiece skips lines with U+2585, and removes its marks; a cut leaves their characters
 SKIPPED = re.compile("\u2585|(?<=<)(?=(?:/?s|unk|pad|0x[0-9A-F]{2})>)")
@@ -96,6 +100,14 @@ def load_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:
     allowed = f"{str(tokenizers.joint).lower()}, as for the tokenizer in {config.folder}"
     require(config.joint == tokenizers.joint, "tokenizer.joint", allowed, config.joint)
     return tokenizers
+
+
+def tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
+    """What the tokens of a text depend on, besides the text."""
+    loaded = load_tokenizers(config)
+    # of the folder its content; dropout is used only to sample an epoch
+    options = asdict(config) | {"folder": loaded and loaded.fingerprint(), "dropout": 0.0}
+    return {"sentencepiece": importlib.metadata.version("sentencepiece"), "tokenizer": options}
 
 
 def vocabulary_limits(config: TokenizerConfig) -> dict[str, int]:
@@ -203,18 +215,31 @@ def train_tokenizer_pair(
 
 def sample_sentences(stores: list[TextStore], limit: int, seed: int) -> Iterator[str]:
     """All sentences of all stores in order, or a uniform sample of `limit` of them."""
-    n_sentences = sum(len(store) for store in stores)
+    sentences = chain.from_iterable(stores)
+    n_sentences = sum(map(len, stores))
     if n_sentences <= limit:
-        chosen = np.arange(n_sentences)
-    else:
-        generator = np.random.default_rng(seed)
-        chosen = np.sort(generator.choice(n_sentences, limit, replace=False, shuffle=False))
-    first = 0
-    for store in stores:
-        rows = chosen[(chosen >= first) & (chosen < first + len(store))] - first
-        for start in range(0, len(rows), BLOCK_ROWS):
-            yield from store.read(rows[start : start + BLOCK_ROWS])
-        first += len(store)
+        return sentences
+    generator = np.random.default_rng(seed)
+    is_chosen = np.zeros(n_sentences, bool)
+    is_chosen[generator.choice(n_sentences, limit, replace=False, shuffle=False)] = True
+    return compress(sentences, is_chosen)
+
+
+def exact_tokenizer(config: TokenizerConfig, read: Callable[[], Iterator[bytes]]) -> Tokenizer:
+    """The tokenizer that a config names, or one trained on the lines that `read` yields."""
+    loaded = load_tokenizers(config)
+    if loaded is not None:
+        return loaded.source
+    return train_tokenizer(sample_lines(read, config.max_training_sentences), config, exact=True)
+
+
+def sample_lines(read: Callable[[], Iterator[bytes]], limit: int) -> Iterator[str]:
+    """All lines that `read` yields, or a sample of about `limit`, or of `TRAINING_BYTES`."""
+    lengths = np.fromiter(map(len, read()), np.int64)
+    share = min(limit / max(len(lengths), 1), TRAINING_BYTES / max(int(lengths.sum()), 1))
+    is_chosen = np.random.default_rng(0).random(len(lengths)) < share
+    for line in compress(read(), is_chosen):
+        yield line.removesuffix(b"\n").decode(errors="ignore")
 
 
 def _explain(error: RuntimeError, config: TokenizerConfig) -> ConfigError | DataError:

@@ -14,9 +14,9 @@ import numpy as np
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import prepared
 from headwise.data.lossless import lossless
-from headwise.data.prepare import exact_tokenizer, tokenizer_identity
 from headwise.data.store import FlatWriter, IdStore, id_dtype
 from headwise.data.tokenizer import COLUMN, EOS, TOKENIZER, Tokenizer
+from headwise.data.tokenizer_training import exact_tokenizer, tokenizer_identity
 from headwise.errors import DataError
 from headwise.progress import progress_bar
 from headwise.tasks.classification.inputs import (

@@ -15,7 +15,6 @@ from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.lossless import ids_text
 from headwise.errors import require
-from headwise.languages import has_spaces
 from headwise.metrics.metric import Metric, percent
 from headwise.model.family import Model
 from headwise.tasks.reading import Axes, Reading
@@ -47,7 +46,6 @@ class MaskedLM(StreamTask):
         mlm_probability: share of the tokens of a window that are predicted; at least one is.
         mask_replace_prob: share of these tokens that the mask token replaces.
         random_replace_prob: share that random tokens replace; the others are not replaced.
-        whole_words: choose all tokens of a word together.
     """
 
     name = "masked_lm"
@@ -59,11 +57,9 @@ class MaskedLM(StreamTask):
         mlm_probability: float = 0.15,
         mask_replace_prob: float = 0.8,
         random_replace_prob: float = 0.1,
-        whole_words: bool = False,
     ) -> None:
         super().__init__(config)
-        shares = mlm_probability, mask_replace_prob, random_replace_prob
-        self.settings = MaskSettings(*shares, whole_words)
+        self.settings = MaskSettings(mlm_probability, mask_replace_prob, random_replace_prob)
 
     def own_metrics(self, unit: str, part: str) -> Sequence[Metric]:
         """See `StreamTask.own_metrics`: bits per masked token, and accuracy."""
@@ -73,12 +69,6 @@ class MaskedLM(StreamTask):
             "masked_accuracy", "higher", percent, (2, 3), *about, "masked accuracy (%)"
         )
         return [replace(metric, counts={"n_scored": 2}) for metric in (bits, accuracy)]
-
-    def check(self) -> None:
-        super().check()
-        code, words = self.config.data.language, self.settings.whole_words
-        allowed = f"false with data.language={code}, which has no spaces between words"
-        require(not (words and code) or has_spaces(code), "task.whole_words", allowed, words)
 
     def check_search(self) -> None:
         """See `StreamTask.check_search`; windows do not overlap."""

@@ -3,20 +3,18 @@
 p · n of the n tokens of a window are chosen (at least one), as in section 3.1 of the paper. The
 model reads `MASK` for most of them, a random token for some, and the others unchanged.
 
-Axes: B windows, N tokens of a window, T tokens and W words of all windows, V vocabulary.
+Axes: B windows, N tokens of a window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from headwise.data.batch import Batch
-from headwise.data.lossless import lossless
 from headwise.data.tokenizer import MASK, N_SPECIALS, Tokenizer
 from headwise.errors import require
 from headwise.tasks.stream.stream import TokenStream
@@ -42,13 +40,11 @@ class MaskSettings:
         mlm_probability: share of the tokens of a window that are chosen.
         mask_replace_prob: share of the chosen ones that `MASK` replaces.
         random_replace_prob: share that random tokens replace.
-        whole_words: choose words, until they have that many tokens.
     """
 
     mlm_probability: float
     mask_replace_prob: float
     random_replace_prob: float
-    whole_words: bool
 
     def __post_init__(self) -> None:
         share, shares = self.mlm_probability, (self.mask_replace_prob, self.random_replace_prob)
@@ -67,8 +63,7 @@ class MaskSettings:
     def __str__(self) -> str:
         """The settings as a part of a metric's signature."""
         shares = f"mask:{self.mask_replace_prob}|random:{self.random_replace_prob}"
-        words = "|whole_words" if self.whole_words else ""
-        return f"mlm_probability:{self.mlm_probability}|{shares}{words}"
+        return f"mlm_probability:{self.mlm_probability}|{shares}"
 
 
 @dataclass(frozen=True)
@@ -86,47 +81,16 @@ class Masking:
         draws = [np.random.default_rng([*seed, int(i)]).random((3, window)) for i in starts_B]
         draws_BKN = np.reshape(draws, (-1, 3, window))[..., : ids_BN.shape[1]]
         order_BN, kinds_BN, others_BN = np.moveaxis(draws_BKN, 1, 0)
-        is_chosen_BN = self._chosen(ids_BN, is_real_BN, order_BN)
+        is_chosen_BN = self._chosen(is_real_BN, order_BN)
         inputs_BN = self._replaced(ids_BN, is_chosen_BN, kinds_BN, others_BN)
         column = window_column(stream, inputs_BN, positions_BN, is_real_BN)
         return scored_batch(column, is_chosen_BN, ids_BN, rows)
 
-    def _chosen(self, ids_BN: Ints, is_real_BN: Bools, order_BN: Floats) -> Bools:
-        """Whether a token is chosen: in each window, those words that are first in the order.
-
-        The order of a word is that of its first token; without `whole_words` every token is a word.
-        """
-        is_start_T = self._is_start(ids_BN)[is_real_BN]
-        word_T = np.cumsum(is_start_T) - 1
-        row_W = np.nonzero(is_real_BN)[0][is_start_T]
-        sorted_W = np.lexsort((order_BN[is_real_BN][is_start_T], row_W))  # by row, which stays
-        sizes_W = np.bincount(word_T)[sorted_W]
-        lengths_B = is_real_BN.sum(1)
-        before_W = np.cumsum(sizes_W) - sizes_W - (np.cumsum(lengths_B) - lengths_B)[row_W]
-        is_chosen_W = np.zeros(len(row_W), bool)
-        is_chosen_W[sorted_W] = before_W < self.settings.n_chosen(lengths_B)[row_W]
-        is_chosen_BN = np.zeros(ids_BN.shape, bool)
-        is_chosen_BN[is_real_BN] = is_chosen_W[word_T]
-        return is_chosen_BN
-
-    def _is_start(self, ids_BN: Ints) -> Bools:
-        """Whether a token starts a word: the first of a window or a line, or white space."""
-        if not self.settings.whole_words:
-            return np.ones(ids_BN.shape, bool)
-        is_space_V, is_line_V = self._spaces
-        is_start_BN = is_space_V[ids_BN]
-        is_start_BN[:, 1:] |= is_line_V[ids_BN[:, :-1]]
-        is_start_BN[:, :1] = True
-        return is_start_BN
-
-    @cached_property
-    def _spaces(self) -> tuple[Bools, Bools]:
-        """Tokens that start with white space, and those that end a line; (V,) each."""
-        spellings = lossless(self.tokenizer).spellings
-        return (
-            np.array([spelling[:1].isspace() for spelling in spellings]),
-            np.array([spelling.endswith(b"\n") for spelling in spellings]),
-        )
+    def _chosen(self, is_real_BN: Bools, order_BN: Floats) -> Bools:
+        """Whether a token is chosen: in each window, those that are first in the order."""
+        last_BN = np.where(is_real_BN, order_BN, np.inf)
+        ranks_BN = last_BN.argsort(1, kind="stable").argsort(1)
+        return ranks_BN < self.settings.n_chosen(is_real_BN.sum(1))[:, None]
 
     def _replaced(
         self, ids_BN: Ints, is_chosen_BN: Bools, kinds_BN: Floats, others_BN: Floats
@@ -147,9 +111,6 @@ class MaskedTrainingWindows(TrainingWindows):
     masking: Masking
 
     def n_targets(self, epoch: int, rows: Ints) -> int:
-        """See `Examples.n_targets`: that of words is found by drawing them."""
-        if self.masking.settings.whole_words:
-            return self.collate(epoch, rows).n_targets
         return len(rows) * int(self.masking.settings.n_chosen(np.array(self.window)))
 
     def collate(self, epoch: int, rows: Ints) -> Batch:

@@ -19,10 +19,13 @@ from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import prepared
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.lossless import lossless, n_lines
-from headwise.data.prepare import exact_tokenizer, tokenizer_identity
 from headwise.data.store import id_dtype
 from headwise.data.tokenizer import COLUMN, TOKENIZER, Tokenizer
-from headwise.data.tokenizer_training import check_tokenizer_config
+from headwise.data.tokenizer_training import (
+    check_tokenizer_config,
+    exact_tokenizer,
+    tokenizer_identity,
+)
 from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
 from headwise.progress import progress_bar

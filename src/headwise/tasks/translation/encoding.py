@@ -7,35 +7,25 @@ quickly.
 from __future__ import annotations
 
 import functools
-import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import sentencepiece
 
-from headwise.data.cache import PROGRESS
-from headwise.data.store import FlatWriter, IdStore, TextStore, with_ending
-from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
+from headwise.data.store import FlatWriter, TextStore, with_ending
+from headwise.data.tokenizer import UNK, TokenizerPair
 from headwise.data.workers import in_order, n_cores
-from headwise.files import read_json, write_json
 from headwise.progress import progress_bar
 
 Ints = npt.NDArray[np.integer[Any]]
 
 SHARD_PAIRS = 2000  # affects the samples of BPE-dropout: a new value needs a new cache format
 POOL_PAIRS = 50_000  # below this, starting processes takes longer than they save
-MAX_CACHED_WORDS = 100_000  # per encoder; about 20 MB
-WORD_START = "\u2581"  # a space in SentencePiece
-SAVE_SECONDS = 5.0  # between two records of how far the encoding is
-
-log = logging.getLogger(__name__)
 
 FlatRows = tuple[Ints, npt.NDArray[np.int64]]  # values of all rows, and the length of each
 
@@ -72,10 +62,8 @@ class EncodedShard(NamedTuple):
     kept: npt.NDArray[np.int64]
 
 
-def encode_corpus(
-    job: EncodingJob, n_workers: int | None, first: int = 0
-) -> Iterator[EncodedShard]:
-    """Yield the shards in order from number `first`, with at most a few of them in memory.
+def encode_corpus(job: EncodingJob, n_workers: int | None) -> Iterator[EncodedShard]:
+    """Yield the shards in order, with at most a few of them in memory.
 
     `n_workers` None means one process per core; a small corpus is always encoded in this process.
     """
@@ -83,7 +71,7 @@ def encode_corpus(
     n_shards = -(-n_pairs // job.shard_pairs)
     n_workers = 1 if n_pairs < POOL_PAIRS else min(n_workers or n_cores(), n_shards)
     make = functools.partial(_shard_encoder, job)
-    yield from (encoded for _, encoded in in_order(make, range(first, n_shards), n_workers))
+    yield from (encoded for _, encoded in in_order(make, range(n_shards), n_workers))
 
 
 def write_encoded(
@@ -91,41 +79,26 @@ def write_encoded(
 ) -> dict[str, Any]:
     """Write the ids to `PATH.source` and `PATH.target`, and the kept rows to `PATH.rows.npy`.
 
-    How many shards are written is recorded every `SAVE_SECONDS` in the folder `PROGRESS` beside
-    them. A later call with the same arguments continues after those, with the same files as result.
     Returns counts: pairs kept and dropped, tokens, their mean per sentence, the share of unk.
     """
     n_pairs = len(job.row_numbers())
-    record = path.parent / PROGRESS / f"{path.name}.json"
-    record.parent.mkdir(exist_ok=True)
-    kept_rows = record.with_suffix(".kept")  # a row of this file has the rows of a shard
-    saved = read_json(record, missing_ok=True)
-    source_saved, target_saved, kept_saved = saved.get("files", ({}, {}, {}))
-    n_unknown, n_done = saved.get("n_unknown", [0, 0]), kept_saved.get("n_rows", 0)
-    if n_done:
-        log.info("%s: continuing after %d shards", path.name, n_done)
-    # A small corpus is encoded before the first record is due.
-    due = time.monotonic() + (SAVE_SECONDS if n_pairs < POOL_PAIRS else 0)
+    n_unknown = [0, 0]
     with (
         progress_bar(f"encoding {path.name}", progress, n_pairs) as bar,
-        FlatWriter(with_ending(path, ".source"), **source_saved) as source,
-        FlatWriter(with_ending(path, ".target"), **target_saved) as target,
-        FlatWriter(kept_rows, **kept_saved) as kept,
+        FlatWriter(with_ending(path, ".source")) as source,
+        FlatWriter(with_ending(path, ".target")) as target,
+        open(with_ending(path, ".rows.npy"), "wb") as rows,
     ):
-        bar.update(n_done * job.shard_pairs)
-        for shard in encode_corpus(job, n_workers, n_done):
+        _write_header(rows, n_pairs)
+        for shard in encode_corpus(job, n_workers):
             for side, writer in enumerate((source, target)):
                 ids, lengths = shard.sides[side]
                 writer.append(ids, lengths)
                 n_unknown[side] += int((ids == UNK).sum())
-            kept.append(shard.kept, np.array([len(shard.kept)]))
+            rows.write(shard.kept.tobytes())
             bar.update(job.shard_pairs)
-            if time.monotonic() >= due:
-                files = [writer.flushed() for writer in (source, target, kept)]
-                write_json(record, {"n_unknown": n_unknown, "files": files})
-                due = time.monotonic() + SAVE_SECONDS
-    rows = IdStore.open(kept_rows, np.int64).flat  # mapped, so that they take no memory
-    np.save(with_ending(path, ".rows.npy"), rows)
+        rows.seek(0)
+        _write_header(rows, source.n_rows)
     counts: dict[str, Any] = {"pairs": source.n_rows, "dropped_too_long": n_pairs - source.n_rows}
     for side, name, writer in ((0, "source", source), (1, "target", target)):
         counts[f"{name}_pieces"] = writer.n_values
@@ -134,17 +107,19 @@ def write_encoded(
     return counts
 
 
+def _write_header(file: BinaryIO, n_rows: int) -> None:
+    """The header of a .npy file of int64; numpy gives it one size for any number of rows."""
+    header = {"descr": "<i8", "fortran_order": False, "shape": (n_rows,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
 class ShardEncoder:
     """Encodes numbered shards of one job."""
 
     def __init__(self, job: EncodingJob) -> None:
         self._job = job
         self._texts = [TextStore(path) for path in job.text]
-        source, target = job.tokenizers.source, job.tokenizers.target
-        self._tokenizers = [source, target]
-        first = WordEncoder(source, job.tokenizers.id_dtype)
-        second = WordEncoder(target, job.tokenizers.id_dtype)
-        self._encoders = [first, first if target is source else second]
+        self._tokenizers = [job.tokenizers.source, job.tokenizers.target]
         self._rows = job.row_numbers()
 
     def encode(self, shard: int) -> EncodedShard:
@@ -160,7 +135,7 @@ class ShardEncoder:
         job, tokenizer = self._job, self._tokenizers[side]
         sentences = self._texts[side].read(rows)
         if job.dropout == 0:
-            return self._encoders[side].encode(sentences)
+            return _flat(tokenizer.encode(sentences), job.tokenizers.id_dtype)
         sampled = tokenizer.encode_sampled(
             sentences, job.dropout, [job.seed, job.epoch, shard, side]
         )
@@ -169,58 +144,6 @@ class ShardEncoder:
         for i, ids in zip(long, tokenizer.encode([sentences[i] for i in long]), strict=True):
             sampled[i] = ids
         return _flat(sampled, job.tokenizers.id_dtype)
-
-
-class WordEncoder:
-    """Encodes sentences; caches the ids of words if they do not depend on the sentence.
-
-    BPE without pieces that contain a space after a letter merges nothing across words, so that the
-    ids of a sentence are the concatenated ids of its words (`merges_within_words`). Sentences of
-    other models are encoded as a whole.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, dtype: npt.DTypeLike) -> None:
-        self._tokenizer = tokenizer
-        self._dtype = np.dtype(dtype)
-        self._by_word = merges_within_words(tokenizer)
-        self._cache: dict[str, bytes] = {}  # word -> its ids
-
-    def encode(self, sentences: list[str]) -> FlatRows:
-        """Concatenated ids of all sentences, and the length of each."""
-        # SentencePiece treats the mark as a space, and strips it at the end of a text
-        if not self._by_word or any(WORD_START in text for text in sentences):
-            return _flat(self._tokenizer.encode(sentences), self._dtype)
-        rows = [text.split() for text in sentences]
-        new = list(set().union(*rows).difference(self._cache))
-        flat, lengths = _flat(self._tokenizer.encode(new), self._dtype)
-        ids, ends = flat.tobytes(), (np.cumsum(lengths) * self._dtype.itemsize).tolist()
-        spans = zip(new, [0, *ends], ends, strict=False)
-        self._cache.update((word, ids[start:end]) for word, start, end in spans)
-        parts = [b"".join(map(self._cache.__getitem__, row)) for row in rows]
-        n_bytes = np.fromiter(map(len, parts), np.int64, len(parts))
-        if len(self._cache) > MAX_CACHED_WORDS:
-            self._cache.clear()
-        return np.frombuffer(b"".join(parts), self._dtype), n_bytes // self._dtype.itemsize
-
-
-def merges_within_words(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer is BPE without a piece that extends over the start of a word."""
-    if tokenizer.is_byte:
-        return False
-    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model_bytes)
-    learned = [
-        piece
-        for piece in range(tokenizer.vocab_size)
-        if not (processor.is_control(piece) or processor.is_unknown(piece))
-        and not processor.is_byte(piece)
-    ]
-    # scores of BPE pieces are minus the order in which they were learned, others log probabilities
-    is_bpe = all(processor.get_score(piece) == -rank for rank, piece in enumerate(learned))
-    spellings = [processor.id_to_piece(piece) for piece in learned]
-    # if the mark is not a piece it is unknown, and adjacent unknown pieces become one
-    is_separate = WORD_START in spellings and not any(WORD_START in s[1:] for s in spellings)
-    # some models omit the mark before the first word of a sentence
-    return is_bpe and is_separate and processor.encode("a", out_type=str)[0].startswith(WORD_START)
 
 
 def _flat(rows: list[list[int]], dtype: npt.DTypeLike) -> FlatRows:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import is_resumed, prepared
-from headwise.data.prepare import tokenizer_identity
+from headwise.data.cache import prepared
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
     load_tokenizers,
+    tokenizer_identity,
     train_tokenizer_pair,
 )
 from headwise.data.workers import run_in_process
@@ -138,11 +138,8 @@ def prepare_corpus(
     def make(folder: Path) -> dict[str, Any]:
         train_text = corpus.train_text(progress)
         valid_text = corpus.text(corpus.config.valid, progress)
-        if is_resumed(folder):
-            tokenizers = TokenizerPair.load(folder)
-        else:
-            tokenizers = load_tokenizers(config) or _trained(train_text, config)
-            tokenizers.save(folder)
+        tokenizers = load_tokenizers(config) or _trained(train_text, config)
+        tokenizers.save(folder)
         log.info("encoding %s pairs", f"{len(train_text):,}")
         job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_tokens)
         train = write_encoded(job, folder / "train", n_workers, progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -57,25 +56,19 @@ def test_quick_run_prints_every_part_and_saves_nothing(
     assert not (tmp_path / "benchmarks").exists()
 
 
-def test_full_run_saves_figures_by_threads_and_history(
+def test_full_run_saves_figures_by_threads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, set_threads: Callable[[int], None]
 ) -> None:
     figures = [everything.Figure("a / b", 0.5, 1.0), everything.Figure("c / d", 0.5, 1.0, False)]
     assert [figure.is_met for figure in figures] == [True, False]
     monkeypatch.setattr(everything, "RESULTS", tmp_path / "results" / "benchmarks")
     monkeypatch.setattr(everything, "PARTS", {"one": lambda quick: figures})
-    monkeypatch.setattr("sys.argv", ["benchmarks"])
-    (tmp_path / "results").mkdir()
-    everything.main()
     monkeypatch.setattr("sys.argv", ["benchmarks", "--threads", "1", "2"])
     everything.main()
     set_threads(1)
-    folder = tmp_path / "results" / "benchmarks"
-    history = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["threads"] for line in history] == [1, 1, 2]
-    for n_threads, line in ((1, history[1]), (2, history[2])):
-        results = json.loads((folder / f"threads_{n_threads}.json").read_text(encoding="utf-8"))
-        assert results == json.loads(line)
+    for n_threads in (1, 2):
+        results = read_json(tmp_path / "results" / "benchmarks" / f"threads_{n_threads}.json")
+        assert results["threads"] == n_threads
         assert [figure["name"] for figure in results["figures"]] == ["a / b", "c / d"]
 
 

@@ -28,9 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.clock import medians
+from benchmarks.clock import added_bytes, medians
 from benchmarks.command import arguments, in_own_process, keep
-from benchmarks.resident import added_bytes
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place

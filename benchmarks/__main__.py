@@ -5,18 +5,15 @@
 Each figure is a ratio of medians of contenders that ran interleaved in one process. The table shows
 each value and its goal. Figures that need a missing package (the public entmax package) are left
 out. A full run takes about twenty minutes per thread count. It writes
-`results/benchmarks/threads_<N>.json` and adds a line to `results/benchmarks/history.jsonl`, unless
-`--quick` or `--only`. The parts print more when run alone: `python -m benchmarks.entmax`,
-`.length`, `.matmul_share`, `.decoding`, `.own_models`.
+`results/benchmarks/threads_<N>.json`, unless `--quick` or `--only`. The parts print more when run
+alone: `python -m benchmarks.entmax`, `.length`, `.matmul_share`, `.decoding`, `.own_models`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -172,17 +169,8 @@ def main() -> None:
             part_records += [asdict(figure) for figure in figures]
         records.append({"kernels": kernels, "threads": n_threads, "figures": part_records})
         if not args.quick and args.only == list(PARTS):
-            keep(records[-1])
+            command.keep(RESULTS / f"threads_{n_threads}.json", records[-1])
     command.keep(args.json, {"runs": records})
-
-
-def keep(record: dict[str, Any]) -> None:
-    """Write a full run to its file by number of threads, and append it to the history."""
-    path = RESULTS / f"threads_{record['threads']}.json"
-    command.keep(path, record)
-    with (RESULTS / "history.jsonl").open("a", encoding="utf-8") as history:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        history.write(json.dumps(saved, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

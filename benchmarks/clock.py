@@ -1,4 +1,4 @@
-"""Timing and the description of the machine, for all benchmarks."""
+"""Time and memory of calls, and the description of the machine, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def seconds(call: Callable[[], object], until_done: bool = True) -> float:
@@ -46,6 +48,21 @@ def medians(
             if repeat:
                 taken[name].append(spent)
     return {name: statistics.median(spent) for name, spent in taken.items()}
+
+
+def added_bytes(call: Callable[[], object]) -> int | None:
+    """Return the peak increase of the resident set during a call; None without Linux."""
+    if not _RESET.exists():
+        return None
+    before = _resident("VmRSS")
+    _RESET.write_text("5")  # resets the peak
+    call()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
 
 
 @contextmanager

@@ -1,34 +1,29 @@
 """Time and memory of preparing a large corpus, on generated text, and how they grow.
 
-    python -m benchmarks.corpus_memory [--pairs 100000 1000000 4500000] [--json FILE]
+    python -m benchmarks.corpus_memory [--pairs 100000 1000000 4500000] [--quick] [--json FILE]
 
 Writes text of about 25 words a sentence from a Zipf vocabulary to disk (in TMPDIR). For each size a
-process prepares it with a joint BPE tokenizer, as `scripts/prepare.py` does. Another process opens
-the result, plans an epoch and takes its batches; then 8 processes open it at once and read all ids.
-Prints seconds and the peak memory of the process and its workers in each phase, and the exponent
-with which they grow from the smallest size to the largest (1 is linear, 0 constant). 4.5 million
-pairs are the size of WMT14 En-De; the tokenizer is trained on a sample of at most 2 million
-sentences.
+process prepares it with a joint BPE tokenizer, as `scripts/prepare.py` does; another opens the
+result, plans an epoch and takes its batches. Prints seconds and the peak memory of the process and
+its workers in each phase, and the exponent with which they grow from the smallest size to the
+largest (1 is linear, 0 constant). 4.5 million pairs are the size of WMT14 En-De; the tokenizer is
+trained on a sample of at most 2 million sentences.
 
 Memory is anonymous memory (Linux): the rest of the resident set is pages of mapped files
-(libraries, the ids), which processes share and the system can free.
-
-Disk: about 800 bytes a pair.
+(libraries, the ids), which processes share and the system can free. On disk a pair takes about 800
+bytes.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import multiprocessing
 import os
 import re
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,8 +35,6 @@ if TYPE_CHECKING:
 SIZES, QUICK_SIZES = (100_000, 1_000_000, 4_500_000), (2_000, 8_000)
 MIB = 2**20
 MAX_TRAINING_SENTENCES = 2_000_000  # of both sides
-N_READERS = 8
-SPAWN = multiprocessing.get_context("spawn")
 FIRST_PHASES = ("read", "tokenizer", "encode")
 SECOND_PHASES = ("second start", "plan", "batches")
 Figures = dict[str, float]  # "phase, unit" -> seconds or MiB
@@ -68,18 +61,17 @@ def write_text(folder: Path, n_pairs: int) -> None:
 
 
 class Phases(threading.Thread):
-    """Samples the anonymous memory of the process `pid` and all below it every 50 ms."""
+    """Samples the anonymous memory of this process and all below it every 50 ms."""
 
-    def __init__(self, pid: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.pid = pid or os.getpid()
         self._samples: list[tuple[float, int]] = []
         self._done = threading.Event()
 
     def run(self) -> None:
         """Until the block ends."""
         while not self._done.wait(0.05):
-            self._samples.append((time.time(), _anonymous(self.pid)))
+            self._samples.append((time.time(), _anonymous(os.getpid())))
 
     def __enter__(self) -> Phases:
         self.start()
@@ -133,20 +125,13 @@ def first_start(folder: Path) -> Figures:
     """Figures of the preparation."""
     with Phases() as phases:
         start = time.time()
-        process = SPAWN.Process(target=prepare, args=(folder,))
-        process.start()
-        phases.pid = process.pid or 0
-        process.join()
-    if process.exitcode:
-        raise SystemExit(f"the preparation ended with {process.exitcode}")
+        prepare(folder)
     (text,) = folder.glob("cache/corpora/zipf/train-cleaned-*/manifest.json")
     (encoded,) = folder.glob("cache/encoded/*/manifest.json")
     files = (text, encoded.with_name("tokenizer.model"), encoded)
     figures = phases.figures(FIRST_PHASES, [start, *(file.stat().st_mtime for file in files)])
-    n_bytes = sum(
-        encoded.with_name(f"train.{side}").stat().st_size for side in ("source", "target")
-    )
-    return {**figures, "ids, MiB": n_bytes / MIB}
+    ids = (encoded.with_name(f"train.{side}") for side in ("source", "target"))
+    return {**figures, "ids, MiB": sum(file.stat().st_size for file in ids) / MIB}
 
 
 def second_start(folder: Path) -> Figures:
@@ -167,53 +152,17 @@ def second_start(folder: Path) -> Figures:
     return phases.figures(SECOND_PHASES, marks)
 
 
-def open_at_once(folder: Path) -> dict[str, list[int]]:
-    """Anonymous and file memory (MiB) of processes that open the corpus at once."""
-    with SPAWN.Pool(N_READERS, _set_barrier, (SPAWN.Barrier(N_READERS),)) as pool:
-        readers = pool.map(_reader, [folder] * N_READERS, chunksize=1)
-    return {name: [round(reader[name] / MIB) for reader in readers] for name in readers[0]}
-
-
-_barrier: Barrier  # of the readers
-
-
-def _set_barrier(barrier: Barrier) -> None:
-    global _barrier
-    _barrier = barrier
-
-
-def _reader(folder: Path) -> dict[str, int]:
-
-    imported = _anonymous(os.getpid())
-    prepared = prepare(folder)
-    _barrier.wait()
-    for store in (prepared.train.source, prepared.train.target):
-        for array in (store.flat, store.offsets):
-            for first in range(0, len(array), MIB):
-                array[first : first + MIB].max()
-    _barrier.wait()  # all hold what they have read
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    mapped = re.search(r"RssFile:\s*(\d+) kB", status)
-    return {
-        "imported": imported,
-        "opened and read": _anonymous(os.getpid()),
-        "mapped files": int(mapped[1]) * 1024 if mapped else 0,
-    }
-
-
-def measure(n_pairs: int) -> tuple[Figures, dict[str, list[int]]]:
-    """Figures of both starts, each in its own process, and of the readers."""
+def measure(n_pairs: int) -> Figures:
+    """Figures of both starts, each in its own process."""
     from benchmarks.command import in_own_process
 
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        start = time.time()
+        folder, start = Path(name), time.time()
         write_text(folder, n_pairs)
-        written = time.time()
-        figures = {"write text, s": written - start, **first_start(folder)}
-        figures |= in_own_process(second_start, folder)
+        figures = {"write text, s": time.time() - start}
+        figures |= in_own_process(first_start, folder) | in_own_process(second_start, folder)
         figures["disk, MiB"] = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / MIB
-        return figures, open_at_once(folder)
+    return figures
 
 
 def main() -> None:
@@ -221,8 +170,7 @@ def main() -> None:
 
     args = arguments(__doc__, pairs={"type": int, "nargs": "+", "default": SIZES})
     sizes = QUICK_SIZES if args.quick else sorted(args.pairs)
-    measured = {n_pairs: measure(n_pairs) for n_pairs in sizes}
-    results = {n_pairs: figures for n_pairs, (figures, _) in measured.items()}
+    results = {n_pairs: measure(n_pairs) for n_pairs in sizes}
     print(f"{'pairs':20}" + "".join(f"{n_pairs:>14,}" for n_pairs in sizes) + "      exponent")
     for name in results[sizes[0]]:
         values = [max(results[n_pairs][name], 1e-9) for n_pairs in sizes]
@@ -230,10 +178,7 @@ def main() -> None:
         growth = math.log(values[-1] / values[0])
         exponent = f"{growth / math.log(sizes[-1] / sizes[0]):14.2f}" if len(sizes) > 1 else ""
         print(f"{name:20}{cells}{exponent}")
-    readers = {n_pairs: memory for n_pairs, (_, memory) in measured.items()}
-    for n_pairs, memory in readers.items():
-        print(f"{n_pairs:,} pairs, readers, MiB: {json.dumps(memory)}")
-    keep(args.json, {"pairs": results, "readers, MiB": readers})
+    keep(args.json, {"pairs": results})
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Shared code of the GPU benchmarks: check against float64, time by device events, save."""
+"""Shared code of the GPU benchmarks: time by device events, save."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.command import arguments, keep
 from headwise.ops import dispatch
@@ -30,37 +29,19 @@ def milliseconds(call: Callable[[], object]) -> float:
     return float(start.elapsed_time(end))
 
 
-def are_near(name: str, results: Sequence[Sequence[Tensor]], bounds: Sequence[float]) -> bool:
-    """Whether each of ours is within its bound of float64's: |a - b| / |b|, Frobenius.
-
-    Args:
-        name: printed with the errors.
-        results: ours, and those in float64.
-        bounds: one per result; the last applies to all further results.
-    """
-    errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(*results, strict=True)]
-    last = len(bounds) - 1
-    are_within = all(error <= bounds[min(i, last)] for i, error in enumerate(errors))
-    shown = "  ".join(f"{error:.1e}" for error in errors)
-    print(f"  {shown}  {'' if are_within else 'OUT OF BOUNDS '}{name}", flush=True)
-    return are_within
-
-
 def main(
     about: str | None,
     name: str,
     measure: Callable[[Namespace], Rows],
-    is_correct: Callable[[str], bool] = lambda device: True,
     needs_kernels: bool = True,
     **options: dict[str, Any],
 ) -> int:
-    """Run a GPU benchmark; the status is 1 if kernels do not run, are wrong, or torch replaced one.
+    """Run a GPU benchmark; the status is 1 if kernels do not run or torch replaced a wrong one.
 
     Args:
         about: as for `benchmarks.command.arguments`, as are the options.
         name: default name of the result file.
         measure: arguments -> rows, each saved at once, so that an error loses none.
-        is_correct: called first, with the device.
         needs_kernels: whether Triton must run; else torch alone is measured without it.
     """
     if torch.cuda.is_available():
@@ -74,8 +55,6 @@ def main(
         print(f"{'the kernels cannot run here' if needs_kernels else 'torch alone'}: {reason}")
         if needs_kernels:
             return 1
-    if not is_correct("cuda") or dispatch.failures():
-        return 1
     rows: list[dict[str, Any]] = []
     for row in measure(args):
         rows.append(row)

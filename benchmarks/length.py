@@ -28,9 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.clock import medians
+from benchmarks.clock import added_bytes, medians
 from benchmarks.command import arguments, in_own_process, keep
-from benchmarks.resident import added_bytes
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
@@ -156,12 +155,12 @@ def main() -> None:
     alone = {"action": "store_true", "help": "attention without projections, long input"}
     args = arguments(__doc__, alone=alone)
     setting = ALONE if args.alone else LAYERS
-    repeats = 3 if args.quick else 7
+    repeats, lengths = (3, setting.lengths[:2]) if args.quick else (7, setting.lengths)
     sizes = f"{setting.heads} heads of {setting.head_dim}"
     print(f"one layer, forward and backward, {sizes}; medians of {repeats}")
     names = variants(setting)
     rows: dict[str, Row] = {name: {"seconds": {}, "memory": {}} for name in names}
-    for length in setting.lengths:
+    for length in lengths:
         print(f"{length} positions, stride {setting.stride or math.isqrt(length)}", flush=True)
         for name in list(names):
             if 4 * (rows[name]["memory"].get(length // 2) or 0) > MAX_GIB * 2**30:

@@ -93,14 +93,30 @@ class TestAgainstFloat64:
 
     @kernels
     @pytest.mark.parametrize(
-        ("dtype", "bound"), [(torch.bfloat16, 1.5e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"]
+        ("dtype", "head_dim", "bound"),
+        [
+            (torch.bfloat16, 16, 1.5e-2),
+            (torch.bfloat16, 64, 1.5e-2),
+            (torch.bfloat16, 128, 1.5e-2),
+            (torch.float16, 16, 2e-3),
+        ],
+        ids=["bf16", "bf16, 64 wide", "bf16, 128 wide", "fp16"],
     )
-    def test_half_precision(self, dtype: torch.dtype, bound: float) -> None:
-        case = make_case((2, 4, 17, 70, 16), [1.0, 1.02, 1.5, 1.9], dtype, lengths=[70, 33])
+    def test_half_precision(self, dtype: torch.dtype, head_dim: int, bound: float) -> None:
+        shape = (2, 4, 17, 70, head_dim)
+        case = make_case(shape, [1.0, 1.02, 1.5, 1.9], dtype, lengths=[70, 33])
         actual = fused(case)
         assert actual[0].dtype is dtype
         assert actual[4].dtype is torch.float32
         assert max(errors(actual, reference(case))) < bound
+
+    @pytest.mark.parametrize(("n_queries", "head_dim", "causal"), [(1, 64, False), (70, 80, True)])
+    def test_half_precision_in_long_rows(self, n_queries: int, head_dim: int, causal: bool) -> None:
+        n_keys = triton_tiles.RESIDENT_KEYS + 40
+        shape, offset = (2, 2, n_queries, n_keys, head_dim), n_keys - n_queries
+        case = make_case(shape, None, torch.bfloat16, 1.5, [n_keys, 110], causal, offset)
+        for tensor, exact in zip(fused(case), reference(case), strict=True):
+            assert (tensor.double() - exact).norm() < 0.02 * exact.norm()
 
     @kernels
     def test_adversarial_rows(self) -> None:

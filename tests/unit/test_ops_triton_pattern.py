@@ -107,14 +107,20 @@ class TestAgainstFloat64:
         exact = dense(tensors, None, dropping, mask, is_kept / (1 - rate))
         assert_same(fused(tensors, None, dropping), exact, LIMIT)
 
-    def test_half_precision_over_many_blocks(self) -> None:
-        n = 130
+    @pytest.mark.parametrize(("block", "power"), [(16, Power.EXP), (64, Power.ANY)])
+    def test_half_precision_over_many_blocks(
+        self, block: int, power: Power, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(triton_tiles, "BLOCK", block)
+        n, alpha = 130, None
+        if power is Power.ANY:
+            alpha = torch.tensor([1.1, 1.5, 1.9], device=DEVICE).view(1, H, 1, 1)
         layout, mask = layout_and_mask(make_pattern("fixed", stride=16), n, True, None, DEVICE)
-        settings = Settings(layout, Power.EXP, 0.0, 0.3)
+        settings = Settings(layout, power, 0.0, 0.3)
         tensors = [one.bfloat16().to(DEVICE) for one in inputs(n, n_batch=1)]
-        actual = fused(tensors, None, settings)
-        for tensor, exact in zip(actual, dense(tensors, None, settings, mask), strict=True):
-            assert tensor.dtype is torch.bfloat16
+        actual = fused(tensors, alpha, settings)
+        for tensor, exact in zip(actual, dense(tensors, alpha, settings, mask), strict=True):
+            assert tensor.dtype is (torch.bfloat16 if tensor.numel() > H else torch.float32)
             assert (tensor.double() - exact).norm() < 0.02 * exact.norm()
 
 

@@ -204,6 +204,7 @@ REJECTED_COMMANDS = {
     "evaluate run=PARENT": (1, "Did you mean run=RUN?"),
     "analyze runs=[RUN/checkpoints]": (1, "checkpoints holds no run"),
     # searches and checkpoints
+    "evaluate run=RUN decode.method=greedy": (2, "use decode=greedy or decode.beam=1"),
     "evaluate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
     "evaluate run=RUN checkpoint=bset": (1, "checkpoint=best?"),
     "evaluate run=RUN device=gpu": (2, "device=gpu is not supported, use device=cuda"),

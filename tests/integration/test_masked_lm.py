@@ -175,7 +175,7 @@ def test_explicit_task_wins_over_that_of_the_data(make: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("decode=greedy", "decode must be windows with task=masked_lm, got 'greedy'"),
+        ("decode=greedy", "decode must be windows with task=masked_lm, got 'DecodeConfig'"),
         ("task.whole_words=true data.language=ja", "task.whole_words must be false with data.lang"),
         (
             "attention=linformer data.documents=line data.document_mask=true data.dir=/nowhere",

@@ -27,6 +27,7 @@ NUMBER = re.compile(
 )
 # Key or choice of an earlier version -> what to do instead.
 REMOVED = {
+    "decode.method": "use decode=greedy or decode.beam=1",
     "trainer.gradient_sum": "gradients are summed while the backward pass runs",
 }
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")  # variables of jobs

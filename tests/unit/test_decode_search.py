@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from drawn_model import BOS, EOS, PAD, UNK, RandomModel
-from headwise.decode.beam import beam_search, top_k
+from headwise.decode.beam import beam_search, best_continuations
 from headwise.decode.hypothesis import Hypothesis
 from headwise.decode.scoring import score_ids
 
@@ -183,34 +183,41 @@ def test_ties_select_the_lower_index() -> None:
     assert greedy[0][0].ids == ()
 
 
-def test_top_k_equals_a_stable_sort() -> None:
+def assert_equals_a_stable_sort(scores_NM: Tensor, beam: int, width: int) -> None:
+    n_rows, n_columns = scores_NM.shape
+    log_probs_RV = scores_NM.clone().view(n_rows * width, -1)
+    results = best_continuations(log_probs_RV, torch.zeros(n_rows, width), beam)
+    values, indices = scores_NM.sort(dim=1, descending=True, stable=True)
+    for row, continuations in enumerate(results):
+        assert [one.total for one in continuations] == values[row, : 2 * beam].tolist()
+        first, vocab_size = row * width, n_columns // width
+        actual = [(one.row - first) * vocab_size + one.token for one in continuations]
+        assert 0 <= min(actual) <= max(actual) < n_columns
+        n_finite = sum(one.total > -torch.inf for one in continuations)
+        assert actual[:n_finite] == indices[row, :n_finite].tolist()
+
+
+def test_best_continuations_equal_a_stable_sort() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 4, (50, 40), generator=generator).float()
     scores[:10] = torch.randn(10, 40, generator=generator)
     scores[10, 5:] = -torch.inf
-    for k in (1, 7, 39, 40, 60):
-        values, indices = top_k(scores, k)
-        expected = scores.sort(dim=1, descending=True, stable=True)
-        assert torch.equal(values, expected.values[:, :k])
-        is_finite = values > -torch.inf
-        assert torch.equal(indices[is_finite], expected.indices[:, :k][is_finite])
+    for beam in (1, 4, 19, 20, 30):
+        for width in (1, 2):
+            assert_equals_a_stable_sort(scores, beam, width)
 
 
 @pytest.mark.parametrize("n_columns", [64 * 40, 64 * 40 + 17, 64 * 40 + 1])
 @pytest.mark.parametrize("n_values", [3, 500, 10**9])
-def test_top_k_of_long_rows_equals_a_stable_sort(n_columns: int, n_values: int) -> None:
+def test_best_continuations_of_long_rows_equal_a_stable_sort(n_columns: int, n_values: int) -> None:
     generator = torch.Generator().manual_seed(n_columns)
     scores = torch.randint(0, n_values, (60, n_columns), generator=generator).float()
     scores[:5, 100:] = -torch.inf
     scores[5:10, :-3] = -torch.inf  # only the last, shorter block has finite scores
     scores[10:20] = -torch.arange(n_columns).float() // 7
-    for k in (1, 2, 8):
-        values, indices = top_k(scores, k)
-        expected = scores.sort(dim=1, descending=True, stable=True)
-        assert torch.equal(values, expected.values[:, :k])
-        is_finite = values > -torch.inf
-        assert torch.equal(indices[is_finite], expected.indices[:, :k][is_finite])
-        assert int(indices.max()) < n_columns
+    for beam in (1, 2, 4):
+        assert_equals_a_stable_sort(scores, beam, width=1)
+        assert_equals_a_stable_sort(scores[:3], beam, width=1)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.decode import prepared as prepared_module
 from headwise.decode.beam import beam_search
 from headwise.decode.incremental import TranslationModel
-from headwise.decode.prepared import PreparedCache, PreparedModel, supports
+from headwise.decode.prepared import PreparedModel, supports
 from headwise.decode.translator import TranslatedSentence, Translator
 from headwise.losses.loss import SparsemaxLoss
 from headwise.losses.output_map import SOFTMAX, OutputMap
@@ -272,15 +272,6 @@ def test_another_default_device() -> None:
     model = build()
     with torch.device("meta"):
         assert_same_search(model, PreparedModel(model, torch.float32), 5, beam=3)
-
-
-def test_memory_of_finished_sentences_is_dropped_without_a_copy() -> None:
-    cache = PreparedCache(n_heads=2, width=3, dtype=torch.float32)
-    cache.memory_NCSE = before = torch.randn(4, 2, 5, 3)
-    expected = before[[0, 3]]
-    cache.reorder_memory(torch.tensor([0, 3]))
-    assert torch.equal(cache.memory(), expected)
-    assert cache.memory().data_ptr() == before.data_ptr()
 
 
 def test_bfloat16_is_as_near_to_float32_as_the_model() -> None:

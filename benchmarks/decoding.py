@@ -37,7 +37,6 @@ from benchmarks.updates import CPU, run_config
 from headwise.config.schema import DecodeConfig
 from headwise.data.plan import longest_first
 from headwise.decode.beam import beam_search
-from headwise.decode.greedy import greedy_search
 from headwise.decode.prepared import prepare
 from headwise.decode.sampling import Context
 from headwise.model.build import build_model, build_single
@@ -110,10 +109,7 @@ def compare(model: str, attention: str, text: str, beam: int, most: int) -> dict
         searched = prepared or built
         weights = packed_weights(built) if prepared is None else nullcontext()
         with autocast(CPU, precision), weights:
-            if beam == 1:
-                greedy_search(searched, sources, limits, CPU, cached=cached)
-            else:
-                beam_search(searched, sources, limits, CPU, beam, cached=cached)
+            beam_search(searched, sources, limits, CPU, beam, cached=cached)
 
     calls = {"cached": partial(search, True, "fp32"), "recomputed": partial(search, False, "fp32")}
     if has_native_bf16(CPU):

@@ -6,6 +6,7 @@ Axes: B batch, T target length, V vocabulary.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -179,14 +180,13 @@ def test_training_lowers_the_loss(trained: tuple[Transformer, Loss, list[float]]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
-@pytest.mark.parametrize("method", ["beam", "greedy"])
+@pytest.mark.parametrize("search", [SEARCH, replace(SEARCH, beam=1, n_best=1)])
 def test_trained_model_translates_text(
-    trained: tuple[Transformer, Loss, list[float]], method: str
+    trained: tuple[Transformer, Loss, list[float]], search: DecodeConfig
 ) -> None:
     model, loss, _ = trained
     lines = PAIR.target.decode(sequences(20, seed=2))
-    settings = SEARCH if method == "beam" else DecodeConfig(method="greedy", max_length_extra=3)
-    translator = Translator(model, PAIR, settings, output=loss.output_map)
+    translator = Translator(model, PAIR, search, output=loss.output_map)
     translations = translator.translate(["", *lines])
     assert translations[0].search is None
     assert sum(t.text == line for t, line in zip(translations[1:], lines, strict=True)) >= 10

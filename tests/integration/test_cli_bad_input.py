@@ -206,6 +206,7 @@ REJECTED_COMMANDS = {
     "evaluate run=TEXT": (1, "run=TEXT holds no run: no config.yaml there"),
     "analyze runs=[RUN/checkpoints]": (1, "checkpoints holds no run"),
     # searches and checkpoints
+    "evaluate run=RUN decode.method=greedy": (2, "use decode=greedy or decode.beam=1"),
     "evaluate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
     "evaluate run=RUN checkpoint=bset": (1, "checkpoint=best?"),
     "evaluate run=RUN device=gpu": (2, "device=gpu is not supported, use device=cuda"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -111,6 +112,9 @@ def test_scores_of_other_search_or_weights_are_replaced(headwise: CommandLine, r
         return result.out, set(read_results(run, "results-last")["scores"])
 
     scored("test_a")
+    content = read_results(run, "results-last")
+    content["decode"]["method"] = "beam"  # a key of version 0.1.0
+    (run / "results-last.json").write_text(json.dumps(content))
     assert scored("test_b")[1] == {"test_a", "test_b"}
     out, names = scored("test_b", "decode.precision=bf16")
     assert "contained scores of test_a, test_b with other weights or search settings" in out

@@ -44,6 +44,16 @@ def test_unchanged_rows_are_not_copied(rows: list[int]) -> None:
     assert longer.data_ptr() == key.data_ptr()  # a step writes only its position
 
 
+def test_static_rows_are_dropped_without_a_copy() -> None:
+    cache = KeyValueCache(static=True)
+    (before,) = cache.update(torch.randn(4, 2, 5, 3))
+    expected = before[[0, 3]]
+    cache.reorder(torch.tensor([0, 3]))
+    (after,) = cache.content()
+    assert torch.equal(after, expected)
+    assert after.data_ptr() == before.data_ptr()
+
+
 def test_reordering_reads_nothing_from_an_accelerator() -> None:
     cache = KeyValueCache(static=False)
     with torch.device("meta"):  # meta tensors have no values

@@ -159,6 +159,15 @@ def test_removed_keys_are_left_out(
             current(old)
 
 
+@pytest.mark.parametrize(("method", "beam"), [("beam", 5), ("greedy", 1)])
+def test_greedy_search_is_read_as_a_beam_of_one(
+    settings_of: Callable[..., Settings], method: str, beam: int
+) -> None:
+    settings = settings_of()
+    settings["decode"] |= {"method": method, "beam": 5}
+    assert current(settings) == current(settings_of(f"decode.beam={beam}"))
+
+
 def test_removed_keys_are_absent() -> None:
     kinds = [*SCHEMAS.values(), *get_type_hints(Config).values(), Config]
     kinds = {kind.__name__: kind for kind in kinds if is_dataclass(kind)}

@@ -13,7 +13,6 @@ import torch
 from headwise.config.schema import DecodeConfig
 from headwise.data.plan import longest_first
 from headwise.decode.beam import beam_search
-from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import check_decode_config, length_limit
 from headwise.errors import ConfigError
 
@@ -42,7 +41,6 @@ def test_limits_of_length(
 
 def test_empty_input_gives_empty_output() -> None:
     model: Any = None
-    assert greedy_search(model, [], [], torch.device("cpu")) == []
     assert beam_search(model, [], [], torch.device("cpu"), beam=2) == []
 
 
@@ -50,8 +48,7 @@ def test_empty_input_gives_empty_output() -> None:
     ("changes", "message"),
     [
         ({"n_best": 0}, r"decode\.n_best must be at least 1, got 0"),
-        ({"n_best": 6}, r"decode\.n_best must be at most 4"),
-        ({"method": "greedy", "n_best": 2}, r"decode\.n_best must be at most 1"),
+        ({"n_best": 6}, r"decode\.n_best must be at most decode\.beam=4, got 6"),
         ({"max_length_ratio": -1.0}, r"decode\.max_length_ratio"),
         ({"max_length_ratio": math.inf}, r"decode\.max_length_ratio"),
         ({"max_length_extra": -1}, r"decode\.max_length_extra must be at least 0"),

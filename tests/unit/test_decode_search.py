@@ -1,4 +1,4 @@
-"""Beam and greedy search on a model with known probabilities."""
+"""Beam search on a model with known probabilities."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from drawn_model import BOS, EOS, PAD, UNK, RandomModel
-from headwise.decode.beam import beam_search, top_k
-from headwise.decode.greedy import greedy_search
+from headwise.decode.beam import beam_search, best_continuations
 from headwise.decode.hypothesis import Hypothesis
 from headwise.decode.scoring import score_ids
 
@@ -120,19 +119,12 @@ def assert_follows_the_model(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_beam_of_one_equals_greedy_search(seed: int) -> None:
+def test_beam_of_one_is_greedy_search(seed: int) -> None:
     model = RandomModel(sharpness=0.4 * (seed + 1))
     sources = [(4 + seed, *source) for source in SOURCES]
     limits = [2, 9, 5, 1, 12]
-    greedy = greedy_search(model, sources, limits, CPU, length_penalty=0.8)
-    beamed = beam_search(model, sources, limits, CPU, beam=1, length_penalty=0.8)
-    for greedy_hypothesis, (beam_hypothesis,) in zip(greedy, beamed, strict=True):
-        assert (greedy_hypothesis.ids, greedy_hypothesis.finished) == (
-            beam_hypothesis.ids,
-            beam_hypothesis.finished,
-        )
-        assert greedy_hypothesis.score == pytest.approx(beam_hypothesis.score, abs=1e-5)
-    for source, limit, hypothesis in zip(sources, limits, greedy, strict=True):
+    results = beam_search(model, sources, limits, CPU, beam=1, length_penalty=0.8)
+    for source, limit, (hypothesis,) in zip(sources, limits, results, strict=True):
         assert_follows_the_model(model, source, hypothesis, limit, 0.8)
         for i, token in enumerate(hypothesis.ids):
             log_probs = model.log_probs(source, hypothesis.ids[:i])
@@ -140,29 +132,23 @@ def test_beam_of_one_equals_greedy_search(seed: int) -> None:
             assert token == max(allowed, key=lambda candidate: log_probs[candidate])
 
 
+@pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("cached", [True, False])
-def test_dropping_finished_sentences_changes_nothing(cached: bool) -> None:
+def test_dropping_finished_sentences_changes_nothing(cached: bool, beam: int) -> None:
     model = RandomModel(sharpness=2.0)
     limits = [3, 20, 6, 1, 12]
-    together = beam_search(model, SOURCES, limits, CPU, beam=3, n_best=3, cached=cached)
+    together = beam_search(model, SOURCES, limits, CPU, beam, n_best=beam, cached=cached)
     n_rows = list(model.batch_sizes)
     alone = [
-        beam_search(model, [source], [limit], CPU, beam=3, n_best=3)[0]
+        beam_search(model, [source], [limit], CPU, beam, n_best=beam)[0]
         for source, limit in zip(SOURCES, limits, strict=True)
     ]
     assert together == alone
     assert n_rows[0] == 5  # one row per sentence: all hypotheses are bos
-    assert n_rows[1] == 4 * 3  # the sentence with a limit of one token is finished
+    # the sentence with a limit of one token is finished, with a beam of 1 another one too
+    assert n_rows[1] == (3 if beam == 1 else 4 * beam)
     assert n_rows[1:] == sorted(n_rows[1:], reverse=True)
     assert n_rows[-1] < n_rows[1]
-
-    model.batch_sizes.clear()
-    greedy = greedy_search(model, SOURCES, limits, CPU, cached=cached)
-    assert model.batch_sizes == sorted(model.batch_sizes, reverse=True)
-    assert model.batch_sizes[0] == 5
-    assert model.batch_sizes[-1] == 1
-    for source, limit, hypothesis in zip(SOURCES, limits, greedy, strict=True):
-        assert [hypothesis] == greedy_search(model, [source], [limit], CPU)
 
 
 class DeadEndModel(RandomModel):
@@ -178,8 +164,8 @@ def test_dead_end_ends_the_hypothesis_unfinished() -> None:
     for hypotheses in beamed:
         assert [(h.ids, h.finished) for h in hypotheses] == [((4,), False), ((5,), False)]
         assert hypotheses[0].log_prob == pytest.approx(math.log(0.5))
-    greedy = greedy_search(DeadEndModel(), SOURCES[:2], [6, 6], CPU)
-    assert [(h.ids, h.finished) for h in greedy] == [((4,), False)] * 2
+    greedy = beam_search(DeadEndModel(), SOURCES[:2], [6, 6], CPU, beam=1)
+    assert [(h.ids, h.finished) for (h,) in greedy] == [((4,), False)] * 2
 
 
 class ConstantModel(RandomModel):
@@ -193,43 +179,50 @@ def test_ties_select_the_lower_index() -> None:
     results = beam_search(ConstantModel(vocab_size=30), [(4, 3)], [2], CPU, beam=3, n_best=3)
     # of equal ids 3, 4, 5, ... eos is finished at once; every later sentence is less likely
     assert results[0][0].ids == ()
-    greedy = greedy_search(ConstantModel(vocab_size=30), [(4, 3)], [4], CPU)
-    assert greedy[0].ids == ()
+    greedy = beam_search(ConstantModel(vocab_size=30), [(4, 3)], [4], CPU, beam=1)
+    assert greedy[0][0].ids == ()
 
 
-def test_top_k_equals_a_stable_sort() -> None:
+def assert_equals_a_stable_sort(scores_NM: Tensor, beam: int, width: int) -> None:
+    n_rows, n_columns = scores_NM.shape
+    log_probs_RV = scores_NM.clone().view(n_rows * width, -1)
+    results = best_continuations(log_probs_RV, torch.zeros(n_rows, width), beam)
+    values, indices = scores_NM.sort(dim=1, descending=True, stable=True)
+    for row, continuations in enumerate(results):
+        assert [one.total for one in continuations] == values[row, : 2 * beam].tolist()
+        first, vocab_size = row * width, n_columns // width
+        actual = [(one.row - first) * vocab_size + one.token for one in continuations]
+        assert 0 <= min(actual) <= max(actual) < n_columns
+        n_finite = sum(one.total > -torch.inf for one in continuations)
+        assert actual[:n_finite] == indices[row, :n_finite].tolist()
+
+
+def test_best_continuations_equal_a_stable_sort() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 4, (50, 40), generator=generator).float()
     scores[:10] = torch.randn(10, 40, generator=generator)
     scores[10, 5:] = -torch.inf
-    for k in (1, 7, 39, 40, 60):
-        values, indices = top_k(scores, k)
-        expected = scores.sort(dim=1, descending=True, stable=True)
-        assert torch.equal(values, expected.values[:, :k])
-        is_finite = values > -torch.inf
-        assert torch.equal(indices[is_finite], expected.indices[:, :k][is_finite])
+    for beam in (1, 4, 19, 20, 30):
+        for width in (1, 2):
+            assert_equals_a_stable_sort(scores, beam, width)
 
 
 @pytest.mark.parametrize("n_columns", [64 * 40, 64 * 40 + 17, 64 * 40 + 1])
 @pytest.mark.parametrize("n_values", [3, 500, 10**9])
-def test_top_k_of_long_rows_equals_a_stable_sort(n_columns: int, n_values: int) -> None:
+def test_best_continuations_of_long_rows_equal_a_stable_sort(n_columns: int, n_values: int) -> None:
     generator = torch.Generator().manual_seed(n_columns)
     scores = torch.randint(0, n_values, (60, n_columns), generator=generator).float()
     scores[:5, 100:] = -torch.inf
     scores[5:10, :-3] = -torch.inf  # only the last, shorter block has finite scores
     scores[10:20] = -torch.arange(n_columns).float() // 7
-    for k in (1, 2, 8):
-        values, indices = top_k(scores, k)
-        expected = scores.sort(dim=1, descending=True, stable=True)
-        assert torch.equal(values, expected.values[:, :k])
-        is_finite = values > -torch.inf
-        assert torch.equal(indices[is_finite], expected.indices[:, :k][is_finite])
-        assert int(indices.max()) < n_columns
+    for beam in (1, 2, 4):
+        assert_equals_a_stable_sort(scores, beam, width=1)
+        assert_equals_a_stable_sort(scores[:3], beam, width=1)
 
 
 @pytest.mark.parametrize(
     ("search", "limit_or_target"),
-    [(partial(beam_search, beam=2), 3), (greedy_search, 3), (score_ids, [4])],
+    [(partial(beam_search, beam=2), 3), (score_ids, [4])],
 )
 def test_search_disables_gradients(search: Callable[..., object], limit_or_target: object) -> None:
     class Watched(RandomModel):

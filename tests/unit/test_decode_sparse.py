@@ -13,7 +13,6 @@ from torch import Tensor
 
 from drawn_model import EOS, Prefix, RandomModel
 from headwise.decode.beam import beam_search
-from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import Hypothesis, SearchRecord
 from headwise.decode.scoring import score_ids
 from headwise.entmax import alpha_entmax
@@ -113,7 +112,7 @@ def test_search_record_follows_the_definition(beam: int, penalty: float) -> None
     assert exact_values == {True, False}
 
 
-@pytest.mark.parametrize("beam", [2, 4, 8])
+@pytest.mark.parametrize("beam", [1, 2, 4, 8])
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("n_best", [1, 2])
 def test_exact_search_returns_the_best_sentences(beam: int, penalty: float, n_best: int) -> None:
@@ -138,9 +137,9 @@ def test_exact_search_returns_the_best_sentences(beam: int, penalty: float, n_be
 def test_tokens_outside_the_support_are_not_selected(cached: bool) -> None:
     model, options = SparseModel(), {"cached": cached, "output": SPARSEMAX}
     results = beam_search(model, SOURCES, [6] * len(SOURCES), CPU, 4, n_best=4, **options)
-    greedy = greedy_search(model, SOURCES, [6] * len(SOURCES), CPU, **options)
-    for source, hypotheses, greedy_hypothesis in zip(SOURCES, results, greedy, strict=True):
-        for hypothesis in (*hypotheses, greedy_hypothesis):
+    greedy = beam_search(model, SOURCES, [6] * len(SOURCES), CPU, 1, **options)
+    for source, hypotheses, greedy_hypotheses in zip(SOURCES, results, greedy, strict=True):
+        for hypothesis in (*hypotheses, *greedy_hypotheses):
             total = sum(gains(model, source, hypothesis))
             assert math.isfinite(total)
             assert hypothesis.log_prob == pytest.approx(total, abs=1e-5)
@@ -163,29 +162,12 @@ def test_pad_and_bos_keep_their_probability() -> None:
     assert hypothesis.search == SearchRecord(True, 1, 1)
 
 
-@pytest.mark.parametrize("sharpness", [1.0, 3.0])
-def test_greedy_search_is_exact_without_alternatives(sharpness: float) -> None:
-    model = SparseModel(sharpness)
-    limit = 6
-    results = greedy_search(model, SOURCES, [limit] * len(SOURCES), CPU, output=SPARSEMAX)
-    exact_values = set()
-    for source, hypothesis in zip(SOURCES, results, strict=True):
-        ids = hypothesis.ids
-        prefixes = [ids[:i] for i in range(min(len(ids) + 1, limit))]
-        widths = [len(possible(model, source, prefix)) for prefix in prefixes]
-        assert hypothesis.search == SearchRecord(max(widths) <= 1, sum(widths), len(widths))
-        exact_values.add(max(widths) <= 1)
-    assert exact_values == {True, False}
-
-
 def test_dense_output_has_no_search_record() -> None:
     model = SparseModel()
     for output in (SOFTMAX, OutputMap(SOFTMAX.log_probs, is_sparse=False)):
         results = beam_search(model, SOURCES[:3], [4] * 3, CPU, 2, output=output)
         assert all(hypotheses[0].search is None for hypotheses in results)
         assert search_summary(hypotheses[0].search for hypotheses in results) == {}
-        greedy = greedy_search(model, SOURCES[:3], [4] * 3, CPU, output=output)
-        assert all(hypothesis.search is None for hypothesis in greedy)
 
 
 def test_summary_averages_exact_over_sentences_and_support_over_steps() -> None:
@@ -228,9 +210,11 @@ class BrokenModel(SparseModel):
 )
 @pytest.mark.parametrize("output", [SPARSEMAX, SOFTMAX])
 def test_nonfinite_logits_are_refused(value: float, n_broken: int, output: OutputMap) -> None:
-    for search in (greedy_search, functools.partial(beam_search, beam=2)):
+    for beam in (1, 2):
         with pytest.raises(RunError, match="non-finite logits"):
-            search(BrokenModel(value, n_broken), SOURCES[:3], [5] * 3, CPU, output=output)
+            beam_search(
+                BrokenModel(value, n_broken), SOURCES[:3], [5] * 3, CPU, beam, output=output
+            )
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -243,7 +227,7 @@ def test_without_a_cache_every_step_reads_the_whole_prefix(cached: bool) -> None
             n_read.append(target_in_BT.shape[1])
             return super().decode(target_in_BT, memory, cache)
 
-    for search in (greedy_search, functools.partial(beam_search, beam=2)):
+    for beam in (1, 2):
         n_read.clear()
-        search(Watched(), SOURCES[:9], [4] * 9, CPU, cached=cached)
+        beam_search(Watched(), SOURCES[:9], [4] * 9, CPU, beam, cached=cached)
         assert n_read == [1 if cached else 1 + step for step in range(4)]

@@ -82,11 +82,10 @@ def assert_same(actual: Any, expected: Any) -> None:
             assert score == pytest.approx(expected_score, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["beam", "greedy"])
-def test_batch_size_and_order_change_nothing(model: Transformer, method: str) -> None:
+@pytest.mark.parametrize(("beam", "n_best"), [(4, 3), (1, 1)])
+def test_batch_size_and_order_change_nothing(model: Transformer, beam: int, n_best: int) -> None:
     lines = sentences(20, seed=2)
-    n_best = 3 if method == "beam" else 1
-    config = replace(CONFIG, method=method, n_best=n_best)
+    config = replace(CONFIG, beam=beam, n_best=n_best)
     together = Translator(model, PAIR, replace(config, max_tokens=100_000)).translate(lines)
     alone = Translator(model, PAIR, replace(config, max_tokens=1)).translate(lines)
     assert_same(together, alone)
@@ -141,25 +140,23 @@ def test_learned_positions_limit_source_and_translation() -> None:
     assert Translator(build(), PAIR, CONFIG).translate([line + " 7 7"])[0].text
 
 
-@pytest.mark.parametrize("method", ["beam", "greedy"])
+@pytest.mark.parametrize("beam", [4, 1])
 @pytest.mark.parametrize("positions", [SINUSOIDAL, Learned(32)])
 def test_search_limit_depends_on_source_length(
-    monkeypatch: pytest.MonkeyPatch, method: str, positions: Positions
+    monkeypatch: pytest.MonkeyPatch, beam: int, positions: Positions
 ) -> None:
     limits: dict[int, int] = {}
-    name = f"{method}_search"
-    search = getattr(translator_module, name)
+    search = translator_module.beam_search
 
     def spy(
         model: Transformer, sources: Any, source_limits: Any, *rest: Any, **options: Any
     ) -> Any:
         limits.update(zip(map(len, sources), source_limits, strict=True))
-        rows = len(sources) * (CONFIG.beam if method == "beam" else 1)
-        assert rows * max(map(len, sources)) <= CONFIG.max_tokens
+        assert len(sources) * beam * max(map(len, sources)) <= CONFIG.max_tokens
         return search(model, sources, source_limits, *rest, **options)
 
-    monkeypatch.setattr(translator_module, name, spy)
-    config = replace(CONFIG, method=method, n_best=1, max_length_ratio=2.5, max_length_extra=1)
+    monkeypatch.setattr(translator_module, "beam_search", spy)
+    config = replace(CONFIG, beam=beam, n_best=1, max_length_ratio=2.5, max_length_extra=1)
     lines = [" ".join(["7"] * n) for n in (1, 2, 5, 13, 20)]
     Translator(build(positions=positions), PAIR, config).translate(lines)
     long_limits = (33, 51) if positions is SINUSOIDAL else (32, 32)
@@ -193,12 +190,12 @@ def test_translation_is_one_line(model: Transformer) -> None:
     assert Translator(model, pair, CONFIG).translate(["5"])[0].text == "one two three"
 
 
-@pytest.mark.parametrize("method", ["beam", "greedy"])
-def test_model_keeps_its_mode_and_stays_trainable(method: str) -> None:
+@pytest.mark.parametrize("beam", [4, 1])
+def test_model_keeps_its_mode_and_stays_trainable(beam: int) -> None:
     model = build().train()
     model.encoder.eval()  # as if it were frozen
     long_line = [" ".join(["9"] * 40)]  # extends the table of positions
-    config = replace(CONFIG, method=method, n_best=1)
+    config = replace(CONFIG, beam=beam, n_best=1)
     first = Translator(model, PAIR, config).translate(long_line)
     assert (model.training, model.encoder.training, model.decoder.training) == (True, False, True)
     assert_same(first, Translator(model, PAIR, config).translate(long_line))  # without dropout
@@ -242,8 +239,8 @@ def test_decoding_uses_the_configured_precision(
 
     output = OutputMap(log_probs, is_sparse=False)
     lines = sentences(5)
-    for method, n_best in (("beam", 2), ("greedy", 1)):
-        config = replace(CONFIG, method=method, n_best=n_best, precision=precision)
+    for beam, n_best in ((4, 2), (1, 1)):
+        config = replace(CONFIG, beam=beam, n_best=n_best, precision=precision)
         translator = Translator(model, PAIR, config, output=output)
         assert all(len(translation.n_best) == n_best for translation in translator.translate(lines))
         assert types == {dtype}

@@ -24,7 +24,7 @@ class AttentionCache(Protocol):
 
 
 class KeyValueCache:
-    """Keys and values (B, H, K, E) in preallocated buffers.
+    """Keys and values (B, H, K, E), or one tensor of both, in preallocated buffers.
 
     A step writes only its new position. `reorder` copies only the rows that move; on an
     accelerator it copies all, which is cheaper there than finding the rows that move.
@@ -35,27 +35,30 @@ class KeyValueCache:
         self.static = static
         self.length = 0
         self._n_rows = 0
-        self._buffers: list[Tensor] = []  # keys and values, empty before the first update
+        self._buffers: list[Tensor] = []  # empty before the first update
 
     @property
     def is_complete(self) -> bool:
         """Whether this is a filled static cache."""
         return self.static and bool(self._buffers)
 
-    def update(self, key_BHKE: Tensor, value_BHKE: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, *new_BHKE: Tensor) -> list[Tensor]:
         """Append along K and return views of all keys and values."""
-        before, self.length = self.length, self.length + key_BHKE.shape[2]
-        self._n_rows = key_BHKE.shape[0]
-        new = (key_BHKE, value_BHKE)
-        self._buffers = [self._with_capacity(i, states, before) for i, states in enumerate(new)]
-        for filled, states in zip(self.content(), new, strict=True):
+        before = self.length
+        self.extend(*new_BHKE)
+        for filled, states in zip(self.content(), new_BHKE, strict=True):
             filled[:, :, before:] = states
         return self.content()
 
-    def content(self) -> tuple[Tensor, Tensor]:
+    def extend(self, *like_BHKE: Tensor) -> None:
+        """Append uninitialised positions, with the shapes and dtypes of these tensors."""
+        before, self.length = self.length, self.length + like_BHKE[0].shape[2]
+        self._n_rows = len(like_BHKE[0])
+        self._buffers = [self._with_capacity(i, like, before) for i, like in enumerate(like_BHKE)]
+
+    def content(self) -> list[Tensor]:
         """Return views of the filled part."""
-        key, value = (buffer[: self._n_rows, :, : self.length] for buffer in self._buffers)
-        return key, value
+        return [buffer[: self._n_rows, :, : self.length] for buffer in self._buffers]
 
     def reorder(self, rows_B: Tensor) -> None:
         """Select batch rows; copies only the filled part, on a CPU only of rows that move."""

@@ -101,7 +101,8 @@ class ScoreAttention(MultiHeadAttention):
         """Return queries (B, H, Q, E), and keys and values (B, H, K, E) with earlier steps'."""
         assert cache is None or isinstance(cache, KeyValueCache)
         if cache is not None and cache.is_complete:
-            return self.split(self.query(query_BQD)), *cache.content()
+            key_BHKE, value_BHKE = cache.content()
+            return self.split(self.query(query_BQD)), key_BHKE, value_BHKE
         query_BHQE, key_BHKE, value_BHKE = self.projected(query_BQD, key_BKD, value_BKD)
         first = 0 if cache is None else cache.length
         key_BHKE = self.rotated(key_BHKE, first - n_prefix)

@@ -7,7 +7,7 @@ from typing import Any
 
 from headwise.commands.outcome import score_lines
 from headwise.config.commands import EvaluateConfig
-from headwise.config.saved import named
+from headwise.config.saved import current_search, named
 from headwise.data.sources.lines import read_pairs
 from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
@@ -47,7 +47,8 @@ def evaluate(config: EvaluateConfig) -> None:
     content = {**run.weights, "decode": run.search}
     if config.scaling is not None:
         content["scaling"] = named(run.config.scaling)
-    scores, ranks = _earlier_scores(path, content), Ranks(0, 1, run.device)
+    scores = _earlier_scores(path, content, type(run.config.decode))
+    ranks = Ranks(0, 1, run.device)
     for split in splits:
         shared = run.model, data, ranks, out, split, name
         scores[split] = score(run.task, *shared, progress=config.progress)
@@ -66,11 +67,15 @@ def _out(config: EvaluateConfig) -> RunFolder:
     return run
 
 
-def _earlier_scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Scores at `path` with the same weights and search; else empty."""
+def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> dict[str, Any]:
+    """Scores at `path` with the same weights and search, a `search`; else empty."""
     before = read_json(path, missing_ok=True)
     scores: dict[str, Any] = before.pop("scores", {})
-    if scores and before != content:
+    same, earlier = (
+        {**one, "decode": current_search(one.get("decode", {}), search)}
+        for one in (content, before)
+    )
+    if scores and earlier != same:
         print(
             f"{path} contained scores of {', '.join(scores)} with other weights or search "
             "settings: they are overwritten (name=… keeps both)",

@@ -29,6 +29,7 @@ NUMBER = re.compile(
 REMOVED = {
     "activation=silu": "use activation=gelu",
     "decode.external": "run the command on the files in hypotheses/ of the run",
+    "decode.method": "use decode=greedy or decode.beam=1",
     "experiment=demo_length": "use experiment=length/copy",
     "experiment=nanogpt": "use experiment=demo_text",
     "hydra/launcher=joblib": "use hydra/launcher=submitit_local, a process per job",

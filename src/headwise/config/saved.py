@@ -20,15 +20,17 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from headwise.config.folders import config_dir
 from headwise.config.instantiate import target_class, type_hints
 from headwise.config.register import SCHEMAS, typed
-from headwise.config.schema import Config
+from headwise.config.schema import Config, DecodeConfig
 from headwise.errors import ConfigError, meant, unknown
 
 # `CLASS.KEY` of an earlier version -> today's key, `CLASS` -> today's class. The class of a key is
 # the dataclass of its group, or the class that the group's `_target_` names, by today's name.
 RENAMED: dict[str, str] = {}
 # `CLASS.KEY` of an earlier version -> the values without effect on results; None: all values.
+# A greedy search is read as a beam of 1.
 REMOVED: dict[str, Sequence[Any] | None] = {
     "DecodeConfig.external": None,
+    "DecodeConfig.method": ("beam", "greedy"),
     "MaskedLM.whole_words": (False,),
     "TrainerConfig.gradient_sum": None,
 }
@@ -86,6 +88,11 @@ def current(saved: Mapping[str, Any]) -> dict[str, Any]:
     return _current(named(saved), Config, "")
 
 
+def current_search(saved: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Saved settings below `decode`, of a dataclass, in the same way."""
+    return _current(saved, kind, "decode.")
+
+
 def _current(saved: Any, kind: type, prefix: str) -> dict[str, Any]:
     """The settings of a dataclass, or the arguments of another class."""
     if not isinstance(saved, Mapping):
@@ -96,6 +103,8 @@ def _current(saved: Any, kind: type, prefix: str) -> dict[str, Any]:
         for key, value in saved.items()
         if not _is_removed(f"{kind.__name__}.{key}", f"{prefix}{key}", value)
     }
+    if kind is DecodeConfig and saved.get("method") == "greedy":
+        settings["beam"] = 1
     for key in settings.keys() - {*defaults, *UNSTATED}:
         if not takes_any:
             raise unknown(prefix, key, list(defaults))

@@ -96,8 +96,7 @@ class DecodeConfig:
     """Search and scoring."""
 
     _target_: str = "headwise.config.schema.DecodeConfig"
-    method: str = "beam"  # beam or greedy
-    beam: int = 5  # hypotheses per sentence
+    beam: int = 5  # hypotheses per sentence; 1: greedy search
     length_penalty: float = 1.0  # score / length^penalty
     n_best: int = 1  # translations per sentence, at most the beam
     max_length_ratio: float = 1.5  # hypothesis length limit: ratio * source + extra

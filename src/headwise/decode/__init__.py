@@ -1,1 +1,1 @@
-"""Search (beam, greedy), translation of text, and scoring of given translations."""
+"""Beam search, translation of text, and scoring of given translations."""

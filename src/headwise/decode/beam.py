@@ -50,6 +50,7 @@ from headwise.decode.incremental import IncrementalDecoder, TranslationModel, fi
 from headwise.losses.output_map import SOFTMAX, OutputMap
 
 BLOCK = 64  # columns: `top_k` compares the maxima of blocks first
+FEW = 20_000  # scores that are searched faster without blocks
 
 
 @torch.no_grad()  # not inference_mode: a position table extended here is used in training later
@@ -93,7 +94,7 @@ def beam_search(
         n_possible = _count_possible(active, log_probs_RV, total_NW) if output.is_sparse else []
         width = total_NW.shape[1]
         chosen: dict[int, list[Continuation]] = {}  # of each place that continues
-        best = _best_continuations(log_probs_RV, total_NW, beam)
+        best = best_continuations(log_probs_RV, total_NW, beam)
         for place, (search, step) in enumerate(zip(active, best, strict=True)):
             alive, ended = _divided(step, beam)
             search.close(ended, decoder.prefixes, finished=True)
@@ -192,21 +193,32 @@ class _Search:
         return n_steps == self.limit and len(self.hypotheses) < self.beam
 
 
-def _best_continuations(
+def best_continuations(
     log_probs_RV: Tensor, total_NW: Tensor, beam: int
 ) -> list[list[Continuation]]:
-    """Return the best 2 * `beam` continuations of each sentence, best first."""
+    """Return the best 2 * `beam` continuations of each sentence, best first.
+
+    `torch.topk` does not define the order of equal values, nor which of them are cut off, and in
+    bfloat16 many are equal. Here the one with the lower row and token is first; -inf in any order.
+    """
     n_sentences, width = total_NW.shape
     vocab_size = log_probs_RV.shape[1]
     total_NWV = log_probs_RV.view(n_sentences, width, vocab_size).add_(total_NW[:, :, None])
-    total_NC, index_NC = top_k(total_NWV.flatten(1), 2 * beam)
+    total_NM = total_NWV.flatten(1)
+    total_NC, index_NC = top_k(total_NM, 2 * beam + 1)
     best = []
-    for place, columns in enumerate(zip(total_NC.tolist(), index_NC.tolist(), strict=True)):
+    for place, (totals, columns) in enumerate(
+        zip(total_NC.tolist(), index_NC.tolist(), strict=True)
+    ):
+        if totals[-1] == totals[-2] > -math.inf:
+            index_T = (total_NM[place] >= totals[-1]).nonzero()[:, 0]
+            totals, columns = total_NM[place, index_T].tolist(), index_T.tolist()
+        pairs = sorted((-total, column) for total, column in zip(totals, columns, strict=True))
         first_row = place * width
         best.append(
             [
-                Continuation(total, index % vocab_size, first_row + index // vocab_size)
-                for total, index in zip(*columns, strict=True)
+                Continuation(-cost, column % vocab_size, first_row + column // vocab_size)
+                for cost, column in pairs[: 2 * beam]
             ]
         )
     return best
@@ -257,61 +269,21 @@ def _count_possible(
 
 
 def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k greatest values of each row, descending, and their indices; (N, min(k, M)) both.
+    """As `torch.topk` of each row, of at most M values.
 
-    `torch.topk` does not define which of several equal values it returns. Here it is the one with
-    the lower index, so that ties are broken the same way in every batch. Equal -inf are in any
-    order.
-
-    Of a long row only the blocks with the k + 1 greatest maxima are searched: they hold the k
-    greatest values, unless so many maxima equal the k-th value that some are left out.
+    Of a long row only the k blocks with the greatest maxima are searched, and the columns after the
+    last whole block.
     """
     n_columns = scores_NM.shape[1]
     n_blocks = n_columns // BLOCK
-    if n_blocks < 4 * (k + 1):
-        return _top_k(scores_NM, k)
+    if n_blocks < 4 * k or scores_NM.numel() < FEW:
+        values, indices = scores_NM.topk(min(k, n_columns), dim=1)
+        return values, indices
     n_whole = n_blocks * BLOCK
-    best_NJ = scores_NM[:, :n_whole].reshape(-1, n_blocks, BLOCK).amax(dim=2)
-    if n_whole < n_columns:
-        best_NJ = torch.cat([best_NJ, scores_NM[:, n_whole:].amax(dim=1, keepdim=True)], dim=1)
-    maxima, block_NK = best_NJ.topk(k + 1, dim=1)
-    offsets = torch.arange(BLOCK, device=scores_NM.device)
-    index_NC = (block_NK.sort(dim=1).values[:, :, None] * BLOCK + offsets).flatten(1)
-    candidates_NC = scores_NM.gather(1, index_NC.clamp(max=n_columns - 1))
-    candidates_NC = candidates_NC.masked_fill(index_NC >= n_columns, -math.inf)
-    values, places = _top_k(candidates_NC, k)
-    indices = index_NC.gather(1, places).clamp(max=n_columns - 1)
-    is_cut_N = (maxima[:, k] >= values[:, -1]) & (values[:, -1] > -math.inf)
-    cut_M = is_cut_N.nonzero()[:, 0]
-    if len(cut_M) > 0:
-        values[cut_M], indices[cut_M] = _top_k(scores_NM[cut_M], k)
-    return values, indices
-
-
-def _top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `top_k`, searching whole rows."""
-    n_columns = scores_NM.shape[1]
-    k = min(k, n_columns)
-    # value k + 1 shows whether a tie is cut in two
-    values, indices = scores_NM.topk(min(k + 1, n_columns), dim=1)
-    if values.shape[1] > k:
-        is_cut_N = (values[:, k - 1] == values[:, k]) & (values[:, k] > -math.inf)
-        cut_M = is_cut_N.nonzero()[:, 0]
-        if len(cut_M) > 0:
-            chosen_MK = _first_of_ties(scores_NM[cut_M], values[cut_M, :k], indices[cut_M, :k])
-            indices[cut_M, :k] = chosen_MK
-    indices, order = indices[:, :k].sort(dim=1)
-    values, order = values[:, :k].gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, indices.gather(1, order)
-
-
-def _first_of_ties(scores_NM: Tensor, values_NK: Tensor, indices_NK: Tensor) -> Tensor:
-    """Return `indices`, with ties of the smallest value broken by the lowest index."""
-    smallest_N1 = values_NK[:, -1:]
-    row_T, tied_T = (scores_NM == smallest_N1).nonzero(as_tuple=True)
-    n_tied_N = row_T.bincount(minlength=len(scores_NM))
-    first_N1 = (n_tied_N.cumsum(0) - n_tied_N)[:, None]
-    n_above_N1 = (values_NK != smallest_N1).sum(dim=1, keepdim=True)
-    place_NK = torch.arange(values_NK.shape[1], device=scores_NM.device) - n_above_N1
-    lowest_NK = tied_T[first_N1 + place_NK.clamp(min=0)]
-    return torch.where(place_NK >= 0, lowest_NK, indices_NK)
+    maxima_NJ = scores_NM[:, :n_whole].reshape(-1, n_blocks, BLOCK).amax(dim=2)
+    first_NK1 = maxima_NJ.topk(k, dim=1).indices[:, :, None] * BLOCK
+    column_M = torch.arange(n_columns, device=scores_NM.device)
+    others_NC = column_M[n_whole:].expand(len(scores_NM), -1)
+    index_NC = torch.cat([(first_NK1 + column_M[:BLOCK]).flatten(1), others_NC], dim=1)
+    values, places = scores_NM.gather(1, index_NC).topk(k, dim=1)
+    return values, index_NC.gather(1, places)

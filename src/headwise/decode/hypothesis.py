@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from headwise.config.schema import DecodeConfig
-from headwise.errors import refuse, require
+from headwise.errors import require
 from headwise.precision import check_precision
-
-METHODS = ("beam", "greedy")
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,6 @@ class SearchRecord:
         is_exact: whether no hypothesis with a probability was dropped, so that the result is the
             best of all sentences with a probability within the length limit (if there is one).
             Stopping by the bound on live hypotheses drops nothing; see `headwise.decode.beam`.
-            Greedy search has no such bound: False if any step had two possible tokens.
         n_possible: tokens with a probability, summed over all steps of all live hypotheses, without
             pad and bos.
         n_steps: the number of these steps.
@@ -85,21 +82,18 @@ def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None 
 
 def search_name(config: DecodeConfig) -> str:
     """Return the name of a search, such as "beam 5"."""
-    return "greedy" if config.method == "greedy" or config.beam == 1 else f"beam {config.beam}"
+    return "greedy" if config.beam == 1 else f"beam {config.beam}"
 
 
 def check_decode_config(config: DecodeConfig) -> None:
     """Raise ConfigError, naming the key, for invalid settings."""
     is_search = isinstance(config, DecodeConfig)
-    require(is_search, "decode", " or ".join(METHODS), type(config).__name__)
-    if config.method not in METHODS:
-        raise refuse("decode.method", config.method, METHODS)
+    require(is_search, "decode", "beam or greedy", type(config).__name__)
     check_precision(config.precision, "decode.precision")
     for key in ("beam", "n_best", "max_tokens"):
         require(getattr(config, key) >= 1, f"decode.{key}", "at least 1", getattr(config, key))
-    width = config.beam if config.method == "beam" else 1
-    allowed = f"at most {width}, the hypotheses decode.method={config.method} keeps"
-    require(config.n_best <= width, "decode.n_best", allowed, config.n_best)
+    allowed = f"at most decode.beam={config.beam}"
+    require(config.n_best <= config.beam, "decode.n_best", allowed, config.n_best)
     penalty = config.length_penalty
     # far greater powers of the length would overflow
     require(abs(penalty) <= 10, "decode.length_penalty", "in [-10, 10]", penalty)

@@ -125,6 +125,7 @@ class IncrementalDecoder:
             rows, tokens: the same number of consecutive rows for each sentence.
             places: the previous place of each sentence. `fill_gaps` moves few of them.
         """
+        n_rows_before = len(self.prefixes)
         self.prefixes = [
             [*self.prefixes[row], token] for row, token in zip(rows, tokens, strict=True)
         ]
@@ -135,7 +136,7 @@ class IncrementalDecoder:
             source_rows = places
         elif width == width_before:  # within a sentence all rows have the same source
             source_rows = [place * width + i for place in places for i in range(width)]
-        if self._cache is not None:
+        if self._cache is not None and rows != list(range(n_rows_before)):
             self._cache.reorder(torch.tensor(rows, device=self._device))
         if source_rows == list(range(len(self._memory.lengths_B))):
             return

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.alpha_entmax import AlphaEntmax
-from headwise.attention.cache import INITIAL_CAPACITY, move_rows
+from headwise.attention.cache import KeyValueCache
 from headwise.attention.entmax15 import Entmax15
 from headwise.attention.fused import FusedNormaliser
 from headwise.attention.mask import Mask
@@ -134,6 +134,8 @@ class PreparedModel:
             n_crossed += 2 * cross.place.n_heads
             maps += (cross.key, cross.value)
         self._width = own.place.head_dim
+        shape = 1, self._n_heads, 1, self._width  # of a new position
+        self._new_1C1E = torch.empty(shape, dtype=dtype, device="cpu")
         self._memory_heads = PreparedLinear(maps, dtype)
         self._output = PreparedLinear([model.output], dtype)
 
@@ -155,7 +157,7 @@ class PreparedModel:
 
     def make_cache(self) -> PreparedCache:
         """Return an empty cache for `decode`."""
-        return PreparedCache(self._n_heads, self._width, self.dtype)
+        return PreparedCache()
 
     def decode(
         self, target_in_R1: Tensor, memory: Memory, cache: PreparedCache | None = None
@@ -167,12 +169,13 @@ class PreparedModel:
         if cache is None:
             return self.model.decode(target_in_R1, memory)
         with torch.autocast("cpu", enabled=False):  # the dtypes are already chosen
-            if cache.memory_NCSE is None:
-                cache.memory_NCSE = self._keys_and_values(memory.states_BSD)
-            states_RD = self.model.target_embedding(target_in_R1, cache.length)[:, 0]
-            cache.extend(len(states_RD))
+            if not cache.memory.is_complete:
+                cache.memory.update(self._keys_and_values(memory.states_BSD))
+            states_RD = self.model.target_embedding(target_in_R1, cache.prefixes.length)[:, 0]
+            cache.prefixes.extend(self._new_1C1E.expand(len(states_RD), -1, -1, -1))
+            (prefix_RCKE,), (memory_NCSE,) = cache.prefixes.content(), cache.memory.content()
             for layer in self._layers:
-                states_RD = layer(states_RD, cache, memory.lengths_B)
+                states_RD = layer(states_RD, prefix_RCKE, memory_NCSE, memory.lengths_B)
             logits_RV = self._output(self.model.decoder.norm(states_RD))
         return logits_RV[:, None]
 
@@ -180,7 +183,7 @@ class PreparedModel:
         """Return those of all layers (N, C, S, E)."""
         n_rows, n_source, width = memory_NSD.shape
         heads = self._memory_heads(memory_NSD.reshape(-1, width)).to(self.dtype)
-        return heads.view(n_rows, n_source, -1, self._width).transpose(1, 2).contiguous()
+        return heads.view(n_rows, n_source, -1, self._width).transpose(1, 2)
 
 
 def _state(model: nn.Module) -> tuple[list[nn.Module], list[tuple[int, int]]]:
@@ -197,53 +200,11 @@ def _heads_of(block: Block) -> tuple[ScoreAttention, ScoreAttention]:
 
 
 class PreparedCache:
-    """Keys and values of all layers and heads, of the prefixes and of the memory.
+    """Keys and values of all layers and heads: (R, C, K, E) of the prefixes and (N, C, S, E)."""
 
-    Args:
-        n_heads: C.
-        width: E.
-        dtype: of keys and values.
-    """
-
-    def __init__(self, n_heads: int, width: int, dtype: torch.dtype) -> None:
-        self.length = 0
-        self.memory_NCSE: Tensor | None = None  # before the first step
-        self._n_rows = 0
-        self._buffer_RCKE = torch.empty(0, n_heads, 0, width, dtype=dtype, device="cpu")
-
-    def extend(self, n_rows: int) -> None:
-        """Add a position, which the layers fill."""
-        before, self.length = self.length, self.length + 1
-        self._n_rows = n_rows
-        _, n_heads, capacity, width = self._buffer_RCKE.shape
-        if self.length > capacity:
-            capacity = max(2 * before, INITIAL_CAPACITY)
-            longer = self._buffer_RCKE.new_empty(n_rows, n_heads, capacity, width)
-            if before:
-                longer[:, :, :before] = self._buffer_RCKE[:n_rows, :, :before]
-            self._buffer_RCKE = longer
-
-    def memory(self) -> Tensor:
-        """Return the keys and values of the memory (N, C, S, E)."""
-        assert self.memory_NCSE is not None
-        return self.memory_NCSE
-
-    def content(self) -> Tensor:
-        """Return a view of the filled part (R, C, K, E)."""
-        return self._buffer_RCKE[: self._n_rows, :, : self.length]
-
-    def reorder(self, rows_R: Tensor) -> None:
-        """Move row `rows_R[i]` of the prefixes to row i; rows may repeat or be dropped."""
-        if len(rows_R) > self._n_rows:
-            self._buffer_RCKE = self._buffer_RCKE.index_select(0, rows_R)
-        else:
-            move_rows(rows_R, self.content())
-        self._n_rows = len(rows_R)
-
-    def reorder_memory(self, rows_N: Tensor) -> None:
-        """Reorder the memory in the same way; its rows are as many or fewer afterwards."""
-        move_rows(rows_N, self.memory())
-        self.memory_NCSE = self.memory()[: len(rows_N)]
+    def __init__(self) -> None:
+        self.prefixes, self.memory = KeyValueCache(static=False), KeyValueCache(static=True)
+        self.reorder, self.reorder_memory = self.prefixes.reorder, self.memory.reorder
 
 
 class _Layer:
@@ -266,17 +227,19 @@ class _Layer:
         self._inner = PreparedLinear([block.feed_forward.inner], dtype)
         self._outer = PreparedLinear([block.feed_forward.outer], dtype)
 
-    def __call__(self, states_RD: Tensor, cache: PreparedCache, lengths_N: Tensor) -> Tensor:
+    def __call__(
+        self, states_RD: Tensor, prefix_RCKE: Tensor, memory_NCSE: Tensor, lengths_N: Tensor
+    ) -> Tensor:
         """Return states (R, D); write keys and values of the last position."""
         block, own, cross = self._block, self._own, self._cross
         residual = block.self_residual
         new_RCE = self._qkv(residual.before(states_RD)).view(len(states_RD), -1, own.width)
-        own_RCKE = own.part(cache.content())
+        own_RCKE = own.part(prefix_RCKE)
         own_RCKE[:, :, -1] = new_RCE[:, own.n_heads :]
         context_RD = own.context(new_RCE[:, : own.n_heads, None], own_RCKE)
         states_RD = residual.after(states_RD, self._own_output(context_RD))
         residual = block.cross_residual
-        memory_NCSE = cross.part(cache.memory())
+        memory_NCSE = cross.part(memory_NCSE)
         query_RD = self._query(residual.before(states_RD))
         query_NWHE = query_RD.view(len(memory_NCSE), -1, cross.n_heads, cross.width)
         context_RD = cross.context(query_NWHE.transpose(1, 2), memory_NCSE, lengths_N)

@@ -13,7 +13,6 @@ from headwise.config.schema import DecodeConfig
 from headwise.data.plan import longest_first
 from headwise.data.tokenizer import EOS, TokenizerPair
 from headwise.decode.beam import beam_search
-from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import (
     Hypothesis,
     SearchRecord,
@@ -98,7 +97,6 @@ class Translator:
         precision = resolve_precision(config.precision, self.device)
         self.config = replace(config, precision=precision)
         self.output = output
-        self.beam = config.beam if config.method == "beam" else 1
         self.max_positions = model.target_embedding.max_positions
         self._prepared: PreparedModel | None = None
 
@@ -119,7 +117,7 @@ class Translator:
         ids = self._source_ids(sentences, first_line)
         lines = [line for line, tokens in enumerate(ids) if tokens]
         lengths = [len(ids[line]) for line in lines]
-        batches = longest_first(np.array(lengths), self.config.max_tokens // self.beam)
+        batches = longest_first(np.array(lengths), self.config.max_tokens // self.config.beam)
         translations = [EMPTY] * len(sentences)
         bar = progress_bar("translating", progress, len(lines), " sentences")
         with self._ready(), self._for_search(sum(lengths)) as model, bar:
@@ -193,20 +191,17 @@ class Translator:
         """
         dtype = matmul_dtype(self.config.precision, self.device)
         prepared = self._prepared = prepare(self.model, dtype, self._prepared)
-        is_long = n_tokens * self.beam >= ROWS_WORTH_PACKING
+        is_long = n_tokens * self.config.beam >= ROWS_WORTH_PACKING
         with packed_weights(self.model) if is_long and prepared is None else nullcontext():
             yield prepared or self.model
 
     def _search(
         self, model: TranslationModel, sources: Sequence[Sequence[int]]
     ) -> list[list[Hypothesis]]:
-        config, penalty = self.config, self.config.length_penalty
+        config = self.config
         limits = [length_limit(len(ids) - 1, config, self.max_positions) for ids in sources]
-        inputs = model, sources, limits, self.device
-        if config.method == "greedy":
-            best = greedy_search(*inputs, penalty, output=self.output)
-            return [[hypothesis] for hypothesis in best]
-        return beam_search(*inputs, config.beam, penalty, config.n_best, output=self.output)
+        settings = config.beam, config.length_penalty, config.n_best
+        return beam_search(model, sources, limits, self.device, *settings, output=self.output)
 
     def _translation(self, hypotheses: Sequence[Hypothesis]) -> TranslatedSentence:
         texts = self.tokenizers.target.decode([list(hypothesis.ids) for hypothesis in hypotheses])
@@ -225,7 +220,7 @@ class Translator:
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"out of memory on {self.device}: lower decode.max_tokens "
-                f"(now {self.config.max_tokens}) or decode.beam (now {self.beam})"
+                f"(now {self.config.max_tokens}) or decode.beam (now {self.config.beam})"
             ) from error
 
 

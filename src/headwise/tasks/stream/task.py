@@ -105,7 +105,7 @@ class StreamTask(Task[PreparedTokens]):
         """See `Task.check_search`: an evaluation in windows."""
         windows, positions = self.config.decode, parts_of(self.config).positions
         fits, allowed = isinstance(windows, WindowsConfig), f"windows with task={self.name}"
-        require(fits, "decode", allowed, getattr(windows, "method", windows))
+        require(fits, "decode", allowed, "a search" if hasattr(windows, "beam") else windows)
         check_precision(windows.precision, "decode.precision")
         longest, period = positions.max_positions, positions.period
         whole = f"a multiple of the {period} values of positions.shape"

@@ -172,8 +172,7 @@ class Translation(Task[Pairs]):
     def quick(self) -> Self:
         """See `Task.quick`: `trainer.valid_beam`."""
         beam = self.config.trainer.valid_beam
-        method = "greedy" if beam == 1 else "beam"
-        return self.changed(decode=replace(self.config.decode, method=method, beam=beam, n_best=1))
+        return self.changed(decode=replace(self.config.decode, beam=beam, n_best=1))
 
     def validates_part(self, data: Pairs) -> bool:
         return 0 < self.n_outputs < len(data.encoded(self.config.data.valid))

@@ -12,7 +12,6 @@ from headwise.attention.protocol import Attention
 from headwise.model.activations import Activation
 from headwise.ops.dropout.operator import add_dropout
 from headwise.ops.linear import Linear
-from headwise.ops.norm.operator import branch
 
 NORM_EPSILON = 1e-6
 
@@ -46,10 +45,6 @@ class Residual(nn.Module):
         """Return the input of the sublayer."""
         return states_BND
 
-    def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream, for `after`, and the input of the sublayer."""
-        return states_BND, self.before(states_BND)
-
     def after(self, states_BND: Tensor, output_BND: Tensor) -> Tensor:
         """Return the residual stream after adding the output of the sublayer."""
         return add_dropout(output_BND, states_BND, self.dropout if self.training else 0.0)
@@ -79,12 +74,6 @@ class PreNorm(Residual):
     def before(self, states_BND: Tensor) -> Tensor:
         normed: Tensor = self.norm(states_BND)
         return normed
-
-    def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """As the base class; the input may be bfloat16 in training under autocast."""
-        if type(self) is not PreNorm:  # `before` may be another
-            return super().branch(states_BND)
-        return branch(states_BND, self.norm)
 
     def final_norm(self) -> nn.Module:
         """Return a normalisation, which bounds the sum of the branches."""

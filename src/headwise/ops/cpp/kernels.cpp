@@ -1,5 +1,5 @@
 // Softmax and α-entmax along the rows of a contiguous tensor (B, H, Q, K), and their gradients;
-// dropout; linear maps of few rows; layer norm that writes bfloat16.
+// dropout; linear maps of few rows.
 //
 // Masks are read in place, with strides that may be 0, or given as lengths and causality, without a
 // copy of the size of the scores. Rows are distributed over threads; no row depends on another.
@@ -10,7 +10,6 @@
 #include "dropout.h"
 #include "linear_few.h"
 #include "loss.h"
-#include "norm.h"
 
 using namespace headwise;
 
@@ -138,13 +137,6 @@ void linear_of_few(const LinearProblem& problem) {
         LinearOfFew<T>::block(problem, first);
 }
 
-template <class Pass>
-void by_blocks(const NormProblem& problem, Pass pass) {
-#pragma omp parallel for schedule(static) num_threads(problem.n_threads)
-    for (int64_t first = 0; first < problem.n_rows; first += problem.n_block)
-        pass(problem, first, std::min(problem.n_rows, first + problem.n_block));
-}
-
 }  // namespace
 
 extern "C" {
@@ -175,10 +167,6 @@ void headwise_dropout(const DropoutProblem* problem) {
     else
         problem->is_out_half ? drop<float, BFloat16>(*problem) : drop<float, float>(*problem);
 }
-
-void headwise_norm_forward(const NormProblem* problem) { by_blocks(*problem, norm_forward); }
-
-void headwise_norm_backward(const NormProblem* problem) { by_blocks(*problem, norm_backward); }
 
 void headwise_linear_of_few(const LinearProblem* problem) {
     problem->is_half ? linear_of_few<BFloat16>(*problem) : linear_of_few<float>(*problem);

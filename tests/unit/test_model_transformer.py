@@ -69,8 +69,8 @@ def test_activation_dropout_is_applied_in_training_only(choice: str) -> None:
 def test_every_layer_has_both_dropout_rates() -> None:
     model = build(dataclasses.replace(SMALL, dropout=0.1, activation_dropout=0.3))
     parts = list(model.modules())
-    inner = [part.dropout for part in parts if isinstance(part, FeedForward)]
-    around = [part.dropout for part in parts if isinstance(part, Residual)]
+    inner = [part.dropout.rate for part in parts if isinstance(part, FeedForward)]
+    around = [part.dropout.rate for part in parts if isinstance(part, Residual)]
     assert inner == [0.3] * 5
     assert around == [0.1] * (2 * 2 + 3 * 3)
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.protocol import Attention
 from headwise.model.activations import Activation
-from headwise.ops.dropout.operator import add_dropout
+from headwise.ops.dropout.operator import Dropout
 from headwise.ops.linear import Linear
 
 NORM_EPSILON = 1e-6
@@ -24,12 +24,12 @@ class FeedForward(nn.Module):
         self.inner = Linear(d_model, d_ff)
         self.outer = Linear(d_ff, d_model)
         self.activation = activation
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
 
     def forward(self, states_BND: Tensor) -> Tensor:
         """Return states (B, N, D)."""
-        rate = self.dropout if self.training else 0.0
-        outer: Tensor = self.outer(self.activation.with_dropout(self.inner(states_BND), rate))
+        inner_BNF = self.activation(self.inner(states_BND))
+        outer: Tensor = self.outer(self.dropout(inner_BNF))
         return outer
 
 
@@ -39,7 +39,7 @@ class Residual(nn.Module):
     def __init__(self, d_model: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPSILON)
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
 
     def before(self, states_BND: Tensor) -> Tensor:
         """Return the input of the sublayer."""
@@ -47,7 +47,8 @@ class Residual(nn.Module):
 
     def after(self, states_BND: Tensor, output_BND: Tensor) -> Tensor:
         """Return the residual stream after adding the output of the sublayer."""
-        return add_dropout(output_BND, states_BND, self.dropout if self.training else 0.0)
+        total: Tensor = states_BND + self.dropout(output_BND)
+        return total
 
     def final_norm(self) -> nn.Module:
         """Return the module that ends a stack of such layers."""

@@ -313,18 +313,13 @@ def _losses(small: _Small) -> Pairs:
 
 
 def _dropout(small: _Small) -> Pairs:
-    values, added, draws = small.new(9003), small.new(9003), Draws(5, RATE)
-    dropped, relu = cpu_dropout.drop(values, draws), cpu_dropout.drop_relu(values, draws)
+    values = small.new(9003)
+    dropped = cpu_dropout.drop(values, Draws(5, RATE))
     kept = (dropped != 0).double() / (1 - RATE)
     yield "entries after dropout", dropped, _up(values) * kept
     yield "shares of kept entries", kept.mean().round(decimals=1), torch.ones(())
     alike = kept[:4096] == kept[4096:8192]
     yield "chunks that drop alike", alike.all(), torch.zeros(())
-    sums = cpu_dropout.drop_and_add(values, added, draws)
-    yield "sums after dropout", sums, _up(added) + _up(values) * kept
-    yield "positive entries after dropout", relu, _up(values).clamp_min(0) * kept
-    grad = cpu_dropout.drop_relu_backward(added, relu, draws)
-    yield "gradients of dropout", grad, _up(added) * kept * (_up(values) > 0)
 
 
 def _linear(small: _Small) -> Pairs:

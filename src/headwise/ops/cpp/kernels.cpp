@@ -109,22 +109,12 @@ void backward(const Problem& problem) {
     }
 }
 
-template <int before, class From, class To>
+template <class T>
 void drop(const DropoutProblem& problem) {
     const int64_t n_chunks = (problem.n + CHUNK - 1) / CHUNK;
     [[maybe_unused]] const int n_threads = problem.n <= SERIAL_FLOATS ? 1 : problem.n_threads;
 #pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
-    for (int64_t chunk = 0; chunk < n_chunks; ++chunk)
-        drop_chunk<before, From, To>(problem, chunk);
-}
-
-template <class From, class To>
-void drop(const DropoutProblem& problem) {
-    switch (problem.before) {
-        case RELU: return drop<RELU, From, To>(problem);
-        case RELU_BACKWARD: return drop<RELU_BACKWARD, From, To>(problem);
-        default: return drop<NOTHING, From, To>(problem);
-    }
+    for (int64_t chunk = 0; chunk < n_chunks; ++chunk) drop_chunk<T>(problem, chunk);
 }
 
 template <class T>
@@ -162,10 +152,7 @@ void headwise_loss_backward(const LossProblem* problem) {
 }
 
 void headwise_dropout(const DropoutProblem* problem) {
-    if (problem->is_source_half)
-        problem->is_out_half ? drop<BFloat16, BFloat16>(*problem) : drop<BFloat16, float>(*problem);
-    else
-        problem->is_out_half ? drop<float, BFloat16>(*problem) : drop<float, float>(*problem);
+    problem->is_half ? drop<BFloat16>(*problem) : drop<float>(*problem);
 }
 
 void headwise_linear_of_few(const LinearProblem* problem) {

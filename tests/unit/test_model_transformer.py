@@ -22,13 +22,14 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
-from headwise.model.activations import GELU
+from headwise.model.activations import GELU, ReLU
 from headwise.model.blocks import FeedForward, PostNorm, PreNorm, Residual
 from headwise.model.family import n_parameters
 from headwise.model.init import Glorot, Init
 from headwise.model.parts import Parts
 from headwise.model.scaled import Scaled
 from headwise.model.transformer import Transformer
+from kernel_marks import needs_kernels
 from saved_memory import n_bytes, saved_storages
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
@@ -64,6 +65,17 @@ def test_activation_dropout_is_applied_in_training_only(choice: str) -> None:
     zeros = [feed_forward.train(mode)(states) == feed_forward.outer.bias for mode in (True, False)]
     assert 0.3 < zeros[0].float().mean() < 0.7
     assert not zeros[1].any()
+
+
+@needs_kernels
+def test_dropout_of_relu_saves_no_tensor() -> None:
+    states, sizes = torch.rand(2, 30, 16, requires_grad=True), []
+    for rate in (0.0, 0.5):
+        feed_forward = FeedForward(16, 64, ReLU(), rate)
+        with saved_storages(feed_forward) as saved:
+            feed_forward(states)
+        sizes.append(n_bytes(saved))
+    assert sizes[0] == sizes[1] > 0
 
 
 def test_every_layer_has_both_dropout_rates() -> None:

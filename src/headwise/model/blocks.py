@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.protocol import Attention
-from headwise.model.activations import Activation
+from headwise.model.activations import Activation, ReLU
 from headwise.ops.dropout.operator import Dropout
 from headwise.ops.linear import Linear
 
@@ -28,8 +28,12 @@ class FeedForward(nn.Module):
 
     def forward(self, states_BND: Tensor) -> Tensor:
         """Return states (B, N, D)."""
-        inner_BNF = self.activation(self.inner(states_BND))
-        outer: Tensor = self.outer(self.dropout(inner_BNF))
+        inner_BNF = self.inner(states_BND)
+        if type(self.activation) is ReLU:  # commutes, and so its result alone is saved for backward
+            inner_BNF = self.activation(self.dropout(inner_BNF))
+        else:
+            inner_BNF = self.dropout(self.activation(inner_BNF))
+        outer: Tensor = self.outer(inner_BNF)
         return outer
 
 

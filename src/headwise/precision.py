@@ -23,7 +23,8 @@ def check_precision(name: str, key: str) -> None:
 def resolve_precision(name: str, device: torch.device) -> str:
     """Resolve `auto`: bf16 if the device has native bf16 matmuls, else fp32.
 
-    Autocast keeps weights, softmax, entmax, norms and the loss in float32.
+    Autocast keeps parameters, norms and the loss in float32. The maps compute in float32; on a CPU,
+    and where weights are formed, scores and weights of attention are rounded to bf16.
     """
     if name != "auto":
         return name

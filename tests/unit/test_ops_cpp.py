@@ -20,6 +20,7 @@ from headwise.entmax.losses import log_softmax
 from headwise.ops.attention.cpu_few import attention_of_few
 from headwise.ops.cpp import build
 from headwise.ops.family import Power
+from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.maps import operator
 from headwise.ops.visible import Visible
@@ -146,6 +147,16 @@ def test_kernels_compile_for_processors_with_native_bfloat16() -> None:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, build.COMPILERS))
     options = (*build.OPTIONS, "-march=x86-64-v4", "-mavx512bf16", "-fsyntax-only")
     build._call([*shlex.split(compiler), *options, str(build.SOURCES / "kernels.cpp")])
+
+
+@needs_kernels
+def test_every_nan_stays_nan_in_bfloat16() -> None:
+    bits = torch.tensor([0x7FC00000, 0x7FFFFFFF, 0x7F800001, -1], dtype=torch.int32)
+    scores, scale = torch.zeros(4, 50, dtype=torch.bfloat16), bits.view(torch.float32)
+    threshold, target = cpu_losses.read(scores, 1.0, False)[-1], torch.arange(4)
+    gradient = torch.empty_like(scores)
+    cpu_losses.write_gradient(scores, threshold, gradient, scale, target, 1.0, 0.1, 0.1 / 50)
+    assert gradient.isnan().all()
 
 
 @needs_kernels

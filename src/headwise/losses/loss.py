@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
+from headwise.entmax.losses import entmax_loss_and_support, log_entmax
 from headwise.errors import require
 from headwise.losses.output_map import OutputMap
 from headwise.losses.projected import RowSums, chunk_rows, projected_loss
@@ -120,33 +120,6 @@ def _mean(sums: Floats) -> float:
     return float(sums[0] / sums[1])
 
 
-class CrossEntropy(Loss):
-    """Cross-entropy with uniform label smoothing (Szegedy et al. 2016; Vaswani et al. 2017).
-
-    With ε = `label_smoothing`, the target distribution is (1-ε)·one-hot + ε/V.
-    """
-
-    def __init__(self, label_smoothing: float = 0.1) -> None:
-        super().__init__()
-        require(0 <= label_smoothing < 1, "label_smoothing", "in [0, 1)", label_smoothing)
-        self.label_smoothing = label_smoothing
-
-    def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
-        logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
-        per_target = functools.partial(cross_entropy, target=targets_R, reduction="none")
-        loss_R = per_target(logits_RV, label_smoothing=self.label_smoothing)
-        return loss_R, per_target(logits_RV.detach())
-
-    def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
-        options = (1.0, self.label_smoothing, with_gradient)
-        nll, loss, _ = loss_operators.sums_(logits_RV, target_R, *options)
-        return RowSums(loss, nll, logits_RV if with_gradient else None)
-
-    def log_probs(self, logits: Tensor) -> Tensor:
-        """Return log-softmax."""
-        return log_softmax(logits)
-
-
 class EntmaxLoss(Loss):
     """Entmax loss over the vocabulary (Peters et al. 2019): most classes get probability 0.
 
@@ -172,12 +145,32 @@ class EntmaxLoss(Loss):
 
     def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         options = (self.alpha, self.label_smoothing, with_gradient)
-        _, loss, support = loss_operators.sums_(logits_RV, target_R, *options)
-        return RowSums(loss, support, logits_RV if with_gradient else None)
+        nll, loss, support = loss_operators.sums_(logits_RV, target_R, *options)
+        measure = nll if self.measure == "nll" else support
+        return RowSums(loss, measure, logits_RV if with_gradient else None)
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Return log α-entmax: -inf off the support."""
+        """Return log α-entmax: -inf off the support; log-softmax for α = 1."""
         return log_entmax(logits, self.alpha)
+
+
+class CrossEntropy(EntmaxLoss):
+    """Cross-entropy with uniform label smoothing (Szegedy et al. 2016; Vaswani et al. 2017).
+
+    It is the entmax loss with α = 1. With ε = `label_smoothing`, the target distribution is
+    (1-ε)·one-hot + ε/V.
+    """
+
+    measure = "nll"
+
+    def __init__(self, label_smoothing: float = 0.1) -> None:
+        super().__init__(1.0, label_smoothing)
+
+    def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+        logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+        per_target = functools.partial(cross_entropy, target=targets_R, reduction="none")
+        loss_R = per_target(logits_RV, label_smoothing=self.label_smoothing)
+        return loss_R, per_target(logits_RV.detach())
 
 
 class Entmax15Loss(EntmaxLoss):

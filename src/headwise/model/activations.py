@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headwise.ops.dropout.operator import dropout, relu_dropout
-
 
 class Activation(nn.Module):
     """Base class: an elementwise function."""
@@ -16,19 +14,12 @@ class Activation(nn.Module):
         """Return values of the same shape."""
         raise NotImplementedError
 
-    def with_dropout(self, inner_BNF: Tensor, rate: float) -> Tensor:
-        """Return the activation followed by dropout; override to fuse both."""
-        return dropout(self(inner_BNF), rate)
-
 
 class ReLU(Activation):
     """max(x, 0) (Vaswani et al. 2017, equation 2)."""
 
     def forward(self, inner_BNF: Tensor) -> Tensor:
         return functional.relu(inner_BNF)
-
-    def with_dropout(self, inner_BNF: Tensor, rate: float) -> Tensor:
-        return relu_dropout(inner_BNF, rate)
 
 
 class GELU(Activation):

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.protocol import Attention
-from headwise.model.activations import Activation
-from headwise.ops.dropout.operator import add_dropout
+from headwise.model.activations import Activation, ReLU
+from headwise.ops.dropout.operator import Dropout
 from headwise.ops.linear import Linear
-from headwise.ops.norm.operator import branch
 
 NORM_EPSILON = 1e-6
 
@@ -25,12 +24,16 @@ class FeedForward(nn.Module):
         self.inner = Linear(d_model, d_ff)
         self.outer = Linear(d_ff, d_model)
         self.activation = activation
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
 
     def forward(self, states_BND: Tensor) -> Tensor:
         """Return states (B, N, D)."""
-        rate = self.dropout if self.training else 0.0
-        outer: Tensor = self.outer(self.activation.with_dropout(self.inner(states_BND), rate))
+        inner_BNF = self.inner(states_BND)
+        if type(self.activation) is ReLU:  # commutes, and so its result alone is saved for backward
+            inner_BNF = self.activation(self.dropout(inner_BNF))
+        else:
+            inner_BNF = self.dropout(self.activation(inner_BNF))
+        outer: Tensor = self.outer(inner_BNF)
         return outer
 
 
@@ -40,19 +43,16 @@ class Residual(nn.Module):
     def __init__(self, d_model: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPSILON)
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
 
     def before(self, states_BND: Tensor) -> Tensor:
         """Return the input of the sublayer."""
         return states_BND
 
-    def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream, for `after`, and the input of the sublayer."""
-        return states_BND, self.before(states_BND)
-
     def after(self, states_BND: Tensor, output_BND: Tensor) -> Tensor:
         """Return the residual stream after adding the output of the sublayer."""
-        return add_dropout(output_BND, states_BND, self.dropout if self.training else 0.0)
+        total: Tensor = states_BND + self.dropout(output_BND)
+        return total
 
     def final_norm(self) -> nn.Module:
         """Return the module that ends a stack of such layers."""
@@ -79,12 +79,6 @@ class PreNorm(Residual):
     def before(self, states_BND: Tensor) -> Tensor:
         normed: Tensor = self.norm(states_BND)
         return normed
-
-    def branch(self, states_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """As the base class; the input may be bfloat16 in training under autocast."""
-        if type(self) is not PreNorm:  # `before` may be another
-            return super().branch(states_BND)
-        return branch(states_BND, self.norm)
 
     def final_norm(self) -> nn.Module:
         """Return a normalisation, which bounds the sum of the branches."""

@@ -102,19 +102,19 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return states (B, N, D)."""
         self_cache, memory_cache = cache if cache is not None else (None, None)
-        states_BND, normed = self.self_residual.branch(states_BND)
+        normed = self.self_residual.before(states_BND)
         context_BND = self.self_attention(normed, normed, normed, mask, self_cache)
         states_BND = self.self_residual.after(states_BND, context_BND)
         if self.cross_attention is not None:
             assert memory_BSD is not None
-            states_BND, normed = self.cross_residual.branch(states_BND)
+            normed = self.cross_residual.before(states_BND)
             # rows that share a memory are one row with the queries of all
             query_BQD = normed.view(memory_BSD.shape[0], -1, normed.shape[2])
             context_BQD = self.cross_attention(
                 query_BQD, memory_BSD, memory_BSD, memory_mask, memory_cache
             )
             states_BND = self.cross_residual.after(states_BND, context_BQD.view_as(normed))
-        states_BND, normed = self.feed_forward_residual.branch(states_BND)
+        normed = self.feed_forward_residual.before(states_BND)
         return self.feed_forward_residual.after(states_BND, self.feed_forward(normed))
 
 

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, arange
-from torch.nn.functional import layer_norm
 
 from headwise.files import machine_cache_dir
 from headwise.ops.attention import cpu as cpu_attention
@@ -48,7 +47,6 @@ from headwise.ops.losses import triton as triton_losses
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.maps import reference as exact_maps
 from headwise.ops.maps import triton as triton_maps
-from headwise.ops.norm.cpu import Branch
 from headwise.ops.visible import Visible
 
 # Largest error by dtype: norm of the difference, relative to the norm of the reference. Gradients
@@ -115,7 +113,7 @@ def _differences(library: Library) -> list[str]:
     cases, parts = [(library.dtype, library.power)], [_attention]
     if library.kernel == CPP:
         cases = list(product(DTYPES, Power))
-        parts = [_maps, _attention, _few, _sparse, _losses, _dropout, _linear, _norm]
+        parts = [_maps, _attention, _few, _sparse, _losses, _dropout, _linear]
     elif library.has_pattern:
         parts = [_sparse]
     elif library.width == 0:  # torch computes softmax on a GPU
@@ -315,18 +313,13 @@ def _losses(small: _Small) -> Pairs:
 
 
 def _dropout(small: _Small) -> Pairs:
-    values, added, draws = small.new(9003), small.new(9003), Draws(5, RATE)
-    dropped, relu = cpu_dropout.drop(values, draws), cpu_dropout.drop_relu(values, draws)
+    values = small.new(9003)
+    dropped = cpu_dropout.drop(values, Draws(5, RATE))
     kept = (dropped != 0).double() / (1 - RATE)
     yield "entries after dropout", dropped, _up(values) * kept
     yield "shares of kept entries", kept.mean().round(decimals=1), torch.ones(())
     alike = kept[:4096] == kept[4096:8192]
     yield "chunks that drop alike", alike.all(), torch.zeros(())
-    sums = cpu_dropout.drop_and_add(values, added, draws)
-    yield "sums after dropout", sums, _up(added) + _up(values) * kept
-    yield "positive entries after dropout", relu, _up(values).clamp_min(0) * kept
-    grad = cpu_dropout.drop_relu_backward(added, relu, draws)
-    yield "gradients of dropout", grad, _up(added) * kept * (_up(values) > 0)
 
 
 def _linear(small: _Small) -> Pairs:
@@ -334,17 +327,3 @@ def _linear(small: _Small) -> Pairs:
     weight, bias, values = small.new(37, 45), small.new(37).float(), small.new(7, 45).float()
     exact = _up(values) @ _up(weight).T + _up(bias)
     yield "linear maps of few rows", FewRows(weight, bias)(values), exact
-
-
-def _norm(small: _Small) -> Pairs:
-    """Rows and a width that fill no whole number of blocks and of vectors."""
-    leaves = [small.new(*size).float().requires_grad_() for size in ((70, 45), (45,), (45,))]
-    grads = small.new(70, 45).float(), small.new(70, 45).bfloat16()
-    results = Branch.apply(*leaves, 1e-6)  # type: ignore[no-untyped-call]
-    x, weight, bias = exact = [_up(leaf).requires_grad_() for leaf in leaves]
-    expected = x * 1, layer_norm(x, (45,), weight, bias, 1e-6)
-    if small.dtype == "bfloat16":
-        yield "layer norm", results[1], expected[1]
-    exact_grads = torch.autograd.grad(expected, exact, [_up(grad) for grad in grads])
-    for pair in zip(torch.autograd.grad(results, leaves, grads), exact_grads, strict=True):
-        yield "gradients of layer norm", *pair

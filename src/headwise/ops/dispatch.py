@@ -1,7 +1,7 @@
 """The choice of kernel and its reason: a function per family with several kernels.
 
-torch's dispatcher chooses by device. All other criteria are here: dtypes, missing compilers,
-failed checks, few queries, patterns, an α per query, and speed.
+All criteria are here: device, dtype, missing compilers, failed checks, few queries, patterns, an α
+per query, and speed. For torch's dispatcher, an operator is the same on every device.
 
 A built library is checked before its first use (`check.py`), also while a graph is traced. One
 whose results differ is off in this process: the reference computes instead, with one warning.

@@ -236,7 +236,7 @@ def linear_of_each(values: Tensor, *layers: Linear) -> list[Tensor]:
     anyway, `values` are cast once, the matmul is wider, and the gradients in `values` need no sum.
     In float32, copying the weights costs as much.
     """
-    dtype = training_dtype()
+    dtype = _training_dtype()
     if dtype is None or not all(_is_cast(layer, values) for layer in layers):
         return [layer(values) for layer in layers]
     weight_OD = torch.cat([layer.weight.to(dtype) for layer in layers])
@@ -245,7 +245,7 @@ def linear_of_each(values: Tensor, *layers: Linear) -> list[Tensor]:
     return list(linear(values, weight_OD, bias_O).split_with_sizes(sizes, -1))
 
 
-def training_dtype() -> torch.dtype | None:
+def _training_dtype() -> torch.dtype | None:
     """Return the autocast dtype, if the CPU supports it and gradients are computed, else None.
 
     None under torch.compile.

@@ -1,5 +1,5 @@
 // Softmax and α-entmax along the rows of a contiguous tensor (B, H, Q, K), and their gradients;
-// dropout; linear maps of few rows; layer norm that writes bfloat16.
+// dropout; linear maps of few rows.
 //
 // Masks are read in place, with strides that may be 0, or given as lengths and causality, without a
 // copy of the size of the scores. Rows are distributed over threads; no row depends on another.
@@ -10,7 +10,6 @@
 #include "dropout.h"
 #include "linear_few.h"
 #include "loss.h"
-#include "norm.h"
 
 using namespace headwise;
 
@@ -110,22 +109,12 @@ void backward(const Problem& problem) {
     }
 }
 
-template <int before, class From, class To>
+template <class T>
 void drop(const DropoutProblem& problem) {
     const int64_t n_chunks = (problem.n + CHUNK - 1) / CHUNK;
     [[maybe_unused]] const int n_threads = problem.n <= SERIAL_FLOATS ? 1 : problem.n_threads;
 #pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
-    for (int64_t chunk = 0; chunk < n_chunks; ++chunk)
-        drop_chunk<before, From, To>(problem, chunk);
-}
-
-template <class From, class To>
-void drop(const DropoutProblem& problem) {
-    switch (problem.before) {
-        case RELU: return drop<RELU, From, To>(problem);
-        case RELU_BACKWARD: return drop<RELU_BACKWARD, From, To>(problem);
-        default: return drop<NOTHING, From, To>(problem);
-    }
+    for (int64_t chunk = 0; chunk < n_chunks; ++chunk) drop_chunk<T>(problem, chunk);
 }
 
 template <class T>
@@ -136,13 +125,6 @@ void linear_of_few(const LinearProblem& problem) {
 #pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
     for (int64_t first = 0; first < problem.n_outputs; first += WIDTH)
         LinearOfFew<T>::block(problem, first);
-}
-
-template <class Pass>
-void by_blocks(const NormProblem& problem, Pass pass) {
-#pragma omp parallel for schedule(static) num_threads(problem.n_threads)
-    for (int64_t first = 0; first < problem.n_rows; first += problem.n_block)
-        pass(problem, first, std::min(problem.n_rows, first + problem.n_block));
 }
 
 }  // namespace
@@ -170,15 +152,8 @@ void headwise_loss_backward(const LossProblem* problem) {
 }
 
 void headwise_dropout(const DropoutProblem* problem) {
-    if (problem->is_source_half)
-        problem->is_out_half ? drop<BFloat16, BFloat16>(*problem) : drop<BFloat16, float>(*problem);
-    else
-        problem->is_out_half ? drop<float, BFloat16>(*problem) : drop<float, float>(*problem);
+    problem->is_half ? drop<BFloat16>(*problem) : drop<float>(*problem);
 }
-
-void headwise_norm_forward(const NormProblem* problem) { by_blocks(*problem, norm_forward); }
-
-void headwise_norm_backward(const NormProblem* problem) { by_blocks(*problem, norm_backward); }
 
 void headwise_linear_of_few(const LinearProblem* problem) {
     problem->is_half ? linear_of_few<BFloat16>(*problem) : linear_of_few<float>(*problem);

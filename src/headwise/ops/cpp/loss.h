@@ -65,8 +65,6 @@ struct LossForward {
         const int64_t V = problem.n_classes;
         const float beta = problem.alpha - 1.0f;
         Rows rows;
-        Along layout;
-        layout.n_rows = n_rows;
         rows.n = n_rows;
         rows.beta = splat(beta);
         rows.is_empty = Floats{};
@@ -78,12 +76,12 @@ struct LossForward {
             top[r] = maximum(row, V, total);
             if (problem.total) problem.total[first + r] = total;
             if (top[r] == -INFINITE) rows.is_empty[r] = 1.0f;
-            layout.b[r] = buffers.row(0, r);
-            layout.s[r] = buffers.row(1, r);
-            const int64_t n_kept = candidates(row, V, top_of(top[r]), beta, layout.b[r]);
-            layout.n_vectors[r] = (int)(round_up(n_kept) / WIDTH);
+            rows.b[r] = buffers.row(0, r);
+            rows.s[r] = buffers.row(1, r);
+            const int64_t n_kept = candidates(row, V, top_of(top[r]), beta, rows.b[r]);
+            rows.n_vectors[r] = (int)(round_up(n_kept) / WIDTH);
         }
-        solve<Power>(rows, layout);
+        solve<Power>(rows);
         const Floats shift = rows.shift + rows.correction * beta;
         Floats value[ROWS], support[ROWS];
         for (int r = 0; r < ROWS; ++r) {
@@ -91,8 +89,8 @@ struct LossForward {
             if (r >= n_rows) continue;
             problem.threshold[2 * (first + r)] = top[r];
             problem.threshold[2 * (first + r) + 1] = shift[r];
-            for (int v = 0; v < layout.n_vectors[r]; ++v) {
-                const Floats b = load(layout.b[r] + v * WIDTH), s = load(layout.s[r] + v * WIDTH);
+            for (int v = 0; v < rows.n_vectors[r]; ++v) {
+                const Floats b = load(rows.b[r] + v * WIDTH), s = load(rows.s[r] + v * WIDTH);
                 const Floats p =
                     weights<Power>(b, s, splat(rows.shift[r]), splat(rows.correction[r]));
                 // z + (1 - p^β) / (αβ), to be averaged under p

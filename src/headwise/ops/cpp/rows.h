@@ -36,7 +36,6 @@ struct Problem {
 };
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-constexpr int64_t ACROSS_UP_TO = 128;   // keys; in longer rows, vectors run along a row
 constexpr int64_t BLOCK_FLOATS = 8192;  // per buffer: a block of rows stays in the L1 and L2 caches
 
 struct Row {

@@ -1,5 +1,5 @@
 // The threshold of α-entmax for as many rows at a time as a vector has lanes; mathematics as in
-// reference.py.
+// ops/maps/reference.py.
 //
 // A row is stored as b = β(max - z). Entries with b ≥ 1 have no weight and are omitted, the others
 // padded with infinity. The values of a row (shift, β, sums) are one lane of a vector, so that a
@@ -18,7 +18,9 @@ namespace headwise {
 
 constexpr int ROWS = WIDTH;
 constexpr int N_EVALUATIONS = 16;  // upper limit; the proved one is 16 to 20, for adversarial rows
-constexpr float MASS_LOOSE = 4e-4f, MASS_TIGHT = 5e-7f, MASS_BORDER = 2e-7f;  // as in reference.py
+// A row is solved if |Σ p - 1| is at most MASS_BORDER^β, clamped to the other two: the correction
+// squares it, and what is left must be below one rounding.
+constexpr float MASS_LOOSE = 4e-4f, MASS_TIGHT = 5e-7f, MASS_BORDER = 2e-7f;
 constexpr float BETA_MIN = 1e-7f;
 
 // How x is raised to 1/β.
@@ -33,10 +35,13 @@ struct Linear {  // α = 2
 };
 
 struct Rows {
-    int n;             // number of rows
-    Floats beta;       // of each row
-    Floats is_empty;   // 1 for a row without a key, else 0
-    Floats shift_max;  // shift of a row of equal scores
+    int n;               // number of rows
+    float* b[ROWS];      // of each row, padded to whole vectors
+    float* s[ROWS];      // buffer of the same size: p^(2-α) of the last evaluation
+    int n_vectors[ROWS];
+    Floats beta;         // of each row
+    Floats is_empty;     // 1 for a row without a key, else 0
+    Floats shift_max;    // shift of a row of equal scores
     // the solution: p = max(x - correction, 0) s with x = max(1 - shift - b, 0)
     Floats shift;
     Floats correction;
@@ -51,7 +56,7 @@ static inline Floats one_minus_exp2(Floats y) {
     return ((t > -0.05f) & (t < 0.05f)) ? small : 1.0f - exp2(y);
 }
 
-// Shift from count, mean and variance of the b below the level; see `_moment_start` in reference.py.
+// Shift from count, mean and variance of the b below the level; as `_start` in the reference.
 static inline Floats moment_shift(
     const Rows& rows, Floats count, Floats sum, Floats squares) {
     const Floats beta = rows.beta;
@@ -103,99 +108,54 @@ static inline Inside evaluate(Floats b, Floats shift, Floats exponent) {
 
 static inline Floats exponents(Floats beta) { return largest(1.0f / beta - 1.0f, splat(1e-30f)); }
 
-// b of the rows one after the other, each padded to whole vectors.
-struct Along {
-    float* b[ROWS];
-    float* s[ROWS];  // buffer of the same size: p^(2-α) of the last evaluation
-    int n_rows;
-    int n_vectors[ROWS];
-
-    void moments(Floats level, Floats& counts, Floats& totals, Floats& total_squares) const {
-        Floats count[ROWS], sum[ROWS], squares[ROWS];
-        for (int r = 0; r < ROWS; ++r) {
-            count[r] = sum[r] = squares[r] = Floats{};
-            if (r >= n_rows) continue;
-            const Floats bound = splat(level[r]);
-            for (int v = 0; v < n_vectors[r]; ++v)
-                add_moments(load(b[r] + v * WIDTH), bound, count[r], sum[r], squares[r]);
-        }
-        counts = sums(count);
-        totals = sums(sum);
-        total_squares = sums(squares);
+// Count, sum and sum of squares of the b of each row below its level.
+static inline void moments(
+    const Rows& rows, Floats level, Floats& counts, Floats& totals, Floats& total_squares) {
+    Floats count[ROWS], sum[ROWS], squares[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+        count[r] = sum[r] = squares[r] = Floats{};
+        if (r >= rows.n) continue;
+        const Floats bound = splat(level[r]);
+        for (int v = 0; v < rows.n_vectors[r]; ++v)
+            add_moments(load(rows.b[r] + v * WIDTH), bound, count[r], sum[r], squares[r]);
     }
+    counts = sums(count);
+    totals = sums(sum);
+    total_squares = sums(squares);
+}
 
-    template <class Power>
-    void evaluate_sums(Ints is_open, Floats shifts, Floats exponents, Floats& F, Floats& S) const {
-        Floats mass[ROWS], slope[ROWS];
-        for (int r = 0; r < ROWS; ++r) {
-            Floats total = Floats{}, total_s = Floats{};
-            if (is_open[r]) {
-                const Floats shift = splat(shifts[r]), exponent = splat(exponents[r]);
-                for (int first = 0; first < n_vectors[r]; first += GROUP) {
-                    const int end = std::min(first + GROUP, n_vectors[r]);
-                    Floats part = Floats{};
-                    for (int v = first; v < end; ++v) {
-                        const Inside at =
-                            evaluate<Power>(load(b[r] + v * WIDTH), shift, exponent);
-                        store(s[r] + v * WIDTH, at.s);
-                        part = part + at.x * at.s;
-                        total_s = total_s + at.s;
-                    }
-                    total = total + part;
-                }
-            }
-            mass[r] = total;
-            slope[r] = total_s;
-        }
-        F = sums(mass);
-        S = sums(slope);
-    }
-};
-
-// b of the rows interleaved: vector k has the k-th entry of each row. Sums need no reduction over
-// lanes, and there are as many vectors as the longest row has entries; but all rows are evaluated
-// until the last one converges. Faster for short rows.
-struct Across {
-    const float* b;
-    float* s;
-    int n;  // of the longest row
-
-    void moments(Floats level, Floats& count, Floats& sum, Floats& squares) const {
-        count = sum = squares = Floats{};
-        Floats other[3] = {};
-        int k = 0;
-        for (; k + 1 < n; k += 2) {
-            add_moments(load(b + k * WIDTH), level, count, sum, squares);
-            add_moments(load(b + (k + 1) * WIDTH), level, other[0], other[1], other[2]);
-        }
-        if (k < n) add_moments(load(b + k * WIDTH), level, count, sum, squares);
-        count = count + other[0];
-        sum = sum + other[1];
-        squares = squares + other[2];
-    }
-
-    template <class Power>
-    void evaluate_sums(Ints, Floats shift, Floats exponent, Floats& F, Floats& S) const {
+// Sums F of the weights and S of the s of each open row at its shift; 0 of the others.
+template <class Power>
+static inline void evaluate_sums(
+    const Rows& rows, Ints is_open, Floats exponents, Floats& F, Floats& S) {
+    Floats mass[ROWS], slope[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
         Floats total = Floats{}, total_s = Floats{};
-        for (int first = 0; first < n; first += GROUP) {
-            const int end = std::min(first + GROUP, n);
-            Floats part = Floats{};
-            for (int k = first; k < end; ++k) {
-                const Inside at = evaluate<Power>(load(b + k * WIDTH), shift, exponent);
-                store(s + k * WIDTH, at.s);
-                part = part + at.x * at.s;
-                total_s = total_s + at.s;
+        if (is_open[r]) {
+            const Floats shift = splat(rows.shift[r]), exponent = splat(exponents[r]);
+            for (int first = 0; first < rows.n_vectors[r]; first += GROUP) {
+                const int end = std::min(first + GROUP, rows.n_vectors[r]);
+                Floats part = Floats{};
+                for (int v = first; v < end; ++v) {
+                    const Inside at =
+                        evaluate<Power>(load(rows.b[r] + v * WIDTH), shift, exponent);
+                    store(rows.s[r] + v * WIDTH, at.s);
+                    part = part + at.x * at.s;
+                    total_s = total_s + at.s;
+                }
+                total = total + part;
             }
-            total = total + part;
         }
-        F = total;
-        S = total_s;
+        mass[r] = total;
+        slope[r] = total_s;
     }
-};
+    F = sums(mass);
+    S = sums(slope);
+}
 
-// Solve: write shift and correction of every row to `rows`, and its s to `layout`.
-template <class Power, class Layout>
-static inline void solve(Rows& rows, const Layout& layout) {
+// Solve: write shift, correction and s of every row.
+template <class Power>
+static inline void solve(Rows& rows) {
     const Floats beta = rows.beta;
     const Floats exponent = exponents(beta);
     const Floats tolerance = largest(
@@ -203,14 +163,14 @@ static inline void solve(Rows& rows, const Layout& layout) {
     Floats F, S, squares;
     Floats level = splat(1.0f);
     for (int pass = 0; pass < Power::n_moment_passes; ++pass) {
-        layout.moments(level, F, S, squares);
+        moments(rows, level, F, S, squares);
         rows.shift = moment_shift(rows, F, S, squares);
         level = 1.0f - rows.shift;
     }
     rows.correction = Floats{};
     Ints is_open = LANES < rows.n;
     for (int left = N_EVALUATIONS - 1; left >= 0; --left) {
-        layout.template evaluate_sums<Power>(is_open, rows.shift, exponent, F, S);
+        evaluate_sums<Power>(rows, is_open, exponent, F, S);
         F = F + rows.is_empty;
         S = largest(S, splat(FLT_MIN));
         const Floats excess = F - 1.0f;

@@ -12,7 +12,7 @@ static inline Floats largest(Floats a, Floats b) { return a > b ? a : b; }
 static inline Floats largest_or_nan(Floats a, Floats b) { return ((b > a) | (b != b)) ? b : a; }
 static inline Floats least(Floats a, Floats b) { return a < b ? a : b; }
 
-// ---- WIDTH vectors of WIDTH lanes: a square
+// ---- reductions of WIDTH vectors at once
 
 // The lanes `lanes` of two vectors; those of the second are numbered from WIDTH on.
 template <int... lanes>
@@ -36,14 +36,6 @@ static inline void exchange(Floats& a, Floats& b, std::integer_sequence<int, lan
 template <int block>
 static inline void exchange(Floats& a, Floats& b) {
     exchange<block>(a, b, std::make_integer_sequence<int, WIDTH>());
-}
-
-// Swap lane r of vector k with lane k of vector r, for all r and k.
-template <int block = WIDTH / 2>
-static inline void transpose(Floats* rows) {
-    for (int r = 0; r < WIDTH; ++r)
-        if (!(r & block)) exchange<block>(rows[r], rows[r + block]);
-    if constexpr (block > 1) transpose<block / 2>(rows);
 }
 
 // Lane r of the result is the reduction of vector r.

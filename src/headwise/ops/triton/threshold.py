@@ -1,4 +1,4 @@
-"""Functions shared by the fused α-entmax attention kernels: tiles of scores, formulas of rows.
+"""Functions shared by the kernels of attention, maps and losses: tiles of scores, formulas of rows.
 
 A tile has M queries and N keys. Each row has its largest score `top`, before scaling, and the shift
 t of `headwise.ops.maps.reference`; with β = α - 1 a tile is

@@ -9,7 +9,7 @@ updates are those of `python train.py`. Times are medians, the two interleaved i
 one thread the time is that of the processor, which other load on the machine lengthens less. Memory
 is by how much the resident set of a process of its own rises in its second update (gradients, the
 same for both, and activations; weights and Adam's moments stand before; Linux only), and beside it
-what is held when all layers have gone forward.
+what autograd has saved when all layers have gone forward.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def memory_alone(n_layers: int, recompute: bool, attention: str) -> dict[str, fl
     updates = updates_of(n_layers, recompute, attention)
     updates()
     return_free_pages()
-    sizes = {"peak": added_bytes(updates), "held": updates.held_bytes()}
+    sizes = {"peak": added_bytes(updates), "held": updates.saved_bytes()}
     return {name: (n_bytes or math.nan) / MIB for name, n_bytes in sizes.items()}
 
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+import torch
+
+from headwise.train.memory import peak_memory, resident_bytes
 
 
 def added_bytes(call: Callable[[], object]) -> int | None:
     """Return the peak increase of the resident set during a call; None if not available."""
-    if not _RESET.exists():
-        return None
-    before = _bytes("VmRSS")
-    _RESET.write_text("5")  # resets the peak
+    before, peak_bytes = resident_bytes("VmRSS"), peak_memory(torch.device("cpu"))
     call()
-    return _bytes("VmHWM") - before
-
-
-def _bytes(field: str) -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
+    peak = peak_bytes()
+    return None if before is None or peak is None else peak - before

@@ -14,10 +14,10 @@ from headwise.config.schema import Config, ModelConfig
 from headwise.data.batch import Batch, Column
 from headwise.model.build import build_model
 from headwise.model.family import Model
-from headwise.precision import resolve_precision
+from headwise.precision import autocast, resolve_precision
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
-from headwise.train.memory import FIRST_MEASURED, PeakMemory
+from headwise.train.memory import n_bytes, saved_storages
 from headwise.train.step import build_step
 
 CPU = torch.device("cpu")
@@ -87,8 +87,10 @@ class Updates:
         for _ in range(self.n_batches):
             self()
 
-    def held_bytes(self) -> int | None:
-        """Return the bytes of an update after the forward pass, without model and optimizer."""
-        self.step.memory = PeakMemory(self.device)
-        self.step(FIRST_MEASURED, [next(self.batches)])
-        return self.step.memory.bytes
+    def saved_bytes(self) -> int:
+        """Return the bytes that autograd saves in the forward pass of all layers of a batch."""
+        model, batch = self.step.model.train(), next(self.batches).to(self.device)
+        precision = self.step.config.precision
+        with saved_storages(model) as saved, autocast(self.device, precision):
+            model.states(**model.inputs(batch))
+        return n_bytes(saved)

@@ -4,8 +4,8 @@
 
 The rows are those of `conf/study/variants.yaml`, each with its overrides, so with its loss and its
 repulsion. Batches are random, of 2048 tokens with sentences of 16, as
-Multi30k's are. Variants run interleaved in one process; the ratios are of medians. Memory is that
-of a step after the forward pass, without the model and its optimizer. With one thread the time is
+Multi30k's are. Variants run interleaved in one process; the ratios are of medians. Memory is what
+autograd saves in the forward pass of all layers. With one thread the time is
 that of the processor, which other load on the machine lengthens less; else it is that of the clock.
 """
 
@@ -22,7 +22,7 @@ VOCABULARY, BASELINE = 2000, "softmax"
 
 
 def measure(model: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Return variant -> median seconds and bytes of a step, interleaved; 0 bytes: unknown."""
+    """Return variant -> median seconds and bytes of a step, interleaved."""
     keep_freed_memory()
     updates = {
         name: Updates.of_short_sentences(VOCABULARY, *(row.overrides or ()), f"model={model}")
@@ -30,7 +30,7 @@ def measure(model: str, repeats: int) -> dict[str, dict[str, float]]:
     }
     taken = medians(updates, repeats)
     return {
-        name: {"seconds": taken[name], "bytes": update.held_bytes() or 0}
+        name: {"seconds": taken[name], "bytes": update.saved_bytes()}
         for name, update in updates.items()
     }
 
@@ -43,8 +43,8 @@ def main() -> None:
     results = measure(args.model, repeats)
     base = results[BASELINE]
     for name, row in results.items():
-        memory = f"{row['bytes'] / base['bytes']:.2f}" if base["bytes"] else "-"
-        print(f"  {name:<20} tokens/s {base['seconds'] / row['seconds']:5.2f}   memory {memory}")
+        speed, memory = base["seconds"] / row["seconds"], row["bytes"] / base["bytes"]
+        print(f"  {name:<20} tokens/s {speed:5.2f}   memory {memory:.2f}")
     keep(args.json, {"model": args.model, "repeats": repeats, "variants": results})
 
 

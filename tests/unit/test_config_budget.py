@@ -20,8 +20,8 @@ from headwise.model.build import build_model
 from headwise.model.family import n_parameters
 from headwise.tasks.task import task_of
 from headwise.train.budget import Budget, budget, describe_budget
+from headwise.train.memory import n_bytes, saved_storages
 from headwise.train.optim import build_optimizer
-from saved_memory import n_bytes, saved_storages
 
 pytestmark = pytest.mark.slow
 

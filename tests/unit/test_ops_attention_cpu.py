@@ -14,8 +14,8 @@ from headwise.ops.attention.cpu import attention
 from headwise.ops.attention.distances import Distances
 from headwise.ops.family import Power
 from headwise.ops.visible import Visible
+from headwise.train.memory import n_bytes, saved_storages
 from kernel_marks import needs_kernels
-from saved_memory import n_bytes, saved_storages
 
 pytestmark = needs_kernels
 FIXED = {Power.EXP: 1.0, Power.SQUARE: 1.5, Power.LINEAR: 2.0}

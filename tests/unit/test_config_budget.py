@@ -22,6 +22,7 @@ from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.model.build import build_model
 from headwise.model.family import n_parameters
+from headwise.ops.flops import register_flops
 from headwise.tasks.task import task_of
 from headwise.train.budget import SENTENCE_TOKENS, Budget, budget, describe_budget
 from headwise.train.memory import n_bytes, return_free_pages, saved_storages
@@ -58,6 +59,7 @@ def measured(config: Any) -> tuple[int, int]:
     ids = torch.randint(4, vocab, (N_ROWS, LENGTH))
     lengths = torch.full((N_ROWS,), LENGTH - 1)
     half = config.trainer.precision == "bf16"
+    register_flops()
     with FlopCounterMode(display=False) as counter, saved_storages(model) as saved:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             states_BTD = model.train().states(ids, lengths, ids)

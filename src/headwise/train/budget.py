@@ -21,6 +21,7 @@ from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
 from headwise.data.plan import windows_per_batch
 from headwise.model.family import Model, n_parameters
+from headwise.ops.flops import register_flops
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
 from headwise.train.kernels import kernels_of
@@ -148,6 +149,7 @@ def _counted(
         column = Column(ids, torch.zeros(ROWS, dtype=torch.long))
         batch = Batch(dict.fromkeys(model.columns, column), ids, ids, list(range(ROWS)), 0)
     model.train(task.config.model.recompute)  # else torch's dropout would save masks
+    register_flops()
     with FlopCounterMode(display=False) if with_flops else nullcontext() as counter:
         with saved_storages(model) as saved:
             states_BTD = model.states(**model.inputs(batch))

@@ -36,3 +36,16 @@ def test_missing_transformers_are_named() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stderr.splitlines()[-1].startswith("ImportError: headwise.hf needs")
     assert "pip install 'headwise[hf]'" in run.stderr
+
+
+def test_formulas_of_flops_need_no_other_import() -> None:
+    code = """from headwise.ops.flops import register_flops
+register_flops()
+import torch
+from headwise.ops import linear
+from torch.utils.flop_counter import flop_registry
+ours, theirs = torch.ops.headwise, [torch.ops.mkldnn._linear_pointwise] if linear.DTYPES else []
+counted = {ours.attention, ours.attention_backward, ours.attention_of_few, *theirs}
+print(counted - flop_registry.keys())"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -6,18 +6,20 @@ Formulas get the shapes of the tensors, and return 2 per multiply-add.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from headwise.ops import linear
+from headwise.ops.attention import cpu, cpu_few  # noqa: F401 (they define the operators)
 
 
 def register_flops() -> None:
     """Make torch's counter count our operators; call it before the counting."""
     ours, oneDNN = torch.ops.headwise, torch.ops.mkldnn
-    formulas = {
+    formulas: dict[Any, Callable[..., int]] = {
         ours.attention: _attention,
         ours.attention_of_few: _attention,
         ours.attention_backward: _attention_backward,

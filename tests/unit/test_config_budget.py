@@ -103,6 +103,7 @@ def added_by_update(config: Config) -> tuple[int | None, int]:
     "overrides",
     [
         ("model=tiny", "trainer.precision=bf16"),
+        ("model=tiny", "trainer.precision=fp32"),
         ("model=small", "trainer.precision=fp32"),
         ("model=small", "trainer.precision=fp32", "model.recompute=true"),
     ],

@@ -20,6 +20,7 @@ from headwise.config.folders import group_node
 from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
 from headwise.data.plan import windows_per_batch
+from headwise.losses.projected import chunk_rows
 from headwise.model.family import Model, n_parameters
 from headwise.ops.flops import register_flops
 from headwise.precision import resolve_precision
@@ -72,8 +73,9 @@ class Budget:
         flops: part -> FLOPs of the matmuls of an update, with backward and recomputation.
         weight_bytes: weights, gradients and moments.
         activation_bytes: tensors that autograd saves for one batch (with recomputation the inputs
-            of all layers and the activations of one), and the gradients that the loss computes in
-            its forward pass. Dropout is left out: it saves nothing on a CPU, masks on a GPU.
+            of all layers and the activations of one), a chunk of logits, and the gradients that
+            the loss computes in its forward pass. Dropout is left out: it saves nothing on a CPU,
+            masks on a GPU.
         kernels: part -> kernel (reason); empty if this machine lacks the device.
     """
 
@@ -120,6 +122,8 @@ def budget(task: Planned, length: int | None = None) -> Budget:
         kernels = kernels_of(model, task.loss, trainer.precision, device)
     batches = tokens / (ROWS * length)
     vocabulary, width = model.output.weight.shape
+    logits_bytes = 4 * vocabulary * min(tokens, chunk_rows(vocabulary, device))
+    gradient_bytes = 4 * width * (tokens + vocabulary)  # that the loss computes
     alphas = [p.numel() for name, p in model.named_parameters() if name.endswith("alpha_logit")]
     n_weights = n_parameters(model)
     return Budget(
@@ -127,7 +131,7 @@ def budget(task: Planned, length: int | None = None) -> Budget:
         n_alphas=sum(alphas),
         flops={part: trainer.accumulate * batches * n for part, n in flops.items()},
         weight_bytes=float(n_weights * BYTES_PER_WEIGHT),
-        activation_bytes=batches * saved_bytes * saved_share + (tokens + vocabulary) * width * 4,
+        activation_bytes=saved_share * (batches * saved_bytes + logits_bytes) + gradient_bytes,
         kernels=kernels,
     )
 

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from headwise.train.memory import peak_memory, resident_bytes
 
 
 def seconds(call: Callable[[], object], until_done: bool = True) -> float:
@@ -52,17 +52,10 @@ def medians(
 
 def added_bytes(call: Callable[[], object]) -> int | None:
     """Return the peak increase of the resident set during a call; None without Linux."""
-    if not _RESET.exists():
-        return None
-    before = _resident("VmRSS")
-    _RESET.write_text("5")  # resets the peak
+    peak, before = peak_memory(torch.device("cpu")), resident_bytes("VmRSS")
     call()
-    return _resident("VmHWM") - before
-
-
-def _resident(field: str) -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
+    after = peak()
+    return None if after is None or before is None else after - before
 
 
 @contextmanager

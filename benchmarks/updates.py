@@ -32,16 +32,16 @@ from headwise.config.schema import Config, ModelConfig
 from headwise.data.batch import Batch, Column
 from headwise.model.build import build_model
 from headwise.model.family import Model
-from headwise.precision import resolve_precision
+from headwise.precision import autocast, resolve_precision
 from headwise.seed import seed_everything
 from headwise.studies.study import read_study, selected
 from headwise.tasks.task import task_of
 from headwise.train.distributed import Ranks
 from headwise.train.memory import (
-    FIRST_MEASURED,
-    PeakMemory,
     keep_freed_memory,
+    n_bytes,
     return_free_pages,
+    saved_storages,
 )
 from headwise.train.step import build_step
 
@@ -113,11 +113,13 @@ class Updates:
         for _ in range(self.n_batches):
             self()
 
-    def held_bytes(self) -> int | None:
-        """Return the bytes of an update after the forward pass, without model and optimizer."""
-        self.step.memory = PeakMemory(self.device)
-        self.step(FIRST_MEASURED, [next(self.batches)])
-        return self.step.memory.bytes
+    def held_bytes(self) -> int:
+        """Return the bytes that autograd saves in the forward pass of all layers of a batch."""
+        model, batch = self.step.model.train(), next(self.batches).to(self.device)
+        precision = self.step.config.precision
+        with saved_storages(model) as saved, autocast(self.device, precision):
+            model.states(**model.inputs(batch))
+        return n_bytes(saved)
 
 
 def recipes_of(name: str, columns: Sequence[str] | None) -> dict[str, Recipes]:
@@ -136,7 +138,7 @@ def memory(overrides: Sequence[str], cache: Path) -> dict[str, float]:
     updates()
     return_free_pages()
     sizes = {"peak": added_bytes(updates), "held": updates.held_bytes()}
-    return {name: (n_bytes or math.nan) / MIB for name, n_bytes in sizes.items()}
+    return {name: (size or math.nan) / MIB for name, size in sizes.items()}
 
 
 def measure(recipes: Mapping[str, Sequence[str]], repeats: int) -> dict[str, dict[str, float]]:

@@ -84,6 +84,7 @@ def observation(
         allowed_BHQK = allowed_BHQK & torch.ones(n_queries, n_keys, dtype=torch.bool).tril()
     queries, keys = COLUMNS[site]
     return Observation(
-        site, queries, keys, 1, (1,), weights_BHQK.masked_fill(~allowed_BHQK, 0.0), allowed_BHQK,
-        queries_BQ, (is_distribution,),
+        site, queries, keys, 1, queries_BQ, head_numbers=(1,), allowed_BHQK=allowed_BHQK,
+        weights_BHQK=weights_BHQK.masked_fill(~allowed_BHQK, 0.0),
+        distribution_heads=(is_distribution,),
     )  # fmt: skip

@@ -53,7 +53,7 @@ CONFIG = ModelConfig(
     attention_dropout=0.0,
     activation_dropout=0.0,
 )
-MASKING = Masking(MaskSettings(0.25, 0.8, 0.1, False), Tokenizer(BYTE_MODEL))
+MASKING = Masking(MaskSettings(0.25, 0.8, 0.1), Tokenizer(BYTE_MODEL))
 
 
 def palindromes(n: int, seed: int) -> TokenStream:

@@ -19,7 +19,7 @@ from headwise.attention.linear import (
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.errors import ConfigError
-from saved_memory import n_bytes, saved_storages
+from headwise.train.memory import n_bytes, saved_storages
 from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 4, 6, 9

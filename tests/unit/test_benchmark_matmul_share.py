@@ -16,10 +16,13 @@ from benchmarks.matmul_share import (
 from benchmarks.updates import model_config
 from torch.utils.flop_counter import FlopCounterMode
 
+from headwise.ops.flops import register_flops
+
 pytestmark = pytest.mark.slow
 
 
 def test_products_equal_those_of_a_training_step() -> None:
+    register_flops()
     # in bf16 all products of linear maps are counted; attention may be a single operator
     shapes = products(model_config("tiny"), VOCABULARY["tiny"], TOKENS // 32, 32)
     for call in (

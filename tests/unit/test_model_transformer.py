@@ -29,8 +29,8 @@ from headwise.model.init import Glorot, Init
 from headwise.model.parts import Parts
 from headwise.model.scaled import Scaled
 from headwise.model.transformer import Transformer
+from headwise.train.memory import n_bytes, saved_storages
 from kernel_marks import needs_kernels
-from saved_memory import n_bytes, saved_storages
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
 V = 13

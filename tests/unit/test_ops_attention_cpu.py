@@ -13,9 +13,10 @@ from headwise.entmax import alpha_entmax
 from headwise.ops.attention.cpu import attention
 from headwise.ops.attention.distances import Distances
 from headwise.ops.family import Power
+from headwise.ops.flops import register_flops
 from headwise.ops.visible import Visible
+from headwise.train.memory import n_bytes, saved_storages
 from kernel_marks import needs_kernels
-from saved_memory import n_bytes, saved_storages
 
 pytestmark = needs_kernels
 FIXED = {Power.EXP: 1.0, Power.SQUARE: 1.5, Power.LINEAR: 2.0}
@@ -308,6 +309,7 @@ def test_compile_and_checkpoint_change_nothing() -> None:
 
 def test_flop_counter_counts_two_products_forward_and_five_backward() -> None:
     tensors = inputs((2, 3, 5, 7))
+    register_flops()
     with FlopCounterMode(display=False) as counter:
         fused(tensors, None, Power.SQUARE, Visible())
     flops_per_product = 2 * (2 * 3 * 5 * 7) * tensors[0].shape[3]

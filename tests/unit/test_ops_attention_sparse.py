@@ -22,8 +22,8 @@ from headwise.ops import dispatch
 from headwise.ops.attention.cpu_sparse import Settings, sparse_attention
 from headwise.ops.attention.distances import Distances
 from headwise.ops.family import Power
+from headwise.train.memory import n_bytes, saved_storages
 from kernel_marks import needs_kernels
-from saved_memory import n_bytes, saved_storages
 from sparse_cases import (
     COMBINATIONS,
     PATTERNS,

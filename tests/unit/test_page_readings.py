@@ -99,10 +99,12 @@ def test_user_sentences_keep_their_order_and_may_have_references(tmp_path: Path)
 def test_heads_with_nan_are_omitted() -> None:
     weights_BHQK = torch.full((1, 3, 1, 2), 0.5)
     weights_BHQK[0, 1, 0, 0] = torch.nan
-    visible = torch.ones_like(weights_BHQK, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool)
     observation = Observation(
-        "cross", "target", "source", 2, (1, 4, 5), weights_BHQK, *visible, (True, True, True)
-    )
+        "cross", "target", "source", 2, torch.ones(1, 1, dtype=torch.bool),
+        head_numbers=(1, 4, 5), weights_BHQK=weights_BHQK,
+        allowed_BHQK=torch.ones_like(weights_BHQK, dtype=torch.bool),
+        distribution_heads=(True, True, True),
+    )  # fmt: skip
     (block,) = weight_contents([observation])["blocks"]
     assert block["heads"] == [1, 5]
     assert block["shape"] == [1, 2]

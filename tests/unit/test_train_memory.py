@@ -1,61 +1,39 @@
-"""Peak memory of updates."""
+"""Peak memory of a process, and what autograd saves."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
-from headwise.train.memory import FIRST_MEASURED, MEASURE_EVERY, PeakMemory, glibc
+from headwise.train import memory
+from headwise.train.memory import peak_memory, resident_bytes
 
 CPU = torch.device("cpu")
-FLOATS = 2_000_000
-SLACK = 400_000  # bytes
-needs_mallinfo2 = pytest.mark.skipif(
-    not hasattr(glibc(), "mallinfo2"), reason="glibc 2.33 or later"
-)
+FLOATS = 20_000_000
+SLACK = 10_000_000  # bytes
+needs_peak = pytest.mark.skipif(peak_memory(CPU)() is None, reason="Linux's peak memory")
 
 
-def update(memory: PeakMemory, number: int, n_floats: int) -> torch.Tensor:
-    """Run an update that frees `n_floats`, and return memory that it leaves allocated."""
-    memory.begin(number)
-    remaining = torch.ones(5 * FLOATS)  # like modules that the first update imports
-    temporary = torch.ones(n_floats)
-    memory.measure()
-    del temporary
-    memory.end()
-    return remaining
+@needs_peak
+def test_peak_is_that_of_the_resident_set_since_the_reset() -> None:
+    torch.ones(2 * FLOATS)
+    before, peak_bytes = resident_bytes("VmRSS"), peak_memory(CPU)
+    torch.ones(FLOATS)
+    assert abs(peak_bytes() - before - FLOATS * 4) < SLACK
 
 
-@needs_mallinfo2
-def test_peak_is_the_largest_amount_that_an_update_frees() -> None:
-    memory = PeakMemory(CPU)
-    remaining = [update(memory, 1, 9 * FLOATS)]
-    assert memory.bytes is None  # the first update is not measured
-    remaining.append(update(memory, FIRST_MEASURED, 3 * FLOATS))
-    assert abs(memory.bytes - 3 * FLOATS * 4) < SLACK
-    largest = memory.bytes
-    remaining.append(torch.ones(9 * FLOATS))  # like a first validation
-    remaining.append(update(memory, FIRST_MEASURED + 1, 9 * FLOATS))
-    remaining.append(update(memory, FIRST_MEASURED + MEASURE_EVERY, 2 * FLOATS))
-    assert memory.bytes == largest
-    remaining.append(update(memory, FIRST_MEASURED + 2 * MEASURE_EVERY, 4 * FLOATS))
-    assert abs(memory.bytes - 4 * FLOATS * 4) < SLACK
+@pytest.mark.parametrize("name", ["_RESET", "_STATUS"])
+def test_no_peak_where_linux_does_not_tell(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, name, tmp_path / "absent" / "file")
+    assert peak_memory(CPU)() is None
 
 
-@needs_mallinfo2
-def test_state_of_the_optimizer_is_added() -> None:
-    weight = torch.nn.Parameter(torch.zeros(FLOATS))
-    optimizer = torch.optim.Adam([weight])
-    weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    with_moments, without = PeakMemory(CPU, optimizer), PeakMemory(CPU)
-    for memory in (with_moments, without):
-        update(memory, FIRST_MEASURED, FLOATS)
-    assert abs(with_moments.bytes - without.bytes - 2 * FLOATS * 4) < SLACK
-
-
-def test_no_peak_without_mallinfo2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.train.memory.glibc", lambda: None)
-    memory = PeakMemory(CPU)
-    update(memory, FIRST_MEASURED, FLOATS)
-    assert memory.bytes is None
+def test_no_peak_without_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("VmRSS:\t12 kB\n")
+    monkeypatch.setattr(memory, "_STATUS", status)
+    assert (resident_bytes("VmRSS"), resident_bytes("VmHWM")) == (12 * 1024, None)

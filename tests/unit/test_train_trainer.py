@@ -17,7 +17,6 @@ from headwise.losses.loss import CrossEntropy
 from headwise.tasks.translation.batches import Batch, collate
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
-from headwise.train.memory import glibc
 from headwise.train.trainer import Validation, check_trainer_config
 from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model, validation
 
@@ -74,7 +73,7 @@ def test_logged_loss_covers_the_updates_since_the_last_log(tmp_path: Path) -> No
     assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-4)
 
 
-def test_logs_of_alphas_time_and_memory(tmp_path: Path) -> None:
+def test_logs_of_alphas_and_time(tmp_path: Path) -> None:
     """Alphas are logged from update 0; the time includes earlier processes."""
     trainer = make_trainer(tmp_path, reported=lambda: {"alpha": {"cross": [[1.5, 1.25]]}})
     trainer.seconds = 1000.0
@@ -82,8 +81,23 @@ def test_logs_of_alphas_time_and_memory(tmp_path: Path) -> None:
     assert [row["update"] for row in read_jsonl(tmp_path / "heads.jsonl")] == [0, 1, 2, 3, 4]
     last = json.loads((tmp_path / "checkpoints" / "last.json").read_text())
     assert 1000 < last["train_seconds"] == round(trainer.seconds, 3)
-    assert last["peak_memory_bytes"] == trainer.step.memory.bytes
-    assert (trainer.step.memory.bytes is None) == (not hasattr(glibc(), "mallinfo2"))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "read", "largest"), [(None, None, None), (None, 5, 5), (7, 5, 7), (7, None, 7)]
+)
+def test_peak_memory_is_the_largest_of_all_processes(
+    earlier: int | None,
+    read: int | None,
+    largest: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headwise.train.trainer.peak_memory", lambda device: lambda: read)
+    trainer = make_trainer(tmp_path, peak_bytes=earlier)
+    trainer.run()
+    last = json.loads((tmp_path / "checkpoints" / "last.json").read_text())
+    assert last["peak_memory_bytes"] == trainer.peak_bytes == largest
 
 
 def test_validation_uses_eval_mode_and_restores_training_mode(tmp_path: Path) -> None:

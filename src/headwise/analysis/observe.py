@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,42 +36,51 @@ TIE = 1e-4  # relative difference below which two weights count as equal
 MAX_QUERIES, MAX_WEIGHTS, MIN_QUERIES = 1024, 2**23, 64
 
 
-@dataclass(frozen=True)
-class Observation:
-    """The weights of one attention on a batch, CLS tokens excluded by default.
-
-    In long sequences, of one block of queries; causal attention then ends at the last of them.
+@dataclass
+class Block:
+    """One block of queries of one attention on a batch, all queries of short sequences.
 
     Attributes:
         site: name of the site.
         queries: column of the batch that the queries come from.
         keys: column of the batch that the keys come from.
         layer: number of the layer, from 1.
-        head_numbers: numbers of its heads in the unpruned model.
-        weights_BHQK: as applied to the values; 0 at masked keys and at padding queries. In the
-            decoder's self-attention query t is the input of step t: the begin-of-sentence token,
-            then the target tokens.
-        allowed_BHQK: True where a query of a real token may attend to a key.
         queries_BQ: True at real tokens.
-        distribution_heads: whether the rows of each head are declared non-negative with sum 1,
-            CLS tokens included.
         first: number of the first query.
         is_last: whether no block of queries follows.
-        parts: of `whole`, by name.
+        parts: of `Observation.whole`, by name.
     """
 
     site: str
     queries: str
     keys: str
     layer: int
-    head_numbers: tuple[int, ...]
-    weights_BHQK: Tensor
-    allowed_BHQK: Tensor
     queries_BQ: Tensor
-    distribution_heads: tuple[bool, ...]
     first: int = 0
     is_last: bool = True
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Observation(Block):
+    """The weights of one attention on a batch, CLS tokens excluded by default.
+
+    In long sequences, of one block of queries; causal attention then ends at the last of them.
+
+    Attributes:
+        head_numbers: numbers of its heads in the unpruned model.
+        weights_BHQK: as applied to the values; 0 at masked keys and at padding queries. In the
+            decoder's self-attention query t is the input of step t: the begin-of-sentence token,
+            then the target tokens.
+        allowed_BHQK: True where a query of a real token may attend to a key.
+        distribution_heads: whether the rows of each head are declared non-negative with sum 1,
+            CLS tokens included.
+    """
+
+    head_numbers: tuple[int, ...]
+    weights_BHQK: Tensor
+    allowed_BHQK: Tensor
+    distribution_heads: tuple[bool, ...]
 
     def of_queries(self, values_BN: Tensor) -> Tensor:
         """Select the values of the queries."""
@@ -215,47 +224,34 @@ def observation(call: Call, with_cls: bool = False) -> Observation:
     allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, first[0] :, first[1] :]
     allowed_BHQK = allowed_BHQK & queries_BQ[:, None, :, None]
     weights_BHQK = call.weights_BHQK[:, :, first[0] :, first[1] :]
+    block = {part.name: getattr(call, part.name) for part in fields(Block)}
+    if with_cls:
+        block["first"] += call.first_key - call.first_query
     return Observation(
-        call.site,
-        call.queries,
-        call.keys,
-        call.layer,
-        call.attention.place.head_numbers,
-        weights_BHQK.masked_fill(~allowed_BHQK, 0.0),
-        allowed_BHQK,
-        queries_BQ,
-        call.attention.distribution_heads(),
-        call.first + call.first_key - call.first_query if with_cls else call.first,
-        call.is_last,
-        call.parts,
+        **block | {"queries_BQ": queries_BQ},
+        head_numbers=call.attention.place.head_numbers,
+        weights_BHQK=weights_BHQK.masked_fill(~allowed_BHQK, 0.0),
+        allowed_BHQK=allowed_BHQK,
+        distribution_heads=call.attention.distribution_heads(),
     )
 
 
-@dataclass
-class Call:
+@dataclass(kw_only=True)
+class Call(Block):
     """One block of queries of one attention, as its recorder and hooks report it.
 
     Attributes:
+        queries_BQ: without the queries of CLS tokens.
         mask: of the block.
-        queries_BQ: True at real tokens, queries of CLS tokens excluded.
         first_query, first_key: numbers of CLS tokens before the first token.
         joined_BQI: concatenated outputs of the heads, (B, Q, H * E).
         query_stats: statistics that differ between queries, (B or 1, H, Q).
-        first, is_last, parts: see `Observation`.
     """
 
-    site: str
-    queries: str
-    keys: str
-    layer: int
     attention: Attention
     mask: Mask
-    queries_BQ: Tensor
-    first_query: int
-    first_key: int
-    first: int
-    is_last: bool
-    parts: dict[str, list[Tensor]]
+    first_query: int = 0
+    first_key: int = 0
     weights_BHQK: Tensor | None = None
     joined_BQI: Tensor | None = None
     query_stats: dict[str, Tensor] = field(default_factory=dict)
@@ -300,9 +296,9 @@ def hooked(model: Model, batch: Batch, on_block: OnBlock) -> Iterator[None]:
                 block = replace(mask, query_offset=start) if end - start < n else mask
                 first, n_cls = max(0, start - n_before[0]), max(0, n_before[0] - start)
                 call = Call(
-                    site.name, site.queries, site.keys, layer, attention, block,
-                    is_real_BN[:, first : max(0, end - n_before[0])], n_cls, n_before[1],
-                    first, end == n, parts,
+                    site.name, site.queries, site.keys, layer,
+                    is_real_BN[:, first : max(0, end - n_before[0])], first, end == n, parts,
+                    attention=attention, mask=block, first_query=n_cls, first_key=n_before[1],
                 )  # fmt: skip
                 calls[:] = [call]
                 contexts.append(forward(*states, block, cache))

@@ -326,7 +326,7 @@ class _Run:
             wall_seconds=round(trainer.seconds, 3),
             tokens_per_second=round(state.tokens / max(trainer.seconds, 1e-9), 1),
             other_seconds=clock.seconds,
-            peak_memory_bytes=trainer.step.memory.bytes,
+            peak_memory_bytes=trainer.peak_bytes,
             git=git_commit(),
             versions=versions(),
             finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),

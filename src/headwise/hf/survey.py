@@ -122,8 +122,8 @@ def _for_each_call(
             # queries are the last keys: others come from a cache or prefix
             is_real_BQ = visible.any(2).any(1).expand(n_batch, n_keys)[:, -n_queries:]
         call = Call(
-            site, *columns, attention.place.layer, attention, cast("Mask", keys), is_real_BQ,
-            0, 0, 0, True, {}, weights_BHQK.float(),
+            site, *columns, attention.place.layer, is_real_BQ, attention=attention,
+            mask=cast("Mask", keys), weights_BHQK=weights_BHQK.float(),
         )  # fmt: skip
         on_block(_batch(columns, n_batch, (n_queries, n_keys), weights_BHQK.device), call)
 

@@ -1,60 +1,49 @@
-"""Formulas of FLOPs for torch's counter, `torch.utils.flop_counter.FlopCounterMode`."""
+"""FLOPs of our operators for torch's counter, `torch.utils.flop_counter.FlopCounterMode`.
+
+Formulas get the shapes of the tensors, and return 2 per multiply-add.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+import math
+from collections.abc import Callable
 from typing import Any
 
-COUNTER = "torch.utils.flop_counter"
-_FORMULAS: dict[Any, Callable[..., int]] = {}  # by operator
+import torch
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from headwise.ops import linear
+from headwise.ops.attention import cpu, cpu_few  # noqa: F401 (they define the operators)
 
 
-def register_flops(operator: Any, formula: Callable[..., int]) -> None:
-    """Register a formula, as `torch.utils.flop_counter.register_flop_formula`.
-
-    If the counter is not imported yet, the formula is registered when it is: it imports Triton,
-    which takes longer than all of headwise.
-    """
-    _FORMULAS[operator] = formula
-    if COUNTER in sys.modules:
-        _register_all(sys.modules[COUNTER])
-
-
-def _register_all(counter: ModuleType) -> None:
-    for operator, formula in _FORMULAS.items():
-        if operator not in counter.flop_registry:
-            counter.register_flop_formula(operator)(formula)
+def register_flops() -> None:
+    """Make torch's counter count our operators; call it before the counting."""
+    ours, oneDNN = torch.ops.headwise, torch.ops.mkldnn
+    formulas: dict[Any, Callable[..., int]] = {
+        ours.attention: _attention,
+        ours.attention_of_few: _attention,
+        ours.attention_backward: _attention_backward,
+    }
+    if linear.DTYPES:
+        formulas[oneDNN._linear_pointwise] = _linear
+    for operator, formula in formulas.items():
+        if operator not in flop_registry:
+            register_flop_formula(operator)(formula)
 
 
-class _CounterFinder:
-    """Finds the module of the counter, and registers the formulas after its import."""
-
-    is_searching = False
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != COUNTER or self.is_searching:
-            return None
-        self.is_searching = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.is_searching = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_register(module: ModuleType) -> None:
-                execute(module)
-                _register_all(module)
-
-            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return spec
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of the two forward matmuls."""
+    return _pairs(query, key) * 2 * int(query[3] + value[3])
 
 
-if COUNTER not in sys.modules:
-    sys.meta_path.insert(0, _CounterFinder())
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of five matmuls: scores again, and two gradients per forward matmul."""
+    return _pairs(query, key) * 2 * int(3 * query[3] + 2 * value[3])
+
+
+def _pairs(query: Any, key: Any) -> int:
+    return int(query[0] * query[1] * query[2] * key[2])
+
+
+def _linear(shape: Any, w_shape: Any, *_: Any, **__: Any) -> int:
+    return int(2 * math.prod(shape) * w_shape[0])

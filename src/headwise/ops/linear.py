@@ -14,7 +14,6 @@ Axes: N rows, D input width, O output width.
 from __future__ import annotations
 
 import ctypes
-import math
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from torch.autograd.function import once_differentiable
 from headwise.ops.cpp import build
 from headwise.ops.cpp.call import DTYPES as CPP_DTYPES
 from headwise.ops.cpp.call import FLOAT, address, structure
-from headwise.ops.flops import register_flops
 
 # With fewer multiplications oneDNN's overhead exceeds its gain.
 MIN_MULTIPLICATIONS = 1 << 21
@@ -364,12 +362,3 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             gradients[2] = grad_NO.sum(0).to(b_dtype)
         return tuple(gradients)
-
-
-def _flops(shape: Any, w_shape: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Return the FLOPs for torch's counter: 2 per multiply-add."""
-    return int(2 * math.prod(shape) * w_shape[0])
-
-
-if DTYPES:
-    register_flops(torch.ops.mkldnn._linear_pointwise, _flops)

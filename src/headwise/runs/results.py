@@ -34,7 +34,8 @@ class Results:
         wall_seconds: of training.
         tokens_per_second: tokens / wall_seconds.
         other_seconds: phase -> seconds outside training, of the process that ended the run.
-        peak_memory_bytes: None where not measured.
+        peak_memory_bytes: of the process during training, validations included: resident, on a
+            GPU allocated by torch there; None where not measured.
         git: commit of the source tree; None outside a checkout.
         versions: of the packages that affect results.
         finished_at: local time.

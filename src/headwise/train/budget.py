@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.attention.scores import ScoreAttention
@@ -21,13 +20,15 @@ from headwise.config.folders import group_node
 from headwise.config.schema import Config, SitesConfig
 from headwise.data.batch import Batch, Column
 from headwise.data.plan import windows_per_batch
+from headwise.losses.projected import chunk_rows
 from headwise.model.family import Model, n_parameters
+from headwise.ops.flops import register_flops
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
 from headwise.train.kernels import kernels_of
+from headwise.train.memory import n_bytes, saved_storages
 
 SENTENCE_TOKENS = 60  # assumed length of both sides
-SAMPLED_QUERIES = 96  # for the mean number of keys that a pattern leaves
 ROWS = 2  # of the counted batch; all figures are proportional to it
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
 # saved bytes relative to float32; autocast keeps some tensors in float32
@@ -72,10 +73,9 @@ class Budget:
         flops: part -> FLOPs of the matmuls of an update, with backward and recomputation.
         weight_bytes: weights, gradients and moments.
         activation_bytes: tensors that autograd saves for one batch (with recomputation the inputs
-            of all layers and the activations of one), and the gradients that the loss computes in
-            its forward pass. For torch's operators; our kernels, such as CPU dropout, save less.
-        keys_per_query: mean number of keys that causality and the pattern of the last layer leave;
-            None without a pattern.
+            of all layers and the activations of one), a chunk of logits, and the gradients that
+            the loss computes in its forward pass. Dropout is left out: it saves nothing on a CPU,
+            masks on a GPU.
         kernels: part -> kernel (reason); empty if this machine lacks the device.
     """
 
@@ -84,7 +84,6 @@ class Budget:
     flops: dict[str, float]
     weight_bytes: float
     activation_bytes: float
-    keys_per_query: float | None
     kernels: dict[str, str]
 
 
@@ -107,8 +106,7 @@ def budget(task: Planned, length: int | None = None) -> Budget:
     trainer, length = task.config.trainer, length or task.row_tokens or SENTENCE_TOKENS
     tokens = batch_tokens(task)
     model, flops, saved_bytes = _counted(task, length, with_flops=True)
-    keys = _keys_per_query(model, length)
-    if keys is not None and _is_fused(model):  # kernels save the same as without a pattern
+    if _has_fused_pattern(model):  # kernels save the same as without a pattern
         none = group_node("pattern", "none")
         task = task.changed(pattern=none, pattern_sites=SitesConfig())
         _, _, saved_bytes = _counted(task, length)
@@ -124,6 +122,8 @@ def budget(task: Planned, length: int | None = None) -> Budget:
         kernels = kernels_of(model, task.loss, trainer.precision, device)
     batches = tokens / (ROWS * length)
     vocabulary, width = model.output.weight.shape
+    logits_bytes = 4 * vocabulary * min(tokens, chunk_rows(vocabulary, device))
+    gradient_bytes = 4 * width * (tokens + vocabulary)  # that the loss computes
     alphas = [p.numel() for name, p in model.named_parameters() if name.endswith("alpha_logit")]
     n_weights = n_parameters(model)
     return Budget(
@@ -131,32 +131,16 @@ def budget(task: Planned, length: int | None = None) -> Budget:
         n_alphas=sum(alphas),
         flops={part: trainer.accumulate * batches * n for part, n in flops.items()},
         weight_bytes=float(n_weights * BYTES_PER_WEIGHT),
-        activation_bytes=batches * saved_bytes * saved_share + (tokens + vocabulary) * width * 4,
-        keys_per_query=keys,
+        activation_bytes=saved_share * (batches * saved_bytes + logits_bytes) + gradient_bytes,
         kernels=kernels,
     )
 
 
-def _is_fused(model: Model) -> bool:
-    """Return whether kernels compute all attention without saving weights."""
-    attentions = (attention for _, _, attention in model.attentions())
-    return all(isinstance(a, ScoreAttention) and a.normaliser.is_fused for a in attentions)
-
-
-def _keys_per_query(model: Model, length: int) -> float | None:
-    """Return the mean number of keys of evenly spaced queries of the last layer with a pattern."""
-    attentions = [a for _, _, a in model.attentions() if isinstance(a, ScoreAttention)]
-    patterns = [a.pattern for a in attentions if a.pattern is not None]
-    if not patterns:
-        return None
-    step = length // SAMPLED_QUERIES | 1  # odd, so that queries have every place in a block
-    queries, is_causal = torch.arange(0, length, step), patterns[-1].place.kind == "causal"
-    allowed = patterns[-1].allowed(queries, length, is_causal, None)
-    if allowed is None:
-        return None
-    if is_causal:
-        allowed = allowed & (torch.arange(length) <= queries[:, None])
-    return float(allowed.float().mean() * length)
+def _has_fused_pattern(model: Model) -> bool:
+    """Return whether there is a pattern, and kernels compute all attention without its weights."""
+    attentions = [attention for _, _, attention in model.attentions()]
+    is_fused = all(isinstance(a, ScoreAttention) and a.normaliser.is_fused for a in attentions)
+    return is_fused and any(getattr(a, "pattern", None) is not None for a in attentions)
 
 
 def _counted(
@@ -168,22 +152,15 @@ def _counted(
         ids = torch.zeros(ROWS, length, dtype=torch.long)
         column = Column(ids, torch.zeros(ROWS, dtype=torch.long))
         batch = Batch(dict.fromkeys(model.columns, column), ids, ids, list(range(ROWS)), 0)
-    saved: dict[int, torch.UntypedStorage] = {}
-
-    def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage._cdata] = storage
-        return tensor
-
-    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    model.train(task.config.model.recompute)  # else torch's dropout would save masks
+    register_flops()
     with FlopCounterMode(display=False) if with_flops else nullcontext() as counter:
-        with saved_tensors_hooks(save, lambda tensor: tensor):
-            states_BTD = model.train().states(**model.inputs(batch))
+        with saved_storages(model) as saved:
+            states_BTD = model.states(**model.inputs(batch))
         if with_flops:
             torch.autograd.backward((states_BTD @ model.output.weight.T).sum())
-    saved_bytes = sum(storage.nbytes() for key, storage in saved.items() if key not in parameters)
     flops = {} if counter is None else _by_part(counter.get_flop_counts())
-    return model, flops, float(saved_bytes)
+    return model, flops, float(n_bytes(saved))
 
 
 def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
@@ -211,8 +188,6 @@ def describe_budget(task: Planned) -> str:
         note = [f"(sentences of {SENTENCE_TOKENS} tokens; shorter ones need less)"]
     else:
         rows, note = f"tokens per rank (rows of {length:,})", []
-    if needs.keys_per_query is not None:
-        note.append(f"(pattern: {needs.keys_per_query:,.0f} keys per query in the last layer)")
     recomputed = " (those of one layer, and every layer's input)" if config.model.recompute else ""
     lines = [
         f"model {config.model.name}: {needs.n_parameters:,} parameters, {needs.n_alphas} of them α",

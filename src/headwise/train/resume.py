@@ -48,4 +48,4 @@ def resume_or_start(trainer: Trainer) -> None:
     trainer.restore(load_checkpoint(folder.last))
     if costs := folder.read_last():  # of earlier processes
         trainer.seconds = float(costs["train_seconds"])
-        trainer.step.memory.bytes = costs.get("peak_memory_bytes")
+        trainer.peak_bytes = costs.get("peak_memory_bytes")

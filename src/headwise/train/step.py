@@ -22,7 +22,6 @@ from headwise.model.gates import gate_penalty
 from headwise.precision import autocast
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
-from headwise.train.memory import PeakMemory
 from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Schedule
 
@@ -71,7 +70,6 @@ class TrainingStep:
             starts with the sum of all ranks, has the same bits as an uninterrupted one.
         gradient_norm: L2 norm of the last update's gradient before it was clipped, a scalar on the
             device, the same on every rank; None without `clip_norm`, which computes it.
-        memory: peak memory of an update.
     """
 
     model: Model
@@ -95,14 +93,12 @@ class TrainingStep:
             self.overlapped = self.ranks.overlapped(forward)
         self.window = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         self.gradient_norm: Tensor | None = None
-        self.memory = PeakMemory(self.ranks.device, self.optimizer)
 
     def __call__(self, update: int, batches: Sequence[Batch]) -> int:
         """Perform update number `update`, from 1; returns its target tokens over all ranks."""
         n_tokens = sum(batch.global_targets for batch in batches)
         seed_everything(self.seed, update, self.ranks.rank)
         self.model.train()
-        self.memory.begin(update)
         penalty = self.penalty()
         if penalty is not None:
             torch.autograd.backward(penalty / self.ranks.world_size)
@@ -121,7 +117,6 @@ class TrainingStep:
         set_learning_rate(self.optimizer, self.learning_rate(update))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.memory.end()
         return n_tokens
 
     def learning_rate(self, update: int) -> float:
@@ -138,9 +133,7 @@ class TrainingStep:
         device = self.ranks.device
         batch = batch.to(device)
         with autocast(device, self.config.precision):
-            states_BND = self.states(**self.model.inputs(batch))
-            self.memory.measure()
-            states_RD = batch.scored(states_BND)
+            states_RD = batch.scored(self.states(**self.model.inputs(batch)))
             sums = self.model.output.loss(states_RD, batch.targets_R, self.loss)
         return sums.loss, sums.measure
 

@@ -33,7 +33,7 @@ from headwise.runs.log import RunLog
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.interrupt import StopRequest
-from headwise.train.memory import return_free_pages
+from headwise.train.memory import peak_memory, return_free_pages
 from headwise.train.progress import Progress
 from headwise.train.state import TrainState
 from headwise.train.step import TrainingStep
@@ -109,6 +109,7 @@ class Trainer:
         trial: of a search, which may end the run at a validation.
         state: counters and scores, saved with every checkpoint.
         seconds: of training, summed over all processes of the run.
+        peak_bytes: largest `peak_memory` of a training process up to the last checkpoint.
     """
 
     step: TrainingStep
@@ -121,12 +122,14 @@ class Trainer:
     trial: Trial | None = None
     state: TrainState = field(default_factory=TrainState)
     seconds: float = 0.0
+    peak_bytes: int | None = None
 
     def __post_init__(self) -> None:
         self.model, self.config, self.ranks = self.step.model, self.step.config, self.step.ranks
         self._logged = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = self._reported_at = -1
         self._counted_at = time.perf_counter()
+        self._peak_memory: Callable[[], int | None] = lambda: None
 
     # -- saving and loading: mirror images, in the same order -----------------------------------
 
@@ -169,6 +172,7 @@ class Trainer:
             HeadwiseError: the loss is not finite; saved checkpoints are intact.
         """
         config, state = self.config, self.state
+        self._peak_memory = peak_memory(self.ranks.device)
         progress = Progress(
             state.update, config.max_updates, config.progress and self.ranks.is_main
         )
@@ -318,9 +322,11 @@ class Trainer:
                 save_checkpoint(self._numbered(), {"model": content["model"]})
             save_checkpoint(self.folder.last, content)
             self._remove_old()
+            peaks = (self.peak_bytes, self._peak_memory())
+            self.peak_bytes = max((n for n in peaks if n is not None), default=None)
             costs = {
                 "train_seconds": round(self.seconds, 3),
-                "peak_memory_bytes": self.step.memory.bytes,
+                "peak_memory_bytes": self.peak_bytes,
                 "world_size": self.ranks.n_shares,
                 "best_update": self.state.best_update,
             }

@@ -22,7 +22,6 @@ from headwise.ops.attention.distances import Distances, slopes_of
 from headwise.ops.cpp.call import DTYPES, readable
 from headwise.ops.draws import Draws, draw_seed
 from headwise.ops.family import Power, beta_of, check_alpha
-from headwise.ops.flops import register_flops
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.register import register_pair
 from headwise.ops.visible import Visible
@@ -286,20 +285,6 @@ def _fake_backward(
     return *heads, query.new_empty(shape, dtype=torch.float32)
 
 
-def attention_flops(query: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
-    """Return the FLOPs of the two forward matmuls, for torch's counter: 2 per multiply-add."""
-    return _pairs(query, key) * 2 * int(query[3] + value[3])
-
-
-def _flops_backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
-    """Return the FLOPs of five matmuls: scores again, and two gradients per forward matmul."""
-    return _pairs(query, key) * 2 * int(3 * query[3] + 2 * value[3])
-
-
-def _pairs(query: Any, key: Any) -> int:
-    return int(query[0] * query[1] * query[2] * key[2])
-
-
 _OPERATOR = register_pair(
     "attention",
     "Tensor query BHQE, Tensor key BHKE, Tensor value BHKF, Tensor? alpha *BHQ1 float32, "
@@ -315,5 +300,3 @@ _OPERATOR = register_pair(
     _fake_backward,
     DTYPES,
 )
-register_flops(torch.ops.headwise.attention, attention_flops)
-register_flops(torch.ops.headwise.attention_backward, _flops_backward)

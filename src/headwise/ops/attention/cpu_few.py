@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.ops.attention.cpu import as_visible, attention_flops
+from headwise.ops.attention.cpu import as_visible
 from headwise.ops.attention.distances import Distances, slopes_of
 from headwise.ops.cpp import build, call
 from headwise.ops.cpp.call import DTYPES, FLOAT, address, problem_of, structure
 from headwise.ops.family import Power, beta_of, check_alpha
-from headwise.ops.flops import register_flops
 from headwise.ops.register import register
 from headwise.ops.visible import Visible
 
@@ -141,4 +140,3 @@ _OPERATOR = register(
     _fake,
     DTYPES,
 )
-register_flops(torch.ops.headwise.attention_of_few, attention_flops)

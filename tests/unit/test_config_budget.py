@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.clock import added_bytes
 from benchmarks.command import in_own_process
-from benchmarks.resident import added_bytes
 from benchmarks.updates import Updates, full_rows, run_config
 from torch.utils.flop_counter import FlopCounterMode
 

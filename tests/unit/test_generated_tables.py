@@ -7,18 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from docs.generate import (
-    CORPUS_KEYS,
-    HEADER,
-    PAGES,
-    attentions_by_site,
-    capability_row,
-    settings_tables,
-    with_part,
-)
+from docs.generate import CORPUS_KEYS, PAGES, settings_tables, with_part
 
 from command_line import composer
-from headwise.config.folders import group_choices
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,11 +40,3 @@ def test_every_training_key_is_documented() -> None:
 def test_text_without_markers_is_rejected() -> None:
     with pytest.raises(SystemExit, match="capabilities"):
         with_part("# nothing", "capabilities", "")
-
-
-@pytest.mark.parametrize("name", group_choices("attention"))
-def test_every_variant_has_a_line(name: str) -> None:
-    row = capability_row(name)
-    assert len(row) == len(HEADER)
-    supported = [cell == "yes" for cell in row[1:4]]
-    assert sum(supported) == len(attentions_by_site(name))

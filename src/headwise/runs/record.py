@@ -79,11 +79,6 @@ class Record:
         self.folder, self._content = folder, content
         self.present = present
 
-    @property
-    def is_archived(self) -> bool:
-        """Whether it is in an archive, without weights."""
-        return self._content is not None
-
     def part(self, name: str) -> Any:
         """One of PARTS as plain types; None if the run has none.
 

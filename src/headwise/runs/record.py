@@ -285,9 +285,9 @@ def frame_row(run: Record) -> dict[str, Any]:
     """The row of a run in `frame`, without its folder.
 
     Raises:
-        RunError: a file of the run is broken.
+        RunError: a file of the run is broken, or a key of its settings is not known.
     """
-    row = comparable(named(checked_settings(run.part("config"), run.folder)))
+    row = comparable(run.settings)
     if (results := run.results) is not None:
         row |= {key: getattr(results, key) for key in COSTS}
         for split, scores in results.scores.items():

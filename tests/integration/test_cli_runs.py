@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import re
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -76,6 +77,11 @@ def test_finished_run_is_listed_with_its_scores(
     assert 0 < read_json(run / "summary.json")["started"] < time.time()
     (run / "summary.json").unlink()  # written by an earlier version, or pruned
     assert listed()["moved"] == row
+    shutil.copytree(run, tmp_path / "other")
+    settings = tmp_path / "other" / "config.yaml"
+    settings.write_text(settings.read_text().replace("alpha_init: normal", "alpha_init: 1.5"))
+    by_numbers_and_texts = {"sort": "-attention.alpha_init"}
+    assert list(listed(**by_numbers_and_texts)) == ["moved", "other"]
 
 
 def test_last_of_several_overrides_is_listed(tmp_path: Path, listed: Any) -> None:

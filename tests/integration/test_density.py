@@ -306,7 +306,7 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
     ("change", "message"),
     [
         ("model.decoder_layers=3", "model.layers"),
-        ("decode=greedy", "decode must be windows with task=density, got 'a search'"),
+        ("decode=greedy", "decode must be windows with task=density, got 'greedy'"),
         ("data.document_mask=true", "needs data.documents=line|blank_line|heading"),
         (" ".join([*DOCUMENTS, "model.cls_tokens=2"]), "model.cls_tokens must be 0"),
         *slow_but(

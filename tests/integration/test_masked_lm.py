@@ -174,7 +174,7 @@ def test_explicit_task_wins_over_that_of_the_data(make: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("decode=greedy", "decode must be windows with task=masked_lm, got 'a search'"),
+        ("decode=greedy", "decode must be windows with task=masked_lm, got 'greedy'"),
         (
             "attention=linformer data.documents=line data.document_mask=true data.dir=/nowhere",
             "attention=linformer cannot be combined with data.document_mask=true",

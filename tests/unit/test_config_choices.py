@@ -12,12 +12,14 @@ from omegaconf import OmegaConf
 
 from command_line import SMALL, read_json, small_overrides, write_corpus, write_text_corpus
 from headwise.commands.train import train
+from headwise.config.arguments import checked_arguments
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import instantiate
 from headwise.config.register import typed
 from headwise.config.schema import DecodeConfig, WindowsConfig
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
+from headwise.errors import ConfigError
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.transformer import encoder_decoder_sites
 from headwise.precision import resolve_precision
@@ -201,6 +203,13 @@ def test_decode_config_of_a_command_lists_every_key(make: Any, name: str) -> Non
     every_key = set(DecodeConfig.__dataclass_fields__) - {"_target_"}
     every_window_key = set(WindowsConfig.__dataclass_fields__) - {"_target_"}
     assert listed == (every_key | every_window_key if name == "evaluate" else every_key)
+
+
+def test_own_choice_may_have_the_name_of_a_removed_one() -> None:
+    arguments = ["activation=silu", "--config-dir", "mine"]
+    assert set(checked_arguments(arguments, "train")) == set(arguments)
+    with pytest.raises(ConfigError, match="use activation=gelu"):
+        checked_arguments(arguments[:1], "train")
 
 
 def test_packaged_configs_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

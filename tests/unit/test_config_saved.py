@@ -140,23 +140,27 @@ def test_renamed_keys_and_classes_are_read(
     assert current(old) == current(settings)
 
 
-@pytest.mark.parametrize("without_effect", [None, ("slow",)])
-def test_removed_keys_are_left_out(
-    settings_of: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
-    without_effect: tuple[str] | None,
+def test_removed_keys_are_left_out_or_rejected(
+    settings_of: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of("attention=alpha_entmax")
-    monkeypatch.setattr(saved, "REMOVED", {"AlphaEntmax.solver": without_effect})
     old = copy.deepcopy(settings)
-    old["attention"]["solver"] = "slow"
-    assert current(old) == current(settings)
-    old["attention"]["solver"] = "fast"
-    if without_effect is None:
+    for value, readable in (("slow", {"slow": {}}), (["x"], None)):
+        monkeypatch.setattr(saved, "REMOVED", {"AlphaEntmax.solver": readable})
+        old["attention"]["solver"] = value
         assert current(old) == current(settings)
-    else:
-        with pytest.raises(ConfigError, match=r"attention\.solver=fast .* removed"):
+    for value in ("fast", ["slow"]):
+        monkeypatch.setattr(saved, "REMOVED", {"AlphaEntmax.solver": {"slow": {}}})
+        old["attention"]["solver"] = value
+        with pytest.raises(ConfigError, match=r"attention\.solver=.* removed"):
             current(old)
+
+
+def test_removed_classes_are_rejected(settings_of: Callable[..., Settings]) -> None:
+    settings = settings_of()
+    settings["activation"] = {"_target_": "SiLU"}
+    with pytest.raises(ConfigError, match=r"^activation\._target_=SiLU .* removed$"):
+        current(settings)
 
 
 @pytest.mark.parametrize(("method", "beam"), [("beam", 5), ("greedy", 1)])
@@ -173,8 +177,11 @@ def test_removed_keys_are_absent() -> None:
     kinds = {kind.__name__: kind for kind in kinds if is_dataclass(kind)}
     for old in saved.REMOVED:
         name, _, key = old.partition(".")
-        kind = kinds.get(name) or get_class(saved_classes()[name])
-        assert key not in signature(kind).parameters
+        if key:
+            kind = kinds.get(name) or get_class(saved_classes()[name])
+            assert key not in signature(kind).parameters
+        else:
+            assert name not in saved_classes()
 
 
 def test_renames_lead_to_keys_that_exist() -> None:

@@ -35,35 +35,32 @@ def lines_of(jobs: list[dict[str, Any]]) -> list[str]:
     return [head, *rows]
 
 
-def results(bleu: float, speed: float, memory: int | None, density: float) -> dict[str, Any]:
+def results(bleu: float, speed: float, density: float) -> dict[str, Any]:
     heads = {"density": {"encoder_self": [[density, 1.0], [0.5, 0.5]]}}
-    content: dict[str, Any] = {
+    return {
         "scores": {"test": {"bleu": {"score": bleu}}, "other": {"bleu": {"score": 2 * bleu}}},
         "tokens_per_second": speed,
         "heads": heads,
     }
-    return content if memory is None else {**content, "peak_memory_bytes": memory}
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> list[dict[str, Any]]:
     return [
-        make_job(tmp_path, ["model=tiny", "variant=sparse", "seed=1"], **results(10, 50, 300, 0.2)),
-        make_job(tmp_path, ["model=tiny", "variant=sparse", "seed=2"], **results(14, 70, 500, 0.4)),
-        make_job(
-            tmp_path, ["model=tiny", "variant=softmax", "seed=1"], **results(20, 120, 200, 1.0)
-        ),
+        make_job(tmp_path, ["model=tiny", "variant=sparse", "seed=1"], **results(10, 50, 0.2)),
+        make_job(tmp_path, ["model=tiny", "variant=sparse", "seed=2"], **results(14, 70, 0.4)),
+        make_job(tmp_path, ["model=tiny", "variant=softmax", "seed=1"], **results(20, 120, 1.0)),
         {"overrides": ["model=tiny", "variant=softmax", "seed=2"], "error": "DataError: gone"},
     ]
 
 
 def test_seeds_are_averaged_and_ratios_are_to_softmax(jobs: list[dict[str, Any]]) -> None:
     head, sparse, softmax = lines_of(jobs)
-    named = ["BLEU test ↑", "BLEU other ↑", "runs", "tokens/s, softmax = 1", "memory, softmax = 1"]
-    assert head.split(" | ")[1:6] == named
-    # sample deviation of 10 and 14; medians 60 and 400 against 120 and 200; (0.3 + 1 + 0.5 + 0.5)/4
-    assert sparse == "| sparse | 12.00 ± 2.83 | 24.00 ± 5.66 | 2 | 0.50 | 2.00 | 0.57 | – |"
-    assert softmax == "| softmax | 20.00 | 40.00 | 1 (1 failed) | 1.00 | 1.00 | 0.75 | – |"
+    named = ["BLEU test ↑", "BLEU other ↑", "runs", "tokens/s, softmax = 1"]
+    assert head.split(" | ")[1:5] == named
+    # sample deviation of 10 and 14; median 60 against 120; (0.3 + 1 + 0.5 + 0.5)/4
+    assert sparse == "| sparse | 12.00 ± 2.83 | 24.00 ± 5.66 | 2 | 0.50 | 0.57 | – |"
+    assert softmax == "| softmax | 20.00 | 40.00 | 1 (1 failed) | 1.00 | 0.75 | – |"
 
 
 @pytest.mark.parametrize(
@@ -107,12 +104,12 @@ def test_mean_over_heads_includes_zeros_and_omits_missing_values(tmp_path: Path)
         make_job(tmp_path, ["a=2", "seed=1"], heads={"density": {"cross": [[0.0]]}}),
     ]
     lines = [line.split(" | ") for line in lines_of(jobs)[1:]]
-    assert [line[4] for line in lines] == ["0.20", "0.00"]
+    assert [line[3] for line in lines] == ["0.20", "0.00"]
 
 
 def test_ratios_are_to_the_first_row_without_softmax(tmp_path: Path) -> None:
     jobs = [
-        make_job(tmp_path, [f"a={name}", "seed=1"], **results(1, speed, 100, 1.0))
+        make_job(tmp_path, [f"a={name}", "seed=1"], **results(1, speed, 1.0))
         for name, speed in (("x", 50), ("y", 100))
     ]
     head, first, second = lines_of(jobs)
@@ -134,7 +131,7 @@ def test_runs_of_two_tasks_share_one_table(tmp_path: Path) -> None:
             ("other", 3.0, "bits_per_byte", PLAIN_TEXT, "decoder_self"),
         )
     ]
-    head, *rows = [[line.split(" | ")[n] for n in (1, 2, 6)] for line in lines_of(jobs)]
+    head, *rows = [[line.split(" | ")[n] for n in (1, 2, 5)] for line in lines_of(jobs)]
     assert head[:2] == ["BLEU test ↑", "bits per byte test ↓"]
     assert head[2] == "density encoder_self/decoder_self"
     assert rows == [

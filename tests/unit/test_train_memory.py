@@ -32,9 +32,7 @@ def test_peak_is_that_of_the_resident_set_since_the_reset() -> None:
 
 
 @pytest.mark.parametrize("name", ["_RESET", "_STATUS"])
-def test_no_peak_where_linux_does_not_tell(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_peak_without_proc(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(memory, name, tmp_path / "absent" / "file")
     assert peak_memory(CPU)() is None
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
-from headwise.analysis.observe import Block, Call, for_each_block, valid_heads
+from headwise.analysis.observe import Call, QueryBlock, for_each_block, valid_heads
 from headwise.errors import ConfigError
 from headwise.track.base import HeadValues
 
@@ -198,7 +198,7 @@ class HeadMeans:
         # statistic -> (site, layer) -> sums and numbers of queries, (2, H)
         self._sums: dict[str, dict[tuple[str, int], Tensor]] = {}
 
-    def add(self, place: Block, stats: Mapping[str, Tensor], counted: Tensor) -> None:
+    def add(self, place: QueryBlock, stats: Mapping[str, Tensor], counted: Tensor) -> None:
         """Add values (B or 1, H, Q) where `counted`, (B, Q) or (B, H or 1, Q), is True.
 
         A NaN among them makes the mean of its head NaN: not measured.

@@ -37,7 +37,7 @@ MAX_QUERIES, MAX_WEIGHTS, MIN_QUERIES = 1024, 2**23, 64
 
 
 @dataclass
-class Block:
+class QueryBlock:
     """One block of queries of one attention on a batch, all queries of short sequences.
 
     Attributes:
@@ -62,7 +62,7 @@ class Block:
 
 
 @dataclass(kw_only=True)
-class Observation(Block):
+class Observation(QueryBlock):
     """The weights of one attention on a batch, CLS tokens excluded by default.
 
     In long sequences, of one block of queries; causal attention then ends at the last of them.
@@ -224,7 +224,7 @@ def observation(call: Call, with_cls: bool = False) -> Observation:
     allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, first[0] :, first[1] :]
     allowed_BHQK = allowed_BHQK & queries_BQ[:, None, :, None]
     weights_BHQK = call.weights_BHQK[:, :, first[0] :, first[1] :]
-    block = {part.name: getattr(call, part.name) for part in fields(Block)}
+    block = {part.name: getattr(call, part.name) for part in fields(QueryBlock)}
     if with_cls:
         block["first"] += call.first_key - call.first_query
     return Observation(
@@ -237,7 +237,7 @@ def observation(call: Call, with_cls: bool = False) -> Observation:
 
 
 @dataclass(kw_only=True)
-class Call(Block):
+class Call(QueryBlock):
     """One block of queries of one attention, as its recorder and hooks report it.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,20 @@ def _out(config: EvaluateConfig) -> RunFolder:
 
 
 def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> dict[str, Any]:
-    """Scores at `path` with the same weights and search, a `search`; else empty."""
+    """Scores at `path` with the same weights and settings; else empty.
+
+    Args:
+        path: the results file.
+        content: weights and settings of the new scores.
+        search: the dataclass of `decode`.
+    """
     before = read_json(path, missing_ok=True)
     scores: dict[str, Any] = before.pop("scores", {})
-    same, earlier = (
-        {**one, "decode": current_search(one.get("decode", {}), search)}
-        for one in (content, before)
-    )
-    if scores and earlier != same:
+    content = {**content, "decode": current_search(content["decode"], search)}
+    if scores and "decode" in before:
+        with suppress(ConfigError):  # of a later version, so with other settings
+            before["decode"] = current_search(before["decode"], search)
+    if scores and before != content:
         print(
             f"{path} contained scores of {', '.join(scores)} with other weights or search "
             "settings: they are overwritten (name=… keeps both)",

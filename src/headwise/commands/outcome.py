@@ -12,7 +12,6 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.track.base import HeadNumbers, HeadValues, Tracker, numbered
 
-SHOWN = {"exact", "signature"}  # a search or a metric
 FORMATS = ("png", "svg")  # of the figures of a training
 
 
@@ -67,8 +66,11 @@ def alpha_table(alphas: HeadValues, heads: HeadNumbers | None = None) -> str:
 
 
 def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line per metric; runs of version 0.1 have scores of other programs too."""
-    shown = {metric: score for metric, score in scores.items() if score.keys() & SHOWN}
+    """Return one line per metric, and one of the searches.
+
+    Scores of other programs, in runs of version 0.1, have neither key.
+    """
+    shown = {key: score for key, score in scores.items() if score.keys() & {"signature", "exact"}}
     return [f"{split:>24}  {metric:<14} {shown_score(score)}" for metric, score in shown.items()]
 
 

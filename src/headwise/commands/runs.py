@@ -94,16 +94,19 @@ def _selected(rows: Sequence[Row], saved: Sequence[Row], config: RunsConfig) -> 
     try:
         if where:  # empty namespaces: @NAME has no meaning
             table = table.query(where, engine="python", local_dict={}, global_dict={})
-        if config.sort is not None:
-            is_ascending = not config.sort.startswith("-")
-            table = table.sort_values(column, ascending=is_ascending, kind="stable")
     except Exception as error:  # of whatever the query evaluates
         reason = str(error).partition("\n")[0]
-        wrong = f"where={where}" if where else f"sort={config.sort}"
         raise ConfigError(
-            f'{wrong}: {reason}. A query of pandas is expected, such as status == "finished"; '
-            f"columns: {', '.join(table)}"
+            f"where={where}: {reason}. A query of pandas is expected, such as "
+            f"status == 'finished'; columns: {', '.join(table)}"
         ) from error
+    if config.sort is not None:
+        is_ascending = not config.sort.startswith("-")
+        options: dict[str, Any] = {"ascending": is_ascending, "kind": "stable"}
+        try:
+            table = table.sort_values(column, **options)
+        except TypeError:  # numbers and texts
+            table = table.sort_values(column, key=lambda values: values.astype(str), **options)
     return [rows[int(number)] for number in table.index]
 
 

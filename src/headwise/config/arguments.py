@@ -25,7 +25,7 @@ INFO = ("-i", "--info")  # their value can be left out
 NUMBER = re.compile(
     r"((?:^|[\[,]) *)(true|false|[-+]?(?:nan|inf|[\d_.]+(?:e[-+]?[\d_]+)?))(?= *(?:$|[\],]))", re.I
 )
-# Key or choice of an earlier version -> what to do instead.
+# Key, or choice as group=choice, of an earlier version -> what to do instead.
 REMOVED = {
     "activation=silu": "use activation=gelu",
     "decode.external": "run the command on the files in hypotheses/ of the run",
@@ -82,6 +82,7 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
     # Hydra's --run is its default; in commands with a key `run`, it means the key
     known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
     settings, options = _separated(arguments)
+    has_own_choices = any(re.match("(-cd|--config-dir)(=|$)", option) for option in options)
     for before, argument in pairwise(["", *arguments]):
         name, _, value = argument.partition("=")
         key = name.lstrip("+~").removeprefix("--").replace("-", "_")
@@ -91,8 +92,11 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
             raise ConfigError(f"{printable} is not {encoding.upper()}; {advice}")
         if argument in settings and "=" not in argument and not argument.startswith("~"):
             raise ConfigError(_not_a_setting(before, argument))
-        for removed in {key, *(f"{key}={choice}" for choice in value.split(","))} & REMOVED.keys():
-            raise ConfigError(f"{removed} was removed: {REMOVED[removed]}")
+        for removed, instead in REMOVED.items():
+            group, _, choice = removed.partition("=")
+            is_choice = key == group and choice in value.split(",")
+            if f"{key}.".startswith(f"{removed}.") or (is_choice and not has_own_choices):
+                raise ConfigError(f"{removed} was removed: {instead}")
         if name.lstrip("+~").startswith(ENVIRONMENT):
             raise ConfigError(
                 f"{name} would be written to files, with its secrets; set the variable in the "

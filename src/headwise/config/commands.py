@@ -38,7 +38,7 @@ class TableConfig(Loading):
 
 @dataclass
 class RunOrRuns(Loading):
-    """Keys of the commands that apply one run or several."""
+    """Keys of the commands that take one run or several."""
 
     run: str | None = path()  # folder of a run
     runs: list[str] = path(list)  # several runs instead: folders or globs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
@@ -20,18 +20,19 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from headwise.config.folders import config_dir
 from headwise.config.instantiate import target_class, type_hints
 from headwise.config.register import SCHEMAS, typed
-from headwise.config.schema import Config, DecodeConfig
+from headwise.config.schema import Config
 from headwise.errors import ConfigError, meant, unknown
 
 # `CLASS.KEY` of an earlier version -> today's key, `CLASS` -> today's class. The class of a key is
 # the dataclass of its group, or the class that the group's `_target_` names, by today's name.
 RENAMED: dict[str, str] = {}
-# `CLASS.KEY` of an earlier version -> the values without effect on results; None: all values.
-# A greedy search is read as a beam of 1.
-REMOVED: dict[str, Sequence[Any] | None] = {
+# `CLASS.KEY` of an earlier version -> the values that can be read -> keys beside it that have their
+# effect; None: no value has an effect on results. A removed class has no value.
+REMOVED: dict[str, Mapping[Any, Mapping[str, Any]] | None] = {
     "DecodeConfig.external": None,
-    "DecodeConfig.method": ("beam", "greedy"),
-    "MaskedLM.whole_words": (False,),
+    "DecodeConfig.method": {"beam": {}, "greedy": {"beam": 1}},
+    "MaskedLM.whole_words": {False: {}},
+    "SiLU": {},
     "TrainerConfig.gradient_sum": None,
 }
 TARGET = "_target_"
@@ -89,7 +90,11 @@ def current(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_search(saved: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Saved settings below `decode`, of a dataclass, in the same way."""
+    """Saved settings below `decode`, of the dataclass `kind`, with the keys of this version.
+
+    Raises:
+        ConfigError: see `current`.
+    """
     return _current(saved, kind, "decode.")
 
 
@@ -101,10 +106,11 @@ def _current(saved: Any, kind: type, prefix: str) -> dict[str, Any]:
     settings = {
         RENAMED.get(f"{kind.__name__}.{key}", str(key)): value
         for key, value in saved.items()
-        if not _is_removed(f"{kind.__name__}.{key}", f"{prefix}{key}", value)
+        if f"{kind.__name__}.{key}" not in REMOVED
     }
-    if kind is DecodeConfig and saved.get("method") == "greedy":
-        settings["beam"] = 1
+    for key in saved.keys() - settings.keys():
+        if (name := f"{kind.__name__}.{key}") in REMOVED:
+            settings |= _without(name, f"{prefix}{key}", saved[key])
     for key in settings.keys() - {*defaults, *UNSTATED}:
         if not takes_any:
             raise unknown(prefix, key, list(defaults))
@@ -122,13 +128,14 @@ def _current(saved: Any, kind: type, prefix: str) -> dict[str, Any]:
     return complete
 
 
-def _is_removed(name: str, key: str, value: Any) -> bool:
-    if name not in REMOVED:
-        return False
-    without_effect = REMOVED[name]
-    if without_effect is not None and value not in without_effect:
-        raise ConfigError(f"{key}={value} is of an earlier version; the key was removed")
-    return True
+def _without(name: str, key: str, value: Any) -> Mapping[str, Any]:
+    """The keys that take the place of a removed one, or the error for a value with an effect."""
+    readable = REMOVED[name]
+    if readable is None:
+        return {}
+    if value not in list(readable):  # which a list may be compared with
+        raise ConfigError(f"{key}={value} is of an earlier version; it was removed")
+    return readable[value]
 
 
 def _node(value: Any, key: str) -> Any:
@@ -136,6 +143,8 @@ def _node(value: Any, key: str) -> Any:
     if not isinstance(value, Mapping):
         return copy.deepcopy(value)
     target = value.get(TARGET)
+    if target in REMOVED:
+        _without(target, f"{key}.{TARGET}", target)
     if target in saved_classes():
         return _current(value, target_class(located({TARGET: target}), key), f"{key}.")
     if isinstance(target, str) and "." not in target:

@@ -57,7 +57,7 @@ def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed process
     try:
-        partial.mkdir(exist_ok=True)
+        partial.mkdir()
         manifest = make(partial)
         sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
         record = json.dumps({"sizes": sizes, "manifest": manifest}, indent=1)

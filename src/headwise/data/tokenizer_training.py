@@ -37,7 +37,7 @@ EXACT: dict[str, Any] = {  # options of a model that spells every byte of a line
     "remove_extra_whitespaces": False,
     "allow_whitespace_only_pieces": True,
 }
-TRAINING_BYTES = 2**25  # of text that is preserved exactly; SentencePiece needs ten times it
+TRAINING_BYTES = 2**25  # of text that `exact_tokenizer` reads; SentencePiece needs ten times it
 MAX_CHARACTERS = 2**14  # of a line; longer ones are cut to train a tokenizer
 # SentencePiece skips lines with U+2585, and removes its marks; a cut leaves their characters
 SKIPPED = re.compile("\u2585|(?<=<)(?=(?:/?s|unk|pad|0x[0-9A-F]{2})>)")

@@ -200,6 +200,7 @@ def best_continuations(
 
     `torch.topk` does not define the order of equal values, nor which of them are cut off, and in
     bfloat16 many are equal. Here the one with the lower row and token is first; -inf in any order.
+    `log_probs_RV` is overwritten.
     """
     n_sentences, width = total_NW.shape
     vocab_size = log_probs_RV.shape[1]

@@ -29,7 +29,7 @@ class FeedForward(nn.Module):
     def forward(self, states_BND: Tensor) -> Tensor:
         """Return states (B, N, D)."""
         inner_BNF = self.inner(states_BND)
-        if type(self.activation) is ReLU:  # commutes, and so its result alone is saved for backward
+        if type(self.activation) is ReLU:  # commutes: on a CPU its result alone is saved
             inner_BNF = self.activation(self.dropout(inner_BNF))
         else:
             inner_BNF = self.dropout(self.activation(inner_BNF))

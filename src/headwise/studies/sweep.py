@@ -1,6 +1,6 @@
 """Tables of the runs of a sweep: means over seeds, cost, heads; and differences to a baseline.
 
-Jobs that differ only in `seed=` are one row. Speed and memory were measured by the runs and are
+Jobs that differ only in `seed=` are one row. Speed was measured by the runs and is
 ratios of medians to the baseline's row; they are comparable only between runs made one after
 another on an otherwise idle machine.
 """
@@ -26,7 +26,6 @@ from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
 
 BASELINE = "softmax"
-COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}
 HEADS = ("density", "diversity")
 STOPPED = ("interrupted", "pruned")  # keys of a job's record
 N_RESAMPLES = 2000  # at the end of every sweep
@@ -109,11 +108,10 @@ def _main(
         scores = compared.scores[compared.scores.column == column].groupby("row").score
         columns[f"{column} {ARROWS[sign]}"] = scores.agg(mean_and_deviation, DECIMALS[sign])
     columns["runs"] = pd.Series(states).groupby(names).agg(_counts)
-    for quantity, name in COSTS.items():
-        values = pd.Series([getattr(r, quantity, None) for r in results], dtype=float)
-        medians = values.groupby(names).median()
-        ratios = medians / (medians[baseline] or math.nan)
-        columns[f"{name}, {baseline} = 1"] = ratios.map(_shown)
+    speeds = pd.Series([getattr(r, "tokens_per_second", None) for r in results], dtype=float)
+    medians = speeds.groupby(names).median()
+    ratios = medians / (medians[baseline] or math.nan)
+    columns[f"tokens/s, {baseline} = 1"] = ratios.map(_shown)
     means = _means_of_heads(names, results)
     sites = list(means.index.unique("site"))
     for quantity in HEADS:

@@ -50,20 +50,21 @@ def peak_memory(device: torch.device) -> Callable[[], int | None]:
     """Reset the peak memory of this process; return a function that reads it, in bytes.
 
     On CUDA it is the memory that torch allocated on the device, else the resident set of the
-    process, with its libraries: None where Linux does not tell.
+    process, with its libraries; None without Linux's /proc.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return lambda: torch.cuda.max_memory_allocated(device)
+    return_free_pages()  # of earlier runs in this process
     try:
-        _RESET.write_text("5")
+        _RESET.write_text("5")  # sets VmHWM to VmRSS
     except OSError:
         return lambda: None
     return lambda: resident_bytes("VmHWM")
 
 
 def resident_bytes(field: str) -> int | None:
-    """The resident set, `VmRSS`, or its peak, `VmHWM`; None where Linux does not tell."""
+    """The resident set, `VmRSS`, or its peak, `VmHWM`, in bytes; None without Linux's /proc."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:

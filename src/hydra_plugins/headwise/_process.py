@@ -1,4 +1,4 @@
-"""What a process loads once: Hydra loads the modules of launchers and sweepers repeatedly."""
+"""The process of a job, and which configs count: loaded once, while Hydra reloads launchers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class JobProcess:
     """
 
     folder: Path
-    gpus: Sequence[str] = ()
-    cores: int | None = None
+    gpus: Sequence[str]
+    cores: int | None
     arguments: Sequence[str] = field(default_factory=lambda: list(sys.argv))
     umask: int = field(default_factory=lambda: _umask())
 

@@ -18,7 +18,7 @@ from headwise.config.data import (
     MusicDataConfig,
     TextDataConfig,
 )
-from headwise.config.schema import Config, WindowsConfig
+from headwise.config.schema import Config, DecodeConfig, WindowsConfig
 from headwise.data.builtin.text import BuiltinText
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.images import ImageCorpus
@@ -26,6 +26,7 @@ from headwise.data.loader import Examples
 from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.decode.hypothesis import search_name
 from headwise.errors import DataError, require
 from headwise.files import machine_cache_dir
 from headwise.metrics.metric import Floats, Metric
@@ -105,7 +106,8 @@ class StreamTask(Task[PreparedTokens]):
         """See `Task.check_search`: an evaluation in windows."""
         windows, positions = self.config.decode, parts_of(self.config).positions
         fits, allowed = isinstance(windows, WindowsConfig), f"windows with task={self.name}"
-        require(fits, "decode", allowed, "a search" if hasattr(windows, "beam") else windows)
+        is_search = isinstance(windows, DecodeConfig)
+        require(fits, "decode", allowed, search_name(windows) if is_search else windows)
         check_precision(windows.precision, "decode.precision")
         longest, period = positions.max_positions, positions.period
         whole = f"a multiple of the {period} values of positions.shape"

@@ -82,6 +82,8 @@ def test_finished_run_is_listed_with_its_scores(
     settings.write_text(settings.read_text().replace("alpha_init: normal", "alpha_init: 1.5"))
     by_numbers_and_texts = {"sort": "-attention.alpha_init"}
     assert list(listed(**by_numbers_and_texts)) == ["moved", "other"]
+    write_run(tmp_path / "broken")  # without settings: its seed is an override, a text
+    assert "broken" in listed(where="seed > 0")
 
 
 def test_last_of_several_overrides_is_listed(tmp_path: Path, listed: Any) -> None:

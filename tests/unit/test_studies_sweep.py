@@ -70,6 +70,7 @@ def test_seeds_are_averaged_and_ratios_are_to_softmax(jobs: list[dict[str, Any]]
         (("model=tiny seed=1 model=small", "model=tiny seed=2 seed=1"), ["small", "tiny"]),
         # keys that decide no result are left out
         (("a=1 tracker=none paths.outputs=x", "a=2 trainer.threads=2"), ["1", "2"]),
+        (("a=1 trainer.gradient_sum=flat", "a=2 +decode.external={x:y}"), ["1", "2"]),
         # only the seed itself is left out of a name
         (("seed_x=3 seeds=4 seed seed=1", "seed=2"), ["seed_x=3 seeds=4 seed", "all"]),
         (

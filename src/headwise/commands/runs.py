@@ -84,7 +84,7 @@ def _selected(rows: Sequence[Row], saved: Sequence[Row], config: RunsConfig) -> 
 
     joined = [{**row, **more} for row, more in zip(rows, saved, strict=True)]
     table = pd.DataFrame(joined, index=[str(number) for number in range(len(rows))])
-    for name in table.columns.difference([key for row in saved for key in row]):
+    for name in table:
         with suppress(ValueError, TypeError):  # overrides are texts
             table[name] = pd.to_numeric(table[name])
     where, column = config.where or "", (config.sort or "run").removeprefix("-")
@@ -92,7 +92,7 @@ def _selected(rows: Sequence[Row], saved: Sequence[Row], config: RunsConfig) -> 
         if name not in table:
             raise unknown("", name, list(table))
     try:
-        if where:  # empty namespaces: @NAME has no meaning
+        if where:  # @NAME has no meaning; a query is as trusted as the command line
             table = table.query(where, engine="python", local_dict={}, global_dict={})
     except Exception as error:  # of whatever the query evaluates
         reason = str(error).partition("\n")[0]

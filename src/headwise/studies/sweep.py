@@ -75,7 +75,8 @@ def sweep_tables(
 
 def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the overrides that distinguish the row of each job, seeds left out."""
-    without_seed = [deciding(job["overrides"], "seed") for job in jobs]
+    removed = "decode.external", "trainer.gradient_sum"  # of 0.1.0; they decided no result
+    without_seed = [deciding(job["overrides"], "seed", *removed) for job in jobs]
     common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
     names = [[o for o in overrides if o not in common] for overrides in without_seed]
     keys = {override.partition("=")[0] for row in names for override in row}

@@ -23,7 +23,7 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log
 from omegaconf import OmegaConf
 
 from headwise.data.workers import n_cores
-from headwise.errors import ConfigError, Interrupted, RunError, counted
+from headwise.errors import ConfigError, Interrupted, RunError, counted, require
 from headwise.train.interrupt import SIGNALS, StopRequest, stop_request
 from hydra_plugins.headwise._process import JobProcess
 
@@ -182,6 +182,8 @@ class LocalLauncher(_Launcher):
 
     def __init__(self, n_jobs: int | None = None, **parameters: Any) -> None:
         super().__init__(**parameters)
+        is_allowed = n_jobs is None or (isinstance(n_jobs, int) and n_jobs >= 1)
+        require(is_allowed, "hydra.launcher.n_jobs", "null or at least 1", n_jobs)
         self.gpus = _visible_gpus()
         self.n_jobs = n_jobs or len(self.gpus) or max(n_cores() // self.params["cpus_per_task"], 1)
 

@@ -108,7 +108,7 @@ def test_gpus_are_used_by_one_process_each(tmp_path: Path) -> None:
     code = """
 import os, sys, pathlib
 from hydra_plugins.headwise._process import JobProcess
-JobProcess(pathlib.Path(sys.argv[1]), ["3", "5"]).prepare()
+JobProcess(pathlib.Path(sys.argv[1]), ["3", "5"], cores=None).prepare()
 print(os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 input()
 """

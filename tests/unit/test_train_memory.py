@@ -26,7 +26,7 @@ def use(n_pages: int) -> None:
 @needs_peak
 def test_peak_is_that_of_the_resident_set_since_the_reset() -> None:
     use(2 * N_PAGES)
-    before, peak_bytes = resident_bytes("VmRSS"), peak_memory(CPU)
+    peak_bytes, before = peak_memory(CPU), resident_bytes("VmRSS")
     use(N_PAGES)
     assert abs(peak_bytes() - before - N_PAGES * PAGESIZE) < SLACK
 

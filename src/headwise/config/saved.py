@@ -108,9 +108,9 @@ def _current(saved: Any, kind: type, prefix: str) -> dict[str, Any]:
         for key, value in saved.items()
         if f"{kind.__name__}.{key}" not in REMOVED
     }
-    for key in saved.keys() - settings.keys():
+    for key, value in saved.items():
         if (name := f"{kind.__name__}.{key}") in REMOVED:
-            settings |= _without(name, f"{prefix}{key}", saved[key])
+            settings |= _without(name, f"{prefix}{key}", value)
     for key in settings.keys() - {*defaults, *UNSTATED}:
         if not takes_any:
             raise unknown(prefix, key, list(defaults))

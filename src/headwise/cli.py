@@ -132,7 +132,7 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | No
                 from headwise.commands.search import RunningTrial, open_study
 
                 trial = RunningTrial(open_study(sweep.folder, hydra.sweeper), number)
-            run = train(config, overrides, sweep.name, has_log, trial)
+            run = train(config, overrides, sweep.name, has_log, trial, swept=sweep.swept)
             sweep.record(number, overrides, run, None)
             value = None if trial is None else trial.value(config, run)
         except Interrupted as error:

@@ -278,6 +278,8 @@ def test_interrupted_trials_resume_with_their_values(sweeps: Sweeps) -> None:
         (["optimizer.lr=1,2"], {"sampler_options": {"n": 1}}, "hydra.sweeper.sampler_options: "),
         (["optimizer.lr=1,2"], {"n_trials": 0}, "hydra.sweeper.n_trials must be at least 1"),
         (["optimizer.lr=1,2"], {"study_name": "a/b"}, "hydra.sweeper.study_name"),
+        (["data.dir=a,b"], {}, "data.dir cannot be searched"),
+        (["init_from=a,b"], {}, "init_from cannot be searched"),
     ],
 )
 def test_wrong_settings(
@@ -287,6 +289,25 @@ def test_wrong_settings(
         sweeps(*arguments, **changes)
     assert message in str(error.value)
     assert sweeps.jobs == []
+
+
+def test_search_of_other_text_is_another_one(
+    sweeps: Sweeps, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "text")
+    sweeps.config = make(small_overrides(tmp_path))
+    with open_dict(sweeps.config):
+        sweeps.config.hydra = {}
+    for study_name, n_jobs in ((None, 2), ("mine", 4)):
+        sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=study_name)
+        assert len(sweeps.jobs) == n_jobs
+        sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=study_name)
+        assert len(sweeps.jobs) == n_jobs, "the same search, which is finished"
+    write_corpus(tmp_path / "text", seed=9)
+    sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=None)
+    assert len(sweeps.jobs) == 6
+    with pytest.raises(ConfigError, match="study_name=mine is a search of other text"):
+        sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name="mine")
 
 
 def test_other_values_in_the_same_study_are_rejected(sweeps: Sweeps) -> None:

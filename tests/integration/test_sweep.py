@@ -76,6 +76,17 @@ def test_jobs_have_a_table(headwise: CommandLine, sweep: list[str], tmp_path: Pa
     assert folders == {"default", "sweeps"}
 
 
+def test_values_of_what_costs_only_are_runs_of_their_own(
+    headwise: CommandLine, sweep: list[str], tmp_path: Path
+) -> None:
+    jobs = ["tokenizer.vocab_size=60", "trainer.max_updates=2,4", "model.recompute=false,true"]
+    for _ in range(2):  # the second finds the runs of the first
+        headwise.ok("train", *sweep, *jobs)
+        swept = [read_json(f / "data.json")["swept"] for f in run_folders(tmp_path / "outputs")]
+        values = [(one["trainer.max_updates"], one["model.recompute"]) for one in swept]
+        assert sorted(values) == [(2, False), (2, True), (4, False), (4, True)]
+
+
 def test_dry_run_jobs_do_not_fail(
     headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,13 +213,14 @@ def test_interrupt_saves_the_job_and_ends_the_sweep(tmp_path: Path) -> None:
 
 
 def sweep_of(overrides: str, folder: str = "outputs/sweeps") -> Sweep:
-    hydra = {"job": {"chdir": None}, "overrides": {"task": overrides.split()}}
+    hydra = {"job": {"chdir": None}, "overrides": {"task": overrides.split()}, "sweeper": {}}
     return Sweep.composed(OmegaConf.create({"hydra": {**hydra, "sweep": {"dir": folder}}}))
 
 
 def test_name_of_a_sweep_depends_on_its_jobs() -> None:
     sweep = sweep_of("seed=1,2 a=b")
     assert sweep == sweep_of("a=b seed=1,2")
+    assert sweep.swept == {"seed"}
     assert sweep.name != sweep_of("a=b seed=1,3").name
     assert sweep.folder == Path("outputs/sweeps") / sweep.name
 
@@ -227,7 +239,7 @@ def test_folder_of_a_sweep_is_that_of_the_composed_config(
     line: str, headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("command_line.compose_once", lambda patch: None)
-    monkeypatch.setattr("headwise.commands.train.train", lambda *_: tmp_path)
+    monkeypatch.setattr("headwise.commands.train.train", lambda *_, swept: tmp_path)
     monkeypatch.setattr(Sweep, "summary", lambda self: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,7 @@ from headwise import load
 from headwise.commands.finished import check_checkpoints
 from headwise.errors import CheckpointError
 from headwise.runs.folder import RunFolder
-from headwise.train.checkpoint import load_checkpoint
+from headwise.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from training_runs import Runs, read_log, run_outputs
 
 SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
@@ -168,6 +168,25 @@ def test_other_text_starts_a_new_run(runs: Runs, finished_copy: tuple[str, Path]
     assert run_outputs(first) == before
     (second,) = folders - {first}
     assert first.name.rpartition("-")[0] == second.name.rpartition("-")[0]
+
+
+def test_origin_counts_by_its_weights(runs: Runs, origin: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(origin, tmp_path / "moved"))
+    tuned = {**SHORT, "init_from": moved}
+    runs.train("by_weights", tuned)
+    first = runs.run_folder("by_weights")
+    for same in (tuned, {**tuned, "init_from": origin}):
+        assert "this run is finished" in runs.train("by_weights", same)
+    checkpoint = checkpoint_path(RunFolder(moved), "auto")
+    model = load_checkpoint(checkpoint)["model"]
+    name, weights = next(iter(model.items()))
+    save_checkpoint(checkpoint, {"model": {**model, name: weights + 1}})  # as if trained on
+    assert "this run is finished" not in runs.train("by_weights", tuned)
+    assert len(list(first.parent.iterdir())) == 2
+    shutil.rmtree(moved)  # one of two runs was started there: which one cannot be known
+    assert f"init_from={moved} holds no run" in runs.train("by_weights", tuned, code=1)
+    shutil.rmtree(next(path for path in first.parent.iterdir() if path != first))
+    assert "this run is finished" in runs.train("by_weights", tuned)
 
 
 def test_finished_run_scores_additional_test_set(

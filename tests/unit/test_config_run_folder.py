@@ -19,14 +19,14 @@ from headwise.errors import ConfigError, RunError
 from headwise.files import machine_cache_dir
 from headwise.runs import environment
 from headwise.runs.environment import complete_environment, git_commit
-from headwise.runs.fingerprint import fingerprint, slug
+from headwise.runs.fingerprint import N_DIGITS, costs, fingerprint, slug
 from headwise.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
 def fingerprint_of(make: Any) -> Any:
     """Map overrides to a fingerprint."""
-    return lambda *overrides: fingerprint(as_container(make(overrides)))
+    return lambda *overrides: fingerprint(as_container(make(overrides)), {})
 
 
 def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any) -> None:
@@ -48,6 +48,7 @@ def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any) -> Non
         "trainer.head_sentences=7",
         "data.vocab_size=2000",  # the default value
         "seed=1",
+        "init_from=/a/run",  # its weights are in the fingerprint
     )
     assert fingerprint_of(*overrides) == fingerprint_of()
 
@@ -62,7 +63,6 @@ def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any) -> Non
         "trainer.validate_every=7",
         "decode.beam=10",
         "seed=2",
-        "init_from=/a/run",
     ],
 )
 def test_fingerprint_depends_on_settings_of_the_run(fingerprint_of: Any, override: str) -> None:
@@ -91,11 +91,55 @@ def test_order_of_overrides_does_not_matter(fingerprint_of: Any) -> None:
 
 
 def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
-    first = RunFolder.locate(tmp_path, ["seed=3"], "0123abcd")
-    first.path.mkdir(parents=True)
-    again = RunFolder.locate(tmp_path, ["seed=3", "trainer.accumulate=1"], "0123abcd")
+    first = started(tmp_path, ["seed=3"])
+    again = RunFolder.locate(tmp_path, ["seed=3", "trainer.accumulate=1"], IDENTITY, SETTINGS)
     assert again.path == first.path
-    assert RunFolder.locate(tmp_path, ["seed=3"], "ffff0000").path != first.path
+    other = RunFolder.locate(tmp_path, ["seed=3"], "f" * N_DIGITS, SETTINGS)
+    assert other.path != first.path
+
+
+IDENTITY, SETTINGS = "0123456789abcdef", {"seed": 3, "trainer": {"max_updates": 4}}
+
+
+def started(parent: Path, overrides: list[str]) -> RunFolder:
+    """A run of `SETTINGS` that has started."""
+    folder = RunFolder.locate(parent, overrides, IDENTITY, SETTINGS)
+    folder.make()
+    folder.describe(SETTINGS, overrides)
+    folder.write_json("data.json", {"identity": IDENTITY})
+    return folder
+
+
+def test_copy_beside_a_run_is_not_resumed(tmp_path: Path) -> None:
+    run = started(tmp_path, ["seed=3"])
+    backup = tmp_path / f"backup-{run.path.name}"  # before it by name
+    shutil.copytree(run.path, backup)
+    more = {**SETTINGS, "trainer": {"max_updates": 9}}
+    assert RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, more).path == run.path
+    with pytest.raises(RunError, match="are copies of one run"):
+        RunFolder.locate(tmp_path, ["seed=3", "trainer.accumulate=1"], IDENTITY, more)
+    shutil.rmtree(run.path)
+    assert RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, more).path == backup
+
+
+def test_folder_of_another_run_is_refused_whatever_its_name_says(tmp_path: Path) -> None:
+    run = started(tmp_path, ["seed=3"])
+    run.write_json("data.json", {"identity": "f" * N_DIGITS})  # of another text
+    with pytest.raises(RunError, match="but another identity"):
+        RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, SETTINGS)
+    run.describe({**SETTINGS, "seed": 4}, [])
+    with pytest.raises(RunError, match="but another seed"):
+        RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, SETTINGS)
+
+
+def test_varied_costs_are_part_of_the_identity(make: Any) -> None:
+    container = as_container(make(["trainer.max_updates=7", "model.recompute=true"]))
+    swept = {"trainer.max_updates", "model.recompute", "seed", "paths.outputs", "data.dir"}
+    varied = {"model.recompute": True, "trainer.max_updates": 7}
+    assert costs(container, swept) == varied
+    assert costs(container, ()) == {}
+    names = {fingerprint(container, content) for content in ({}, {"swept": varied})}
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize(
@@ -133,7 +177,7 @@ def test_folder_without_a_run_is_named(tmp_path: Path) -> None:
 
 def test_fingerprint_depends_on_save_every_only_with_averaging() -> None:
     def of(average: int, save_every: int) -> str:
-        return fingerprint({"trainer": {"average": average, "save_every": save_every}})
+        return fingerprint({"trainer": {"average": average, "save_every": save_every}}, {})
 
     assert of(0, 100) == of(0, 200)
     assert of(5, 100) != of(5, 200)

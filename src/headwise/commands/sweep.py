@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -44,10 +45,12 @@ class Sweep:
     Attributes:
         name: a hash of the command line without Hydra's own keys; the group in W&B.
         folder: one `<number>.json` per job, and the output of jobs in other processes.
+        swept: keys with several values.
     """
 
     name: str
     folder: Path
+    swept: frozenset[str] = frozenset()
 
     @classmethod
     def composed(cls, config: DictConfig) -> Sweep:
@@ -67,7 +70,10 @@ class Sweep:
         )
         digest = hashlib.sha256("\0".join(sorted(hydra.overrides.task)).encode()).hexdigest()[:8]
         name = f"sweep-{digest}"
-        return cls(name, Path(hydra.sweep.dir, name))
+        params = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
+        given = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
+        swept = (one.get_key_element().lstrip("+") for one in given if one.is_sweep_override())
+        return cls(name, Path(hydra.sweep.dir, name), frozenset(swept))
 
     def begin(self) -> None:
         """Remove the records of an earlier call; finished jobs are recorded again.

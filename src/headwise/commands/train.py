@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,14 +24,12 @@ from headwise.config.schema import Config
 from headwise.data.file_corpus import Corpus
 from headwise.data.prefetch import Prefetched
 from headwise.data.sources.digest import combined_digest
-from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
 from headwise.files import output_to, read_json, remove_partial
 from headwise.model.family import Model
 from headwise.precision import use_deterministic_kernels
 from headwise.runs.environment import git_commit, rank_variables, versions
 from headwise.runs.failure import error_recorded
-from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
 from headwise.runs.listing import Summary
 from headwise.runs.log import RunLog
@@ -40,6 +38,7 @@ from headwise.seed import seed_everything
 from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.data import Data
 from headwise.tasks.evaluate import main_metric, score, valid_heads, validate
+from headwise.tasks.identity import identity
 from headwise.tasks.task import Task
 from headwise.track.base import Tracker
 from headwise.track.wandb_tracker import make_tracker
@@ -66,6 +65,7 @@ def train(
     has_log: bool = False,
     trial: Trial | None = None,
     started: float | None = None,
+    swept: Collection[str] = (),
 ) -> Path | None:
     """Train or resume a run; a finished run only prints its results.
 
@@ -76,6 +76,7 @@ def train(
         has_log: append the output of training to log.txt in the run folder instead of printing it.
         trial: of a search, to which validations are reported.
         started: when the process of this run alone started, by `time.perf_counter`.
+        swept: keys with several values in the sweep of this run.
 
     Returns:
         The run folder; None after a dry run.
@@ -100,9 +101,9 @@ def train(
             use_deterministic_kernels(ranks.device)
             with ranks.first_alone():  # the first rank downloads, the others read the cache
                 corpus = task.open(Path(config.paths.cache))
-            digest = fingerprint(container, _content_hashes(config, corpus))
+                about = identity(config, container, corpus, swept)
             outputs = Path(config.paths.outputs, config.experiment_name)
-            folder = RunFolder.locate(outputs, overrides, digest)
+            folder = RunFolder.locate(outputs, overrides, about["identity"], container)
             results = final_results(folder, task, corpus)
             if results is not None:
                 if ranks.is_main:
@@ -118,7 +119,8 @@ def train(
                 if ranks.is_main:
                     check_checkpoints(folder)
                 ranks.barrier()
-                run = _Run(task, overrides, folder, ranks_of_run(folder, ranks), clock, stop, trial)
+                of_run = folder, ranks_of_run(folder, ranks), clock, stop, trial
+                run = _Run(task, overrides, about, *of_run)
                 run.describe(container)
                 with (
                     output_to(folder.path / "log.txt" if has_log else None),
@@ -126,13 +128,6 @@ def train(
                 ):
                     run.train(corpus, prepared, tracker)
     return folder.path
-
-
-def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
-    """Hashes of the text, and of the tokenizer with tokenizer=given."""
-    text = corpus.hashes()
-    tokenizers = load_tokenizers(config.tokenizer)
-    return text if tokenizers is None else [*text, tokenizers.fingerprint()]
 
 
 def _tokenizer_versions(versions: Mapping[str, str]) -> str:
@@ -177,6 +172,7 @@ class _Run:
 
     task: Task[Any]
     overrides: list[str]
+    identity: Mapping[str, Any]
     folder: RunFolder
     ranks: Ranks
     clock: Clock
@@ -255,6 +251,7 @@ class _Run:
             "vocabulary": prepared.vocabulary,
             "sizes": dict(prepared.sizes),
             "versions": versions(),
+            **self.identity,
         }
         self.folder.write_json("data.json", {**about, **prepared.report})
 
@@ -316,7 +313,7 @@ class _Run:
             # heads without an α parameter get the mean over their queries
             alpha=filled(alphas(model), heads.pop("alpha", {})),
             heads=heads,
-            fingerprint=folder.path.name.rpartition("-")[2],
+            fingerprint=self.identity["identity"],
             seed=config.seed,
             updates=state.update,
             best_update=state.best_update,

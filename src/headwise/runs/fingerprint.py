@@ -1,9 +1,10 @@
-"""Identity of a run: the fingerprint of its settings and text, and its folder's name.
+"""Identity of a run: the fingerprint of its settings and of what it reads, and its folder's name.
 
 A key is in the fingerprint if another value may give other weights, choose other ones as the best,
 or change their scores. It is out if it decides only where files are, how fast or with how much
 memory the same is computed (results may differ by rounding and the random numbers of dropout), how
 much is logged or kept, or how much besides the scores is computed. `docs/settings.md` lists them.
+What a run reads counts by its content, not by its path, see `headwise.tasks.identity`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,31 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-NOT_IN_FINGERPRINT = (
-    "paths", "tracker", "experiment_name", "dry_run",
-    "decode.max_tokens", "decode.n_best",  # the best one is the same
-    "data.dir", "data.folder", "data.files", "data.file", "data.downloads", "data.origins",
-    "data.archives", "data.tasks", "data.test", "data.licence", "data.notes",
-    "tokenizer.folder",  # its content is in the fingerprint, like the text
-    # suggestions; the keys that use them are in the fingerprint
-    "data.vocab_size", "data.max_updates", "data.warmup_updates", "data.stride",
-    "data.label_smoothing", "model.lr",
+# Time, memory, length and output of a run. A sweep that varies one of them measures it, so each of
+# its values is a run of its own.
+COST = (
+    "data.test", "decode.max_tokens", "decode.n_best",  # the best one is the same
     "model.recompute", "trainer.max_updates", "trainer.device", "trainer.threads",
     "trainer.compile", "trainer.keep", "trainer.n_workers",
     "trainer.log_every", "trainer.progress", "trainer.valid_samples", "trainer.head_sentences",
     "attention.chunk_size", "sites.*.chunk_size",  # of linear attention
 )  # fmt: skip
+PATHS = (  # their content is in the fingerprint
+    "data.dir", "data.folder", "data.files", "data.file", "data.downloads", "data.origins",
+    "data.archives", "tokenizer.folder",
+)  # fmt: skip
+NOT_IN_FINGERPRINT = (
+    *COST, *PATHS, "paths", "tracker", "experiment_name", "dry_run",
+    "data.tasks", "data.licence", "data.notes",
+    # suggestions; the keys that use them are in the fingerprint
+    "data.vocab_size", "data.max_updates", "data.warmup_updates", "data.stride",
+    "data.label_smoothing", "model.lr",
+)  # fmt: skip
+N_DIGITS = 16  # of hashes in names and records
 MAX_SLUG_BYTES = 100
 
 
@@ -37,10 +45,22 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
 
     `trainer.save_every` is included only if the saved checkpoints are averaged.
     """
-    flat: dict[str, Any] = {}
     excluded = set(NOT_IN_FINGERPRINT)
     if not container.get("trainer", {}).get("average"):
         excluded.add("trainer.save_every")
+    return _flat(container, excluded)
+
+
+def costs(container: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Those of some dotted keys that are in `COST`, with their values."""
+    flat = _flat(container, set())
+    of_cost = (key for key in flat if any(fnmatchcase(key, cost) for cost in COST))
+    return {key: flat[key] for key in of_cost if key in keys}
+
+
+def _flat(container: Mapping[str, Any], excluded: set[str]) -> dict[str, Any]:
+    """Settings by dotted key, without keys, groups and patterns of them."""
+    flat: dict[str, Any] = {}
     patterns = [key for key in excluded if "*" in key]
 
     def walk(prefix: str, value: Any) -> None:
@@ -56,17 +76,29 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
-    """Hash of the settings and text that determine results, as eight hexadecimal digits.
+def canonical(content: Any) -> str:
+    """Plain types as a text that is the same for equal content."""
+    return json.dumps(content, sort_keys=True, ensure_ascii=False)
+
+
+def digest(content: Any) -> str:
+    """Hash of plain types, as `N_DIGITS` hexadecimal digits."""
+    return hashlib.sha256(canonical(content).encode()).hexdigest()[:N_DIGITS]
+
+
+def recipe(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in the fingerprint of a run: `comparable` without the path of `init_from`."""
+    return {key: value for key, value in comparable(container).items() if key != "init_from"}
+
+
+def fingerprint(container: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    """Hash of what determines results: the settings, and the content of what a run reads.
 
     Args:
         container: the resolved configuration.
-        text: hashes of the training and validation text, and of an existing tokenizer. The
-            content of the text is included, its path is not.
+        content: hashes of texts, tokenizers and weights, see `headwise.tasks.identity`.
     """
-    decisive = {**comparable(container), "text": list(text)}
-    canonical = json.dumps(decisive, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+    return digest({**recipe(container), **content})
 
 
 def last_typed(overrides: Iterable[str]) -> list[str]:

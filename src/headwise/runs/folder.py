@@ -31,7 +31,7 @@ from headwise.files import (
     write_text,
 )
 from headwise.runs.environment import environment
-from headwise.runs.fingerprint import slug
+from headwise.runs.fingerprint import digest, recipe, slug
 from headwise.runs.results import Results
 
 Floats = npt.NDArray[np.float64]
@@ -69,10 +69,44 @@ class RunFolder:
         self.results = path / "results.json"
 
     @classmethod
-    def locate(cls, parent: Path, overrides: list[str], run_fingerprint: str) -> RunFolder:
-        """The existing folder with this fingerprint, or the path of a new one."""
-        existing = sorted(parent.glob(f"*-{run_fingerprint}"))
-        return cls(existing[0] if existing else parent / f"{slug(overrides)}-{run_fingerprint}")
+    def locate(
+        cls, parent: Path, overrides: list[str], identity: str, container: Mapping[str, Any]
+    ) -> RunFolder:
+        """The folder of a run: of its exact name, else the only one that ends with its hash.
+
+        Args:
+            parent: folder of the runs.
+            overrides: the command line, for the name of a new folder.
+            identity: hash of the run, see `headwise.tasks.identity`.
+            container: its resolved configuration.
+
+        Raises:
+            RunError: several folders end with the hash, or the run in the folder is another one.
+        """
+        exact = parent / f"{slug(overrides)}-{identity}"
+        found = [exact]
+        if not exact.is_dir():
+            found = [path.parent for path in sorted(parent.glob(f"*-{identity}/{SETTINGS}"))]
+        if len(found) > 1:
+            folders = ", ".join(map(str, found))
+            raise RunError(f"{folders} are copies of one run: move all but one out of {parent}")
+        folder = cls(found[0] if found else exact)
+        if (folder.path / SETTINGS).is_file():
+            folder._check_identity(identity, container)
+        return folder
+
+    def _check_identity(self, identity: str, container: Mapping[str, Any]) -> None:
+        """Raise RunError unless the run has these settings and this hash."""
+        ours, saved = recipe(container), recipe(self.read_config())
+        other = [k for k in sorted(ours | saved) if digest(ours.get(k)) != digest(saved.get(k))]
+        data = read_json(self.path / "data.json", missing_ok=True)
+        if data.get("identity", identity) != identity:
+            other.append("identity (in data.json)")
+        if other:
+            raise RunError(
+                f"{self.path} has the name of this run, but another {', '.join(other)}: its files "
+                "were changed. Restore or move it, or set experiment_name=… for a new folder"
+            )
 
     @classmethod
     def existing(cls, path: str | Path, key: str = "run") -> RunFolder:

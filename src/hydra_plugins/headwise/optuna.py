@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import logging
 import math
@@ -26,7 +25,7 @@ from omegaconf import DictConfig, open_dict
 from headwise.config.register import typed
 from headwise.errors import ConfigError, Interrupted, require
 from headwise.file_names import check_file_name
-from headwise.runs.fingerprint import fingerprint
+from headwise.runs.fingerprint import PATHS, digest
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -71,6 +70,7 @@ class OptunaSweeper(Sweeper):
         """
         from headwise.commands.search import Searcher, open_study, write_outputs
         from headwise.tasks.check import checked_task, monitored
+        from headwise.tasks.identity import identity
 
         for key in ("n_trials", "n_jobs"):
             n = self.search[key]
@@ -79,14 +79,25 @@ class OptunaSweeper(Sweeper):
         with open_dict(config):
             del config["hydra"]  # what jobs get
         settings: Config = typed(config)
-        metric = monitored(checked_task(settings))
+        task = checked_task(settings)
+        metric = monitored(task)
         direction = "maximize" if metric.better == "higher" else "minimize"
         space, seeds, fixed = self._parse(arguments)
-        identity = fingerprint(asdict(settings)), sorted(fixed), sorted(space.items()), seeds
-        digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
-        name = self.search["study_name"] or f"search-{digest}"
+        corpus = task.open(Path(settings.paths.cache))
+        run = identity(settings, asdict(settings), corpus)["identity"]
+        of_params = sorted({*fixed} - {*arguments})  # the others are in the settings
+        about = digest([run, of_params, seeds])
+        searched = sorted((key, repr(values)) for key, values in space.items())
+        name = self.search["study_name"] or f"search-{digest([about, searched])}"
         check_file_name("hydra.sweeper.study_name", name)
         study = open_study(self.folder, self.search | {"study_name": name}, direction)
+        if not study.trials:
+            study.set_user_attr("identity", about)
+        if study.user_attrs.get("identity") != about:
+            raise ConfigError(
+                f"hydra.sweeper.study_name={name} is a search of other text, settings or seeds, or "
+                "of an earlier version: set another name"
+            )
         searcher = Searcher(study, self.folder, self.search, space)
         fixed = [*fixed, f"hydra.sweeper.study_name={name}"]
         with searcher.registered():
@@ -115,6 +126,11 @@ class OptunaSweeper(Sweeper):
             raise ConfigError(
                 "nothing to search: give a key several values, such as model.dropout=0.1,0.3 or "
                 "'optimizer.lr=tag(log,interval(1e-4,1e-2))'"
+            )
+        for key in searched.keys() & {"data", "init_from", *PATHS}:
+            raise ConfigError(
+                f"{key} cannot be searched: a search is of one text, and goes on while "
+                "its content is the same. Sweep over it: -m without hydra/sweeper=optuna"
             )
         return {key: _distribution(o) for key, o in searched.items()}, seeds, fixed
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -42,6 +40,7 @@ from headwise.metrics.significance import paired_bootstrap
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.progress import progress_bar
+from headwise.runs.fingerprint import digest
 from headwise.runs.folder import RunFolder, read_yaml
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.inspection import inspected
@@ -267,10 +266,8 @@ def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:
     if config.output is not None:
         return Path(config.output)
     run.folder.check_writable("set output=FOLDER, or ")
-    content = json.dumps([run.weights["weights"], kept], sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     origin = run.folder.path.resolve()
-    path = origin.with_name(f"{origin.name}-pruned-{digest}")
+    path = origin.with_name(f"{origin.name}-pruned-{digest([run.weights['weights'], kept])}")
     _check_absent(path)
     return path
 

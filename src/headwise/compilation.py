@@ -29,6 +29,17 @@ def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def may_keep_tensors() -> bool:
+    """Return whether a tensor that is made now may be kept for later calls.
+
+    Not while torch.export or make_fx trace, torch.func transforms, or FakeTensorMode or another
+    dispatch mode is active: it is of their kind then. torch.compile keeps real ones by itself.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
+
+
 def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
     """Run while tracing; the result is a constant of the graph.
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
+from headwise.attention.positions import Sinusoids
+from headwise.attention.scores import ScoreAttention
+from headwise.attention.softmax import Softmax
+from headwise.attention.strided import Strided
 from headwise.compilation import constant_in_graphs, outside_graphs
+from headwise.ops.attention import pattern_rule
 from headwise.ops.attention.pattern_rule import per_head
 
 
@@ -75,3 +85,50 @@ def test_masks_of_heads_are_constants_of_the_graph() -> None:
     (graph,) = graphs
     assert sum(node.op == "get_attr" for node in graph.graph.nodes) == 2
     assert torch.tensor not in [node.target for node in graph.graph.nodes]
+
+
+class Layer(nn.Module):
+    """Attention of a pattern that differs by head, to more positions than the table has."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        place = Place("decoder_self", 1, 4, 16)
+        pattern = Strided(place, stride=4, combine="heads")
+        self.attention = ScoreAttention(place, Softmax(place), pattern, 0.0)
+        self.mask, self.positions = mask, Sinusoids(64, n_positions=8)
+
+    def forward(self, states: Tensor) -> Tensor:
+        states = states + self.positions(0, states.shape[1])
+        return self.attention(states, states, states, self.mask)
+
+
+def fake(layer: Layer, states: Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        layer(mode.from_tensor(states))
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        fake,
+        lambda layer, states: torch.export.export(layer, (states,)),
+        lambda layer, states: make_fx(layer, None, "fake", _allow_non_fake_inputs=True)(states),
+        lambda layer, states: torch.func.functionalize(layer)(states),
+        lambda layer, states: torch.func.grad(lambda x: layer(x).sum())(states),
+        lambda layer, states: torch.compile(layer, backend="eager")(states),
+    ],
+    ids=["fake", "export", "make_fx", "functionalize", "grad", "compile"],
+)
+def test_tensors_of_traces_are_not_kept(trace: Callable[..., Any]) -> None:
+    pattern_rule._on_device.cache_clear()
+    states, mask = torch.randn(2, 20, 64), Mask(None, True)
+    with torch.no_grad():
+        trace(layer := Layer(mask).eval(), states)
+        results = [other(states) for other in (layer, Layer(mask).eval())]
+        expected = Layer(Mask(None, True)).eval()(states)
+    for tensor in (*results, expected, layer.positions.signal):
+        assert type(tensor) is Tensor
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    assert torch.equal(results[0], expected)
+    assert torch.equal(results[1], expected)

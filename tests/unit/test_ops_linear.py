@@ -180,7 +180,7 @@ class TestPacked:
         linear, torch_linear = make_pair(bias=bias)
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
         with torch.no_grad(), low, packed_weights(linear):
-            assert is_low or linear._packed is not None
+            assert is_low or linear._packed != (None,)
             result, expected = linear(values), torch_linear(values)
         assert result.dtype is (torch.bfloat16 if is_low else torch.float32)
         bound = 2**-7 if is_low else 1e-5
@@ -191,7 +191,7 @@ class TestPacked:
         for _ in range(2):
             with pytest.raises(KeyError), packed_weights(linear), packed_weights(linear):
                 raise KeyError
-        assert linear._packed is None
+        assert linear._packed == ()
         assert set(linear.state_dict()) == {"weight", "bias"}
 
     @pytest.mark.parametrize("which", ["weight", "bias"])
@@ -204,6 +204,37 @@ class TestPacked:
             for layer in (linear, torch_linear):
                 getattr(layer, which).mul_(2)
             torch.testing.assert_close(linear(values), torch_linear(values))
+
+    @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
+    def test_weights_after_a_fused_step_are_used(self, kind: str) -> None:
+        linear, _ = make_pair()
+        linear.bias.requires_grad_(False)
+        optimizer = getattr(torch.optim, kind)(linear.parameters(), lr=0.1, fused=True)
+        values, version = torch.randn(6, 40), linear.bias._version
+        with packed_weights(linear):
+            linear(values).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                expected = nn.functional.linear(values, linear.weight, linear.bias)
+                torch.testing.assert_close(linear(values), expected)
+        assert linear.bias._version == version
+
+    def test_contexts_overlap(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        linear, torch_linear = make_pair()
+        values, calls, packed_matmul = torch.randn(6, 40), [], module._Packed.matmul
+        monkeypatch.setattr(
+            module._Packed, "matmul", lambda *x: calls.append(x) or packed_matmul(*x)
+        )
+        first, second = packed_weights(linear), packed_weights(linear)
+        with torch.no_grad(), first:
+            with torch.autocast("cpu", torch.bfloat16):
+                second.__enter__()
+            torch.testing.assert_close(linear(values), torch_linear(values))
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(linear(values), torch_linear(values))
+        second.__exit__(None, None, None)
+        assert len(calls) == 2
+        assert linear._packed == ()
 
     def test_gradients_and_other_types_do_not_use_packed_weights(self) -> None:
         linear, torch_linear = make_pair()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from threading import Event
 from typing import Any
 
@@ -22,7 +21,6 @@ from headwise.attention.positions import Positions
 from headwise.attention.recorder import recording
 from headwise.attention.rotary import Rotary
 from headwise.attention.softmax import Softmax
-from headwise.attention.sparsemax import Sparsemax
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.decode.beam import beam_search
@@ -146,36 +144,18 @@ def assert_same_texts(
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-def change_in_place(model: Transformer) -> None:
-    with torch.no_grad():
-        model.decoder.blocks[1].self_attention.query.weight.neg_()
-        model.output.weight[7:9] *= 2.0
-
-
 def change_data(model: Transformer) -> None:
     model.decoder.blocks[0].cross_attention.value.weight.data.neg_()
 
 
-def replace_module(model: Transformer) -> None:
-    attention = model.decoder.blocks[0].cross_attention
-    attention.normaliser = Sparsemax(attention.place)
-
-
-def step_of(optimizer: type[torch.optim.Optimizer], model: nn.Module) -> None:
-    """A fused step, which raises no version."""
-    torch.manual_seed(1)
+def fused_step(model: Transformer) -> None:
+    """It raises no version."""
     for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer(model.parameters(), lr=0.1, fused=True).step()
+        parameter.grad = torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
+    torch.optim.Adam(model.parameters(), lr=0.1, fused=True).step()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        change_in_place, change_data, replace_module,
-        *(partial(step_of, kind) for kind in (torch.optim.Adam, torch.optim.SGD)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [change_data, fused_step])
 def test_translator_uses_the_weights_of_each_call(change: Any, monkeypatch: Any) -> None:
     model, lines = build(), ["5 6 7", "", "8 9 10 11"]
     config = DecodeConfig(beam=3, n_best=2, max_length_extra=5)

@@ -267,7 +267,6 @@ def test_recording_overlaps_with_another_evaluation() -> None:
     other.__enter__()
 
     def batches() -> Iterator[dict[str, Any]]:
-        yield inputs("bert")
         other.__exit__(None, None, None)
         assert not model.training
         yield inputs("bert")

@@ -58,18 +58,16 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_overlapping_evaluations_restore_the_mode_before_the_first() -> None:
     model = build().train()
     model.encoder.eval()
+    modes = [module.training for module in model.modules()]
     first, second, part = evaluating(model), evaluating(model), evaluating(model.decoder)
     first.__enter__()
-    part.__enter__()
     with suppress(KeyError), second:
+        part.__enter__()
         first.__exit__(None, None, None)
         assert not any(module.training for module in model.modules())
         raise KeyError
-    assert model.training
-    assert not any(module.training for module in model.decoder.modules())
     part.__exit__(None, None, None)
-    assert all(module.training for module in model.decoder.modules())
-    assert not any(module.training for module in model.encoder.modules())
+    assert [module.training for module in model.modules()] == modes
 
 
 @pytest.mark.parametrize("choice", group_choices("activation"))

@@ -190,12 +190,10 @@ class Translator:
             n_tokens: of all sources.
         """
         dtype = matmul_dtype(self.config.precision, self.device)
+        prepared = PreparedModel(self.model, dtype) if supports(self.model, dtype) else None
         is_long = n_tokens * self.config.beam >= ROWS_WORTH_PACKING
-        if supports(self.model, dtype):
-            yield PreparedModel(self.model, dtype)
-        else:
-            with packed_weights(self.model) if is_long else nullcontext():
-                yield self.model
+        with packed_weights(self.model) if is_long and prepared is None else nullcontext():
+            yield prepared or self.model
 
     def _search(
         self, model: TranslationModel, sources: Sequence[Sequence[int]]

@@ -123,7 +123,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             n_contexts, mode = _EVALUATED.get(module, (0, module.training))
             _EVALUATED[module] = n_contexts + 1, mode
     try:
-        model.eval()
+        if any(module.training for module in modules):  # setting modes takes longer
+            model.eval()
         yield
     finally:
         with _LOCK:
@@ -131,5 +132,5 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 n_contexts, mode = _EVALUATED.pop(module)
                 if n_contexts > 1:
                     _EVALUATED[module] = n_contexts - 1, mode
-                else:
+                elif module.training is not mode:
                     module.training = mode

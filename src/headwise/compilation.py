@@ -1,4 +1,4 @@
-"""Decorators for functions that torch.compile must not trace, without importing the compiler.
+"""Functions that torch.compile must not trace, and tensors of traces that must not be kept.
 
 The decorators of `torch.compiler` import all of it (about two seconds), even in programs that
 compile nothing.

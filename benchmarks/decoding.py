@@ -37,7 +37,7 @@ from benchmarks.updates import CPU, run_config
 from headwise.config.schema import DecodeConfig
 from headwise.data.plan import longest_first
 from headwise.decode.beam import beam_search
-from headwise.decode.prepared import prepare
+from headwise.decode.prepared import PreparedModel, supports
 from headwise.decode.sampling import Context
 from headwise.model.build import build_model, build_single
 from headwise.model.places import site_alone
@@ -105,7 +105,8 @@ def compare(model: str, attention: str, text: str, beam: int, most: int) -> dict
     sources, limits = median_batch(text, beam, most)
 
     def search(cached: bool, precision: str) -> None:
-        prepared = prepare(built, matmul_dtype(precision, CPU)) if cached else None
+        dtype = matmul_dtype(precision, CPU)
+        prepared = PreparedModel(built, dtype) if cached and supports(built, dtype) else None
         searched = prepared or built
         weights = packed_weights(built) if prepared is None else nullcontext()
         with autocast(CPU, precision), weights:

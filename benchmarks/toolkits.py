@@ -28,7 +28,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.decode.beam import beam_search
-from headwise.decode.prepared import PreparedModel, prepare
+from headwise.decode.prepared import PreparedModel, supports
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, matmul_dtype
@@ -113,7 +113,6 @@ class Headwise(Toolkit):
     ) -> None:
         self.name = f"headwise, {attention}, {precision}"
         self.precision = precision
-        self.prepared: PreparedModel | None = None
         choices = {"attention": group_node("attention", attention)}
         factory = AttentionFactory(choices, dropout=config.dropout)
         self.model: Transformer = Transformer(config, n_words, n_words, True, factory, seed=1)
@@ -128,9 +127,8 @@ class Headwise(Toolkit):
         return sums.loss / target.numel()
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
-        dtype = matmul_dtype(self.precision, CPU)
-        self.prepared = prepare(self.model, dtype, self.prepared)  # as `Translator` does
-        searched = self.prepared or self.model
+        model, dtype = self.model, matmul_dtype(self.precision, CPU)
+        searched = PreparedModel(model, dtype) if supports(model, dtype) else model
         with autocast(CPU, self.precision):
             best = beam_search(searched, source.tolist(), [steps] * len(source), CPU, beam)
         return min(len(hypotheses[0].ids) for hypotheses in best)

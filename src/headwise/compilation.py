@@ -1,4 +1,4 @@
-"""Decorators for functions that torch.compile must not trace, without importing the compiler.
+"""Functions that torch.compile must not trace, and tensors of traces that must not be kept.
 
 The decorators of `torch.compiler` import all of it (about two seconds), even in programs that
 compile nothing.
@@ -27,6 +27,17 @@ def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
         return cast("T", disabled(*args, **kwargs))
 
     return call
+
+
+def may_keep_tensors() -> bool:
+    """Return whether a tensor that is made now may be kept for later calls.
+
+    Not while torch.export or make_fx trace, torch.func transforms, or FakeTensorMode or another
+    dispatch mode is active: it is of their kind then. torch.compile keeps real ones by itself.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
 
 
 def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:

@@ -7,9 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
+from headwise.attention.positions import Sinusoids
+from headwise.attention.scores import ScoreAttention
+from headwise.attention.softmax import Softmax
+from headwise.attention.strided import Strided
 from headwise.compilation import constant_in_graphs, outside_graphs
+from headwise.ops.attention import pattern_rule
 from headwise.ops.attention.pattern_rule import per_head
 
 
@@ -75,3 +83,44 @@ def test_masks_of_heads_are_constants_of_the_graph() -> None:
     (graph,) = graphs
     assert sum(node.op == "get_attr" for node in graph.graph.nodes) == 2
     assert torch.tensor not in [node.target for node in graph.graph.nodes]
+
+
+class Layer(nn.Module):
+    """Attention of a pattern that differs by head, to more positions than the table has."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        place = Place("decoder_self", 1, 4, 16)
+        pattern = Strided(place, stride=4, combine="heads")
+        self.attention = ScoreAttention(place, Softmax(place), pattern, 0.0)
+        self.mask, self.positions = mask, Sinusoids(64, n_positions=8)
+
+    def forward(self, states: Tensor) -> Tensor:
+        states = states + self.positions(0, states.shape[1])
+        return self.attention(states, states, states, self.mask)
+
+
+def fake(layer: Layer, states: Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        layer(mode.from_tensor(states))
+
+
+TRACES = {
+    "fake": fake,
+    "export": lambda layer, states: torch.export.export(layer, (states,)),
+    "functionalize": lambda layer, states: torch.func.functionalize(layer)(states),
+    "grad": lambda layer, states: torch.func.grad(lambda x: layer(x).sum())(states),
+}
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_tensors_of_traces_are_not_kept(trace: str) -> None:
+    pattern_rule._on_device.cache_clear()
+    states, mask = torch.randn(2, 20, 64), Mask(None, True)
+    TRACES[trace](layer := Layer(mask), states)
+    results = [other(states) for other in (layer, Layer(mask), Layer(Mask(None, True)))]
+    for tensor in (*results, layer.positions.signal):
+        assert type(tensor) is Tensor
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    assert all(torch.equal(result, results[2]) for result in results)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -21,10 +21,8 @@ from headwise.attention.positions import Positions
 from headwise.attention.recorder import recording
 from headwise.attention.rotary import Rotary
 from headwise.attention.softmax import Softmax
-from headwise.attention.sparsemax import Sparsemax
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
-from headwise.decode import prepared as prepared_module
 from headwise.decode.beam import beam_search
 from headwise.decode.incremental import TranslationModel
 from headwise.decode.prepared import PreparedModel, supports
@@ -146,16 +144,20 @@ def assert_same_texts(
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-def test_translator_prepares_once_and_again_after_changes(monkeypatch: Any) -> None:
+def change_data(model: Transformer) -> None:
+    model.decoder.blocks[0].cross_attention.value.weight.data.neg_()
+
+
+def fused_step(model: Transformer) -> None:
+    """It raises no version."""
+    for parameter in model.parameters():
+        parameter.grad = torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
+    torch.optim.Adam(model.parameters(), lr=0.1, fused=True).step()
+
+
+@pytest.mark.parametrize("change", [change_data, fused_step])
+def test_translator_uses_the_weights_of_each_call(change: Any, monkeypatch: Any) -> None:
     model, lines = build(), ["5 6 7", "", "8 9 10 11"]
-    made: list[torch.dtype] = []
-
-    class Counted(PreparedModel):
-        def __init__(self, model: Transformer, dtype: torch.dtype) -> None:
-            made.append(dtype)
-            super().__init__(model, dtype)
-
-    monkeypatch.setattr(prepared_module, "PreparedModel", Counted)
     config = DecodeConfig(beam=3, n_best=2, max_length_extra=5)
     translator = Translator(model, PAIR, config)
 
@@ -168,16 +170,36 @@ def test_translator_prepares_once_and_again_after_changes(monkeypatch: Any) -> N
         patch.setattr(Transformer, "decode", refuse)
         assert_same_texts(translator.translate(lines), expected)
         assert_same_texts(translator.translate(lines[:1]), expected[:1])
-    assert made == [torch.float32]
-    assert pickle.loads(pickle.dumps(translator._prepared)) is None
-    with torch.no_grad():
-        model.decoder.blocks[1].self_attention.query.weight.neg_()
-        model.output.weight[7:9] *= 2.0
+    change(model)
     changed = by_the_modules()
-    assert [one.text for one in changed] != [one.text for one in expected]
+    assert [one.score for one in changed] != [one.score for one in expected]
     assert_same_texts(translator.translate(lines), changed)
-    Translator(model, PAIR, replace(config, precision="bf16")).translate(lines)
-    assert made == [torch.float32, torch.float32, torch.bfloat16]
+
+
+def test_threads_share_a_model_in_training_mode(monkeypatch: Any) -> None:
+    """The first call ends while the second is in its encoder."""
+    model, lines = build(), ["5 6 7", "8 9 10 11"]
+    translator = Translator(model, PAIR, DecodeConfig(beam=3, max_length_extra=5))
+    expected = translator.translate(lines)
+    model.train()
+    first_begun, second_begun, encode = Event(), Event(), Transformer.encode
+
+    def encode_in_turn(*arguments: Any) -> Any:
+        if not first_begun.is_set():
+            first_begun.set()
+            assert second_begun.wait(60)
+        else:
+            second_begun.set()
+            first.result()
+        return encode(*arguments)
+
+    monkeypatch.setattr(Transformer, "encode", encode_in_turn)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(translator.translate, lines)
+        assert first_begun.wait(60)
+        assert_same_texts(translator.translate(lines), expected)
+    assert_same_texts(first.result(), expected)
+    assert all(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize(
@@ -234,21 +256,6 @@ def test_other_modules_and_hooks_take_the_modules(change: Callable[[Any], object
     model = build()
     change(model.decoder.blocks[1])
     assert not supports(model, torch.float32)
-
-
-def test_replaced_modules_and_parameters_are_noticed() -> None:
-    model = build("softmax")
-    prepared = PreparedModel(model, torch.float32)
-    assert prepared.is_current(model, torch.float32)
-    attention = model.decoder.blocks[0].cross_attention
-    attention.normaliser = Sparsemax(attention.place)
-    assert not prepared.is_current(model, torch.float32)
-    prepared = PreparedModel(model, torch.float32)
-    address = attention.key.weight.data_ptr()
-    attention.key.weight = nn.Parameter(attention.key.weight.detach().clone())
-    assert not prepared.is_current(model, torch.float32)
-    others = [torch.empty_like(attention.key.weight) for _ in range(500)]
-    assert address not in [other.data_ptr() for other in others]
 
 
 def test_weights_that_are_not_contiguous() -> None:

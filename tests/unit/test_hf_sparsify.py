@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import transformers
 
 from headwise.analysis.tables import DENSITY, FINDINGS, HEADS, LAYERS
 from headwise.hf import desparsify, from_pretrained, heads, record, recorded_weights, sparsify
+from headwise.model.family import evaluating
 from headwise.nn import HeadAlpha
 from transformers_models import inputs, make, output, sparse
 
@@ -257,6 +259,20 @@ def test_recordings_see_their_own_model_and_leave_modes() -> None:
     assert not any(module.training for module in frozen.modules())
     with pytest.raises(ValueError, match="no attention was measured"):
         record(model, [])
+
+
+def test_recording_overlaps_with_another_evaluation() -> None:
+    model = sparse("bert").train()
+    other = evaluating(model)
+    other.__enter__()
+
+    def batches() -> Iterator[dict[str, Any]]:
+        other.__exit__(None, None, None)
+        assert not model.training
+        yield inputs("bert")
+
+    record(model, batches())
+    assert model.training
 
 
 def test_alpha_of_other_sizes_starts_anew(tmp_path: Path) -> None:

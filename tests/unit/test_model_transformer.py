@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.activations import GELU, ReLU
 from headwise.model.blocks import FeedForward, PostNorm, PreNorm, Residual
-from headwise.model.family import n_parameters
+from headwise.model.family import evaluating, n_parameters
 from headwise.model.init import Glorot, Init
 from headwise.model.parts import Parts
 from headwise.model.scaled import Scaled
@@ -53,6 +53,21 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     source = torch.randint(4, V, (3, 6), generator=generator)
     target = torch.randint(4, V, (3, 5), generator=generator)
     return source, torch.tensor([6, 4, 2]), target
+
+
+def test_overlapping_evaluations_restore_the_mode_before_the_first() -> None:
+    model = build().train()
+    model.encoder.eval()
+    modes = [module.training for module in model.modules()]
+    first, second, part = evaluating(model), evaluating(model), evaluating(model.decoder)
+    first.__enter__()
+    with suppress(KeyError), second:
+        part.__enter__()
+        first.__exit__(None, None, None)
+        assert not any(module.training for module in model.modules())
+        raise KeyError
+    part.__exit__(None, None, None)
+    assert [module.training for module in model.modules()] == modes
 
 
 @pytest.mark.parametrize("choice", group_choices("activation"))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.pattern import Pattern
+from headwise.compilation import may_keep_tensors
 from headwise.ops.attention.layout import BlockLayout
 
 
@@ -74,18 +75,19 @@ class Mask:
         """
         if self.pattern is None or n_queries != n_keys:
             return None
-        if n_keys not in self._layouts:
+        layouts = self._layouts if may_keep_tensors() else {}
+        if n_keys not in layouts:
             layout = self.pattern.layout(n_keys, self.causal, self.key_lengths_B, device)
-            self._layouts[n_keys] = layout and replace(layout, segments_BN=self.segments_BN)
-        return self._layouts[n_keys]
+            layouts[n_keys] = layout and replace(layout, segments_BN=self.segments_BN)
+        return layouts[n_keys]
 
     def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Return bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed.
 
-        Cached after the first call, for all layers of a stack; not while torch compiles, as a
-        dictionary would fix the sizes, and compilers merge equal operations.
+        Cached after the first call, for all layers of a stack; not while torch traces or compiles,
+        as a dictionary would fix the sizes, and compilers merge equal operations.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not may_keep_tensors():
             return self._make_dense(n_queries, n_keys, device)
         size = (n_queries, n_keys)
         if size not in self._dense:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.place import Place
+from headwise.compilation import may_keep_tensors
 from headwise.errors import require
 from headwise.ops.attention.distances import Distances
 
@@ -172,7 +173,8 @@ class Sinusoids(PositionEmbedding):
         end, signal = first + n_positions, self.get_buffer("signal")
         if end > signal.shape[0]:
             signal = sinusoids(2 * end, signal.shape[1]).to(signal.device)
-            self.register_buffer("signal", signal, persistent=False)
+            if may_keep_tensors():
+                self.register_buffer("signal", signal, persistent=False)
         return signal[first:end]
 
 

@@ -1,7 +1,7 @@
 """A translation model made ready for inference: a step without the modules around its operations.
 
 A step of one sentence has so few rows that looking up modules, checking tensors and packing weights
-take longer than its arithmetic. A `PreparedModel` does that once:
+take longer than its arithmetic. A `PreparedModel` does that once for all steps:
     weights are in the dtype of the products, those of query, key and value joined
     α of every head is read
     keys and values of all layers are one cache, which one call reorders
@@ -15,7 +15,7 @@ width, V target vocabulary.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -93,22 +93,12 @@ def _has_plain_maps(owner: nn.Module, *names: str) -> bool:
     return all(type(layer) is Linear and layer.bias is not None for layer in maps)
 
 
-def prepare(
-    model: Transformer, dtype: torch.dtype, before: PreparedModel | None = None
-) -> PreparedModel | None:
-    """Return `before` if it is current, or a new one; None if the model is not supported."""
-    if not supports(model, dtype):
-        return None
-    is_current = before is not None and before.is_current(model, dtype)
-    return before if is_current else PreparedModel(model, dtype)
-
-
 class PreparedModel:
     """The interface of a model for search, `headwise.decode.incremental.TranslationModel`.
 
     Its memory: joined weights, 3 D² + 2 D² a layer, in bfloat16 a copy of all weights; and, of maps
     of more than `MAX_FEW_ROWS` rows (the first such source or step), the weights once more in
-    oneDNN's layout. It does not follow changes of parameters, see `is_current`.
+    oneDNN's layout. It does not follow changes of parameters, so it is made anew for each search.
 
     Args:
         model: in evaluation mode, see `supports`.
@@ -121,9 +111,6 @@ class PreparedModel:
     @torch.no_grad()
     def __init__(self, model: Transformer, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
-        self._state = _state(model)
-        # kept in memory, so that no other parameter gets the address of one that is replaced
-        self._parameters = [parameter.detach() for parameter in model.parameters()]
         self._layers: list[_Layer] = []
         self._n_heads = n_crossed = 0  # C of the prefixes and of the memory, so far
         maps: list[nn.Linear] = []
@@ -138,18 +125,6 @@ class PreparedModel:
         self._new_1C1E = torch.empty(shape, dtype=dtype, device="cpu")
         self._memory_heads = PreparedLinear(maps, dtype)
         self._output = PreparedLinear([model.output], dtype)
-
-    def is_current(self, model: Transformer, dtype: torch.dtype) -> bool:
-        """Return whether this is `model` with its weights of now, in this dtype.
-
-        Replacing a module or a parameter, or changing one in place, is detected; changing
-        `.data` in place is not.
-        """
-        return dtype is self.dtype and self._state == _state(model)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as None: it holds addresses of weights."""
-        return type(None), ()
 
     def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
         """See `Transformer.encode`."""
@@ -184,12 +159,6 @@ class PreparedModel:
         n_rows, n_source, width = memory_NSD.shape
         heads = self._memory_heads(memory_NSD.reshape(-1, width)).to(self.dtype)
         return heads.view(n_rows, n_source, -1, self._width).transpose(1, 2)
-
-
-def _state(model: nn.Module) -> tuple[list[nn.Module], list[tuple[int, int]]]:
-    """Return what changes with the modules or weights of a model."""
-    versions = [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
-    return list(model.modules()), versions
 
 
 def _heads_of(block: Block) -> tuple[ScoreAttention, ScoreAttention]:

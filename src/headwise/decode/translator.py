@@ -20,7 +20,7 @@ from headwise.decode.hypothesis import (
     length_limit,
 )
 from headwise.decode.incremental import TranslationModel
-from headwise.decode.prepared import PreparedModel, prepare
+from headwise.decode.prepared import PreparedModel, supports
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
 from headwise.losses.output_map import SOFTMAX, OutputMap
@@ -66,8 +66,9 @@ class Translator:
     A translation does not depend on the sentences it is batched with (`decode.precision=fp32`: the
     same strings, scores within 1e-4; under a sparse loss further apart where a token is at the
     edge of the support, whose logarithm is large). The model is in evaluation mode only during a
-    call. On a CPU, if `headwise.decode.prepared` supports it, its decoder is made ready once and
-    kept: further calls are faster, and its weights then take about 2.3 times their memory.
+    call; calls in several threads may overlap. On a CPU, if `headwise.decode.prepared` supports it,
+    each `translate` first makes its decoder ready, with the weights of that moment: during the
+    call they take up to about 2.3 times their memory.
 
     Args:
         model: moved to `device`.
@@ -98,7 +99,6 @@ class Translator:
         self.config = replace(config, precision=precision)
         self.output = output
         self.max_positions = model.target_embedding.max_positions
-        self._prepared: PreparedModel | None = None
 
     def translate(
         self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
@@ -190,7 +190,7 @@ class Translator:
             n_tokens: of all sources.
         """
         dtype = matmul_dtype(self.config.precision, self.device)
-        prepared = self._prepared = prepare(self.model, dtype, self._prepared)
+        prepared = PreparedModel(self.model, dtype) if supports(self.model, dtype) else None
         is_long = n_tokens * self.config.beam >= ROWS_WORTH_PACKING
         with packed_weights(self.model) if is_long and prepared is None else nullcontext():
             yield prepared or self.model

@@ -24,6 +24,7 @@ from headwise.attention.place import Place, Site
 from headwise.data.batch import Batch, Column
 from headwise.hf.heads import COLUMNS, places
 from headwise.hf.interface import HEAD_ALPHA, alpha_of, recording
+from headwise.model.family import evaluating
 from headwise.nn.functional import Keys
 
 if TYPE_CHECKING:
@@ -127,19 +128,13 @@ def _for_each_call(
         )  # fmt: skip
         on_block(_batch(columns, n_batch, (n_queries, n_keys), weights_BHQK.device), call)
 
-    were_training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), recording(observe):
-            for inputs in batches:
-                on_device = {
-                    name: value.to(device) if isinstance(value, Tensor) else value
-                    for name, value in inputs.items()
-                }
-                model(**on_device)
-    finally:
-        for module, was_training in were_training.items():
-            module.training = was_training
+    with evaluating(model), torch.no_grad(), recording(observe):
+        for inputs in batches:
+            on_device = {
+                name: value.to(device) if isinstance(value, Tensor) else value
+                for name, value in inputs.items()
+            }
+            model(**on_device)
 
 
 def _batch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,8 @@ from headwise.model.stack import Stack
 MAX_LAYERS = 1000
 SIZES = ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff")
 SHARING = ("all", "decoder", "none")
+_LOCK = threading.Lock()  # of `_EVALUATED`
+_EVALUATED: dict[nn.Module, tuple[int, bool]] = {}  # number of contexts, mode before the first
 
 
 def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> None:
@@ -109,11 +112,25 @@ def n_parameters(model: nn.Module) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode, and restore the mode of each module afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """Put the model into evaluation mode, and restore the mode of each module afterwards.
+
+    Contexts of models that share modules may overlap, also in several threads: the last to end
+    restores the mode that a module had before the first.
+    """
+    modules = list(model.modules())
+    with _LOCK:
+        for module in modules:
+            n_contexts, mode = _EVALUATED.get(module, (0, module.training))
+            _EVALUATED[module] = n_contexts + 1, mode
     try:
+        if any(module.training for module in modules):  # setting modes takes longer
+            model.eval()
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        with _LOCK:
+            for module in modules:
+                n_contexts, mode = _EVALUATED.pop(module)
+                if n_contexts > 1:
+                    _EVALUATED[module] = n_contexts - 1, mode
+                elif module.training is not mode:
+                    module.training = mode

@@ -3,7 +3,8 @@
 `dispatch` calls it before the first use of a library, also while a graph is traced. It runs in a
 thread of its own, so that the caller's autograd, autocast, transforms and modes do not affect it,
 with generators of its own. A success is remembered in the user's cache folder, under a hash of all
-of `ops/`, of the build and of the device.
+of `ops/`, of the build, of the device, of the precision of matrix products and of other settings
+that choose their code.
 
 Sizes cover the branches of the kernels: rows of one vector and of several groups of vectors, rows
 that fit into registers and that do not, rows without a key, masks of stride 0, α per query.
@@ -17,6 +18,8 @@ import functools
 import hashlib
 import importlib.metadata
 import logging
+import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -54,6 +57,8 @@ from headwise.ops.visible import Visible
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 JUMPS, JUMPING = 6, ("gradients of scores", "gradients of queries", "gradients of keys")
 N_QUERIES, RATE, SMOOTHING = 21, 0.25, 0.1
+# Environment variables that choose the code of Triton's kernels or of torch's matrix products.
+SETTINGS = re.compile(r"(ATEN|DISABLE|DNNL|LLVM|MKL|ONEDNN|PTXAS|TRITON)_(?!.*DIR$)")
 
 Pairs = Iterator[tuple[str, Tensor, Tensor]]  # name, computed, expected
 Heads = tuple[Tensor, Tensor, Tensor]  # query, key, value
@@ -87,7 +92,10 @@ def failure(library: Library) -> str | None:
 
 def _digest(library: Library) -> str:
     facts = build.build_digest() if library.kernel == CPP else _triton_facts(library.device)
-    return hashlib.sha256(f"{library}{facts}{_sources()}".encode()).hexdigest()[:20]
+    settings = sorted(item for item in os.environ.items() if SETTINGS.match(item[0]))
+    # not str of the library, which leaves the precision out
+    content = f"{library!r}{facts}{settings}{torch.backends.mkldnn.enabled}{_sources()}"
+    return hashlib.sha256(content.encode()).hexdigest()[:20]
 
 
 def _triton_facts(device: torch.device) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.compilation import constant_in_graphs
+from headwise.compilation import constant_in_graphs, may_keep_tensors
 
 NO_WINDOW = -1
 POSITION, BLOCK, COLUMN = "position", "block", "column"  # which positions have one label
@@ -80,7 +80,8 @@ def per_head(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
     Copied to a device once.
     """
-    return _on_device(values_H[:1] if len(set(values_H)) == 1 else values_H, dtype, device)
+    on_device = _on_device if may_keep_tensors() else _on_device.__wrapped__
+    return on_device(values_H[:1] if len(set(values_H)) == 1 else values_H, dtype, device)
 
 
 @functools.lru_cache(maxsize=256)  # (False, True) == (0, 1): the type distinguishes them

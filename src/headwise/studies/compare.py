@@ -1,7 +1,7 @@
 """Rows of a study or sweep compared with a baseline, over runs paired by seed.
 
-Runs of a column are averaged and compared only if their scores have the same signature and their
-training text is the same. Otherwise the differing runs are listed.
+Runs of a column are averaged and compared only if their scores have the same signature, and neither
+their training text nor the scored text differs. Otherwise the differing runs are listed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pandas as pd
 
 from headwise.errors import DataError, RunError, counted
 from headwise.metrics.significance import mean_interval, paired_bootstrap
-from headwise.studies.scores import DIFFERENCES, Compared, check_references, saved_items
+from headwise.studies.scores import DIFFERENCES, Compared, same_items, saved_items
 from headwise.studies.study import Column, Study
 
 MIN_TEXT_SHARE = 0.8  # of the paper's training pairs, for comparable scores
@@ -50,13 +50,14 @@ def _problems(scores: pd.DataFrame) -> Iterator[str]:
             yield f"{metric} has several signatures: {kinds}"
     if kinds := _kinds(scores, "text"):
         yield f"the training text differs (by its hash): {kinds}"
+    if kinds := _kinds(scores, "content"):
+        yield f"the scored text differs (by its hash): {kinds}"
 
 
 def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:
     if kinds := _kinds(scores, "precision"):
         yield f"runs differ in precision, which the recipe does not set: {kinds}"
-    if unknown := set(scores.run[scores.text.isna()]):
-        yield f"training text not compared: no data.json in {counted(len(unknown), 'run')}"
+    yield from unknown(scores)
     if metric not in set(scores.metric):
         yield f"no run has {metric}: it is not defined for this corpus"
     n_pairs, n_paper = scores.train_pairs.min(), spec.train_pairs
@@ -65,6 +66,15 @@ def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:
             f"OTHER TEXT: ours was trained on {n_pairs:,.0f} pairs, the paper on about "
             f"{n_paper:,}: the scores are not comparable"
         )
+
+
+def unknown(scores: pd.DataFrame) -> Iterator[str]:
+    """Yield which texts of the runs of a column are not known, and thus not compared."""
+    causes = {"text": "training text not compared: no data.json"}
+    causes["content"] = "scored text not compared: no hash of it (scripts/hash_records.py adds it)"
+    for column, cause in causes.items():
+        if runs := set(scores.run[scores[column].isna()]):
+            yield f"{cause} in {counted(len(runs), 'run')}"
 
 
 def _updates(scores: pd.DataFrame) -> Iterator[str]:
@@ -97,7 +107,7 @@ def differences(
             metric = next(m for m in first.saved.metrics if m.name == first.metric)
             try:
                 runs_of_both = [*pairs.saved, *pairs.saved_of_baseline]
-                check_references(runs_of_both, first.test)
+                is_known = same_items(runs_of_both, first.test, metric.name)
                 items = [saved_items(run, metric, first.test) for run in runs_of_both]
                 n = len(pairs)
                 over_items = paired_bootstrap(items[:n], items[n:], metric, n_resamples)
@@ -108,7 +118,9 @@ def differences(
             bounds = mean_interval(by_seed), (over_items.low, over_items.high)
             sizes = n, max(len(runs), len(base))
             mean = over_items.difference
-            rows.append((row, name, mean, *bounds, over_items.p_value, *sizes))
+            texts = pd.concat([pairs.text, pairs.text_of_baseline])
+            is_known &= bool(texts.notna().all()) and texts.nunique() == 1
+            rows.append((row, name, mean, *bounds, over_items.p_value, *sizes, is_known))
     return pd.DataFrame(rows, columns=DIFFERENCES)
 
 

@@ -16,9 +16,9 @@ from headwise.studies.study import Recipe, Study
 ROUNDING = 0.005  # tolerance between a saved score and the score of the saved sums
 SCORES = ("row", "column", "test", "seed", "metric", "score", "signature", "run", "saved",
           "recipe_updates", "updates", "stopped_early", "precision", "text",
-          "train_pairs", "learned")  # fmt: skip
+          "content", "train_pairs", "learned")  # fmt: skip
 DIFFERENCES = ("row", "column", "difference", "over_seeds", "over_items", "p_value", "n_seeds",
-               "n_runs")  # fmt: skip
+               "n_runs", "is_known")  # fmt: skip
 
 
 @dataclass
@@ -91,7 +91,8 @@ def score_row(
         **{"run": str(run.folder), "saved": run, "updates": run.updates},
         **{"stopped_early": results.stopped_early},
         "precision": run.settings["trainer"]["precision"],
-        **{"text": text and text[:8], "train_pairs": run.data.get("train", {}).get("pairs")},
+        **{"text": text and text[:8], "content": results.content(test)},
+        **{"train_pairs": run.data.get("train", {}).get("pairs")},
         "learned": True,
     }
 
@@ -109,6 +110,24 @@ def saved_items(run: SavedRun, metric: Metric, test: str) -> Floats:
             f"the sums in {run.folder} give {score:.2f}, its results.json has {saved:.2f}"
         )
     return items
+
+
+def same_items(runs: Sequence[SavedRun], test: str, metric: str) -> bool:
+    """Whether finished runs are known to have the same items, so that they can be paired.
+
+    Raises:
+        DataError: the items differ (see `Task.contents`); of runs without hashes the references.
+    """
+    folders = {run.results and run.results.items(test, metric): run.folder for run in runs}
+    is_known = folders.pop(None, None) is None
+    if len(folders) > 1:
+        raise DataError(
+            f"the items of {test} differ (by their hash: another text, or other windows, masks or "
+            f"tokens) in {', '.join(map(str, folders.values()))}"
+        )
+    if not is_known:
+        check_references(runs, test)
+    return is_known
 
 
 def check_references(runs: Sequence[SavedRun], test: str) -> None:

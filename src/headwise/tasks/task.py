@@ -24,7 +24,7 @@ from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.file_corpus import Corpus
 from headwise.data.loader import Examples
-from headwise.data.sources.digest import content_digest
+from headwise.data.sources.digest import content_digest, values_digest
 from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
@@ -278,6 +278,29 @@ class Task(ABC, Generic[D]):
         batches = self.batches(data, part)
         items = measure_losses(model, self.loss, batches, ranks, extra, progress, n_extra).items
         return Evaluation([Measured(items, self.metrics(data))])
+
+    def contents(self, data: D, split: str) -> tuple[str, str]:
+        """Hashes of a split, 16 hex digits each: of its content, and of its items.
+
+        Scores of one content are of the same test set. The statistics of items are paired only if
+        their hashes are equal, which includes the content: windows of other lengths of one text are
+        other items. Both are independent of names, of where the data is, and of the number of items
+        in a batch.
+
+        By default, for a task without files, both are of the ids, the scored positions and the
+        targets of all rows of `batches`. Of a model with one state per row, the positions are 0.
+        """
+        rows: dict[int, Any] = {}
+        for batch in self.batches(data, Part(split)):
+            *_, last = columns = list(batch.columns.values())
+            places = batch.scored_R.tolist()
+            n = 1 if places == list(range(len(batch))) else last.ids_BN.shape[1]
+            ids = zip(*(column.items() for column in columns), strict=True)
+            rows |= {row: [of_row, []] for row, of_row in zip(batch.rows, ids, strict=True)}
+            for place, target in zip(places, batch.targets_R.tolist(), strict=True):
+                rows[batch.rows[place // n]][-1].append((place % n, target))
+        digest = values_digest(rows[row] for row in sorted(rows))
+        return digest, digest
 
     def labels(self, items: Floats) -> Floats | None:
         """The labels of scored items, for McNemar's test of accuracies; None: it does not apply."""

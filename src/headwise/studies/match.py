@@ -40,6 +40,12 @@ class SavedRun(Record):
         """The content of data.json, such as hashes of text and vocabulary; empty without one."""
         return self.part("data") or {}
 
+    @property
+    def length(self) -> int:
+        """Number of updates that it reached; before its end, or if it stopped early, at most."""
+        results, limit = self.results, int(self.settings["trainer"]["max_updates"])
+        return limit if results is None or results.stopped_early else results.updates
+
     @functools.cached_property
     def task(self) -> Task[Any]:
         """The task of the run."""

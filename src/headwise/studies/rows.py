@@ -18,7 +18,7 @@ from headwise.data.sources.digest import combined_digest
 from headwise.plots.style import drawable
 from headwise.runs.fingerprint import last_typed
 from headwise.studies.match import SavedRun, differing_keys
-from headwise.studies.names import OTHER_GROUPS, choice_name, class_word, corpus_name
+from headwise.studies.names import OTHER_GROUPS, choice_parts, class_word, corpus_name
 
 FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
 MAX_KEYS = 3  # in a name, besides those that were typed
@@ -70,10 +70,15 @@ def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
     stems = _numbered(["_".join([f.config.data.name, *f.task.languages]) for f in firsts])
     corpora = []
     for corpus, stem, same_text in zip(_corpus_names(firsts), stems, texts.values(), strict=True):
-        rows, notes = named_rows(same_text), list[str]()
+        rows, notes = named_rows(same_text), []
         for name, same in rows.items():
-            rows[name], repeated = _one_of_each_seed(same)
-            notes += repeated
+            used: dict[int, SavedRun] = {}
+            for run in sorted(same, key=lambda run: (run.results is None, -run.updates)):
+                first = used.setdefault(run.seed, run)
+                if first is not run:
+                    why = f"the same settings, text and seed as {first.folder}"
+                    notes.append(f"{run.folder} is not counted: {why}")
+            rows[name] = [used[seed] for seed in sorted(used)]
         corpora.append(CorpusRows(corpus, file_stem(stem), rows, notes))
     return corpora
 
@@ -135,7 +140,7 @@ def _trained_text(run: SavedRun) -> str | None:
     """
     text: str | None = run.data.get("text")
     if text == NO_TEXT:
-        return None if run.results is None else run.results.content(run.settings["data"]["valid"])
+        return run.content(run.settings["data"]["valid"])
     return text
 
 
@@ -161,66 +166,48 @@ def _by_content(
     return [({**recipe, CONTENTS[content]: key}, part) for key, part in parts.items()]
 
 
-def _one_of_each_seed(runs: Sequence[SavedRun]) -> tuple[list[SavedRun], list[str]]:
-    """Return the run of each seed that counts, and a note on each other."""
-    used: dict[int, SavedRun] = {}
-    for run in runs:
-        other = used.setdefault(run.seed, run)
-        if (run.results is not None, run.updates) > (other.results is not None, other.updates):
-            used[run.seed] = run
-    counting = {id(run) for run in used.values()}
-    return [*used.values()], [
-        f"{run.folder} is not counted: the same settings, text and seed as {used[run.seed].folder}"
-        for run in runs
-        if id(run) not in counting
-    ]
-
-
 # -- names ----------------------------------------------------------------------------------------
 
 
 def _corpus_names(runs: Sequence[SavedRun]) -> list[str]:
     """Return a unique name for the corpus of each run, with the settings that differ."""
-    names, choices = (
-        [corpus_name(run.config) for run in runs],
-        [run.settings["data"] for run in runs],
-    )
-    longer = []
-    for name, choice in zip(names, choices, strict=True):
-        alike = [other for other, its in zip(choices, names, strict=True) if its == name]
-        words = [
-            f"{key}={_word(Path(value).name if isinstance(value, str) else value)}"
-            for key, value in choice.items()
-            if not isinstance(value, Mapping | list)
-            and any(other.get(key) != value for other in alike)
-        ]
-        longer.append(", ".join([name, *words[:MAX_KEYS]]))
-    return _numbered(longer, "text ")
+    pairs = [(corpus_name(run.config), run.settings["data"]) for run in runs]
+    names = []
+    for name, choice in pairs:
+        alike = [other for its, other in pairs if its == name]
+        values = {k: v for k, v in choice.items() if not isinstance(v, Mapping | list)}
+        differing = [k for k in values if any(other.get(k) != values[k] for other in alike)]
+        words = [f"{key}={Path(str(values[key])).name}" for key in differing[:MAX_KEYS]]
+        names.append(", ".join([name, *words]))
+    return _numbered(names, "text ")
 
 
 def _row_names(choices: Sequence[tuple[Settings, SavedRun]]) -> list[str]:
-    """Return a unique name for each row: attention and other groups, and settings that differ.
+    """Return a unique name for each row: the groups and settings that differ.
 
     Typed settings are preferred; others are shown if these are not enough.
 
     Args:
         choices: the settings and a run of each row.
     """
-    attentions = [choice_name(run.config) for _, run in choices]
-    is_named = len(set(attentions)) > 1
+    parts = [choice_parts(run.config) for _, run in choices]
+    common = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     differing = differing_keys([recipe for recipe, _ in choices])
-    roots = {key: key.partition(".")[0] for key in differing}
-    keys = [k for k in differing if not (roots[k] in NAMED_GROUPS and k.endswith("._target_"))]
-    others = [key for key in keys if roots[key] not in NAMED_GROUPS]
+    named = [key for key in differing if key.partition(".")[0] in NAMED_GROUPS]
+    keys = [key for key in differing if not (key in named and key.endswith("._target_"))]
+    others = [key for key in keys if key not in named]
     words = [_typed(run) for _, run in choices]
     typed = [k for k in keys if any(f"{k}.".startswith(f"{one}.") for of in words for one in of)]
-    names = attentions
+    names: list[str] = []
     for shown in (typed, others[:MAX_KEYS], keys[:MAX_KEYS], keys):
-        names = []
-        for (recipe, run), attention, of_run in zip(choices, attentions, words, strict=True):
-            parts = [_label(key, recipe, run, of_run) for key in shown if key in recipe]
-            parts = [attention, *parts] if is_named or not parts else parts
-            names.append(", ".join(dict.fromkeys(parts)))
+        rows = [
+            [part for part in own if part not in common]
+            + [_label(key, recipe, run, of_run) for key in shown if key in recipe]
+            for own, of_run, (recipe, run) in zip(parts, words, choices, strict=True)
+        ]
+        if not all(rows):  # their attention is the same
+            rows = [[own[0], *row] for own, row in zip(parts, rows, strict=True)]
+        names = [", ".join(dict.fromkeys(row)) for row in rows]
         if len(set(names)) == len(names):
             break
     return _numbered(names)
@@ -229,31 +216,23 @@ def _row_names(choices: Sequence[tuple[Settings, SavedRun]]) -> list[str]:
 def _typed(run: SavedRun) -> dict[str, str]:
     """Return the typed settings of a run: key -> text."""
     overrides = last_typed(map(str, run.part("overrides") or ()))
-    pairs = (override.lstrip("+~").partition("=") for override in overrides)
-    return {key: text for key, _, text in pairs}
+    return {key.lstrip("+~"): text for key, _, text in (o.partition("=") for o in overrides)}
 
 
 def _label(key: str, recipe: Settings, run: SavedRun, typed: Mapping[str, str]) -> str:
     """Return the text of a setting in the name of a row."""
-    group, _, last = key.rpartition(".")
-    value = recipe[key]
+    (group, _, last), value = key.rpartition("."), recipe[key]
     if last in ("_target_", "name"):
         return f"{group} {class_word(value)}"
     if key in CONTENTS.values() and isinstance(value, str):  # a hash; see `_by_content`
-        path = _setting(run, key)
-        return f"{last}={Path(path).name if path else value[:8]}"
-    choice = next((one for one in typed if key.startswith(f"{one}.")), None)
-    if choice is not None and key not in typed:  # such as model=small
-        return f"{choice}={typed[choice]}"
-    return f"{last}={_word(value)}"
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+        value = Path(_setting(run, key) or value[:8]).name
+    elif key not in typed:  # but perhaps its group, such as model=small
+        group = next((one for one in typed if key.startswith(f"{one}.")), "")
+        last, value = (group, typed[group]) if group else (last, value)
+    return f"{last}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _numbered(names: Sequence[str], word: str = "") -> list[str]:
     """Return unique names: a repeated one has a number."""
-    earlier = (names[:number].count(name) for number, name in enumerate(names))
-    pairs = zip(names, earlier, strict=True)
-    return [f"{name} ({word}{n + 1})" if n else name for name, n in pairs]
+    earlier = [names[:number].count(name) for number, name in enumerate(names)]
+    return [f"{a} ({word}{n + 1})" if n else a for a, n in zip(names, earlier, strict=True)]

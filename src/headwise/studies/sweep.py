@@ -54,31 +54,65 @@ def sweep_tables(
     """
     runs = [_run(job) for job in jobs]
     corpora = corpus_rows([run for run in runs if run is not None])
-    if None in runs and len(corpora) != 1:
-        corpora.append(CorpusRows("without a run", "", {}))
-    states = _states(jobs, runs, corpora)
-    frames, tables = [pd.DataFrame(columns=SCORES)], list[TextTable]()
-    for corpus in corpora:
-        scores, of_corpus = _corpus_tables(
-            corpus, states[states.corpus == corpus.corpus], n_resamples
-        )
-        if len(corpora) > 1:
-            scores = scores.assign(column=scores.column + f", {corpus.corpus}")
-            for table in of_corpus:
-                table.title = ": ".join(filter(None, (corpus.corpus, table.title)))
-        frames += [scores] if len(scores) else []
-        tables += of_corpus
+    placed, notes = _placed(jobs, runs, corpora), {c.corpus: c.notes for c in corpora}
+    frames, tables = [], []
+    for corpus, of_corpus in placed.groupby("corpus", sort=False):
+        scores, of_scores = _corpus_tables(of_corpus, notes.get(corpus, ()), n_resamples)
+        if placed.corpus.nunique() > 1:
+            scores.column += f", {corpus}"
+            for table in of_scores:
+                table.title = ": ".join(filter(None, (corpus, table.title)))
+        frames.append(scores)
+        tables += of_scores
     return pd.concat(frames), tables
 
 
+def _run(job: Mapping[str, Any]) -> SavedRun | None:
+    run: SavedRun | str | None = job.get("run")
+    if not isinstance(run, str):
+        return run
+    return SavedRun(Path(run)) if (Path(run) / SETTINGS).is_file() else None
+
+
+def _placed(
+    jobs: Sequence[Mapping[str, Any]],
+    runs: Sequence[SavedRun | None],
+    corpora: Sequence[CorpusRows],
+) -> pd.DataFrame:
+    """Return corpus, row, state and run of each job, without runs that are left out.
+
+    A job that has no run stands in the row of the jobs with the same overrides.
+    """
+    rows = [(c.corpus, row, run) for c in corpora for row, same in c.rows.items() for run in same]
+    places = {id(run): (corpus, row) for corpus, row, run in rows}
+    typed = [last_typed(job["overrides"] or ()) for job in jobs]
+    words = [[o for o in of_job if not o.lstrip("+").startswith("seed=")] for of_job in typed]
+    common = set.intersection(*map(set, words))
+    of_words = {
+        frozenset(of_job): places[id(run)]
+        for of_job, run in zip(words, runs, strict=True)
+        if id(run) in places
+    }
+    alone = corpora[0].corpus if len(corpora) == 1 else "without a run"
+    placed: list[tuple[Any, ...]] = []
+    for job, of_job, run in zip(jobs, words, runs, strict=True):
+        if run is None:
+            own = " ".join(w.removeprefix("attention=") for w in of_job if w not in common)
+            place = of_words.get(frozenset(of_job), (alone, own or "all"))
+            other = "not found" if "run" in job else "failed"
+            placed.append((*place, next((state for state in STOPPED if state in job), other), run))
+        elif id(run) in places:
+            state = status(run)["status"] if run.results is None else FINISHED
+            placed.append((*places[id(run)], state, run))
+    return pd.DataFrame(placed, columns=["corpus", "row", "state", "run"])
+
+
 def _corpus_tables(
-    corpus: CorpusRows, states: pd.DataFrame, n_resamples: int
+    placed: pd.DataFrame, notes: Sequence[str], n_resamples: int
 ) -> tuple[pd.DataFrame, list[TextTable]]:
-    names = list(dict.fromkeys([*corpus.rows, *states.row]))
-    if not names:
-        return pd.DataFrame(columns=SCORES), []
-    scores = pd.DataFrame(_scores(corpus), columns=SCORES)
+    names = list(dict.fromkeys(placed.row))
     baseline = BASELINE if BASELINE in names else names[0]
+    scores = pd.DataFrame(_scores(placed[placed.state == FINISHED]), columns=SCORES)
     of_columns = scores.drop_duplicates("column").itertuples()
     metrics = {row.column: row.saved.metric for row in of_columns}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
@@ -86,7 +120,8 @@ def _corpus_tables(
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
-    tables = [_main(compared, corpus, states, names, baseline)]
+    tables = [_main(compared, placed, baseline)]
+    tables[0].notes = _few([*tables[0].notes, *(f"{note}." for note in notes)])
     if len(compared.differences):
         study = Study(
             rows={name: Row() for name in names},
@@ -97,113 +132,60 @@ def _corpus_tables(
     return scores, tables
 
 
-def _run(job: Mapping[str, Any]) -> SavedRun | None:
-    run: Any = job.get("run")
-    if isinstance(run, str):
-        return SavedRun(Path(run)) if (Path(run) / SETTINGS).is_file() else None
-    return run
-
-
-def _states(
-    jobs: Sequence[Mapping[str, Any]],
-    runs: Sequence[SavedRun | None],
-    corpora: Sequence[CorpusRows],
-) -> pd.DataFrame:
-    """Return corpus, row and state of each job, without runs that are left out.
-
-    A job that has no run stands in the row of the jobs with the same overrides.
-    """
-    places = {
-        id(run): (corpus.corpus, row)
-        for corpus in corpora
-        for row, same in corpus.rows.items()
-        for run in same
-    }
-    words = [_without_seed(job) for job in jobs]
-    common = set.intersection(*map(set, words))
-    of_words = {
-        frozenset(of_job): places[id(run)]
-        for of_job, run in zip(words, runs, strict=True)
-        if id(run) in places
-    }
-    states = []
-    for job, of_job, run in zip(jobs, words, runs, strict=True):
-        if run is None:
-            own = " ".join(w.removeprefix("attention=") for w in of_job if w not in common) or "all"
-            place = of_words.get(frozenset(of_job), (corpora[-1].corpus, own))
-            other = "not found" if "run" in job else "failed"
-            states.append((*place, next((state for state in STOPPED if state in job), other)))
-        elif id(run) in places:
-            states.append((*places[id(run)], str(status(run)["status"])))
-    return pd.DataFrame(states, columns=["corpus", "row", "state"])
-
-
-def _without_seed(job: Mapping[str, Any]) -> list[str]:
-    overrides = last_typed(job["overrides"] or ())
-    return [o for o in overrides if o.lstrip("+").partition("=")[0] != "seed"]
-
-
-def _scores(corpus: CorpusRows) -> Iterator[dict[str, Any]]:
+def _scores(finished: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield a row per run and split; what was scored on other text is in another column."""
-    entries: dict[str, list[tuple[str, SavedRun, str]]] = {}
-    for row, same in corpus.rows.items():
-        for run in same:
-            for split in run.results.scores if run.results else ():
-                entries.setdefault(f"{run.metric.label} {split}", []).append((row, run, split))
-    for label, of_label in entries.items():
+    labels: dict[str, list[tuple[str, SavedRun, str]]] = {}
+    for row, run in zip(finished.row, finished.run, strict=True):
+        for split in run.results.scores:
+            labels.setdefault(f"{run.metric.label} {split}", []).append((row, run, split))
+    for label, scored in labels.items():
         contents = known_or_alike(
-            [run.results and run.results.content(split) for _, run, split in of_label],
-            [{key: run.settings["data"].get(key) for key in PLACES} for _, run, _ in of_label],
+            [run.content(split) for _, run, split in scored],
+            [{key: run.settings["data"].get(key) for key in PLACES} for _, run, _ in scored],
         )
         texts = list(dict.fromkeys(contents))
-        for (row, run, split), content in zip(of_label, contents, strict=True):
+        for (row, run, split), content in zip(scored, contents, strict=True):
             number = f" (text {texts.index(content) + 1})" if len(texts) > 1 else ""
-            scored = score_row(run, row, label + number, split, run.metric.name)
-            if scored is not None:
-                yield scored
+            score = score_row(run, row, label + number, split, run.metric.name)
+            if score is not None:
+                yield score
 
 
-def _main(
-    compared: Compared,
-    corpus: CorpusRows,
-    states: pd.DataFrame,
-    names: Sequence[str],
-    baseline: str,
-) -> TextTable:
+def _main(compared: Compared, placed: pd.DataFrame, baseline: str) -> TextTable:
     """Return the table of scores, number of runs, cost and heads."""
     columns: dict[str, Any] = {}
     for column, sign in compared.signs.items():
         scores = compared.scores[compared.scores.column == column].groupby("row").score
         columns[f"{column} {ARROWS[sign]}"] = scores.agg(mean_and_deviation, DECIMALS[sign])
-    columns["runs"] = states.groupby("row").state.agg(_counts)
-    finished = [
-        (row, run.results) for row, same in corpus.rows.items() for run in same if run.results
-    ]
-    speeds = [results.tokens_per_second for _, results in finished]
-    rows = [row for row, _ in finished]
-    medians = pd.Series(speeds, rows, dtype=float).groupby(level=0).median()
+    columns["runs"] = placed.groupby("row").state.agg(_counts)
+    finished = placed[placed.state == FINISHED]
+    names, results = list(finished.row), [run.results for run in finished.run]
+    speeds = pd.Series([of_run.tokens_per_second for of_run in results], dtype=float)
+    medians = speeds.groupby(pd.Index(names)).median()
     ratios = medians / (medians.get(baseline) or math.nan)
     columns[f"tokens/s, {baseline} = 1"] = ratios.map(_shown)
-    means = _means_of_heads(finished)
+    means = _means_of_heads(names, results)
     sites = list(means.index.unique("site"))
     for quantity in HEADS:
         columns[f"{quantity} {'/'.join(sites)}".strip()] = {
             row: " / ".join(map(_shown, (means.get((row, quantity, site)) for site in sites)))
-            for row in names
+            for row in placed.row
         }
-    frame = pd.DataFrame(columns, index=names).replace("", EMPTY)
+    frame = pd.DataFrame(columns, index=list(dict.fromkeys(placed.row))).replace("", EMPTY)
     notes = [f"{name}: {note}." for name, notes in compared.notes.items() for note in notes]
-    notes += [f"{note}." for note in corpus.notes]
-    if len(notes) > MAX_NOTES:
-        notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
     return TextTable("", frame.fillna(EMPTY), notes)
 
 
-def _means_of_heads(finished: Sequence[tuple[str, Results]]) -> pd.Series:
+def _few(notes: list[str]) -> list[str]:
+    more = len(notes) - MAX_NOTES
+    return notes if more <= 0 else [*notes[:MAX_NOTES], f"and {more} more notes like these"]
+
+
+def _means_of_heads(names: Sequence[str], results: Sequence[Results]) -> pd.Series:
     """Return row, quantity, site -> mean over the heads of the row's runs."""
     values = [
         (row, quantity, site, value)
-        for row, of_run in finished
+        for row, of_run in zip(names, results, strict=True)
         for quantity in HEADS
         for site, layers in of_run.heads.get(quantity, {}).items()
         for value in itertools.chain.from_iterable(layers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from headwise.studies.match import SavedRun, differing_keys
 from headwise.studies.names import OTHER_GROUPS, choice_parts, class_word, corpus_name
 
 FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
+PLACES = ("dir", "folder", "files", "file")  # settings of data that say where its text is
 MAX_KEYS = 3  # in a name, besides those that were typed
 NAMED_GROUPS = ("attention", "sites", *OTHER_GROUPS)
 LENGTH = "trainer.max_updates"
@@ -30,6 +31,7 @@ CONTENTS = {"vocabulary": "tokenizer.folder", "init_weights": "init_from"}
 NO_TEXT = combined_digest([])
 
 Settings = Mapping[str, Any]
+Choice = tuple[Settings, SavedRun]  # settings, and a run that has them
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,14 @@ def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
     Of several runs of one row and seed, which are the same run, one is used: a finished one, with
     the most updates.
     """
-    texts: dict[Hashable, list[SavedRun]] = {}
+    texts: dict[tuple[Any, ...], list[SavedRun]] = {}
     settings = [run.settings["data"] for run in runs]
     identities = known_or_alike([_trained_text(run) for run in runs], settings)
     for run, text in zip(runs, identities, strict=True):
         key = run.settings["task"]["_target_"], run.task.languages, text
         texts.setdefault(key, []).append(run)
     firsts = [same[0] for same in texts.values()]
-    stems = _numbered(["_".join([f.config.data.name, *f.task.languages]) for f in firsts])
+    stems = _unique([["_".join([f.config.data.name, *f.task.languages])] for f in firsts])
     corpora = []
     for corpus, stem, same_text in zip(_corpus_names(firsts), stems, texts.values(), strict=True):
         rows, notes = named_rows(same_text), []
@@ -83,7 +85,7 @@ def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
     return corpora
 
 
-def known_or_alike(contents: Sequence[str | None], settings: Sequence[Settings]) -> list[Hashable]:
+def known_or_alike(contents: Sequence[str | None], settings: Sequence[Settings]) -> list[str]:
     """Return what tells contents apart.
 
     Args:
@@ -91,14 +93,11 @@ def known_or_alike(contents: Sequence[str | None], settings: Sequence[Settings])
         settings: that choose them. Content that is not known is taken for the only known one with
             equal settings; if there is none, it is alike where the settings are.
     """
-    texts = [json.dumps(choice, sort_keys=True) for choice in settings]
-    known: dict[str, set[str]] = {}
-    for content, text in zip(contents, texts, strict=True):
-        known.setdefault(text, set()).update([content] if content else [])
-    return [
-        content or (next(iter(known[text])) if len(known[text]) == 1 else text)
-        for content, text in zip(contents, texts, strict=True)
-    ]
+    pairs = [(json.dumps(s, sort_keys=True), c) for s, c in zip(settings, contents, strict=True)]
+    known: dict[str, set[str]] = {text: set() for text, _ in pairs}
+    for text, content in pairs:
+        known[text] |= {content} if content else set()
+    return [content or "".join(sorted(known[text])) or text for text, content in pairs]
 
 
 def named_rows(runs: Sequence[SavedRun], but: str = "") -> dict[str, list[SavedRun]]:
@@ -160,8 +159,8 @@ def _by_content(
     for run in runs:  # runs of version 0.1.0 have only the path of the initial weights
         key = run.data.get(content) or _setting(run, CONTENTS[content])
         parts.setdefault(key, []).append(run)
-    seeds = [seed for key, part in parts.items() if key for seed in {run.seed for run in part}]
-    if len(set(seeds)) == len(seeds):
+    pairs = {(run.seed, key) for key, part in parts.items() if key for run in part}
+    if len({seed for seed, _ in pairs}) == len(pairs):
         return [(recipe, list(runs))]
     return [({**recipe, CONTENTS[content]: key}, part) for key, part in parts.items()]
 
@@ -171,68 +170,79 @@ def _by_content(
 
 def _corpus_names(runs: Sequence[SavedRun]) -> list[str]:
     """Return a unique name for the corpus of each run, with the settings that differ."""
-    pairs = [(corpus_name(run.config), run.settings["data"]) for run in runs]
-    names = []
-    for name, choice in pairs:
-        alike = [other for its, other in pairs if its == name]
-        values = {k: v for k, v in choice.items() if not isinstance(v, Mapping | list)}
-        differing = [k for k in values if any(other.get(k) != values[k] for other in alike)]
-        words = [f"{key}={Path(str(values[key])).name}" for key in differing[:MAX_KEYS]]
-        names.append(", ".join([name, *words]))
-    return _numbered(names, "text ")
+    choices: list[Choice] = []
+    for run in runs:
+        data = run.settings["data"].items()
+        choices.append(
+            ({f"data.{k}": v for k, v in data if not isinstance(v, Mapping | list)}, run)
+        )
+    names = [[corpus_name(run.config)] for run in runs]
+    for limit in (0, MAX_KEYS, MAX_KEYS):
+        names = _longer(names, choices, limit)
+    return _unique(names, "text ")
 
 
-def _row_names(choices: Sequence[tuple[Settings, SavedRun]]) -> list[str]:
-    """Return a unique name for each row: the groups and settings that differ.
+def _row_names(choices: Sequence[Choice]) -> list[str]:
+    """Return a unique name for each row: the groups that differ, and settings that its run typed.
 
-    Typed settings are preferred; others are shown if these are not enough.
+    Where these are not enough, other settings that differ are shown.
+    """
+    groups = [choice_parts(run.config) for _, run in choices]
+    common = set.intersection(*map(set, groups)) if len(groups) > 1 else set()
+    names = _longer([[] for _ in choices], choices, 0)
+    names = [[p for p in own if p not in common] + n for own, n in zip(groups, names, strict=True)]
+    if not all(names):  # their attention is the same
+        names = [[own[0], *name] for own, name in zip(groups, names, strict=True)]
+    for limit in (0, MAX_KEYS, None):
+        names = _longer(names, choices, limit)
+    return _unique(names)
+
+
+def _longer(
+    names: Sequence[list[str]], choices: Sequence[Choice], limit: int | None
+) -> list[list[str]]:
+    """Return names with the settings in which those that are equal differ.
 
     Args:
-        choices: the settings and a run of each row.
+        names: parts of each.
+        choices: the settings of each, and a run with them.
+        limit: number of settings; 0: those that the run typed; None: all.
     """
-    parts = [choice_parts(run.config) for _, run in choices]
-    common = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
-    differing = differing_keys([recipe for recipe, _ in choices])
-    named = [key for key in differing if key.partition(".")[0] in NAMED_GROUPS]
-    keys = [key for key in differing if not (key in named and key.endswith("._target_"))]
-    others = [key for key in keys if key not in named]
-    words = [_typed(run) for _, run in choices]
-    typed = [k for k in keys if any(f"{k}.".startswith(f"{one}.") for of in words for one in of)]
-    names: list[str] = []
-    for shown in (typed, others[:MAX_KEYS], keys[:MAX_KEYS], keys):
-        rows = [
-            [part for part in own if part not in common]
-            + [_label(key, recipe, run, of_run) for key in shown if key in recipe]
-            for own, of_run, (recipe, run) in zip(parts, words, choices, strict=True)
-        ]
-        if not all(rows):  # their attention is the same
-            rows = [[own[0], *row] for own, row in zip(parts, rows, strict=True)]
-        names = [", ".join(dict.fromkeys(row)) for row in rows]
-        if len(set(names)) == len(names):
-            break
-    return _numbered(names)
+    alike: dict[tuple[str, ...], list[Settings]] = {}
+    for name, (settings, _) in zip(names, choices, strict=True):
+        alike.setdefault(tuple(name), []).append(settings)
+    keys = {name: differing_keys(same) for name, same in alike.items()}
+    return [
+        name
+        + [*filter(None, (_label(k, *c, limit == 0) for k in keys[tuple(name)]))][: limit or None]
+        for name, c in zip(names, choices, strict=True)
+    ]
 
 
-def _typed(run: SavedRun) -> dict[str, str]:
-    """Return the typed settings of a run: key -> text."""
+def _label(key: str, settings: Settings, run: SavedRun, if_typed: bool) -> str:
+    """Return the text of a setting in a name; empty if it has none.
+
+    Args:
+        if_typed: only if the run typed the key or its group, such as model=small.
+    """
+    (group, _, last), value = key.rpartition("."), settings.get(key)
     overrides = last_typed(map(str, run.part("overrides") or ()))
-    return {key.lstrip("+~"): text for key, _, text in (o.partition("=") for o in overrides)}
-
-
-def _label(key: str, recipe: Settings, run: SavedRun, typed: Mapping[str, str]) -> str:
-    """Return the text of a setting in the name of a row."""
-    (group, _, last), value = key.rpartition("."), recipe[key]
+    typed = {name.lstrip("+~"): text for name, _, text in (o.partition("=") for o in overrides)}
+    choice = next((name for name in typed if key.startswith(f"{name}.")), "")
+    is_named = key.partition(".")[0] in NAMED_GROUPS and (if_typed or last == "_target_")
+    if key not in settings or (key not in typed and (is_named or (if_typed and not choice))):
+        return ""
+    if if_typed and key not in typed:
+        return f"{choice}={typed[choice]}"
     if last in ("_target_", "name"):
         return f"{group} {class_word(value)}"
     if key in CONTENTS.values() and isinstance(value, str):  # a hash; see `_by_content`
-        value = Path(_setting(run, key) or value[:8]).name
-    elif key not in typed:  # but perhaps its group, such as model=small
-        group = next((one for one in typed if key.startswith(f"{one}.")), "")
-        last, value = (group, typed[group]) if group else (last, value)
-    return f"{last}={value if isinstance(value, str) else json.dumps(value)}"
+        value = _setting(run, key) or value[:8]
+    return f"{last}={Path(value).name if isinstance(value, str) else json.dumps(value)}"
 
 
-def _numbered(names: Sequence[str], word: str = "") -> list[str]:
-    """Return unique names: a repeated one has a number."""
-    earlier = [names[:number].count(name) for number, name in enumerate(names)]
-    return [f"{a} ({word}{n + 1})" if n else a for a, n in zip(names, earlier, strict=True)]
+def _unique(names: Sequence[list[str]], word: str = "") -> list[str]:
+    """Return the names as texts; a repeated one has a number."""
+    texts = [", ".join(dict.fromkeys(name)) for name in names]
+    earlier = [texts[:number].count(text) for number, text in enumerate(texts)]
+    return [f"{a} ({word}{n + 1})" if n else a for a, n in zip(texts, earlier, strict=True)]

@@ -23,7 +23,7 @@ from headwise.runs.results import FINISHED, Results
 from headwise.studies.compare import differences
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, TextTable, mean_and_deviation
-from headwise.studies.rows import CorpusRows, corpus_rows, known_or_alike
+from headwise.studies.rows import PLACES, CorpusRows, corpus_rows, known_or_alike
 from headwise.studies.scores import SCORES, Compared, score_row
 from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
@@ -31,7 +31,6 @@ from headwise.studies.tables import difference_table
 BASELINE = "softmax"
 HEADS = ("density", "diversity")
 STOPPED = ("interrupted", "pruned")  # keys of a job's record
-PLACES = ("dir", "folder", "files", "file")  # settings of data that say where its text is
 N_RESAMPLES = 2000  # at the end of every sweep
 MAX_NOTES = 3
 
@@ -120,8 +119,7 @@ def _corpus_tables(
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
-    tables = [_main(compared, placed, baseline)]
-    tables[0].notes = _few([*tables[0].notes, *(f"{note}." for note in notes)])
+    tables = [_main(compared, placed, baseline, notes)]
     if len(compared.differences):
         study = Study(
             rows={name: Row() for name in names},
@@ -151,7 +149,9 @@ def _scores(finished: pd.DataFrame) -> Iterator[dict[str, Any]]:
                 yield score
 
 
-def _main(compared: Compared, placed: pd.DataFrame, baseline: str) -> TextTable:
+def _main(
+    compared: Compared, placed: pd.DataFrame, baseline: str, others: Sequence[str]
+) -> TextTable:
     """Return the table of scores, number of runs, cost and heads."""
     columns: dict[str, Any] = {}
     for column, sign in compared.signs.items():
@@ -173,12 +173,10 @@ def _main(compared: Compared, placed: pd.DataFrame, baseline: str) -> TextTable:
         }
     frame = pd.DataFrame(columns, index=list(dict.fromkeys(placed.row))).replace("", EMPTY)
     notes = [f"{name}: {note}." for name, notes in compared.notes.items() for note in notes]
+    notes += [f"{note}." for note in others]
+    if len(notes) > MAX_NOTES:
+        notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
     return TextTable("", frame.fillna(EMPTY), notes)
-
-
-def _few(notes: list[str]) -> list[str]:
-    more = len(notes) - MAX_NOTES
-    return notes if more <= 0 else [*notes[:MAX_NOTES], f"and {more} more notes like these"]
 
 
 def _means_of_heads(names: Sequence[str], results: Sequence[Results]) -> pd.Series:

@@ -7,6 +7,7 @@ the number of updates that they reached. Names of folders and typed words only n
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ PLACES = ("dir", "folder", "files", "file")  # settings of data that say where i
 MAX_KEYS = 3  # in a name, besides those that were typed
 NAMED_GROUPS = ("attention", "sites", *OTHER_GROUPS)
 LENGTH = "trainer.max_updates"
-# Content in data.json -> the setting that chooses it. Seeds of a row may differ in it, such as
-# those that start from runs of their seed; two runs of one seed are two rows.
+# Content in data.json -> the setting that chooses it. Seeds of a row may differ in it: they learn
+# their vocabulary from other samples, and start from runs of their seed.
 CONTENTS = {"vocabulary": "tokenizer.folder", "init_weights": "init_from"}
 NO_TEXT = combined_digest([])
 
@@ -145,22 +146,21 @@ def _trained_text(run: SavedRun) -> str | None:
 
 def _setting(run: SavedRun, key: str) -> Any:
     """Return a setting by its dotted key; None if there is none."""
-    node: Any = run.settings
-    for name in key.split("."):
-        node = (node or {}).get(name)
-    return node
+    settings: Any = run.settings
+    return functools.reduce(lambda node, name: (node or {}).get(name), key.split("."), settings)
 
 
 def _by_content(
     recipe: Settings, runs: Sequence[SavedRun], content: str
 ) -> list[tuple[Settings, list[SavedRun]]]:
-    """Split a row in which two runs of one seed differ in a content, see `CONTENTS`."""
+    """Split a row in which two runs of one seed, or given tokenizers, differ in a content."""
     parts: dict[Any, list[SavedRun]] = {}
     for run in runs:  # runs of version 0.1.0 have only the path of the initial weights
         key = run.data.get(content) or _setting(run, CONTENTS[content])
         parts.setdefault(key, []).append(run)
     pairs = {(run.seed, key) for key, part in parts.items() if key for run in part}
-    if len({seed for seed, _ in pairs}) == len(pairs):
+    given = content == "vocabulary" and any(_setting(run, CONTENTS[content]) for run in runs)
+    if len({seed for seed, _ in pairs}) == len(pairs) and not given:
         return [(recipe, list(runs))]
     return [({**recipe, CONTENTS[content]: key}, part) for key, part in parts.items()]
 
@@ -226,14 +226,14 @@ def _label(key: str, settings: Settings, run: SavedRun, if_typed: bool) -> str:
         if_typed: only if the run typed the key or its group, such as model=small.
     """
     (group, _, last), value = key.rpartition("."), settings.get(key)
+    is_named = key.partition(".")[0] in NAMED_GROUPS
+    if key not in settings or (is_named and last == "_target_"):
+        return ""
     overrides = last_typed(map(str, run.part("overrides") or ()))
     typed = {name.lstrip("+~"): text for name, _, text in (o.partition("=") for o in overrides)}
-    choice = next((name for name in typed if key.startswith(f"{name}.")), "")
-    is_named = key.partition(".")[0] in NAMED_GROUPS and (if_typed or last == "_target_")
-    if key not in settings or (key not in typed and (is_named or (if_typed and not choice))):
-        return ""
     if if_typed and key not in typed:
-        return f"{choice}={typed[choice]}"
+        choice = next((name for name in typed if key.startswith(f"{name}.")), None)
+        return "" if choice is None or is_named else f"{choice}={typed[choice]}"
     if last in ("_target_", "name"):
         return f"{group} {class_word(value)}"
     if key in CONTENTS.values() and isinstance(value, str):  # a hash; see `_by_content`

@@ -84,24 +84,23 @@ def _placed(
     """
     rows = [(c.corpus, row, run) for c in corpora for row, same in c.rows.items() for run in same]
     places = {id(run): (corpus, row) for corpus, row, run in rows}
-    typed = [last_typed(job["overrides"] or ()) for job in jobs]
-    words = [[o for o in of_job if not o.lstrip("+").startswith("seed=")] for of_job in typed]
+    words = [
+        [o for o in last_typed(job["overrides"] or ()) if not o.lstrip("+").startswith("seed=")]
+        for job in jobs
+    ]
     common = set.intersection(*map(set, words))
-    of_words = {
-        frozenset(of_job): places[id(run)]
-        for of_job, run in zip(words, runs, strict=True)
-        if id(run) in places
-    }
+    of_words = {tuple(w): places.get(id(run)) for w, run in zip(words, runs, strict=True) if run}
     alone = corpora[0].corpus if len(corpora) == 1 else "without a run"
     placed: list[tuple[Any, ...]] = []
     for job, of_job, run in zip(jobs, words, runs, strict=True):
         if run is None:
             own = " ".join(w.removeprefix("attention=") for w in of_job if w not in common)
-            place = of_words.get(frozenset(of_job), (alone, own or "all"))
-            other = "not found" if "run" in job else "failed"
-            placed.append((*place, next((state for state in STOPPED if state in job), other), run))
+            state = next(
+                (s for s in STOPPED if s in job), "not found" if "run" in job else "failed"
+            )
+            placed.append((*(of_words.get(tuple(of_job)) or (alone, own or "all")), state, run))
         elif id(run) in places:
-            state = status(run)["status"] if run.results is None else FINISHED
+            state = FINISHED if run.results else str(status(run)["status"])
             placed.append((*places[id(run)], state, run))
     return pd.DataFrame(placed, columns=["corpus", "row", "state", "run"])
 
@@ -172,8 +171,8 @@ def _main(
             for row in placed.row
         }
     frame = pd.DataFrame(columns, index=list(dict.fromkeys(placed.row))).replace("", EMPTY)
-    notes = [f"{name}: {note}." for name, notes in compared.notes.items() for note in notes]
-    notes += [f"{note}." for note in others]
+    notes = [f"{note}." for note in others]
+    notes += [f"{name}: {note}." for name, of in compared.notes.items() for note in of]
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
     return TextTable("", frame.fillna(EMPTY), notes)

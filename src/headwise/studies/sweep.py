@@ -89,16 +89,16 @@ def _placed(
         for job in jobs
     ]
     common = set.intersection(*map(set, words))
-    of_words = {tuple(w): places.get(id(run)) for w, run in zip(words, runs, strict=True) if run}
+    by_run = zip(words, map(id, runs), strict=True)
+    of_words = {tuple(of_job): places[run] for of_job, run in by_run if run in places}
     alone = corpora[0].corpus if len(corpora) == 1 else "without a run"
     placed: list[tuple[Any, ...]] = []
     for job, of_job, run in zip(jobs, words, runs, strict=True):
         if run is None:
             own = " ".join(w.removeprefix("attention=") for w in of_job if w not in common)
-            state = next(
-                (s for s in STOPPED if s in job), "not found" if "run" in job else "failed"
-            )
-            placed.append((*(of_words.get(tuple(of_job)) or (alone, own or "all")), state, run))
+            other = "not found" if "run" in job else "failed"
+            state = next((state for state in STOPPED if state in job), other)
+            placed.append((*of_words.get(tuple(of_job), (alone, own or "all")), state, run))
         elif id(run) in places:
             state = FINISHED if run.results else str(status(run)["status"])
             placed.append((*places[id(run)], state, run))
@@ -160,17 +160,18 @@ def _main(
     finished = placed[placed.state == FINISHED]
     names, results = list(finished.row), [run.results for run in finished.run]
     speeds = pd.Series([of_run.tokens_per_second for of_run in results], dtype=float)
-    medians = speeds.groupby(pd.Index(names)).median()
-    ratios = medians / (medians.get(baseline) or math.nan)
+    rows = list(dict.fromkeys(placed.row))
+    medians = speeds.groupby(pd.Index(names)).median().reindex(rows)
+    ratios = medians / (medians[baseline] or math.nan)
     columns[f"tokens/s, {baseline} = 1"] = ratios.map(_shown)
     means = _means_of_heads(names, results)
     sites = list(means.index.unique("site"))
     for quantity in HEADS:
         columns[f"{quantity} {'/'.join(sites)}".strip()] = {
             row: " / ".join(map(_shown, (means.get((row, quantity, site)) for site in sites)))
-            for row in placed.row
+            for row in rows
         }
-    frame = pd.DataFrame(columns, index=list(dict.fromkeys(placed.row))).replace("", EMPTY)
+    frame = pd.DataFrame(columns, index=rows).replace("", EMPTY)
     notes = [f"{note}." for note in others]
     notes += [f"{name}: {note}." for name, of in compared.notes.items() for note in of]
     if len(notes) > MAX_NOTES:

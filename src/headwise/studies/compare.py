@@ -54,9 +54,10 @@ def _problems(scores: pd.DataFrame) -> Iterator[str]:
 
 def _unlike_seeds(scores: pd.DataFrame) -> Iterator[str]:
     """Yield in what the runs of a row differ besides their seed, if the recipe does not set it."""
-    folders = (run.settings.get("tokenizer", {}).get("folder") for run in scores.saved)
-    vocabularies = (run.data.get("vocabulary") for run in scores.saved)
-    given = [folder and of_run for folder, of_run in zip(folders, vocabularies, strict=True)]
+    given = [
+        run.settings.get("tokenizer", {}).get("folder") and run.data.get("vocabulary")
+        for run in scores.saved
+    ]
     for row, cell in scores.assign(given=given).groupby("row", sort=False):
         if kinds := _kinds(cell, "given"):
             yield f"the vocabulary of the given tokenizers of {row} differs: {kinds}"

@@ -140,7 +140,7 @@ def _trained_text(run: SavedRun) -> str | None:
     """
     text: str | None = run.data.get("text")
     if text == NO_TEXT:
-        return run.content(run.settings["data"]["valid"])
+        return run.content(run.settings["data"].get("valid"))
     return text
 
 
@@ -162,7 +162,9 @@ def _by_content(
     given = content == "vocabulary" and any(_setting(run, CONTENTS[content]) for run in runs)
     if len({seed for seed, _ in pairs}) == len(pairs) and not given:
         return [(recipe, list(runs))]
-    return [({**recipe, CONTENTS[content]: key}, part) for key, part in parts.items()]
+    key = CONTENTS[content]
+    named = ((_setting(part[0], key) or own, part) for own, part in parts.items())
+    return [({**recipe, key: name}, part) for name, part in named]
 
 
 # -- names ----------------------------------------------------------------------------------------
@@ -236,8 +238,6 @@ def _label(key: str, settings: Settings, run: SavedRun, if_typed: bool) -> str:
         return "" if choice is None or is_named else f"{choice}={typed[choice]}"
     if last in ("_target_", "name"):
         return f"{group} {class_word(value)}"
-    if key in CONTENTS.values() and isinstance(value, str):  # a hash; see `_by_content`
-        value = _setting(run, key) or value[:8]
     return f"{last}={Path(value).name if isinstance(value, str) else json.dumps(value)}"
 
 

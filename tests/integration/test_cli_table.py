@@ -153,13 +153,24 @@ def test_unfinished_run_is_not_used(runs: Write, table: Tabulate, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("updates", "used_name", "unused_name"), [(20_000, "b", "a"), (10_000, "a", "b")]
+    ("updates", "used_name", "unused_name"),
+    [
+        ((10_000, 20_000), "a", "b"),  # of the recipe's length
+        ((20_000, 10_000), "b", "a"),
+        ((15_000, 20_000), "b", "a"),
+        ((10_000, 10_000), "a", "b"),
+    ],
 )
-def test_longer_of_two_runs_with_one_seed_is_used(
-    runs: Write, table: Tabulate, tmp_path: Path, updates: int, used_name: str, unused_name: str
+def test_one_of_two_runs_with_one_seed_is_used(
+    runs: Write,
+    table: Tabulate,
+    tmp_path: Path,
+    updates: tuple[int, int],
+    used_name: str,
+    unused_name: str,
 ) -> None:
-    runs("a", "softmax", 1, 3, updates=10_000)
-    runs("b", "softmax", 1, 1, updates=updates)
+    runs("a", "softmax", 1, 3, updates=updates[0])
+    runs("b", "softmax", 1, 1, updates=updates[1])
     assert "duplicate seed 1" in table().out
     (used,) = csv_rows(tmp_path, metric="bleu_tokenised")
     assert used["run"].endswith(f"/{used_name}")
@@ -249,7 +260,11 @@ def test_table_of_runs_without_a_study(headwise: CommandLine, runs: Write, tmp_p
     assert "| BLEU test ↑, entmax15 | **−" in text
     assert (tmp_path / "tables" / "runs.tex").read_text(encoding="utf-8").count("textbf") == 2
     text = headwise.ok("table", f"runs=[{sweep}]", *shared).out
-    assert "| BLEU test ↑, b1 |" in text
+    assert "| BLEU test ↑, entmax15 |" in text
+    (sweep / "notes.json").write_text("of somebody else")
+    assert headwise.ok("table", f"runs=[{sweep}]", *shared).out == text
+    text = headwise.ok("table", f"runs=[{tmp_path / 'runs' / 'a1'}]", *shared).out
+    assert "| softmax | " in text
     assert headwise("table").code == 2
     assert "launch=… needs study=NAME" in headwise("table", "launch=true", f"runs=[{sweep}]").err
 

@@ -221,6 +221,32 @@ def test_incomparable_runs_are_not_compared(
     assert rows == {"softmax": ["not averaged"], "sparse": ["not averaged"]}
 
 
+def other_tokenizer(run: Any) -> None:
+    run.settings["tokenizer"] = {"folder": "/tokenizers/b"}
+    run.data["vocabulary"] = "b" * 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: vars(run).update(updates=400), "the number of updates of softmax differs: "),
+        (other_tokenizer, "the vocabulary of the given tokenizers of softmax differs: "),
+    ],
+)
+def test_unlike_seeds_of_a_row_are_not_averaged(
+    tmp_path: Path, change: Change, message: str
+) -> None:
+    softmax = [make_run(tmp_path / f"a{n}", n) for n in (1, 2)]
+    for run in softmax:
+        run.settings["tokenizer"] = {"folder": "/tokenizers/a"}
+        run.data["vocabulary"] = "a" * 16
+    change(softmax[1])
+    of_study = compared(softmax, [make_run(tmp_path / "b", 1)])
+    (problem,) = of_study.problems["mine"]
+    assert problem.startswith(message)
+    assert of_study.differences.empty
+
+
 @pytest.mark.parametrize(
     ("change", "messages"),
     [

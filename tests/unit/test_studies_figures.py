@@ -81,9 +81,9 @@ def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Pat
     assert (first.stem, second.stem) == ("files_de_en", "files_ja_en")
     names = {name: [run.folder.name for run in runs] for name, runs in first.rows.items()}
     assert names == {
-        "softmax, encoder_layers 1": ["s1"],
-        "alpha_entmax, encoder_layers 1": ["a1", "a2"],
-        "alpha_entmax, encoder_layers 3": ["deep"],
+        "softmax, encoder_layers=1": ["s1"],
+        "alpha_entmax, encoder_layers=1": ["a1", "a2"],
+        "alpha_entmax, encoder_layers=3": ["deep"],
     }
     assert list(corpus_rows([*map(SavedRun, runs[:3])])[0].rows) == ["softmax", "alpha_entmax"]
 

@@ -155,4 +155,5 @@ class Sweep:
         return self.folder / f"{number}.json"
 
     def _records(self) -> list[Path]:
-        return sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))
+        jobs = (path for path in self.folder.glob("*.json") if path.stem.isdecimal())
+        return sorted(jobs, key=lambda path: int(path.stem))

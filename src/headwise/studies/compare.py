@@ -24,7 +24,7 @@ def judge(study: Study, compared: Compared, n_resamples: int) -> None:
         scores = compared.scores[compared.scores.column == name]
         problems, notes = (of.setdefault(name, []) for of in (compared.problems, compared.notes))
         if not scores.empty:
-            problems += _problems(scores)
+            problems += [*_problems(scores), *_unlike_seeds(scores)]
             notes += _remarks(scores, spec, study.compared[name])
             notes += _updates(scores)
     is_shown = compared.scores.metric == compared.scores.column.map(study.compared)
@@ -52,6 +52,19 @@ def _problems(scores: pd.DataFrame) -> Iterator[str]:
         yield f"the training text differs (by its hash): {kinds}"
     if kinds := _kinds(scores, "content"):
         yield f"the scored text differs (by its hash): {kinds}"
+
+
+def _unlike_seeds(scores: pd.DataFrame) -> Iterator[str]:
+    """Yield in what the runs of a row differ besides their seed, if the recipe does not set it."""
+    given = [
+        run.settings.get("tokenizer", {}).get("folder") and run.data.get("vocabulary")
+        for run in scores.saved
+    ]
+    for row, cell in scores.assign(given=given).groupby("row", sort=False):
+        if kinds := _kinds(cell, "given"):
+            yield f"the vocabulary of the given tokenizers of {row} differs: {kinds}"
+        if kinds := _kinds(cell[~cell.stopped_early.astype(bool)], "updates"):
+            yield f"the number of updates of {row} differs: {kinds}"
 
 
 def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:

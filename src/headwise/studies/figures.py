@@ -6,6 +6,7 @@ do not exist.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,8 @@ from headwise.studies.pruning import effective_heads, pruning_tables
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import task_of
+
+log = logging.getLogger(__name__)
 
 Read = Callable[[SavedRun], pd.DataFrame]
 HEAD = ["site", "layer", "head"]
@@ -60,6 +63,8 @@ def figures_of(runs: Sequence[SavedRun]) -> dict[str, Figure]:
     corpora = corpus_rows(runs)
     figures: dict[str, Figure] = {}
     for corpus in corpora:
+        for note in corpus.notes:
+            log.warning("%s", note)
         for stem, draw in _corpus_figures(corpus):
             name = f"{stem}-{corpus.stem}" if len(corpora) > 1 else stem
             with failure_as_warning(name):

@@ -40,6 +40,16 @@ class SavedRun(Record):
         """The content of data.json, such as hashes of text and vocabulary; empty without one."""
         return self.part("data") or {}
 
+    @property
+    def length(self) -> int:
+        """Number of updates that it reached; before its end, or if it stopped early, at most."""
+        results, limit = self.results, int(self.settings["trainer"]["max_updates"])
+        return limit if results is None or results.stopped_early else results.updates
+
+    def content(self, split: str | None) -> str | None:
+        """Hash of a scored split, see `Results.content`; None if it is not known."""
+        return None if self.results is None else self.results.content(split)
+
     @functools.cached_property
     def task(self) -> Task[Any]:
         """The task of the run."""
@@ -87,8 +97,8 @@ class Matching:
 def match(recipes: Sequence[Recipe], runs: Sequence[SavedRun], seeds: Sequence[int]) -> Matching:
     """Assign each run to the cells whose recipe it follows.
 
-    Of two finished runs of one cell and seed, the one with more updates is used, else the first;
-    the other is unused.
+    Of two finished runs of one cell and seed, the one of the recipe's length is used, else the one
+    with more updates, else the first; the other is unused.
 
     Raises:
         RunError: a run is broken, or of another version.
@@ -116,7 +126,8 @@ def _assign(matching: Matching, run: SavedRun, recipe: Recipe, seeds: Sequence[i
         return
     same = next((other for other in used if other.seed == run.seed), None)
     if same is not None:
-        chosen, other = (run, same) if run.updates > same.updates else (same, run)
+        fits = [(one.length == recipe.max_updates, one.updates) for one in (run, same)]
+        chosen, other = (run, same) if fits[0] > fits[1] else (same, run)
         reason = f"{name}: duplicate seed {run.seed}, {chosen.folder} is used"
         matching.unused.append(Unused(other, reason))
         used.remove(same)

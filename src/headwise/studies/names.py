@@ -52,9 +52,14 @@ def attention_name(config: Config) -> str:
 
 def choice_name(config: Config) -> str:
     """Return the names of the yaml files of the attention and of the other groups of a run."""
+    return ", ".join(choice_parts(config))
+
+
+def choice_parts(config: Config) -> list[str]:
+    """Return the parts of `choice_name`: the attention, then the other groups."""
     words = {group: class_word(getattr(config, group)["_target_"]) for group in OTHER_GROUPS}
     others = [f"{group} {word}" for group, word in words.items() if word != OTHER_GROUPS[group]]
-    return ", ".join([attention_name(config), *others])
+    return [attention_name(config), *others]
 
 
 def corpus_name(config: Config) -> str:

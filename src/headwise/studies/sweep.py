@@ -1,8 +1,8 @@
 """Tables of the runs of a sweep: means over seeds, cost, heads; and differences to a baseline.
 
-Jobs that differ only in `seed=` are one row. Speed was measured by the runs and is
-ratios of medians to the baseline's row; they are comparable only between runs made one after
-another on an otherwise idle machine.
+Rows and corpora are those of `headwise.studies.rows`. Speed was measured by the runs and is ratios
+of medians to the baseline's row; they are comparable only between runs made one after another on
+an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.runs.fingerprint import deciding
-from headwise.runs.results import Results
+from headwise.runs.fingerprint import last_typed
+from headwise.runs.folder import SETTINGS
+from headwise.runs.listing import status
+from headwise.runs.results import FINISHED, Results
 from headwise.studies.compare import differences, unknown
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, TextTable, mean_and_deviation
+from headwise.studies.rows import PLACES, CorpusRows, corpus_rows, known_or_alike
 from headwise.studies.scores import SCORES, Compared, score_row
 from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
@@ -35,7 +38,7 @@ MAX_NOTES = 3
 def sweep_tables(
     jobs: Sequence[Mapping[str, Any]], n_resamples: int = N_RESAMPLES
 ) -> tuple[pd.DataFrame, list[TextTable]]:
-    """Return the scores, a row per run and split, and the tables.
+    """Return the scores, a row per run and split, and the tables of each corpus.
 
     Scores are those of the main metric, mean ± sample standard deviation. The baseline is the row
     named softmax, else the first row. Density and diversity are means over heads and layers, see
@@ -44,17 +47,70 @@ def sweep_tables(
     Args:
         jobs: records of a sweep: overrides, and the run or its folder, an error, or interrupted.
         n_resamples: of the intervals over items.
+
+    Raises:
+        RunError: a run is broken, or of another version.
     """
-    names = job_names(jobs)
-    saved = [job.get("run") for job in jobs]
-    runs = [SavedRun(Path(run)) if isinstance(run, str) else run for run in saved]
-    scores = pd.DataFrame(_scores(names, runs), columns=SCORES)
-    baseline = BASELINE if BASELINE in names else names[0]
-    results = [None if run is None else run.results for run in runs]
-    states = [
-        "" if finished else next((state for state in STOPPED if state in job), "failed")
-        for job, finished in zip(jobs, results, strict=True)
+    runs = [_run(job) for job in jobs]
+    corpora = corpus_rows([run for run in runs if run is not None])
+    placed, notes = _placed(jobs, runs, corpora), {c.corpus: c.notes for c in corpora}
+    frames, tables = [], []
+    for corpus, of_corpus in placed.groupby("corpus", sort=False):
+        scores, of_scores = _corpus_tables(of_corpus, notes.get(corpus, ()), n_resamples)
+        if placed.corpus.nunique() > 1:
+            scores.column += f", {corpus}"
+            for table in of_scores:
+                table.title = ": ".join(filter(None, (corpus, table.title)))
+        frames.append(scores)
+        tables += of_scores
+    return pd.concat(frames), tables
+
+
+def _run(job: Mapping[str, Any]) -> SavedRun | None:
+    run: SavedRun | str | None = job.get("run")
+    if not isinstance(run, str):
+        return run
+    return SavedRun(Path(run)) if (Path(run) / SETTINGS).is_file() else None
+
+
+def _placed(
+    jobs: Sequence[Mapping[str, Any]],
+    runs: Sequence[SavedRun | None],
+    corpora: Sequence[CorpusRows],
+) -> pd.DataFrame:
+    """Return corpus, row, state and run of each job, without runs that are left out.
+
+    A job that has no run stands in the row of the jobs with the same overrides.
+    """
+    rows = [(c.corpus, row, run) for c in corpora for row, same in c.rows.items() for run in same]
+    places = {id(run): (corpus, row) for corpus, row, run in rows}
+    words = [
+        [o for o in last_typed(job["overrides"] or ()) if not o.lstrip("+").startswith("seed=")]
+        for job in jobs
     ]
+    common = set.intersection(*map(set, words))
+    by_run = zip(words, map(id, runs), strict=True)
+    of_words = {tuple(of_job): places[run] for of_job, run in by_run if run in places}
+    alone = corpora[0].corpus if len(corpora) == 1 else "without a run"
+    placed: list[tuple[Any, ...]] = []
+    for job, of_job, run in zip(jobs, words, runs, strict=True):
+        if run is None:
+            own = " ".join(w.removeprefix("attention=") for w in of_job if w not in common)
+            other = "not found" if "run" in job else "failed"
+            state = next((state for state in STOPPED if state in job), other)
+            placed.append((*of_words.get(tuple(of_job), (alone, own or "all")), state, run))
+        elif id(run) in places:
+            state = FINISHED if run.results else str(status(run)["status"])
+            placed.append((*places[id(run)], state, run))
+    return pd.DataFrame(placed, columns=["corpus", "row", "state", "run"])
+
+
+def _corpus_tables(
+    placed: pd.DataFrame, notes: Sequence[str], n_resamples: int
+) -> tuple[pd.DataFrame, list[TextTable]]:
+    names = list(dict.fromkeys(placed.row))
+    baseline = BASELINE if BASELINE in names else names[0]
+    scores = pd.DataFrame(_scores(placed[placed.state == FINISHED]), columns=SCORES)
     of_columns = scores.drop_duplicates("column").itertuples()
     metrics = {row.column: row.saved.metric for row in of_columns}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
@@ -63,10 +119,10 @@ def sweep_tables(
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
-    tables = [_main(compared, names, states, results, baseline)]
+    tables = [_main(compared, placed, baseline, notes)]
     if len(compared.differences):
         study = Study(
-            rows={name: Row() for name in dict.fromkeys(names)},
+            rows={name: Row() for name in names},
             columns={name: Column(name, metric=metric.name) for name, metric in metrics.items()},
             metrics={metric.name: metric.label for metric in metrics.values()},
         )
@@ -74,44 +130,39 @@ def sweep_tables(
     return scores, tables
 
 
-def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the overrides that distinguish the row of each job, seeds left out."""
-    removed = "decode.external", "trainer.gradient_sum"  # of 0.1.0; they decided no result
-    without_seed = [deciding(job["overrides"], "seed", *removed) for job in jobs]
-    common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
-    names = [[o for o in overrides if o not in common] for overrides in without_seed]
-    keys = {override.partition("=")[0] for row in names for override in row}
-    # a single key that differs is not repeated in each row
-    return [
-        (row[0].partition("=")[2] if len(keys) == len(row) == 1 else " ".join(row)) or "all"
-        for row in names
-    ]
-
-
-def _scores(names: Sequence[str], runs: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    for row, run in zip(names, runs, strict=True):
-        for split in run.results.scores if run is not None and run.results else ():
-            column = f"{run.metric.label} {split}"
-            scored = score_row(run, row, column, split, run.metric.name)
-            if scored is not None:
-                yield scored
+def _scores(finished: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield a row per run and split; what was scored on other text is in another column."""
+    labels: dict[str, list[tuple[str, SavedRun, str]]] = {}
+    for row, run in zip(finished.row, finished.run, strict=True):
+        for split in run.results.scores:
+            labels.setdefault(f"{run.metric.label} {split}", []).append((row, run, split))
+    for label, scored in labels.items():
+        contents = known_or_alike(
+            [run.content(split) for _, run, split in scored],
+            [{key: run.settings["data"].get(key) for key in PLACES} for _, run, _ in scored],
+        )
+        texts = list(dict.fromkeys(contents))
+        for (row, run, split), content in zip(scored, contents, strict=True):
+            number = f" (text {texts.index(content) + 1})" if len(texts) > 1 else ""
+            score = score_row(run, row, label + number, split, run.metric.name)
+            if score is not None:
+                yield score
 
 
 def _main(
-    compared: Compared,
-    names: Sequence[str],
-    states: Sequence[str],
-    results: Sequence[Results | None],
-    baseline: str,
+    compared: Compared, placed: pd.DataFrame, baseline: str, others: Sequence[str]
 ) -> TextTable:
     """Return the table of scores, number of runs, cost and heads."""
     columns: dict[str, Any] = {}
     for column, sign in compared.signs.items():
         scores = compared.scores[compared.scores.column == column].groupby("row").score
         columns[f"{column} {ARROWS[sign]}"] = scores.agg(mean_and_deviation, DECIMALS[sign])
-    columns["runs"] = pd.Series(states).groupby(names).agg(_counts)
-    speeds = pd.Series([getattr(r, "tokens_per_second", None) for r in results], dtype=float)
-    medians = speeds.groupby(names).median()
+    columns["runs"] = placed.groupby("row").state.agg(_counts)
+    finished = placed[placed.state == FINISHED]
+    names, results = list(finished.row), [run.results for run in finished.run]
+    speeds = pd.Series([of_run.tokens_per_second for of_run in results], dtype=float)
+    rows = list(dict.fromkeys(placed.row))
+    medians = speeds.groupby(pd.Index(names)).median().reindex(rows)
     ratios = medians / (medians[baseline] or math.nan)
     columns[f"tokens/s, {baseline} = 1"] = ratios.map(_shown)
     means = _means_of_heads(names, results)
@@ -119,22 +170,23 @@ def _main(
     for quantity in HEADS:
         columns[f"{quantity} {'/'.join(sites)}".strip()] = {
             row: " / ".join(map(_shown, (means.get((row, quantity, site)) for site in sites)))
-            for row in names
+            for row in rows
         }
-    frame = pd.DataFrame(columns, index=list(dict.fromkeys(names))).replace("", EMPTY)
-    notes = [f"{name}: {note}." for name, notes in compared.notes.items() for note in notes]
+    frame = pd.DataFrame(columns, index=rows).replace("", EMPTY)
+    notes = [f"{note}." for note in others]
+    notes += [f"{name}: {note}." for name, of in compared.notes.items() for note in of]
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
     return TextTable("", frame.fillna(EMPTY), notes)
 
 
-def _means_of_heads(names: Sequence[str], results: Sequence[Results | None]) -> pd.Series:
+def _means_of_heads(names: Sequence[str], results: Sequence[Results]) -> pd.Series:
     """Return row, quantity, site -> mean over the heads of the row's runs."""
     values = [
         (row, quantity, site, value)
         for row, of_run in zip(names, results, strict=True)
         for quantity in HEADS
-        for site, layers in (of_run.heads.get(quantity, {}) if of_run else {}).items()
+        for site, layers in of_run.heads.get(quantity, {}).items()
         for value in itertools.chain.from_iterable(layers)
     ]
     keys = ["row", "quantity", "site"]
@@ -148,6 +200,6 @@ def _shown(mean: float | None) -> str:
 
 def _counts(outcomes: pd.Series) -> str:
     """Count finished and unfinished runs: `3 (1 failed)`."""
-    counts = outcomes.value_counts()
-    unfinished = ", ".join(f"{counts[k]} {k}" for k in ("failed", *STOPPED) if k in counts)
-    return f"{counts.get('', 0)}" + (f" ({unfinished})" if unfinished else "")
+    counts = outcomes.value_counts(sort=False)
+    unfinished = ", ".join(f"{n} {state}" for state, n in counts.items() if state != FINISHED)
+    return f"{counts.get(FINISHED, 0)}" + (f" ({unfinished})" if unfinished else "")

@@ -70,8 +70,9 @@ def counts(jobs: list[Job]) -> dict[str, str]:
 
 
 def notes(jobs: list[Job]) -> list[str]:
+    """Notes below the table, but those on texts that the records do not name."""
     tables: list[TextTable] = sweep_tables(jobs)[1]
-    return tables[0].notes
+    return [note for note in tables[0].notes if "text not compared" not in note]
 
 
 def lines_of(jobs: list[dict[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,7 @@ STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders
 # Errors of the operating system on writes.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)  # of a folder
 HELD = (errno.EWOULDBLOCK, errno.EACCES)  # a lock, by another process
 # The pipe or terminal was closed.
 CLOSED = (errno.EPIPE, errno.EIO)
@@ -41,10 +43,15 @@ def is_stream(path: str | Path) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, keep: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling that replaces `path` if the block succeeds.
 
     The content is appended to a pipe or device.
+
+    Args:
+        path: of the file.
+        keep: what was written if the block fails, `<name>.<process id>.tmp`; the error has a note
+            with its path.
 
     Raises:
         HeadwiseError: the disk is full or not writable; `path` is unchanged.
@@ -56,12 +63,48 @@ def replacing(path: Path) -> Iterator[Path]:
             with open(temporary, "rb") as content, open(path, "ab") as stream:
                 shutil.copyfileobj(content, stream)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    temporary = path.with_name(f"{'' if keep else '.'}{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        yield temporary
-        with open(temporary, "rb+") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
+        with _readable_errors(path):
+            yield temporary
+            rename(temporary, path)
+    except BaseException as error:
+        if keep and temporary.is_file() and temporary.stat().st_size:
+            error.add_note(f"What was written before is in {temporary}")
+        else:
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def rename(path: Path, new: Path) -> None:
+    """Rename a file or a folder; after a loss of power, what has the new name is complete.
+
+    An existing file is replaced.
+    """
+    for part in (*path.rglob("*"), path):
+        sync(part)
+    os.replace(path, new)
+    sync(new.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk; not every file system has the latter."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in NO_SYNC):
+            raise
+
+
+@contextmanager
+def _readable_errors(path: Path) -> Iterator[None]:
+    """Raise a HeadwiseError if the disk is full, or `path` is not writable."""
+    try:
+        yield
     except (OSError, RuntimeError) as error:
         reason = _os_error(error)
         if reason is None:
@@ -72,8 +115,6 @@ def replacing(path: Path) -> Iterator[Path]:
             f"could not write {path}: {reason.strerror or reason}. {advice}"
             "Files saved before are intact."
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _os_error(error: BaseException) -> OSError | None:
@@ -161,6 +202,11 @@ def machine_cache_dir() -> Path:
     return Path(os.environ.get("HEADWISE_CACHE") or "~/.cache/headwise").expanduser()
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written; names of files can be other bytes."""
+    return text.isascii() or not re.search("[\ud800-\udfff]", text)
+
+
 def check_output(output: str) -> None:
     """Raise `DataError` if the file named by the key `output` cannot be written there."""
     folder = Path(output).absolute().parent
@@ -186,8 +232,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a small JSON file atomically."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    """Write a small JSON file atomically; with escapes if a name of a file is not UTF-8."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    write_text(path, (text if is_utf8(text) else json.dumps(content, indent=2)) + "\n")
 
 
 def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:

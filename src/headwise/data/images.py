@@ -33,8 +33,10 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         self.check_sizes()
         for split, parts in self.config.splits.items():
             check_file_name("data.splits", split)
-            for member in (member for part in parts for member in part.get("members", [])):
-                check_relative_path(f"data.splits.{split}.members", member)
+            for part in parts:
+                names = [part["names"]] if "names" in part else []
+                for member in (*part.get("members", []), *names):
+                    check_relative_path(f"data.splits.{split}.members", member)
 
     def check_sizes(self) -> None:
         """Raise `ConfigError` for other sizes that do not fit the shape."""

@@ -27,6 +27,7 @@ from headwise.files import (
     matching_paths,
     read_json,
     replacing,
+    sync,
     write_json,
     write_text,
 )
@@ -97,6 +98,8 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             (self.path / ".lock").touch()
+            for folder in (self.path, self.path.parent):  # the names of new ones
+                sync(folder)
         except OSError as error:
             raise RunError(
                 f"cannot write the run folder {self.path}: {error.strerror}. Set paths.outputs to "

@@ -12,9 +12,11 @@ from headwise.attention.build import completed
 from headwise.config.instantiate import instantiate
 from headwise.config.saved import named
 from headwise.config.schema import SITE_GROUPS, Config
+from headwise.config.text_and_paths import texts_in
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.errors import refuse, require
 from headwise.file_names import check_file_name
+from headwise.files import is_utf8
 from headwise.metrics.metric import Metric
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
@@ -35,6 +37,9 @@ def checked_task(config: Config) -> Task[Any]:
     Raises:
         ConfigError: an invalid setting.
     """
+    for key, text in texts_in(asdict(config), ""):
+        where = " (the default is in HEADWISE_CACHE or the home folder)" * (key == "paths.cache")
+        require(is_utf8(text), key, f"UTF-8{where}", text)
     task = task_of(config)
     tasks, name = getattr(config.data, "tasks", None), task.name
     allowed = f"{' or '.join(tasks or ())} with data={getattr(config.data, 'name', None)}"

@@ -23,6 +23,7 @@ from headwise.data.sources.tables import (
     table_rows,
 )
 from headwise.errors import ConfigError, DataError, refuse
+from headwise.file_names import check_relative_path
 
 _SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
 
@@ -52,6 +53,7 @@ class HubSource:
         source: str = "",
         target: str = "",
     ) -> None:
+        check_relative_path("config_name", config_name)
         self.repo, self.languages = repo, (source, target)
         self.config_name, self.revision, self.folder = config_name, revision, folder
         self._splits = {name: _parse(name, spec) for name, spec in splits.items()}

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from headwise.config.text_and_paths import path
+from headwise.file_names import nfc
 
 
 @dataclass
@@ -92,6 +93,9 @@ class ImageDataConfig(DensityDataConfig):
     labels: list[str] | None = None  # classification: names of the classes in order; null: sorted
     class_weights: Any = None  # classification: of the loss; null, balanced, or a list
 
+    def __post_init__(self) -> None:
+        self.labels = self.labels and list(map(nfc, self.labels))
+
 
 @dataclass
 class MusicDataConfig(DensityDataConfig):
@@ -125,6 +129,15 @@ class LabelledDataConfig(FilesConfig):
     label_smoothing: float = 0.0  # of the loss, suggested
     max_updates: int = 10_000  # suggested for data of this size
     warmup_updates: int = 1000  # suggested for data of this size
+
+    def __post_init__(self) -> None:
+        self.labels = self.labels and list(map(nfc, self.labels))
+        self.columns = list(map(nfc, self.columns))
+        self.text, self.label, self.pair = (
+            nfc(self.text),
+            nfc(self.label),
+            nfc(self.pair or "") or None,
+        )
 
 
 @dataclass

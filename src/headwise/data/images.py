@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
@@ -48,6 +48,12 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
     def archives(self) -> Archives:
         """The published archives."""
         return Archives(self.config.name, self.config.archives, self.cache_dir, self.folder)
+
+    def packages(self, splits: Sequence[str]) -> Sequence[str]:
+        if self.config.splits:
+            return ()
+        endings = {path.suffix for split in splits for path in self.files(split)}
+        return ("pillow",) if endings - {".npy"} else ()
 
     def settings(self, split: str) -> Any:
         return [self.config.shape, self.parts(split) if self.config.splits else []]

@@ -13,7 +13,9 @@ from typing import Any
 
 from headwise.errors import ConfigError
 
-PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "numpy")
+# those that convert data
+CONVERTERS = ("headwise", "sentencepiece", "sacremoses", "soundfile", "soxr", "pillow")
+PACKAGES = (*CONVERTERS, "torch", "hydra-core", "sacrebleu", "numpy")
 STARTED = "torchrun sets it, and one process needs no WORLD_SIZE"
 
 

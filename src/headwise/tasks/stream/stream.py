@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import prepared
+from headwise.data.cache import package_versions, prepared
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.lossless import lossless, n_lines
 from headwise.data.store import id_dtype
@@ -158,6 +158,7 @@ def prepare_tokens(
     identity = {
         "format": FORMAT,
         "splits": {split: corpus.identity(split) for split in splits},
+        **package_versions(corpus.packages(splits)),
         **tokenizer_identity(config),
     }
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from omegaconf import MISSING
 
 from headwise.config.data import DataConfig
-from headwise.data.cache import make_once
+from headwise.data.cache import make_once, package_versions
 from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import combined_digest
 from headwise.data.sources.folder import FolderSource
@@ -93,6 +93,10 @@ class ParallelCorpus(Corpus):
         """Hash of the text of a split, or of several joined by +, and of its normalisations."""
         return self._hash(split, False)
 
+    def packages(self, splits: Sequence[str]) -> Sequence[str]:
+        """See `Corpus.packages`; of cleaned text."""
+        return ("sacremoses",) if self.config.cleaning.max_target_moses_tokens else ()
+
     def _hash(self, split: str, clean: bool) -> str:
         rules = asdict(self.config.cleaning) | {"max_train_pairs": self.config.max_train_pairs}
         content = {
@@ -113,8 +117,10 @@ class ParallelCorpus(Corpus):
     def _converted(self, split: str, clean: bool, progress: bool) -> ParallelText:
         names = [f"{split}.{code}" for code in self._languages]
         kind = "cleaned" if clean else "whole"
-        key = self._hash(split, clean)[:16]
-        folder = self.cache_dir / "corpora" / self.config.name / f"{split}-{kind}-{key}"
+        key = self._hash(split, clean)
+        if clean and (packages := self.packages([split])):
+            key = combined_digest([key, json.dumps(package_versions(packages))])
+        folder = self.cache_dir / "corpora" / self.config.name / f"{split}-{kind}-{key[:16]}"
 
         def convert(partial: Path) -> dict[str, Any]:
             report = CleaningReport()

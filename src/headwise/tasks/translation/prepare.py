@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import prepared
+from headwise.data.cache import package_versions, prepared
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
@@ -132,6 +132,7 @@ def prepare_corpus(
         "train": corpus.fingerprint(),
         "valid": corpus.identity(corpus.config.valid),
         "seed": SAMPLE_SEED,
+        **package_versions(corpus.packages([corpus.config.train])),
         **tokenizer_identity(config),
     }
 

@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -202,11 +201,6 @@ def machine_cache_dir() -> Path:
     return Path(os.environ.get("HEADWISE_CACHE") or "~/.cache/headwise").expanduser()
 
 
-def is_utf8(text: str) -> bool:
-    """Whether a text can be written; names of files can be other bytes."""
-    return text.isascii() or not re.search("[\ud800-\udfff]", text)
-
-
 def check_output(output: str) -> None:
     """Raise `DataError` if the file named by the key `output` cannot be written there."""
     folder = Path(output).absolute().parent
@@ -232,9 +226,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a small JSON file atomically; with escapes if a name of a file is not UTF-8."""
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    write_text(path, (text if is_utf8(text) else json.dumps(content, indent=2)) + "\n")
+    """Write a small JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path, missing_ok: bool = False) -> dict[str, Any]:

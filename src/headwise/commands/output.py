@@ -6,15 +6,12 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 from headwise.data.sources.lines import decoded_lines, stream_lines
 from headwise.errors import DataError, require
 from headwise.files import STDIN, STDOUT, check_output, is_stream, replacing
-
-T = TypeVar("T")
 
 
 def check_paths(
@@ -35,13 +32,6 @@ def check_paths(
             raise DataError(f"output={output} would overwrite {key}={path}")
     if output is not None:
         check_output(output)
-
-
-def in_blocks(lines: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield the lines in lists of `size`; the last one may be shorter."""
-    lines = iter(lines)
-    while block := list(islice(lines, size)):
-        yield block
 
 
 def input_lines(path: str | None) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
-from headwise.commands.output import check_paths, in_blocks, input_lines, write_blocks
+from headwise.commands.output import check_paths, input_lines, write_blocks
 from headwise.config.commands import PredictConfig
 from headwise.data.file_corpus import files_below
 from headwise.data.sources.tables import check_columns, table_rows, table_stem
@@ -32,7 +33,7 @@ def _blocks(
     run: ClassifierRun, examples: Iterator[Sequence[str]], buffer_size: int
 ) -> Iterator[list[str]]:
     yield ["\t".join((*COLUMNS, *run.columns))]
-    for block in in_blocks(examples, buffer_size):
+    while block := list(islice(examples, buffer_size)):
         yield [tsv_line(p, *e) for p, e in zip(run.predict(block), block, strict=True)]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from headwise.commands.output import check_paths, in_blocks, input_lines, write_blocks
+from headwise.commands.output import check_paths, input_lines, write_blocks
 from headwise.config.commands import TranslateConfig
 from headwise.data.sources.lines import read_lines, stream_lines
 from headwise.errors import HeadwiseError
@@ -30,27 +31,20 @@ def translate(config: TranslateConfig) -> None:
     if config.reference is not None:
         blocks = iter([_score_lines(run, list(sources), read_lines(Path(config.reference), True))])
     else:
-        if config.input is not None and not is_stream(config.input):
-            lines = stream_lines(Path(config.input), may_be_empty=True)
-            _check_sources(run, in_blocks(lines, config.buffer_size))
-        blocks = _translated_blocks(run, in_blocks(sources, config.buffer_size), config.progress)
+        path = Path(config.input or STDIN)
+        if run.model.max_source is not None and not is_stream(path):  # fail before translating
+            for number, line in enumerate(stream_lines(path, may_be_empty=True), 1):
+                run.translator.check_sources([run.normaliser.source(line)], number)
+        blocks = _translated_blocks(run, sources, config.buffer_size, config.progress)
     write_blocks(config.output, blocks)
 
 
-def _check_sources(run: TranslationRun, blocks: Iterator[list[str]]) -> None:
-    """Raise a DataError for a sentence that is too long for the model, before any is translated."""
-    first = 1
-    for block in blocks if run.model.max_source is not None else ():
-        run.translator.check_sources(list(map(run.normaliser.source, block)), first)
-        first += len(block)
-
-
 def _translated_blocks(
-    run: TranslationRun, blocks: Iterator[list[str]], progress: bool
+    run: TranslationRun, sources: Iterator[str], buffer_size: int, progress: bool
 ) -> Iterator[list[str]]:
     """Yield blocks: one line per sentence, or n-best lines `number<TAB>score<TAB>text`."""
     first = 1
-    for block in blocks:
+    while block := list(islice(sources, buffer_size)):
         translations = run.translate(block, progress, first)
         if run.translator.config.n_best == 1:
             yield [translation.text for translation in translations]

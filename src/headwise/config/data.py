@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from headwise.config.text_and_paths import path
+from headwise.config.text_and_paths import changed_texts, path
 from headwise.file_names import nfc
+
+NAMES = "labels", "columns", "text", "label", "pair"  # of classes and columns
 
 
 @dataclass
@@ -28,6 +30,11 @@ class FilesConfig:
     warmup_updates: int = 4000  # suggested for data of this size
     licence: str = MISSING
     notes: str = ""
+
+    def __post_init__(self) -> None:
+        for key in NAMES:
+            if hasattr(self, key):
+                setattr(self, key, changed_texts(nfc, getattr(self, key)))
 
 
 @dataclass
@@ -93,9 +100,6 @@ class ImageDataConfig(DensityDataConfig):
     labels: list[str] | None = None  # classification: names of the classes in order; null: sorted
     class_weights: Any = None  # classification: of the loss; null, balanced, or a list
 
-    def __post_init__(self) -> None:
-        self.labels = self.labels and list(map(nfc, self.labels))
-
 
 @dataclass
 class MusicDataConfig(DensityDataConfig):
@@ -129,15 +133,6 @@ class LabelledDataConfig(FilesConfig):
     label_smoothing: float = 0.0  # of the loss, suggested
     max_updates: int = 10_000  # suggested for data of this size
     warmup_updates: int = 1000  # suggested for data of this size
-
-    def __post_init__(self) -> None:
-        self.labels = self.labels and list(map(nfc, self.labels))
-        self.columns = list(map(nfc, self.columns))
-        self.text, self.label, self.pair = (
-            nfc(self.text),
-            nfc(self.label),
-            nfc(self.pair or "") or None,
-        )
 
 
 @dataclass

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +55,6 @@ def prepared(
     digest = combined_digest([json.dumps(identity, sort_keys=True)])
     folder = cache_dir / "encoded" / f"{name}-{digest[:16]}"
     return folder, digest, make_once(folder, make)
-
-
-def package_versions(packages: Sequence[str]) -> dict[str, str | None]:
-    """Version of each package; None if it is not installed."""
-    there = {name: list(metadata.distributions(name=name)) for name in packages}
-    return {name: found[0].version if found else None for name, found in there.items()}
 
 
 def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

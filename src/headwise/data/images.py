@@ -33,10 +33,9 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         self.check_sizes()
         for split, parts in self.config.splits.items():
             check_file_name("data.splits", split)
-            for part in parts:
-                names = [part["names"]] if "names" in part else []
-                for member in (*part.get("members", []), *names):
-                    check_relative_path(f"data.splits.{split}.members", member)
+            files = [file for part in parts for file in part.get("members", [])]
+            for file in files + [part["names"] for part in parts if "names" in part]:
+                check_relative_path(f"data.splits.{split}.members", file)
 
     def check_sizes(self) -> None:
         """Raise `ConfigError` for other sizes that do not fit the shape."""
@@ -50,10 +49,8 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         return Archives(self.config.name, self.config.archives, self.cache_dir, self.folder)
 
     def packages(self, splits: Sequence[str]) -> Sequence[str]:
-        if self.config.splits:
-            return ()
-        endings = {path.suffix for split in splits for path in self.files(split)}
-        return ("pillow",) if endings - {".npy"} else ()
+        files = () if self.config.splits else (path for s in splits for path in self.files(s))
+        return ["pillow"] if any(path.suffix != ".npy" for path in files) else []
 
     def settings(self, split: str) -> Any:
         return [self.config.shape, self.parts(split) if self.config.splits else []]

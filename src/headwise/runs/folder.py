@@ -98,8 +98,7 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             (self.path / ".lock").touch()
-            for folder in (self.path, self.path.parent):  # the names of new ones
-                sync(folder)
+            sync(self.path.parent)  # the name of a new one
         except OSError as error:
             raise RunError(
                 f"cannot write the run folder {self.path}: {error.strerror}. Set paths.outputs to "

@@ -61,11 +61,12 @@ def local_folder(config: FilesConfig) -> Path | None:
     """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
     if config.dir is not None:
         return Path(config.dir)
-    if config.folder:
-        check_relative_path("data.folder", config.folder)
     root = os.environ.get("HEADWISE_DATA")
-    folder = Path(root or "").expanduser() / (config.folder or "")
-    return folder if root and config.folder and folder.is_dir() else None
+    if not (root and config.folder):
+        return None
+    check_relative_path("data.folder", config.folder)
+    folder = Path(root).expanduser() / config.folder
+    return folder if folder.is_dir() else None
 
 
 def log_paths(config: Any) -> None:

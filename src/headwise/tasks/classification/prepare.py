@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import package_versions, prepared
+from headwise.data.cache import prepared
 from headwise.data.lossless import lossless
 from headwise.data.store import FlatWriter, IdStore, id_dtype
 from headwise.data.tokenizer import COLUMN, EOS, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import exact_tokenizer, tokenizer_identity
 from headwise.errors import DataError
 from headwise.file_names import nfc
+from headwise.packages import package_versions
 from headwise.progress import progress_bar
 from headwise.tasks.classification.inputs import (
     ClassCorpus,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import package_versions, prepared
+from headwise.data.cache import prepared
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.lossless import lossless, n_lines
 from headwise.data.store import id_dtype
@@ -28,6 +28,7 @@ from headwise.data.tokenizer_training import (
 )
 from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
+from headwise.packages import package_versions
 from headwise.progress import progress_bar
 
 FORMAT = 3  # increase when the files change

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from omegaconf import MISSING
 
 from headwise.config.data import DataConfig
-from headwise.data.cache import make_once, package_versions
+from headwise.data.cache import make_once
 from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import combined_digest
 from headwise.data.sources.folder import FolderSource
@@ -30,6 +30,7 @@ from headwise.data.sources.origins import (
 )
 from headwise.errors import ConfigError, DataError
 from headwise.file_names import check_file_name
+from headwise.packages import package_versions
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.tasks.translation.text import Pair, ParallelText, write_pairs
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import package_versions, prepared
+from headwise.data.cache import prepared
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
@@ -24,6 +24,7 @@ from headwise.data.tokenizer_training import (
 )
 from headwise.data.workers import run_in_process
 from headwise.errors import DataError
+from headwise.packages import package_versions
 from headwise.tasks.data import Sides
 from headwise.tasks.translation.encoding import POOL_PAIRS, EncodingJob, write_encoded
 from headwise.tasks.translation.store import EncodedSplit

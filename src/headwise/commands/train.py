@@ -132,7 +132,7 @@ def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
     """Hashes of the text, and of the tokenizer with tokenizer=given."""
     text = corpus.hashes()
     tokenizers = load_tokenizers(config.tokenizer)
-    return text if tokenizers is None else [*text, tokenizers.fingerprint()]
+    return text if tokenizers is None else [*text, tokenizers.content()]
 
 
 def _other_versions(versions: Mapping[str, str], others: Mapping[str, str]) -> str:

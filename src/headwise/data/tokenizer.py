@@ -209,6 +209,10 @@ class TokenizerPair:
         """Vocabulary size of each side."""
         return {"source": self.source.vocab_size, "target": self.target.vocab_size}
 
+    def content(self) -> str:
+        """Hash of both models: the same tokens with other scores encode a text otherwise."""
+        return hashlib.sha256(self.source.model_bytes + self.target.model_bytes).hexdigest()
+
     def fingerprint(self) -> str:
         """Hash of both lists of tokens."""
         both = f"{self.joint} {self.source.fingerprint()} {self.target.fingerprint()}"

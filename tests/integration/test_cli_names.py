@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from command_line import CommandLine, assert_rejected, composer, write_text_corpus
+from command_line import CommandLine, assert_rejected, composer
 from headwise.config.arguments import quoted
 from headwise.config.data import (
     BuiltinTextConfig,
@@ -127,50 +127,28 @@ def test_hydra_syntax_is_unchanged(argument: str) -> None:
     assert quoted(argument) == argument
 
 
-def text(folder: Path) -> list[str]:
-    write_text_corpus(folder)
-    return ["data=text", "task=density", "tokenizer=byte"]
-
-
-def labelled(folder: Path) -> list[str]:
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.tsv").write_text("text\tlabel\nx\tyes\ny\tno\n")
-    return ["data=labelled", "task=classification", "tokenizer=byte"]
-
-
-def images(folder: Path) -> list[str]:
-    for split in ("train", "valid", "test"):
-        write_png(folder / split / "a" / "1.png", np.zeros((4, 4, 3), np.uint8))
-    return ["data=images", "task=density", "tokenizer=byte", "data.shape=[4,4,3]", "data.window=48"]
-
-
-def music(folder: Path) -> list[str]:
-    for split in ("train", "valid", "test"):
-        write_wav(folder / split / "a.wav", np.zeros(100, np.float32), 12_000)
-    return ["data=music", "task=density", "tokenizer=byte"]
-
-
-KINDS: dict[str, Any] = {
-    "text": text, "labelled": labelled, "images": images, "music": music,
-    "builtin": lambda folder: ["data=builtin"],
-    "builtin_text": lambda folder: ["data=builtin_text", "task=density", "tokenizer=byte"],
+KINDS = {
+    "text": "task=density", "labelled": "task=classification", "music": "task=density",
+    "images": "task=density data.shape=[4,4,3] data.window=48", "builtin_text": "task=density",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_name_of_data_is_no_path(kind: str, headwise: CommandLine, tmp_path: Path) -> None:
-    data, cache = tmp_path / "data", tmp_path / "a" / "b" / "c" / "cache"
-    data.mkdir()
-    if kind in ("images", "music"):
-        for split in ("train", "valid", "test"):
-            (data / split / "a").mkdir(parents=True)
-    settings = KINDS[kind](data)
-    if not kind.startswith("builtin"):
-        settings.append(f"data.dir={data}")
-    result = headwise("prepare", *settings, f"paths.cache={cache}", "data.name=../../x")
+    for split in ("train", "valid", "test"):
+        ending = {"music": "/a.wav", "images": "/a.png", "text": ".txt"}.get(kind, ".tsv")
+        path = tmp_path / "data" / f"{split}{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text\tlabel\nx\tyes\ny\tno\n")
+        if kind == "images":
+            write_png(path, np.zeros((4, 4, 3), np.uint8))
+        elif kind == "music":
+            write_wav(path, np.zeros(100, np.float32), 12_000)
+    settings = [f"data={kind}", "tokenizer=byte", *KINDS[kind].split()]
+    settings += [] if kind == "builtin_text" else [f"data.dir={tmp_path}/data"]
+    result = headwise("prepare", *settings, f"paths.cache={tmp_path}/a/cache", "data.name=../../x")
     assert_rejected(result, 2, "data.name", "'../../x")
-    outside = [path for path in (tmp_path / "a").rglob("x*") if cache not in path.parents]
-    assert not outside
+    assert not [*tmp_path.glob("x*"), *tmp_path.glob("a/x*")]
 
 
 NAMES: dict[str, Callable[[], object]] = {

@@ -22,7 +22,7 @@ from headwise.data.sources.tables import (
     row_pair,
     table_rows,
 )
-from headwise.errors import ConfigError, DataError, refuse
+from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.file_names import check_relative_path
 
 _SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
@@ -134,6 +134,9 @@ class HubSource:
         name = self._rows(split)[0]
         if name in self._tables:
             return self._tables[name]
+        # `datasets` would read it
+        allowed = "a dataset on the Hub, not a folder (data.dir= sets that of a copy)"
+        require(not Path(self.repo).is_dir(), "repo", allowed, self.repo)
         try:
             import datasets
 

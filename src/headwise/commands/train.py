@@ -244,8 +244,8 @@ class _Run:
                 # the fingerprint of the folder covers the text
                 then, now = before.get("versions", {}), versions()
                 raise RunError(
-                    f"{self.folder.path} was started with data converted by "
-                    f"{_other_versions(then, now)}, not by {_other_versions(now, then)}: "
+                    f"{self.folder.path} was started with data from "
+                    f"{_other_versions(then, now)}, not from {_other_versions(now, then)}: "
                     "install the former, or set experiment_name=… for a new folder"
                 )
             return

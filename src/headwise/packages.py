@@ -8,5 +8,5 @@ from importlib import metadata
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """Version of each package that is installed; a source tree that is not has none."""
-    found = {name: next(iter(metadata.distributions(name=name)), None) for name in names}
-    return {name: package.version for name, package in found.items() if package is not None}
+    distributions = {name: next(iter(metadata.distributions(name=name)), None) for name in names}
+    return {name: package.version for name, package in distributions.items() if package is not None}

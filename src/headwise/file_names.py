@@ -7,12 +7,16 @@ run folder.
 from __future__ import annotations
 
 import re
+import unicodedata
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from headwise.errors import require
 
 MAX_BYTES = 200  # file systems allow 255, and endings are appended
+# One spelling of a name of a class or column: files of macOS write "é" as two characters.
+nfc = partial(unicodedata.normalize, "NFC")
 _INVALID = re.compile(r"[\\\0\r\n]")
 
 

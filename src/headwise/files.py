@@ -26,6 +26,7 @@ STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders
 # Errors of the operating system on writes.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)  # of a folder
 HELD = (errno.EWOULDBLOCK, errno.EACCES)  # a lock, by another process
 # The pipe or terminal was closed.
 CLOSED = (errno.EPIPE, errno.EIO)
@@ -41,10 +42,15 @@ def is_stream(path: str | Path) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, keep: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling that replaces `path` if the block succeeds.
 
     The content is appended to a pipe or device.
+
+    Args:
+        path: of the file.
+        keep: what was written if the block fails, `<name>.<process id>.tmp`; the error has a note
+            with its path.
 
     Raises:
         HeadwiseError: the disk is full or not writable; `path` is unchanged.
@@ -56,12 +62,48 @@ def replacing(path: Path) -> Iterator[Path]:
             with open(temporary, "rb") as content, open(path, "ab") as stream:
                 shutil.copyfileobj(content, stream)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    temporary = path.with_name(f"{'' if keep else '.'}{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        yield temporary
-        with open(temporary, "rb+") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
+        with _readable_errors(path):
+            yield temporary
+            rename(temporary, path)
+    except BaseException as error:
+        if keep and temporary.is_file() and temporary.stat().st_size:
+            error.add_note(f"What was written before is in {temporary}")
+        else:
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def rename(path: Path, new: Path) -> None:
+    """Rename a file or a folder; after a loss of power, what has the new name is complete.
+
+    An existing file is replaced.
+    """
+    for part in (*path.rglob("*"), path):
+        sync(part)
+    os.replace(path, new)
+    sync(new.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk; not every file system has the latter."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in NO_SYNC):
+            raise
+
+
+@contextmanager
+def _readable_errors(path: Path) -> Iterator[None]:
+    """Raise a HeadwiseError if the disk is full, or `path` is not writable."""
+    try:
+        yield
     except (OSError, RuntimeError) as error:
         reason = _os_error(error)
         if reason is None:
@@ -72,8 +114,6 @@ def replacing(path: Path) -> Iterator[Path]:
             f"could not write {path}: {reason.strerror or reason}. {advice}"
             "Files saved before are intact."
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _os_error(error: BaseException) -> OSError | None:

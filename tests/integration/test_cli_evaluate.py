@@ -181,6 +181,19 @@ def test_run_config_cannot_write_elsewhere(
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_paths_of_a_run_are_named_before_they_are_read(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    write_sentence(tmp_path / "theirs", "x")
+    change_config(run, data__files={"x": [str(tmp_path / "theirs" / "x")]}, data__dir=str(tmp_path))
+    lines = headwise.ok("evaluate", f"run={run}", "data.test=[x]").out.splitlines()
+    assert lines[:2] == [
+        f"reading data.dir of the run: {tmp_path}",
+        f"reading data.files.x.0 of the run: {tmp_path}/theirs/x",
+    ]
+    assert not any(line.startswith("reading") for line in lines[2:])
+
+
 def test_downloads_use_the_cache_of_this_machine(
     headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

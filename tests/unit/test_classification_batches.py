@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +47,9 @@ class Corpus:
 
     def hashes(self) -> list[str]:
         return [self.identity("train"), self.identity("valid")]
+
+    def packages(self, splits: Sequence[str]) -> Sequence[str]:
+        return ()
 
     def path(self, split: str) -> Path:
         return Path(f"{split}.tsv")

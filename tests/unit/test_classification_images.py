@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import unicodedata
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -254,3 +255,17 @@ def test_patches_are_mapped_linearly_and_pixels_by_value() -> None:
     pixels.weight.data = torch.cat((red, green, blue))
     states = pixels(torch.tensor([[[255, 0, 7]]], dtype=torch.uint8))
     torch.testing.assert_close(states, (red[255] + green[0] + blue[7])[None, None])
+
+
+def test_classes_of_folders_are_the_same_in_every_normal_form(tmp_path: Path) -> None:
+    """A copy of a folder from macOS is the same data, in the same order."""
+    images = random_images(2, 4, 6, 3)
+    for form in ("NFC", "NFD"):
+        names = [unicodedata.normalize(form, name) for name in ("cafz", "café")]
+        for split in ("train", "valid", "test"):
+            write_pictures(tmp_path / form / split, dict.fromkeys(names, images))
+    composed_, decomposed = (folder(tmp_path / form) for form in ("NFC", "NFD"))
+    assert composed_.hashes() == decomposed.hashes()
+    rows = [(image.tobytes(), label) for image, label in composed_.rows("train")]
+    assert rows == [(image.tobytes(), label) for image, label in decomposed.rows("train")]
+    assert prepare_classes(decomposed, None).labels == ["cafz", "café"]

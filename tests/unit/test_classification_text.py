@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -287,3 +288,26 @@ def test_missing_split_is_named(folder: Path) -> None:
 def test_wrong_settings_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         corpus(folder, **changes)
+
+
+DECOMPOSED = functools.partial(unicodedata.normalize, "NFD")  # as macOS writes names
+
+
+@pytest.mark.parametrize("ending", ["tsv", "jsonl", "parquet"])
+def test_labels_and_columns_are_the_same_in_every_normal_form(tmp_path: Path, ending: str) -> None:
+    rows = [("café", "a"), (DECOMPOSED("café"), "b"), ("thé", "c")]
+    for split, header in (
+        ("train", ("mot-clé", "text")),
+        ("valid", (DECOMPOSED("mot-clé"), "text")),
+    ):
+        write_table(tmp_path / "text" / f"{split}.{ending}", rows, header)
+    for labels in (None, ["café", "thé"], [DECOMPOSED("café"), "thé"]):
+        text = corpus(tmp_path / "text", label=DECOMPOSED("mot-clé"), labels=labels, test=[])
+        prepared = prepare_classes(text, BYTES)
+        assert prepared.labels == ["café", "thé"]
+        assert prepared.report["splits"]["valid"] == {"café": 2, "thé": 1}
+    # those of a run of an earlier version
+    earlier = prepare_classes(text, BYTES, [DECOMPOSED("café"), "thé"], ["valid"])
+    assert earlier.split("valid").classes.tolist() == [0, 0, 1]
+    with pytest.raises(ConfigError, match="two or more different names"):
+        corpus(tmp_path / "text", labels=["café", DECOMPOSED("café")])

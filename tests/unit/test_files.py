@@ -5,15 +5,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from headwise.commands.output import input_lines, write_blocks
+from headwise.data.cache import make_once
+from headwise.data.tokenizer import BYTE_MODEL, Tokenizer
 from headwise.errors import HeadwiseError, RunError
 from headwise.files import (
     is_locked,
@@ -179,3 +187,62 @@ def test_streams_end_no_work(streams: str, environment: dict[str, str], tmp_path
     assert process.returncode == 0, process.stderr
     assert result.read_text() == "done"
     assert b"Error" not in process.stderr
+
+
+def make_cached(folder: Path) -> None:
+    make_once(folder / "x", lambda partial: {"n": (partial / "ids").write_bytes(b"1234")})
+
+
+@pytest.mark.parametrize(
+    ("write", "files"),
+    [
+        (lambda folder: write_text(folder / "x", "text"), {f".x.{os.getpid()}.tmp"}),
+        (lambda folder: Tokenizer(BYTE_MODEL).save(folder / "x"), {f".x.{os.getpid()}.tmp"}),
+        (make_cached, {"ids", "manifest.json", "x.partial"}),
+    ],
+)
+def test_what_has_its_name_survives_a_loss_of_power(
+    write: Any, files: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    name_of = lambda number: Path(os.readlink(f"/proc/self/fd/{number}")).name  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda number: done.append(name_of(number)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("="), os.rename(*paths)))
+    write(tmp_path)
+    assert set(done[:-2]) == files
+    assert done[-2:] == ["=", tmp_path.name]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_folders_that_cannot_be_flushed_are_left(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(HeadwiseError) if number == errno.EIO else nullcontext():
+        write_text(tmp_path / "x", "text")
+    assert (tmp_path / "x").read_text() == "text"
+
+
+def test_lines_are_written_while_others_are_made(tmp_path: Path) -> None:
+    partial = tmp_path / f"out.{os.getpid()}.tmp"
+
+    def blocks() -> Iterator[list[str]]:
+        yield ["a", "b"]
+        assert partial.read_text() == "a\nb\n"
+        yield ["c"]
+
+    write_blocks(str(tmp_path / "out"), blocks())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out").read_text() == "a\nb\nc\n"
+
+
+def test_input_is_never_all_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("a line of text\n" * 100_000)
+    tracemalloc.start()
+    assert sum(1 for _ in input_lines(str(tmp_path / "in"))) == 100_000
+    assert tracemalloc.get_traced_memory()[1] < 500_000
+    tracemalloc.stop()

@@ -6,21 +6,30 @@ import dataclasses
 import multiprocessing
 import os
 import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from sentencepiece import sentencepiece_model_pb2
 
 from fake_corpora import corpus, options, pairs_of, prepare
+from headwise.config.data import CleaningConfig, ImageDataConfig, MusicDataConfig
+from headwise.config.schema import TokenizerConfig
+from headwise.data.images import ImageCorpus
 from headwise.data.prefetch import DEPTH
+from headwise.data.tokenizer import Tokenizer
 from headwise.data.tokenizer_training import train_tokenizer_pair
 from headwise.data.workers import run_in_process
 from headwise.errors import ConfigError, DataError, HeadwiseError
+from headwise.tasks.stream.music import MusicCorpus, write_wav
+from headwise.tasks.stream.stream import prepare_tokens
 from headwise.tasks.translation import encoding
 from headwise.tasks.translation.epochs import EpochSplits
 from headwise.tasks.translation.prepare import PreparedCorpus
+from published_images import random_images, write_pictures
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -295,3 +304,62 @@ class TestEpochSplits:
         }
         assert remaining_epochs == set(range(3, last + 1))
         assert splits(1).source.flat[:5].tolist() == first_ids[0]
+
+
+def moses(folder: Path) -> str:
+    cleaning = CleaningConfig(max_target_moses_tokens=40)
+    text = corpus()
+    text = dataclasses.replace(text, config=dataclasses.replace(text.config, cleaning=cleaning))
+    prepared = prepare(text, folder)
+    return f"{prepared.fingerprint} {prepared.corpus.train_text().paths[0]}"
+
+
+def tokens_of(kind: Any, config: Any, folder: Path, **settings: Any) -> str:
+    data = config(name="x", dir=str(folder), test=[], **settings)
+    return prepare_tokens(kind(data, folder / "cache"), TokenizerConfig("byte")).fingerprint
+
+
+def pictures(folder: Path) -> str:
+    if not (folder / "train").is_dir():
+        write_pictures(folder, dict.fromkeys(("train", "valid"), random_images(1, 4, 6, 3)))
+    return tokens_of(ImageCorpus, ImageDataConfig, folder, shape=[4, 6, 3], window=72)
+
+
+def music(folder: Path) -> str:
+    for split in ("train", "valid"):
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        write_wav(folder / split / "a.wav", np.zeros(100, np.float32), 12_000)
+    return tokens_of(MusicCorpus, MusicDataConfig, folder)
+
+
+@pytest.mark.parametrize(
+    ("convert", "package"),
+    [(moses, "sacremoses"), (pictures, "pillow"), (music, "soxr"), (music, "soundfile")],
+)
+def test_data_of_another_version_of_a_converter_are_converted_again(
+    convert: Any, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, found = convert(tmp_path), metadata.distributions
+
+    def other(name: str) -> Any:
+        return iter([Mock(version="9")] if name == package else found(name=name))
+
+    assert convert(tmp_path) == first
+    monkeypatch.setattr(metadata, "distributions", other)
+    assert not set(convert(tmp_path).split()) & set(first.split())
+
+
+def test_given_tokenizers_with_other_scores_of_the_same_tokens_are_others(tmp_path: Path) -> None:
+    origin = prepare(corpus(), tmp_path / "cache", options(kind="unigram")).tokenizers
+    model = sentencepiece_model_pb2.ModelProto.FromString(origin.source.model_bytes)
+    for piece in model.pieces:
+        piece.score = -100.0 * (len(piece.piece) > 1)
+    other = Tokenizer(model.SerializeToString())
+    prepared = []
+    for tokenizer in (origin.source, other):
+        tokenizer.save(tmp_path / "tokenizer.model")
+        given_options = options(kind="given", folder=str(tmp_path))
+        prepared.append(prepare(corpus(), tmp_path / "cache", given_options))
+    assert prepared[0].vocabulary == prepared[1].vocabulary
+    assert prepared[0].fingerprint != prepared[1].fingerprint
+    assert prepared[0].report["train"] != prepared[1].report["train"]

@@ -45,8 +45,6 @@ def evaluate(config: EvaluateConfig) -> None:
     else:
         folder, chosen = config.data.dir, config.data.test
         splits = list(chosen or run.test_sets(folder) or [run.config.data.valid])
-        for split in splits:
-            check_file_name("data.test", split)
         data = run.data(splits, folder)
     name = config.name or f"results-{config.checkpoint}"
     path = out.path / f"{name}.json"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from headwise.data.sources.lines import decoded_lines, stream_lines
 from headwise.errors import DataError, require
-from headwise.files import STDOUT, check_output, is_stream, write_text
+from headwise.files import STDIN, STDOUT, check_output, is_stream, replacing
 
 
 def check_paths(
@@ -32,8 +34,23 @@ def check_paths(
         check_output(output)
 
 
+def input_lines(path: str | None) -> Iterator[str]:
+    """Yield the lines of a file, or of standard input, which are never all in memory.
+
+    Raises:
+        DataError: a line that is not text; of a file that can be read twice before the first line.
+    """
+    if path in (None, STDIN):
+        return decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
+    if not is_stream(path):
+        deque(stream_lines(Path(path), may_be_empty=True), maxlen=0)
+    return stream_lines(Path(path), may_be_empty=True)
+
+
 def write_blocks(output: str | None, blocks: Iterable[Sequence[str]]) -> None:
-    """Write blocks of lines as UTF-8: each at once to a stream, all atomically to a file.
+    """Write each block of lines at once as UTF-8; a file has its name when all are written.
+
+    Until then, and after an error, the lines are in `<output>.<process id>.tmp`.
 
     Args:
         output: a file, pipe or device; None: standard output.
@@ -47,7 +64,8 @@ def write_blocks(output: str | None, blocks: Iterable[Sequence[str]]) -> None:
         with open(output, "ab") as stream:
             _write(stream, texts)
     else:
-        write_text(Path(output).resolve(), "".join(texts))
+        with replacing(Path(output).resolve(), keep=True) as path, open(path, "wb") as stream:
+            _write(stream, texts)
 
 
 def _write(stream: IO[bytes], texts: Iterable[str]) -> None:

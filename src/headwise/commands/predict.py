@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from headwise.commands.output import check_paths, write_blocks
+from headwise.commands.output import check_paths, input_lines, write_blocks
 from headwise.config.commands import PredictConfig
 from headwise.data.file_corpus import files_below
-from headwise.data.sources.lines import decoded_lines, read_lines
 from headwise.data.sources.tables import check_columns, table_rows, table_stem
 from headwise.errors import DataError
 from headwise.files import STDIN
@@ -53,10 +51,7 @@ def _texts(columns: Sequence[str], path: str | None) -> Iterator[Texts]:
         raise DataError(f"input={path} is a folder, but the run classifies text: name a file")
     if path is not None and table_stem(Path(path)):
         return _of_table(Path(path), columns)
-    if path not in (None, STDIN):
-        return _of_lines(iter(read_lines(Path(path), may_be_empty=True)), path, columns)
-    lines = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
-    return _of_lines(lines, "stdin", columns)
+    return _of_lines(input_lines(path), "stdin" if path in (None, STDIN) else path, columns)
 
 
 def _of_table(path: Path, columns: Sequence[str]) -> Iterator[Texts]:

@@ -34,7 +34,7 @@ from headwise.analysis.tables import HEAD_KEY
 from headwise.config.commands import PruneConfig
 from headwise.config.folders import group_node
 from headwise.errors import ConfigError, RunError, refuse, require
-from headwise.files import write_json, write_text
+from headwise.files import rename, write_json, write_text
 from headwise.metrics.metric import Floats
 from headwise.metrics.significance import paired_bootstrap
 from headwise.model.family import Model, n_parameters
@@ -237,7 +237,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> None:
         _copy_data(run.task.data_files, run.folder, partial)
         save_checkpoint(partial.checkpoints / "best.pt", {"model": smaller.state_dict()})
         partial.write_json("pruned.json", about)
-        partial.path.rename(path)  # atomic
+        rename(partial.path, path)  # atomic
     finally:
         shutil.rmtree(partial.path, ignore_errors=True)
     print(

@@ -29,7 +29,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from headwise.commands.sweep import SEARCHERS
 from headwise.config.schema import Config
 from headwise.errors import ConfigError, refuse
-from headwise.files import is_locked, lock, locked
+from headwise.files import is_locked, lock, locked, replacing, write_text
 from headwise.seed import derived_seed
 from headwise.tasks.check import monitored
 from headwise.tasks.task import task_of
@@ -242,7 +242,7 @@ def write_outputs(study: Study, folder: Path) -> None:
 
     from headwise.plots.style import failure_as_warning  # imports seaborn
 
-    study.trials_dataframe().to_csv(folder / "trials.csv", index=False)
+    write_text(folder / "trials.csv", study.trials_dataframe().to_csv(index=False))
     finished = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     if len({trial.value for trial in finished}) < 2:
         return
@@ -258,5 +258,6 @@ def write_outputs(study: Study, folder: Path) -> None:
             with failure_as_warning(name):
                 figure = draw(study).figure
                 for kind in ("png", "svg"):
-                    figure.savefig(folder / f"{name}.{kind}", bbox_inches="tight")
+                    with replacing(folder / f"{name}.{kind}") as temporary:
+                        figure.savefig(temporary, format=kind, bbox_inches="tight")
             pyplot.close("all")

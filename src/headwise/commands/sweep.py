@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from headwise.errors import ConfigError, Interrupted, Pruned, require
-from headwise.files import read_json, write_json
+from headwise.files import read_json, write_json, write_text
 
 SEARCHERS = "searchers"  # folder of a search, see `headwise.commands.search`
 
@@ -147,7 +147,7 @@ class Sweep:
 
         _, tables = sweep_tables(jobs)
         text = "\n".join(table.markdown() for table in tables)
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
         print(f"\nmeans over seeds, written to {path}\n{text}\n")
         print(f"as LaTeX and CSV: headwise table 'runs=[{self.folder}]'")
 

@@ -28,7 +28,7 @@ from headwise.errors import Interrupted, RunError
 from headwise.files import output_to, read_json, remove_partial
 from headwise.model.family import Model
 from headwise.precision import use_deterministic_kernels
-from headwise.runs.environment import git_commit, rank_variables, versions
+from headwise.runs.environment import CONVERTERS, git_commit, rank_variables, versions
 from headwise.runs.failure import error_recorded
 from headwise.runs.folder import RunFolder
 from headwise.runs.listing import Summary
@@ -131,9 +131,10 @@ def train(
     return folder.path
 
 
-def _tokenizer_versions(versions: Mapping[str, str]) -> str:
-    """Versions of the packages that affect tokenization."""
-    return " and ".join(f"{name} {versions.get(name)}" for name in ("headwise", "sentencepiece"))
+def _other_versions(versions: Mapping[str, str], others: Mapping[str, str]) -> str:
+    """Versions of the packages that convert data, of those that differ from others."""
+    differing = [name for name in CONVERTERS if versions.get(name) != others.get(name)]
+    return " and ".join(f"{name} {versions.get(name)}" for name in differing or CONVERTERS[:1])
 
 
 @contextmanager
@@ -238,10 +239,10 @@ class _Run:
             before = read_json(path)
             if before["fingerprint"] != prepared.fingerprint:
                 # the fingerprint of the folder covers the text
+                then, now = before.get("versions", {}), versions()
                 raise RunError(
-                    f"{self.folder.path} was started with tokens from "
-                    f"{_tokenizer_versions(before.get('versions', {}))}, not from "
-                    f"{_tokenizer_versions(versions())}: "
+                    f"{self.folder.path} was started with data from "
+                    f"{_other_versions(then, now)}, not from {_other_versions(now, then)}: "
                     "install the former, or set experiment_name=… for a new folder"
                 )
             return

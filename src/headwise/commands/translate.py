@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from headwise.commands.output import check_paths, write_blocks
+from headwise.commands.output import check_paths, input_lines, write_blocks
 from headwise.config.commands import TranslateConfig
-from headwise.data.sources.lines import decoded_lines, read_lines
+from headwise.data.sources.lines import read_lines, stream_lines
 from headwise.errors import HeadwiseError
-from headwise.files import STDIN, STDOUT
+from headwise.files import STDIN, STDOUT, is_stream
 from headwise.tasks.load import load_selected
 from headwise.tasks.translation.run import TranslationRun
 
@@ -23,20 +23,19 @@ def translate(config: TranslateConfig) -> None:
     paths = {"input": config.input, "reference": config.reference}
     check_paths(config.buffer_size, config.output, paths)
     run: TranslationRun = load_selected(config.run, config, "translate")
-    sources: Iterable[str]
-    if config.input not in (None, STDIN):
-        sources = read_lines(Path(config.input), may_be_empty=True)
-        if config.reference is None and run.model.max_source is not None:
-            run.translator.check_sources(list(map(run.normaliser.source, sources)))
-    elif config.reference is None and config.output in (None, STDOUT) and sys.stdin.isatty():
+    is_typed = config.input in (None, STDIN) and config.output in (None, STDOUT)
+    if is_typed and config.reference is None and sys.stdin.isatty():
         _interactive(run)
         return
-    else:
-        sources = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
+    sources = input_lines(config.input)
     if config.reference is not None:
         blocks = iter([_score_lines(run, list(sources), read_lines(Path(config.reference), True))])
     else:
-        blocks = _translated_blocks(run, iter(sources), config.buffer_size, config.progress)
+        path = Path(config.input or STDIN)
+        if run.model.max_source is not None and not is_stream(path):  # fail before translating
+            for number, line in enumerate(stream_lines(path, may_be_empty=True), 1):
+                run.translator.check_sources([run.normaliser.source(line)], number)
+        blocks = _translated_blocks(run, sources, config.buffer_size, config.progress)
     write_blocks(config.output, blocks)
 
 

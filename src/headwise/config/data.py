@@ -7,7 +7,10 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from headwise.config.text_and_paths import path
+from headwise.config.text_and_paths import changed_texts, path
+from headwise.file_names import nfc
+
+NAMES = "labels", "columns", "text", "label", "pair"  # of classes and columns
 
 
 @dataclass
@@ -27,6 +30,11 @@ class FilesConfig:
     warmup_updates: int = 4000  # suggested for data of this size
     licence: str = MISSING
     notes: str = ""
+
+    def __post_init__(self) -> None:
+        for key in NAMES:
+            if hasattr(self, key):
+                setattr(self, key, changed_texts(nfc, getattr(self, key)))
 
 
 @dataclass

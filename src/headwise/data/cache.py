@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.data.sources.digest import combined_digest
-from headwise.files import locked
+from headwise.file_names import check_file_name
+from headwise.files import locked, rename
 
 MANIFEST = "manifest.json"
 
@@ -43,9 +44,14 @@ def prepared(
     Args:
         cache_dir: of all data.
         name: the beginning of the folder's name.
-        identity: all that the files depend on, as plain types.
+        identity: all that the files depend on, as plain types; "splits" names files.
         make: fills the folder.
+
+    Raises:
+        ConfigError: a name that is a path.
     """
+    for file in (name, *identity.get("splits", ())):
+        check_file_name("data.name or a split", file)
     digest = combined_digest([json.dumps(identity, sort_keys=True)])
     folder = cache_dir / "encoded" / f"{name}-{digest[:16]}"
     return folder, digest, make_once(folder, make)
@@ -64,7 +70,7 @@ def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any
         (partial / MANIFEST).write_text(record, encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
-        partial.rename(folder)
+        rename(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

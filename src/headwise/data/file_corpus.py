@@ -14,7 +14,7 @@ from headwise.data.sources.digest import FileHashes, combined_digest
 from headwise.data.sources.folder import splits_there
 from headwise.data.sources.origins import local_folder
 from headwise.errors import DataError
-from headwise.file_names import check_file_name
+from headwise.file_names import check_file_name, nfc
 
 C = TypeVar("C", bound=DensityDataConfig)
 
@@ -42,6 +42,10 @@ class Corpus(Protocol):
         """Hash of the content of a split, and of the settings of reading."""
         ...
 
+    def packages(self, splits: Sequence[str]) -> Sequence[str]:
+        """Packages that convert the files of splits; another version may give other values."""
+        return ()
+
 
 @dataclass(frozen=True)
 class FileCorpus(Corpus, Generic[C]):
@@ -64,7 +68,8 @@ class FileCorpus(Corpus, Generic[C]):
         """Hash of the files of a split, their paths in its folder, and the settings of reading."""
         files, folder = self.files(split), f"{(self.folder or Path()) / split}{os.sep}"
         # paths name classes; elsewhere, a file is the same under another name
-        names = [name.removeprefix(folder) for name in map(str, files) if name.startswith(folder)]
+        inside = [name for name in map(str, files) if name.startswith(folder)]
+        names = [nfc(name.removeprefix(folder)) for name in inside]
         settings = json.dumps([names, self.settings(split)], sort_keys=True)
         return combined_digest([*FileHashes(self.cache_dir).of(files), settings])
 
@@ -128,7 +133,7 @@ def _walk(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
     here = (status.st_dev, status.st_ino)
     if here in above:
         return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    for entry in sorted(os.scandir(folder), key=lambda entry: nfc(entry.name)):
         if not entry.name.startswith("."):
             if entry.is_dir():
                 yield from _walk(Path(entry.path), (*above, here))

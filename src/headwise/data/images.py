@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
@@ -33,8 +33,9 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         self.check_sizes()
         for split, parts in self.config.splits.items():
             check_file_name("data.splits", split)
-            for member in (member for part in parts for member in part.get("members", [])):
-                check_relative_path(f"data.splits.{split}.members", member)
+            files = [file for part in parts for file in part.get("members", [])]
+            for file in files + [part["names"] for part in parts if "names" in part]:
+                check_relative_path(f"data.splits.{split}.members", file)
 
     def check_sizes(self) -> None:
         """Raise `ConfigError` for other sizes that do not fit the shape."""
@@ -46,6 +47,10 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
     def archives(self) -> Archives:
         """The published archives."""
         return Archives(self.config.name, self.config.archives, self.cache_dir, self.folder)
+
+    def packages(self, splits: Sequence[str]) -> Sequence[str]:
+        files = () if self.config.splits else (path for s in splits for path in self.files(s))
+        return ["pillow"] if any(path.suffix != ".npy" for path in files) else []
 
     def settings(self, split: str) -> Any:
         return [self.config.shape, self.parts(split) if self.config.splits else []]

@@ -20,6 +20,7 @@ import sentencepiece
 from headwise.data.bpe_dropout import DropoutSegmenter
 from headwise.data.store import id_dtype
 from headwise.errors import ConfigError, DataError
+from headwise.files import replacing
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 MASK = UNK  # of masked language models: an id that lossless text never contains
@@ -101,7 +102,8 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write the model to one file."""
-        Path(path).write_bytes(self.model_bytes)
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(self.model_bytes)
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
         return Tokenizer, (self.model_bytes,)
@@ -206,6 +208,10 @@ class TokenizerPair:
     def sizes(self) -> dict[str, int]:
         """Vocabulary size of each side."""
         return {"source": self.source.vocab_size, "target": self.target.vocab_size}
+
+    def content(self) -> str:
+        """Hash of both models: the same tokens with other scores encode a text otherwise."""
+        return hashlib.sha256(self.source.model_bytes + self.target.model_bytes).hexdigest()
 
     def fingerprint(self) -> str:
         """Hash of both lists of tokens."""

@@ -106,7 +106,7 @@ def tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
     """What the tokens of a text depend on, besides the text."""
     loaded = load_tokenizers(config)
     # of the folder its content; dropout is used only to sample an epoch
-    options = asdict(config) | {"folder": loaded and loaded.fingerprint(), "dropout": 0.0}
+    options = asdict(config) | {"folder": loaded and loaded.content(), "dropout": 0.0}
     return {"sentencepiece": importlib.metadata.version("sentencepiece"), "tokenizer": options}
 
 

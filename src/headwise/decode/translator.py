@@ -174,13 +174,13 @@ class Translator:
         check_lengths("source", lengths, self.model.max_source, first_line)
         return ids
 
-    def check_sources(self, sentences: Sequence[str]) -> None:
+    def check_sources(self, sentences: Sequence[str], first_line: int = 1) -> None:
         """Raise the error that `translate` would raise for these sentences.
 
         Raises:
             DataError: a sentence above the maximum length, by line number.
         """
-        self._source_ids(sentences)
+        self._source_ids(sentences, first_line)
 
     @contextmanager
     def _for_search(self, n_tokens: int) -> Iterator[TranslationModel]:

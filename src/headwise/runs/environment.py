@@ -7,13 +7,15 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import ConfigError
+from headwise.packages import package_versions
 
-PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "numpy")
+# those that convert data
+CONVERTERS = ("headwise", "sentencepiece", "sacremoses", "soundfile", "soxr", "pillow")
+PACKAGES = (*CONVERTERS, "torch", "hydra-core", "sacrebleu", "numpy")
 STARTED = "torchrun sets it, and one process needs no WORLD_SIZE"
 
 
@@ -64,13 +66,7 @@ def complete_environment() -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect results."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue  # a source tree that is not installed has no version
-    return versions
+    return {"python": platform.python_version(), **package_versions(PACKAGES)}
 
 
 def git_commit() -> dict[str, Any] | None:

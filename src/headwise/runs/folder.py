@@ -27,6 +27,7 @@ from headwise.files import (
     matching_paths,
     read_json,
     replacing,
+    sync,
     write_json,
     write_text,
 )
@@ -131,6 +132,7 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             (self.path / ".lock").touch()
+            sync(self.path.parent)  # the name of a new one
         except OSError as error:
             raise RunError(
                 f"cannot write the run folder {self.path}: {error.strerror}. Set paths.outputs to "

@@ -22,6 +22,7 @@ import numpy as np
 from headwise.config.saved import current, named
 from headwise.config.schema import Config
 from headwise.errors import RunError, meant
+from headwise.file_names import check_file_name
 from headwise.files import read_json, replacing
 from headwise.runs.fingerprint import comparable
 from headwise.runs.folder import (
@@ -195,6 +196,7 @@ def archived(folder: Path, kind: type[R]) -> Iterator[R]:
             for content in map(json.loads, lines):
                 if content["format"] != FORMAT:
                     raise RunError(f"{folder} has format {content['format']}, expected {FORMAT}")
+                check_file_name(f"{folder / ARCHIVE}: run", content["run"])
                 present = frozenset(PARTS[name] for name in PARTS if name in content)
                 yield kind(folder / content["run"], content, present)
     except (lzma.LZMAError, EOFError, ValueError, KeyError, TypeError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from headwise.config.instantiate import fits, type_hints
 from headwise.errors import RunError
+from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.track.base import HeadValues
 
@@ -74,6 +75,8 @@ class Results:
     def of(cls, content: Mapping[str, Any], path: Path) -> Results | None:
         """The content of results.json; see `read`."""
         check_content(content, cls, path)
+        for split in content.get("scores", ()):  # a part of the names of files
+            check_file_name(f"{path}: split", split)
         is_finished = content.get("status") == FINISHED
         return cls(**content) if is_finished else None
 

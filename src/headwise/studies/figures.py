@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from headwise.analysis.tables import DENSITY, LAYERS, LENGTHS, Table, read_settings
+from headwise.file_names import check_file_name
 from headwise.plots import runs as plots
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
@@ -49,6 +50,8 @@ def draw_figures(runs: Sequence[SavedRun], output: Path) -> list[Path]:
         DataError: another version wrote a table.
     """
     figures = figures_of(runs)
+    for name in figures:
+        check_file_name("name of a figure", name)
     return [file for name, figure in figures.items() for file in save(figure, output / name)]
 
 

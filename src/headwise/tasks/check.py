@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from headwise.attention.build import completed
 from headwise.config.instantiate import instantiate
 from headwise.config.saved import named
 from headwise.config.schema import SITE_GROUPS, Config
+from headwise.config.text_and_paths import texts_in
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.errors import refuse, require
 from headwise.file_names import check_file_name
@@ -35,6 +37,9 @@ def checked_task(config: Config) -> Task[Any]:
     Raises:
         ConfigError: an invalid setting.
     """
+    for key, text in texts_in(asdict(config), ""):
+        is_utf8 = not re.search("[\ud800-\udfff]", text)  # other bytes of a name of a file
+        require(is_utf8, key, "UTF-8 (HEADWISE_CACHE and HOME are in paths.cache)", text)
     task = task_of(config)
     tasks, name = getattr(config.data, "tasks", None), task.name
     allowed = f"{' or '.join(tasks or ())} with data={getattr(config.data, 'name', None)}"

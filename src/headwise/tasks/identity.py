@@ -42,7 +42,7 @@ def identity(
     if varied := costs(container, swept):
         about["swept"] = varied
     tokenizers = load_tokenizers(config.tokenizer)
-    given = [] if tokenizers is None else [tokenizers.fingerprint()]
+    given = [] if tokenizers is None else [tokenizers.content()]
     content = {"text": [*corpus.hashes(), *given], **about}
     return {"identity": fingerprint(container, content), **about}
 

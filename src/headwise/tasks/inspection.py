@@ -14,7 +14,6 @@ from headwise.analysis.survey import ColumnText
 from headwise.config.commands import PruneDataConfig
 from headwise.data.sources.lines import read_lines
 from headwise.errors import DataError
-from headwise.file_names import check_file_name
 from headwise.tasks.evaluate import most_items
 from headwise.tasks.reading import Inspected, Items, Reading, rows_of, spaced
 from headwise.tasks.task import Part, TrainedRun
@@ -41,7 +40,6 @@ def inspected(
         DataError: its text does not exist, or all its items are too long.
     """
     split = data.split or run.config.data.valid
-    check_file_name("data.split", split)
     trainer = replace(run.config.trainer, max_tokens=max_tokens)
     task = run.task.changed(trainer=trainer).plain()
     n = data.sentences

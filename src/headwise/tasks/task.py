@@ -25,6 +25,7 @@ from headwise.data.batch import Batch
 from headwise.data.file_corpus import Corpus
 from headwise.data.loader import Examples
 from headwise.data.sources.digest import content_digest, values_digest
+from headwise.data.sources.origins import log_paths
 from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
@@ -145,7 +146,7 @@ class TrainedRun:
         """Its test sets, or those of the data in a folder."""
         task, named = self.task, self.config.data.test
         saved = [] if folder else task.saved_tests(self.folder.path)
-        return named or saved or task.reading(folder).open(machine_cache_dir()).test_sets
+        return named or saved or task.reopened(folder).test_sets
 
     def data(self, splits: Sequence[str], folder: str | None = None) -> Any:
         """Splits, encoded as in the training; see `Task.restored`."""
@@ -328,6 +329,12 @@ class Task(ABC, Generic[D]):
         require(has_files, "data.dir", f"null with task={self.name}", folder)
         return self.changed(data=replace(self.config.data, dir=folder))
 
+    def reopened(self, folder: str | None) -> Any:
+        """Open the data of a run, or in another folder; its paths are logged before."""
+        task = self.reading(folder)
+        log_paths(task.config.data)
+        return task.open(machine_cache_dir())
+
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> D:
         """Splits of the data of a run, encoded as in its training.
 
@@ -340,7 +347,7 @@ class Task(ABC, Generic[D]):
             ConfigError: a split or folder that the task does not read.
             DataError: the data does not exist.
         """
-        corpus = self.reading(folder).open(machine_cache_dir())
+        corpus = self.reopened(folder)
         for split in splits:
             if split not in self.splits(corpus):
                 raise refuse("data.split", split, self.splits(corpus))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import RunError
+from headwise.files import sync
 
 
 class JsonlWriter:
@@ -37,6 +38,7 @@ class JsonlWriter:
             # Unbuffered: otherwise closing would flush a buffer, which fails a second time on a
             # full disk.
             self._file = open(self.path, "r+b" if self.path.exists() else "x+b", buffering=0)  # noqa: SIM115
+            sync(self.path.parent)  # the name of a new file
         except OSError as error:
             raise _cannot("open", self.path, error) from error
         self._n_lines, self._n_bytes = self._measure(limit=None)

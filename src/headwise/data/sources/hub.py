@@ -22,7 +22,8 @@ from headwise.data.sources.tables import (
     row_pair,
     table_rows,
 )
-from headwise.errors import ConfigError, DataError, refuse
+from headwise.errors import ConfigError, DataError, refuse, require
+from headwise.file_names import check_relative_path
 
 _SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
 
@@ -52,6 +53,7 @@ class HubSource:
         source: str = "",
         target: str = "",
     ) -> None:
+        check_relative_path("config_name", config_name)
         self.repo, self.languages = repo, (source, target)
         self.config_name, self.revision, self.folder = config_name, revision, folder
         self._splits = {name: _parse(name, spec) for name, spec in splits.items()}
@@ -132,6 +134,9 @@ class HubSource:
         name = self._rows(split)[0]
         if name in self._tables:
             return self._tables[name]
+        # `datasets` would read it
+        allowed = "a dataset on the Hub, not a folder (data.dir= sets that of a copy)"
+        require(not Path(self.repo).is_dir(), "repo", allowed, self.repo)
         try:
             import datasets
 

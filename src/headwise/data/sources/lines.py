@@ -103,12 +103,17 @@ def decoded_lines(
         raise DataError(f"{name} is empty; it must have one sentence a line")
 
 
-def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
-    """Read a file, plain or .gz, with one sentence per line."""
+def stream_lines(path: Path, may_be_empty: bool = False) -> Iterator[str]:
+    """Yield the lines of a file, plain or .gz, with one sentence per line."""
     if not (path.is_file() or is_stream(path)):
         raise DataError(f"{path} not found")
     with open_bytes(path) as stream:
-        return list(decoded_lines(stream, str(path), may_be_empty))
+        yield from decoded_lines(stream, str(path), may_be_empty)
+
+
+def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
+    """Read a file into memory; see `stream_lines`."""
+    return list(stream_lines(path, may_be_empty))
 
 
 def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:

@@ -9,15 +9,21 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from headwise.config.data import DataConfig, DensityDataConfig, LabelledDataConfig
+from headwise.config.data import DataConfig, FilesConfig, LabelledDataConfig
+from headwise.config.text_and_paths import texts_in
 from headwise.errors import DataError, refuse
+from headwise.file_names import check_relative_path
 
 DataWithOrigins = DataConfig | LabelledDataConfig
+
+log = logging.getLogger(__name__)
 
 
 class Origin(Protocol):
@@ -51,13 +57,38 @@ def known_parts(config: DataWithOrigins, split: str, known: Collection[str]) -> 
     return parts
 
 
-def local_folder(config: DataWithOrigins | DensityDataConfig) -> Path | None:
+def local_folder(config: FilesConfig) -> Path | None:
     """The user's folder: `data.dir` or, if it exists, `$HEADWISE_DATA/<data.folder>`."""
     if config.dir is not None:
         return Path(config.dir)
     root = os.environ.get("HEADWISE_DATA")
-    folder = Path(root or "").expanduser() / (config.folder or "")
-    return folder if root and config.folder and folder.is_dir() else None
+    if not (root and config.folder):
+        return None
+    check_relative_path("data.folder", config.folder)
+    folder = Path(root).expanduser() / config.folder
+    return folder if folder.is_dir() else None
+
+
+def log_paths(config: Any) -> None:
+    """Log once each path outside of the cache that the data of a run are read from.
+
+    The run may be another person's: its paths are read as they are written. Those in a folder that
+    is logged are not logged.
+    """
+    folder = local_folder(config) if isinstance(config, FilesConfig) else None
+    if folder is not None:
+        _log_path("data.dir" if config.dir else "data.folder", str(folder))
+    elif isinstance(config, DataConfig) or getattr(config, "downloads", False):
+        return  # names in published archives
+    named = {key: getattr(config, key, None) for key in ("file", "files")}
+    for key, path in texts_in(named, "data"):
+        if folder is None or os.path.isabs(path) or ".." in Path(path).parts:
+            _log_path(key, str((folder or Path()) / path))
+
+
+@cache
+def _log_path(key: str, path: str) -> None:
+    log.info("reading %s of the run: %s", key, path)
 
 
 def origins_of(

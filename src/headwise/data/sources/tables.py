@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from headwise.data.sources.lines import check_text, decoded_lines, open_bytes
 from headwise.errors import DataError
+from headwise.file_names import nfc
 
 _BATCH_ROWS = 2048
 MAX_ROW = 2**31 - 2  # bytes, about what a cell of Parquet has at most: a row may be a book
@@ -173,11 +174,13 @@ def _parquet_rows(path: Path, select: Select) -> Iterator[Row]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path, memory_map=True) as table:
-            columns = list(select(str(path), table.schema_arrow.names))
+            stored = table.schema_arrow.names
+            chosen = set(select(str(path), list(map(nfc, stored))))
+            columns = [name for name in stored if nfc(name) in chosen]
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}, row {number}", row
+                    yield f"{path}, row {number}", {nfc(name): row[name] for name in columns}
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} is truncated, not Parquet or not UTF-8 (after row {number}: {error})"
@@ -197,7 +200,7 @@ def _json_rows(
             raise DataError(f"{where}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise DataError(f"{where}: not a JSON object")
-        yield where, row
+        yield where, {nfc(name): value for name, value in row.items()}
 
 
 def _tab_rows(
@@ -227,7 +230,7 @@ def _records(
 ) -> Iterator[Row]:
     """Numbered lines of cells as records."""
     rows = iter(rows)
-    header = list(columns) or next(rows, (1, []))[1]
+    header = list(map(nfc, columns or next(rows, (1, []))[1]))
     names = list(dict.fromkeys(header)) if columns else header
     places = {
         chosen: [place for place, column in enumerate(header) if column == chosen]

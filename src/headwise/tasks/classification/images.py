@@ -8,9 +8,10 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from headwise.data.images import ImageCorpus, ImagePart
-from headwise.data.sources.lines import decoded_lines
+from headwise.data.sources.lines import check_text, decoded_lines
 from headwise.data.sources.pictures import Image, stored_labels
 from headwise.errors import DataError, require
+from headwise.file_names import nfc
 from headwise.tasks.classification.inputs import ClassCorpus
 
 
@@ -64,7 +65,8 @@ class LabelledImages(ImageCorpus, ClassCorpus):
         folder, *below = path.relative_to(self.folder / split).parts
         if not below:
             raise DataError(f"{path} must be in a folder named after its class, in {path.parent}")
-        return folder
+        check_text(folder, str(path))
+        return nfc(folder)
 
     def _labels_of(self, part: ImagePart) -> Iterator[str]:
         names = self._names(part)
@@ -80,7 +82,7 @@ class LabelledImages(ImageCorpus, ClassCorpus):
         if "names" not in part:
             return []
         files = self.streams({"archive": part["archive"], "members": [part["names"]]})
-        return [line for opened in files for line in decoded_lines(*opened) if line]
+        return [line for opened in files for line in map(nfc, decoded_lines(*opened)) if line]
 
 
 def _of_labels(part: ImagePart) -> ImagePart:

@@ -18,6 +18,8 @@ from headwise.data.store import FlatWriter, IdStore, id_dtype
 from headwise.data.tokenizer import COLUMN, EOS, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import exact_tokenizer, tokenizer_identity
 from headwise.errors import DataError
+from headwise.file_names import nfc
+from headwise.packages import package_versions
 from headwise.progress import progress_bar
 from headwise.tasks.classification.inputs import (
     ClassCorpus,
@@ -26,7 +28,7 @@ from headwise.tasks.classification.inputs import (
     TextInputs,
 )
 
-FORMAT = 2  # increase when the files change
+FORMAT = 3  # increase when the files change
 LABELS = "labels"  # key of the report, and of the sizes
 N_VALUES = 256  # of a pixel
 
@@ -108,6 +110,7 @@ def prepare_classes(
     identity: dict[str, Any] = {
         "format": FORMAT,
         "splits": {split: corpus.identity(split) for split in splits},
+        **package_versions(corpus.packages(splits)),
         "labels": labels,
     }
     if config is not None:
@@ -171,7 +174,7 @@ def _write_classes(
     corpus: ClassCorpus, split: str, names: Sequence[str], labels: Sequence[str], path: Path
 ) -> dict[str, int]:
     """Write the numbers of the labels of examples; return the number of examples by label."""
-    numbers = {label: number for number, label in enumerate(labels)}
+    numbers = {nfc(label): number for number, label in enumerate(labels)}
     for number, name in enumerate(names):
         if name not in numbers:
             where = next(islice(corpus.names(split), number, None))

@@ -283,7 +283,7 @@ class Classification(Task[PreparedClasses]):
         self, saved: Path, splits: Sequence[str], folder: str | None = None
     ) -> PreparedClasses:
         """See `Task.restored`: with the run's tokenizer and labels."""
-        corpus = self.reading(folder).open(machine_cache_dir())
+        corpus = self.reopened(folder)
         for split in splits:
             if split not in (known := [self.config.data.train, *self.splits(corpus)]):
                 raise refuse("data.split", split, known)

@@ -24,7 +24,7 @@ from headwise.data.sources.origins import (
 )
 from headwise.data.sources.tables import Row, Select, check_columns, one_line
 from headwise.errors import DataError, refuse, require
-from headwise.file_names import check_file_name
+from headwise.file_names import check_file_name, nfc
 from headwise.tasks.classification.inputs import ClassCorpus
 
 Texts = tuple[str, ...]  # one text, or two
@@ -179,7 +179,7 @@ class LabelledText(ClassCorpus):
                 f"{where}: the label in the column {self.config.label!r} must be text or a whole "
                 f"number, got {value!r}"
             )
-        label = "" if value is None else str(int(value) if is_whole else value).strip()
+        label = "" if value is None else nfc(str(int(value) if is_whole else value)).strip()
         if not label:
             raise DataError(f"{where}: no label in the column {self.config.label!r}")
         if names is None or label in names:

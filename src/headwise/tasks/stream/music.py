@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import wave
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -66,6 +66,9 @@ class MusicCorpus(FileCorpus[MusicDataConfig]):
 
     def files(self, split: str) -> list[Path]:
         return self.files_of_folder(split, "folders of audio files (wav, flac, ogg)")
+
+    def packages(self, splits: Sequence[str]) -> Sequence[str]:
+        return "soundfile", "soxr"
 
     def settings(self, split: str) -> Any:
         return self.config.sample_rate

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.images import ImageCorpus
 from headwise.data.lossless import content_ids, ids_text, lossless
+from headwise.data.sources.origins import log_paths
 from headwise.data.sources.pictures import Image, picture, write_png
 from headwise.data.tokenizer import Tokenizer
 from headwise.decode.sampling import Sampling, draw_samples
@@ -93,6 +94,7 @@ class Samples(Generic[C]):
 
     def documents(self, split: str) -> Iterator[bytes]:
         """Return the images or pieces of a split."""
+        log_paths(self.corpus.config)
         return self.corpus.chunks(split)
 
     def n_tokens(self, n_prompt: int, length: int | None) -> int:

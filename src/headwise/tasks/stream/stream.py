@@ -28,6 +28,7 @@ from headwise.data.tokenizer_training import (
 )
 from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
+from headwise.packages import package_versions
 from headwise.progress import progress_bar
 
 FORMAT = 3  # increase when the files change
@@ -167,6 +168,7 @@ def prepare_tokens(
     identity = {
         "format": FORMAT,
         "splits": {split: corpus.identity(split) for split in splits},
+        **package_versions(corpus.packages(splits)),
         **tokenizer_identity(config),
     }
 

@@ -207,7 +207,7 @@ class StreamTask(Task[PreparedTokens]):
         self, saved: Path, splits: Sequence[str], folder: str | None = None
     ) -> PreparedTokens:
         tokenizer = replace(self.config.tokenizer, kind="given", folder=str(saved))
-        corpus = self.reading(folder).open(machine_cache_dir())
+        corpus = self.reopened(folder)
         return prepare_tokens(corpus, tokenizer, splits=splits)
 
     def places(self, model: Model) -> Places | None:

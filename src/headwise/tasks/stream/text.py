@@ -113,6 +113,7 @@ class TextCorpus(FileCorpus[TextDataConfig]):
 
     def _parts(self, split: str) -> list[Path]:
         """The files of a split that is a folder, in the order of their names; else none."""
+        check_file_name("data", split)
         files, folder = self.config.files, self.folder
         if self.config.file or self.config.downloads or not (files or folder):
             return []
@@ -211,7 +212,6 @@ class TextCorpus(FileCorpus[TextDataConfig]):
             _require_share(split, self.config.split)
             return [self.config.file]
         if not self.config.files:
-            check_file_name("data", split)
             return [f"{split}.txt"]
         if split not in self.config.files:
             raise refuse("a split of data.files", split, self.config.files)

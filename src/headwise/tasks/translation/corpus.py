@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -30,6 +30,7 @@ from headwise.data.sources.origins import (
 )
 from headwise.errors import ConfigError, DataError
 from headwise.file_names import check_file_name
+from headwise.packages import package_versions
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.tasks.translation.text import Pair, ParallelText, write_pairs
 
@@ -93,6 +94,10 @@ class ParallelCorpus(Corpus):
         """Hash of the text of a split, or of several joined by +, and of its normalisations."""
         return self._hash(split, False)
 
+    def packages(self, splits: Sequence[str]) -> Sequence[str]:
+        """See `Corpus.packages`; of cleaned text."""
+        return ("sacremoses",) if self.config.cleaning.max_target_moses_tokens else ()
+
     def _hash(self, split: str, clean: bool) -> str:
         rules = asdict(self.config.cleaning) | {"max_train_pairs": self.config.max_train_pairs}
         content = {
@@ -113,8 +118,10 @@ class ParallelCorpus(Corpus):
     def _converted(self, split: str, clean: bool, progress: bool) -> ParallelText:
         names = [f"{split}.{code}" for code in self._languages]
         kind = "cleaned" if clean else "whole"
-        key = self._hash(split, clean)[:16]
-        folder = self.cache_dir / "corpora" / self.config.name / f"{split}-{kind}-{key}"
+        key = self._hash(split, clean)
+        if clean and (packages := self.packages([split])):
+            key = combined_digest([key, json.dumps(package_versions(packages))])
+        folder = self.cache_dir / "corpora" / self.config.name / f"{split}-{kind}-{key[:16]}"
 
         def convert(partial: Path) -> dict[str, Any]:
             report = CleaningReport()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headwise.config.data import DataConfig
 from headwise.data.sources.lines import read_pairs
+from headwise.data.sources.origins import log_paths
 from headwise.errors import DataError
 from headwise.files import machine_cache_dir
 from headwise.tasks.data import Sides
@@ -55,6 +56,7 @@ def _corpus_sets(data: DataConfig, names: Sequence[str], folder: str | None) -> 
     data_dir = data.dir
     # the training text may be absent
     data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
+    log_paths(data)
     try:
         corpus = open_corpus(data, machine_cache_dir())
     except DataError as error:

@@ -124,8 +124,12 @@ def test_broken_files_are_rows(tmp_path: Path, listed: Any) -> None:
     for name, text in (("cut", '{"task": "tra'), ("foreign", '{"scores": 3}'), ("empty", "{}")):
         write_run(tmp_path / name)
         (tmp_path / name / "summary.json").write_text(text)
-    states = {name: row["status"] for name, row in listed().items()}
-    assert states == dict.fromkeys(("cut", "foreign", "empty"), "broken") | {"whole": "interrupted"}
+    write_run(tmp_path / "newer").write_json("summary.json", {"format": 3, "tasks": []})
+    rows = listed()
+    states = {name: row["status"] for name, row in rows.items()}
+    broken = ("cut", "foreign", "empty", "newer")
+    assert states == dict.fromkeys(broken, "broken") | {"whole": "interrupted"}
+    assert "format 3, written by a newer headwise" in rows["newer"]["reason"]
 
 
 def test_columns_selection_and_order(tmp_path: Path, listed: Any, printed: Any) -> None:
@@ -181,6 +185,10 @@ def test_only_queries_with_commas_need_second_quotes(headwise: CommandLine, tmp_
     listed = headwise.ok("runs", runs, 'where="update in [0, 100]"')
     assert listed.out.endswith("1 run: 1 finished\n")
     assert_rejected(headwise("runs", f"runs=[{tmp_path}/b]"), 1, "folder not found")
+    export = f"export={tmp_path}/records"
+    none = headwise("runs", runs, 'where=status == "finishd"', export)
+    assert_rejected(none, 1, "no run to export, so nothing is written")
+    assert not (tmp_path / "records").exists()
 
 
 def test_listing_does_not_reject_a_start(tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,8 +19,9 @@ from fabricated_runs import RECIPE, translations, write_run
 from headwise.commands.analyze import analyze_folders
 from headwise.config.commands import AnalyzeConfig
 from headwise.errors import RunError
-from headwise.runs.folder import ARCHIVE, RunFolder
-from headwise.runs.listing import status
+from headwise.files import write_json
+from headwise.runs.folder import ARCHIVE, RunFolder, find_folders
+from headwise.runs.listing import Summary, status
 from headwise.runs.record import (
     PARTS,
     SUMS,
@@ -77,14 +81,17 @@ def test_texts_of_the_corpus_and_logs_are_not_exported(archive: Path) -> None:
 def test_the_same_records_give_the_same_bytes(folders: Path, archive: Path, tmp_path: Path) -> None:
     for source in (folders, archive):
         export_records(find_records([str(source)], Record), tmp_path / source.name)
-        for name in (ARCHIVE, SUMS):
-            assert (tmp_path / source.name / name).read_bytes() == (archive / name).read_bytes()
-    names = {path.name for path in (tmp_path / "study").iterdir()}
-    assert names == {ARCHIVE, SUMS}, "no temporary file is left"
+        written, expected = (
+            {path.name: path.read_bytes() for path in folder.iterdir()}
+            for folder in (tmp_path / source.name, archive)
+        )
+        assert written == expected, "no temporary file is left"
+        assert len(written) == 2
 
 
 def test_exact_numbers_are_stored_in_half_the_space(archive: Path) -> None:
-    arrays = np.load(archive / SUMS)
+    (path,) = archive.glob("sums-*.npz")
+    arrays = np.load(path)
     assert arrays["b/test.translation"].dtype == np.float32  # counts
     assert arrays["b/test.loss"].dtype == np.float64
 
@@ -119,6 +126,117 @@ def test_runs_of_one_name_are_not_exported(folders: Path, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def archive_of_0_1_0(folder: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
+    """An archive with these lines and the statistics of one run."""
+    folder.mkdir()
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (folder / ARCHIVE).write_bytes(lzma.compress(text.encode()))
+    np.savez(folder / SUMS, **{"a/test.loss": np.ones((2, 3))})
+    return folder
+
+
+def test_an_archive_is_replaced_only_on_demand_and_at_once(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = archive_of_0_1_0(tmp_path / "study", [{"format": 1, "run": "a", "files": {}}])
+    runs = find_records([str(folders)], Record)
+    with pytest.raises(RunError, match=r"study is an archive already: overwrite=true"):
+        export_records(runs, path)
+    with monkeypatch.context() as patches:
+        patches.setattr(lzma, "open", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            export_records(runs, path, overwrite=True)
+    (old,) = find_records([str(path)], Record)
+    assert [name for name, _ in old.all_sums()] == ["test.loss"], "of the records that are there"
+    export_records(runs, path, overwrite=True)
+    assert [run.folder.name for run in find_records([str(path)], Record)] == ["a", "b", "c"]
+    (b,) = find_records([str(path / "b")], Record)
+    assert [name for name, _ in b.all_sums()] == ["test.loss", "test.translation"]
+    assert len(list(path.iterdir())) == 2
+    export_records([b], path, overwrite=True)
+    assert [run.folder.name for run in find_records([str(path)], Record)] == ["b"]
+    with pytest.raises(RunError, match="no run to export, so nothing is written"):
+        export_records([], tmp_path / "empty")
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_folder_of_runs_is_no_archive(folders: Path, archive: Path, tmp_path: Path) -> None:
+    above = shutil.copytree(folders, tmp_path / "runs")
+    for path in (above, above / "a", above.parent):
+        with pytest.raises(RunError, match="has runs in it"):
+            export_records([Record(folders / "b")], path)
+    for place in (above, above / "c"):  # 0.1.0 wrote archives there
+        for path in archive.iterdir():
+            shutil.copy(path, place)
+    shutil.rmtree(above / "b")
+    (above / "a" / "pruned.json").unlink()
+    (above / "a").rename(above / "new")
+    assert sorted(find_folders([str(above)])) == find_folders([f"{above}/*"])
+    assert find_folders([f"{above}/*"]) == [above / "c", above / "new"]
+    with pytest.raises(RunError, match="in an archive"):
+        find_folders([str(above / "b")])
+    for patterns in ([above], [above / "*"], [above, above / "new", above / "b"]):
+        runs = find_records([str(path) for path in patterns], Record)
+        found = {run.folder.name: run.part("data") is run.part("data") for run in runs}
+        assert found == {"a": True, "b": True, "c": False, "new": False}, "in folders, if there"
+        assert len(runs) == 4
+    assert existing_record(str(above / "new"), Record).part("metrics")
+    with pytest.raises(RunError, match=r"run=.* matches 4 runs: name one"):
+        existing_record(str(above / "*"), Record)
+
+
+def test_an_archive_listed_twice_counts_once(archive: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(archive)
+    paths = (archive, f"{archive}/", link, link / "b", archive / "[ab]")
+    assert len(find_records([str(path) for path in paths], Record)) == 3
+    assert len(find_records([str(link / "b"), str(archive / "b")], Record)) == 1
+
+
+def test_archived_runs_keep_their_states_and_results(folders: Path, tmp_path: Path) -> None:
+    """Running, interrupted, failed and pruned runs, and the results of each evaluation."""
+    names = ("running", "interrupted", "failed", "pruned", "trial")
+    for number, name in enumerate(names):
+        run = RunFolder(shutil.copytree(folders / "c", tmp_path / "runs" / name))
+        run.make()
+        Summary("own", "bleu", [f"seed={number}"], 100, update=20).write(run.path)
+        valid = {"update": 40, "valid/bleu": 7.5}
+        run.metrics.write_text(f'{json.dumps(valid)}\n{{"update": 50, "train/loss": 2.0}}\n')
+    write_json(tmp_path / "runs" / "failed" / "error.json", {"error": "E", "message": "m"})
+    write_json(tmp_path / "runs" / "trial" / "error.json", {"error": "Pruned", "message": "m"})
+    write_json(tmp_path / "runs" / "pruned" / "pruned.json", {"origin": "x"})
+    for name in ("scaled.json", "results-best.json", "my-results.json"):
+        write_json(tmp_path / "runs" / "running" / name, {"scores": {"test": {}}})
+    with RunFolder(tmp_path / "runs" / "running").claimed():
+        runs = {run.folder.name: run for run in find_records([str(tmp_path / "runs")], Record)}
+        listed = {name: status(run) for name, run in runs.items()}
+        export_records(list(runs.values()), tmp_path / "study")
+    listed["running"].pop("seconds_left")
+    archived = {run.folder.name: run for run in find_records([str(tmp_path / "study")], Record)}
+    assert {name: status(run) for name, run in archived.items()} == listed
+    assert listed["running"]["valid/bleu"] == 7.5
+    assert listed["interrupted"]["task"] == "own"
+    assert [listed[n]["status"] for n in names] == [*names[:4], "pruned"]
+    assert {run.updates for run in archived.values()} == {50}
+    for name in ("scaled.json", "results-best.json", "my-results.json"):
+        assert archived["running"].json(name) == {"scores": {"test": {}}}
+
+
+def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
+    trainer = {"monitor": "loss", "max_updates": 3}
+    targets = {
+        "SequenceTask": "sequence", "headwise.tasks.stream.masked_lm.MaskedLM": "masked_lm",
+        "MaskedLM": "masked_lm", "Translation": "translation", "mine.Majority": "majority",
+    }  # fmt: skip
+    content = {"format": 1, "overrides": [], "metrics": [{"update": 2, "valid/loss": 0.5}]}
+    configs = [{"task": {"_target_": target}, "trainer": trainer} for target in targets]
+    lines = [{**content, "run": str(n), "config": config} for n, config in enumerate(configs)]
+    archive_of_0_1_0(tmp_path / "study", lines)
+    rows = [status(run) for run in find_records([str(tmp_path / "study")], Record)]
+    assert [row["task"] for row in rows] == list(targets.values())
+    assert {(row["update"], row["valid/loss"]) for row in rows} == {(2, 0.5)}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -127,7 +245,8 @@ def test_runs_of_one_name_are_not_exported(folders: Path, tmp_path: Path) -> Non
         (lzma.compress(b"{"), "is broken: JSONDecodeError"),
         (lzma.compress(b"[]"), "is broken: TypeError"),
         (lzma.compress(b'{"run": "a"}'), "is broken: KeyError"),
-        (lzma.compress(b'{"format": 2, "run": "a"}'), "has format 2, expected 1"),
+        (lzma.compress(b'{"format": "x", "run": "a"}'), "format has a value of a wrong type"),
+        (lzma.compress(b'{"format": 3, "run": "a"}'), "has format 3, written by a newer headwise"),
     ],
 )
 def test_broken_archives_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
@@ -160,3 +279,15 @@ def test_frame_has_a_row_a_run(folders: Path, archive: Path) -> None:
     assert list(frames[0].seed) == [1, 3, 9]
     assert set(frames[0]["attention._target_"]) == {"AlphaEntmax"}
     assert frames[0]["test/bleu"].notna().tolist() == [True, True, False]
+
+
+def test_frame_tells_recipes_of_equal_settings_apart(folders: Path, tmp_path: Path) -> None:
+    swept = {"trainer.max_updates": 4, "model.recompute": True}
+    for name in ("a", "other"):
+        shutil.copytree(folders / "a", tmp_path / name)
+    about = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w", "swept": swept}
+    write_json(tmp_path / "other" / "data.json", about)
+    frame = headwise.records(tmp_path)
+    differing = [name for name in frame if frame[name].astype(str).nunique(dropna=False) > 1]
+    assert differing == ["run", "text", "vocabulary", "init_weights", "swept"]
+    assert frame.swept[1] == "trainer.max_updates=4 model.recompute=True"

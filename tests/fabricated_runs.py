@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,12 @@ def translations(n_wrong: int, seed: int = 1) -> list[str]:
     return [" ".join(words) for words in sentences]
 
 
+def hashed(scores: Mapping[str, Any], content: str | None = "0" * 16) -> dict[str, Any]:
+    """Scores with a hash of their text and items; None: as of 0.1.0."""
+    hashes = {} if content is None else {"content": content, "items": content}
+    return {name: {**entry, **hashes} for name, entry in scores.items()}
+
+
 def write_run(
     folder: Path,
     make: Any,
@@ -69,6 +75,7 @@ def write_run(
     hypotheses: Sequence[str] | None,
     test: str = "test",
     text: str = "0" * 64,
+    content: str | None = "0" * 16,
     **changes: Any,
 ) -> Path:
     """A run folder with the configuration of the overrides.
@@ -77,6 +84,7 @@ def write_run(
         make: overrides -> composed configuration.
         hypotheses: of the test set; None: the run is not finished.
         text: hash of the training text.
+        content: hash of the scored text and its items; None: as of 0.1.0.
         changes: of results.json; `machine` of environment.json.
     """
     config = make(list(overrides))
@@ -98,7 +106,7 @@ def write_run(
     evaluation = score_translations(hypotheses, REFERENCES, config.data.target)
     run.write_sums(test, "translation", evaluation.items)
     results: dict[str, Any] = {
-        "scores": {test: evaluation.scores()},
+        "scores": {test: hashed(evaluation.scores(), content)},
         "seed": config.seed,
         "updates": container["trainer"]["max_updates"],
         "stopped_early": False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,9 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.register import typed
 from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.evaluate import main_metric
-from headwise.tasks.task import Task, TrainedRun, task_of
+from headwise.tasks.task import Part, Task, TrainedRun, task_of
 
-SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16")
+SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16", "tokenizer=byte")
 
 
 def cases() -> Iterator[tuple[str, str]]:
@@ -81,3 +83,18 @@ def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task: Task[Any]) -> N
     assert issubclass(task.run, TrainedRun)
     has_method = hasattr(task.run, task.command) or hasattr(task, f"{task.command}s")
     assert has_method or not task.command
+
+
+def test_the_hashes_of_a_split_are_independent_of_the_batches(
+    task: Task[Any], tmp_path: Path
+) -> None:
+    """Also those of a task that does not define them."""
+    data = task.prepare(task.open(tmp_path))
+    split = task.config.data.valid
+    smaller = task.changed(trainer=replace(task.config.trainer, max_tokens=300))
+    sizes = {len(one.batches(data, Part(split))) for one in (task, smaller)}
+    assert len(sizes) == 2
+    for contents in (type(task).contents, Task.contents):
+        before, after = (contents(one, data, split) for one in (task, smaller))
+        assert before == after
+        assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in before)

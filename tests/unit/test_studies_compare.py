@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fabricated_runs import METRICS, REFERENCES, translations
+from fabricated_runs import METRICS, REFERENCES, hashed, translations
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig
 from headwise.metrics.metric import Measured, Metric
@@ -71,7 +71,7 @@ def make_run(
     vars(run).update(
         seed=seed,
         data={"text": "0" * 64, "train": {"pairs": train_pairs}},
-        results=Results({"test": dict(measured.scores())}),
+        results=Results({"test": hashed(measured.scores())}),
         task=Translation(config),
         references=Translation.references,
         metrics=Translation(config).metrics(),
@@ -166,9 +166,22 @@ def with_other_signature(metric: str) -> Change:
     return change
 
 
+def with_hashes(**hashes: str | None) -> Change:
+    """Return a change of hashes of a run's scores; None: removed."""
+
+    def change(run: Any) -> None:
+        for entry in run.results.scores["test"].values():
+            entry |= hashes
+            for name in [name for name, value in hashes.items() if value is None]:
+                del entry[name]
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (with_hashes(content="1" * 16), "the scored text differs "),
         (with_other_signature("bleu"), "bleu has several signatures: .*of another version in "),
         (with_other_signature("bleu_tokenised"), "bleu_tokenised has several signatures: "),
         (lambda run: run.data.update(text="1" * 64), "the training text differs "),
@@ -203,9 +216,17 @@ def test_incomparable_runs_are_not_compared(
             lambda run: vars(run).update(updates=600),
             ["600 updates instead of the recipe's 0"],
         ),
+        (with_hashes(content=None), ["no hash of it in 1 run of 0.1.0"]),
         (
-            lambda run: (run.folder / "hypotheses" / "test.ref.sha256").write_text("other"),
-            ["sparse is not tested against softmax: the references of test differ in "],
+            lambda run: (
+                with_hashes(content=None)(run),
+                (run.folder / "hypotheses" / "test.ref.sha256").write_text("other"),
+            ),
+            ["no hash", "sparse is not tested against softmax: the references of test differ in "],
+        ),
+        (
+            with_hashes(items="1" * 16),
+            [r"sparse has no p-value against softmax: the items of test \(other windows, .*/b"],
         ),
         (
             lambda run: RunFolder(run.folder).write_sums("test", "translation", np.ones((6, 44))),
@@ -266,7 +287,7 @@ def test_tables_of_each_bleu_and_of_differences(tmp_path: Path) -> None:
         "sparse": ["8.00 (1)"],
     }
     for p_value, shown in ((1 / 21, "≤ 0.05"), (2 / 21, "0.095")):
-        row = ("sparse", "mine", 1.2349, None, (-0.5, 2.0), p_value, 1, 3)
+        row = ("sparse", "mine", 1.2349, None, (-0.5, 2.0), p_value, 1, 3, True)
         of_study.differences = pd.DataFrame([row], columns=DIFFERENCES)
         difference = {table.title: table for table in tables(of_study)}[
             "Difference to softmax, in tokenised BLEU"
@@ -309,7 +330,7 @@ def make_density_run(folder: Path, seed: int, bits: float) -> Any:
     windows = np.random.default_rng(0).normal(bits, 0.001, 40)
     items = np.column_stack((windows * 10, np.full(40, 10.0)))
     RunFolder(folder).write_sums("test", "window", items)
-    run.results = Results({"test": dict(Measured(items, [BITS]).scores())})
+    run.results = Results({"test": hashed(Measured(items, [BITS]).scores())})
     run.task, run.references, run.metrics = DENSITY, None, [BITS]
     return run
 

@@ -27,6 +27,8 @@ class Score(TypedDict):
         n_bytes: number of bytes or dimensions that the tokens spell.
         low: lower bound of the 95 % bootstrap confidence interval, of a classifier.
         high: its upper bound.
+        content: hash of the split before tokenization, see `Task.contents`.
+        items: hash of the items; only scores of equal items can be paired.
     """
 
     score: float
@@ -36,6 +38,8 @@ class Score(TypedDict):
     n_bytes: NotRequired[int]
     low: NotRequired[float]
     high: NotRequired[float]
+    content: NotRequired[str]
+    items: NotRequired[str]
 
 
 @dataclass(frozen=True)

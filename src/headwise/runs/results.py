@@ -91,6 +91,15 @@ class Results:
         """Signature of the metric, as sacrebleu defines it; None if it was not computed."""
         return self._entry(split, metric).get("signature")
 
+    def content(self, split: str | None) -> str | None:
+        """Hash of a split before tokenization (`Task.contents`); None if it is not known."""
+        entries = self.scores.get(split or "", {}).values()
+        return next((entry["content"] for entry in entries if "content" in entry), None)
+
+    def items(self, split: str | None, metric: str) -> str | None:
+        """Hash of the items that a metric was computed on; None if it is not known."""
+        return self._entry(split, metric).get("items")
+
     def _entry(self, split: str | None, metric: str) -> Mapping[str, Any]:
         return self.scores.get(split or "", {}).get(metric, {})
 

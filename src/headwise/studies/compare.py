@@ -1,18 +1,26 @@
 """Rows of a study or sweep compared with a baseline, over runs paired by seed.
 
-Runs of a column are averaged and compared only if their scores have the same signature and their
-training text is the same. Otherwise the differing runs are listed.
+Runs of a column are averaged and compared only if their scores have the same signature, and neither
+their training text nor the scored text differs. Otherwise the differing runs are listed.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterator
 
 import pandas as pd
 
 from headwise.errors import DataError, RunError, counted
 from headwise.metrics.significance import mean_interval, paired_bootstrap
-from headwise.studies.scores import DIFFERENCES, Compared, check_references, saved_items
+from headwise.studies.scores import (
+    DIFFERENCES,
+    Compared,
+    other_items,
+    same_content,
+    saved_items,
+)
 from headwise.studies.study import Column, Study
 
 MIN_TEXT_SHARE = 0.8  # of the paper's training pairs, for comparable scores
@@ -50,13 +58,14 @@ def _problems(scores: pd.DataFrame) -> Iterator[str]:
             yield f"{metric} has several signatures: {kinds}"
     if kinds := _kinds(scores, "text"):
         yield f"the training text differs (by its hash): {kinds}"
+    if kinds := _kinds(scores, "content"):
+        yield f"the scored text differs (by its hash): {kinds}"
 
 
 def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:
     if kinds := _kinds(scores, "precision"):
         yield f"runs differ in precision, which the recipe does not set: {kinds}"
-    if unknown := set(scores.run[scores.text.isna()]):
-        yield f"training text not compared: no data.json in {counted(len(unknown), 'run')}"
+    yield from unknown(scores)
     if metric not in set(scores.metric):
         yield f"no run has {metric}: it is not defined for this corpus"
     n_pairs, n_paper = scores.train_pairs.min(), spec.train_pairs
@@ -64,6 +73,17 @@ def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:
         yield (
             f"OTHER TEXT: ours was trained on {n_pairs:,.0f} pairs, the paper on about "
             f"{n_paper:,}: the scores are not comparable"
+        )
+
+
+def unknown(scores: pd.DataFrame) -> Iterator[str]:
+    """Yield which texts of the runs of a column are not known, and thus not compared."""
+    if runs := set(scores.run[scores.text.isna()]):
+        yield f"training text not compared: no data.json in {counted(len(runs), 'run')}"
+    if runs := set(scores.run[scores.content.isna()]):
+        yield (
+            f"scored text not compared, so nothing is bold: no hash of it in "
+            f"{counted(len(runs), 'run')} of 0.1.0 (scripts/hash_records.py adds it)"
         )
 
 
@@ -83,7 +103,7 @@ def differences(
     Args:
         scores: with the columns SCORES; one metric for each column.
         baseline: a row.
-        notes: column -> remarks; reasons why a row is not compared are added.
+        notes: column -> remarks; reasons why a row is not compared, or not over items, are added.
         n_resamples: of the interval over items.
     """
     rows = []
@@ -95,20 +115,25 @@ def differences(
                 continue
             first = pairs.iloc[0]
             metric = next(m for m in first.saved.metrics if m.name == first.metric)
+            runs_of_both = [*pairs.saved, *pairs.saved_of_baseline]
+            texts, n = {*pairs.text, *pairs.text_of_baseline}, len(pairs)
+            by_seed = (pairs.score - pairs.score_of_baseline).tolist()
+            mean, over_items, p_value = statistics.fmean(by_seed), None, math.nan
             try:
-                runs_of_both = [*pairs.saved, *pairs.saved_of_baseline]
-                check_references(runs_of_both, first.test)
+                is_known = same_content(runs_of_both, first.test) and len(texts) == 1
                 items = [saved_items(run, metric, first.test) for run in runs_of_both]
-                n = len(pairs)
-                over_items = paired_bootstrap(items[:n], items[n:], metric, n_resamples)
+                if reason := other_items(runs_of_both, first.test, metric.name):
+                    notes[name].append(f"{row} has no p-value against {baseline}: {reason}")
+                else:
+                    test = paired_bootstrap(items[:n], items[n:], metric, n_resamples)
+                    mean, over_items, p_value = test.difference, (test.low, test.high), test.p_value
             except (DataError, RunError) as error:
                 notes[name].append(f"{row} is not tested against {baseline}: {error}")
                 continue
-            by_seed = (pairs.score - pairs.score_of_baseline).tolist()
-            bounds = mean_interval(by_seed), (over_items.low, over_items.high)
+            bounds = mean_interval(by_seed), over_items
             sizes = n, max(len(runs), len(base))
-            mean = over_items.difference
-            rows.append((row, name, mean, *bounds, over_items.p_value, *sizes))
+            is_known &= not pd.isna([*texts]).any()
+            rows.append((row, name, mean, *bounds, p_value, *sizes, is_known))
     return pd.DataFrame(rows, columns=DIFFERENCES)
 
 

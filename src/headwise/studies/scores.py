@@ -16,9 +16,9 @@ from headwise.studies.study import Recipe, Study
 ROUNDING = 0.005  # tolerance between a saved score and the score of the saved sums
 SCORES = ("row", "column", "test", "seed", "metric", "score", "signature", "run", "saved",
           "recipe_updates", "updates", "stopped_early", "precision", "text",
-          "train_pairs", "learned")  # fmt: skip
+          "content", "train_pairs", "learned")  # fmt: skip
 DIFFERENCES = ("row", "column", "difference", "over_seeds", "over_items", "p_value", "n_seeds",
-               "n_runs")  # fmt: skip
+               "n_runs", "is_known")  # fmt: skip
 
 
 @dataclass
@@ -91,7 +91,8 @@ def score_row(
         **{"run": str(run.folder), "saved": run, "updates": run.updates},
         **{"stopped_early": results.stopped_early},
         "precision": run.settings["trainer"]["precision"],
-        **{"text": text and text[:8], "train_pairs": run.data.get("train", {}).get("pairs")},
+        **{"text": text and text[:8], "content": results.content(test)},
+        **{"train_pairs": run.data.get("train", {}).get("pairs")},
         "learned": True,
     }
 
@@ -109,6 +110,31 @@ def saved_items(run: SavedRun, metric: Metric, test: str) -> Floats:
             f"the sums in {run.folder} give {score:.2f}, its results.json has {saved:.2f}"
         )
     return items
+
+
+def same_content(runs: Sequence[SavedRun], test: str) -> bool:
+    """Whether finished runs were scored on the same text; False if it is not known of one.
+
+    Raises:
+        DataError: the texts differ; of runs without hashes the references, if they have some.
+    """
+    folders = {run.results and run.results.content(test): run.folder for run in runs}
+    is_known = folders.pop(None, None) is None
+    if len(folders) > 1:
+        names = ", ".join(map(str, folders.values()))
+        raise DataError(f"the text of {test} differs (by its hash) in {names}")
+    if not is_known:
+        check_references(runs, test)
+    return is_known
+
+
+def other_items(runs: Sequence[SavedRun], test: str, metric: str) -> str | None:
+    """Return why items of one text cannot be paired; None if they can, or no hashes are known."""
+    folders = {run.results and run.results.items(test, metric): run.folder for run in runs}
+    folders.pop(None, None)
+    names = ", ".join(map(str, folders.values()))
+    reason = f"the items of {test} (other windows, masks or tokens) differ (by their hash) in"
+    return f"{reason} {names}" if len(folders) > 1 else None
 
 
 def check_references(runs: Sequence[SavedRun], test: str) -> None:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from headwise.runs.fingerprint import deciding
 from headwise.runs.results import Results
-from headwise.studies.compare import differences
+from headwise.studies.compare import differences, unknown
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, TextTable, mean_and_deviation
 from headwise.studies.scores import SCORES, Compared, score_row
@@ -58,7 +58,8 @@ def sweep_tables(
     of_columns = scores.drop_duplicates("column").itertuples()
     metrics = {row.column: row.saved.metric for row in of_columns}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
-    compared.notes = {column: [] for column in metrics}
+    by_column = scores.groupby("column", sort=False)
+    compared.notes = {column: [*unknown(of_column)] for column, of_column in by_column}
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)

@@ -173,7 +173,7 @@ def difference_table(
             if texts:
                 label = f"{study.columns[name].label} {ARROWS[compared.signs[name]]}"
                 cells[f"{label}, {study.labels[row]}"] = texts
-                bold.append(ours is not None and supported(ours.over_seeds))
+                bold.append(ours is not None and ours.is_known and supported(ours.over_seeds))
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna(EMPTY)
     notes = [ARROW_NOTE]
     if len(compared.differences):
@@ -181,7 +181,8 @@ def difference_table(
             "Ours: mean over the n seeds that both rows have (n; n of m if a row has m seeds, and "
             "thus another mean in the table above).",
             "Over seeds: Student's t interval of the differences of runs paired by seed; bold: it "
-            "excludes 0. It is not corrected for the number of cells.",
+            "excludes 0, and training and scored text are known to be the same (by their hashes). "
+            "It is not corrected for the number of cells.",
             "Over items: paired bootstrap over the items of the test set (Koehn 2004), "
             f"{n_resamples:,} draws, the same items for both rows and all seeds; of windows of one "
             "text, blocks of neighbours.",
@@ -197,12 +198,12 @@ def _difference_texts(row: Any, decimals: int, n_resamples: int) -> dict[str, st
     """Return the texts of a row of `headwise.studies.compare.differences`."""
     total = f" of {row.n_runs}" if row.n_runs > row.n_seeds else ""
     smallest = 1 / (n_resamples + 1)
-    shown_p = f"{row.p_value:.{3 if row.p_value >= 0.001 else 4}f}"
+    shown_p = f"{row.p_value:.{3 if row.p_value >= 0.001 else 4}f}" if row.over_items else EMPTY
     return {
         "ours": f"{signed(row.difference, decimals)} ({row.n_seeds}{total})",
         OVER_SEEDS: interval(row.over_seeds, decimals),
         OVER_ITEMS: interval(row.over_items, decimals),
-        P_VALUE: shown_p if row.p_value > smallest else f"≤ {smallest:.1g}",
+        P_VALUE: f"≤ {smallest:.1g}" if row.p_value <= smallest else shown_p,
     }
 
 

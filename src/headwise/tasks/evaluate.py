@@ -88,6 +88,9 @@ def score(
     for part in evaluation.measured:
         scores |= scores_with_intervals(part)
     if ranks.is_main:
+        content, items = task.contents(data, split)
+        for entry in scores.values():
+            entry |= {"content": content, "items": items}
         name = Path(subfolder, split)
         for part in evaluation.measured:
             folder.write_sums(name, part.unit, part.items)

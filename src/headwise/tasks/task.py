@@ -24,7 +24,7 @@ from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.file_corpus import Corpus
 from headwise.data.loader import Examples
-from headwise.data.sources.digest import content_digest
+from headwise.data.sources.digest import content_digest, values_digest
 from headwise.errors import ConfigError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
@@ -278,6 +278,20 @@ class Task(ABC, Generic[D]):
         batches = self.batches(data, part)
         items = measure_losses(model, self.loss, batches, ranks, extra, progress, n_extra).items
         return Evaluation([Measured(items, self.metrics(data))])
+
+    def contents(self, data: D, split: str) -> tuple[str, str]:
+        """Hashes of a split, 16 hex digits each: of its content, and of its items.
+
+        Scores of one content are of the same test set. The statistics of items are paired only if
+        the items are equal: windows of other lengths of one text are not. Both are independent of
+        names, of where the data is, and of the number of items in a batch.
+
+        By default, for a task without files, both are of what the model reads and predicts of each
+        row, see `Batch.items`.
+        """
+        rows = dict(item for batch in self.batches(data, Part(split)) for item in batch.items())
+        digest = values_digest(rows[number] for number in sorted(rows))
+        return digest, digest
 
     def labels(self, items: Floats) -> Floats | None:
         """The labels of scored items, for McNemar's test of accuracies; None: it does not apply."""

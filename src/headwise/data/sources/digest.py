@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,15 @@ class FileHashes:
         except (OSError, ValueError):
             return {}
         return hashes if isinstance(hashes, dict) else {}
+
+
+def values_digest(values: Iterable[Any]) -> str:
+    """Short hash of values in order: of bytes as they are, of others as a line of JSON each."""
+    digest = hashlib.sha256()
+    for value in values:
+        is_bytes = isinstance(value, bytes | memoryview)
+        digest.update(value if is_bytes else f"{json.dumps(value)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def combined_digest(parts: list[str]) -> str:

@@ -23,6 +23,7 @@ from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples, Rows
 from headwise.data.patches import grid_of
+from headwise.data.sources.digest import values_digest
 from headwise.data.tokenizer import COLUMN, EOS
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import DataError, refuse, require
@@ -37,7 +38,7 @@ from headwise.model.patch_embedding import patch_embedding
 from headwise.model.places import site_alone
 from headwise.tasks.classification.batches import TrainingClasses, evaluation_batches, stratified
 from headwise.tasks.classification.images import LabelledImages
-from headwise.tasks.classification.inputs import ClassCorpus
+from headwise.tasks.classification.inputs import ClassCorpus, ImageInputs
 from headwise.tasks.classification.metrics import (
     N_BEFORE,
     TOP,
@@ -263,6 +264,17 @@ class Classification(Task[PreparedClasses]):
         """See `Task.evaluate`; with predictions."""
         (measured,) = super().evaluate(model, data, part, ranks, progress).measured
         return Evaluation([measured], Predictions(data, *predictions(measured.items)))
+
+    def contents(self, data: PreparedClasses, split: str) -> tuple[str, str]:
+        """See `Task.contents`: the names of the labels, and whole texts or the values of images."""
+        stored = data.split(split)
+        labels = [data.labels[number] for number in stored.classes]
+        if isinstance(stored.inputs, ImageInputs):
+            images = stored.inputs.images
+            digest = values_digest([labels, images.shape, images.data])
+        else:
+            digest = values_digest(row for row in data.corpus.rows(split))
+        return digest, digest
 
     def labels(self, items: Floats) -> Floats:
         return true_classes(items)

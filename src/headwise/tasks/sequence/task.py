@@ -14,6 +14,7 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples
+from headwise.data.sources.digest import values_digest
 from headwise.data.tokenizer import COLUMN
 from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.metrics.metric import Floats, Measured, Metric, percent
@@ -176,6 +177,13 @@ class SequenceTask(Task[NoFiles]):
         is_whole = measured.items[:, 2] == measured.items[:, 3]
         items = np.column_stack([measured.items, np.ones(len(is_whole)), is_whole])
         return Evaluation([Measured(items, measured.metrics)])
+
+    def contents(self, data: NoFiles, split: str) -> tuple[str, str]:
+        """See `Task.contents`: ids of sources and targets, and which are scored; in any layout."""
+        rows = self.rows(split, range(self.n_rows(split)))
+        parts = ((row.source_N, row.target_T, row.scored_T) for row in rows)
+        digest = values_digest([side.tolist() for side in sides] for sides in parts)
+        return digest, digest
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> NoFiles:
         """See `Task.restored`; any length is a split."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.lossless import ids_text
+from headwise.data.sources.digest import values_digest
 from headwise.errors import require
 from headwise.metrics.metric import Metric, percent
 from headwise.model.family import Model
@@ -81,6 +82,11 @@ class MaskedLM(StreamTask):
         masking = Masking(self.settings, data.tokenizer)
         kinds = MaskedTrainingWindows, MaskedEvaluationWindows
         return partial(kinds[0], masking=masking), partial(kinds[1], masking=masking)
+
+    def contents(self, data: PreparedTokens, split: str) -> tuple[str, str]:
+        """See `StreamTask.contents`; items have masks."""
+        content, windows = super().contents(data, split)
+        return content, values_digest([windows, str(self.settings)])
 
     def extra(self, data: PreparedTokens) -> Extra:
         """See `Task.extra`: whether a prediction is correct."""

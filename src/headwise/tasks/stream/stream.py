@@ -20,7 +20,7 @@ from headwise.data.cache import prepared
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.lossless import lossless, n_lines
 from headwise.data.store import id_dtype
-from headwise.data.tokenizer import COLUMN, TOKENIZER, Tokenizer
+from headwise.data.tokenizer import COLUMN, N_SPECIALS, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
     exact_tokenizer,
@@ -130,6 +130,15 @@ class PreparedTokens:
         """A split as tokens, memory-mapped."""
         mask = self.corpus.config.document_mask
         return TokenStream.open(self.folder / f"{split}.ids", self.tokenizer, mask)
+
+    def content(self, split: str) -> Iterator[bytes]:
+        """The bytes that the tokens of a split spell: a text, or the values of images or music."""
+        ids, spells = self.stream(split).ids, lossless(self.tokenizer)
+        for start in range(0, len(ids), BATCH_BYTES):
+            part = ids[start : start + BATCH_BYTES]
+            is_byte = self.tokenizer.is_byte  # as an array, which is 50 times as fast
+            values = (part - N_SPECIALS).astype(np.uint8).tobytes() if is_byte else None
+            yield spells.decode(part.tolist()) if values is None else values
 
 
 def prepare_tokens(

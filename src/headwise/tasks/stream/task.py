@@ -24,6 +24,7 @@ from headwise.data.file_corpus import FileCorpus
 from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
 from headwise.data.lossless import text_ids
+from headwise.data.sources.digest import values_digest
 from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.decode.hypothesis import search_name
@@ -40,6 +41,7 @@ from headwise.tasks.stream.music import MusicCorpus
 from headwise.tasks.stream.reading import given_texts, given_values, text_windows, value_candidates
 from headwise.tasks.stream.stream import PreparedTokens, prepare_tokens
 from headwise.tasks.stream.text import text_corpus
+from headwise.tasks.stream.windows import EvaluationWindows
 from headwise.tasks.task import Evaluation, Part, Task
 from headwise.train.distributed import Ranks
 
@@ -179,6 +181,18 @@ class StreamTask(Task[PreparedTokens]):
         """See `Task.evaluate`; with `decode.precision`."""
         with autocast(ranks.device, self.config.decode.precision):
             return super().evaluate(model, data, part, ranks, progress)
+
+    def contents(self, data: PreparedTokens, split: str) -> tuple[str, str]:
+        """See `Task.contents`: the bytes of a split, whatever the tokens; and its windows.
+
+        Items are the content with the vocabulary, `document_mask`, the lengths `window` and
+        `min_context`, and the positions of all windows and of all documents.
+        """
+        windows: EvaluationWindows = self.batches(data, Part(split))
+        content, stream = values_digest(data.content(split)), windows.stream
+        sizes = data.vocabulary, stream.document_mask, windows.window, windows.min_context
+        starts = windows.starts.tobytes(), stream.document_starts.tobytes()
+        return content, values_digest([content, *sizes, *starts])
 
     def quick(self) -> Self:
         """See `Task.quick`: windows as in training, side by side, which take the least time."""

@@ -58,8 +58,13 @@ class Translations(Outputs):
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Write one sentence per line; line breaks inside a sentence become spaces."""
-    write_text(path, "".join(" ".join(line.splitlines()) + "\n" for line in lines))
+    """Write one sentence per line, see `one_line`."""
+    write_text(path, "".join(f"{one_line(line)}\n" for line in lines))
+
+
+def one_line(sentence: str) -> str:
+    """The sentence with spaces instead of line breaks of any kind."""
+    return " ".join(sentence.splitlines())
 
 
 def search_summary(searches: Iterable[SearchRecord | None]) -> dict[str, float]:

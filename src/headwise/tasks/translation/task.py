@@ -13,6 +13,7 @@ from headwise.attention.place import Site
 from headwise.config.data import DataConfig
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples, Rows
+from headwise.data.sources.digest import values_digest
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.decode.hypothesis import check_decode_config, search_name
@@ -31,7 +32,7 @@ from headwise.tasks.translation.cleaning import Normaliser
 from headwise.tasks.translation.corpus import ParallelCorpus, check_data_config, open_corpus
 from headwise.tasks.translation.epochs import EpochSplits
 from headwise.tasks.translation.metrics import UNIT, score_translations, text_metrics
-from headwise.tasks.translation.outputs import Translations
+from headwise.tasks.translation.outputs import Translations, one_line
 from headwise.tasks.translation.prepare import (
     EncodedTexts,
     Pairs,
@@ -168,6 +169,15 @@ class Translation(Task[Pairs]):
             batches = self.batches(data, part)
             measured.append(measure_losses(model, self.loss, batches, ranks, progress=progress))
         return Evaluation(measured, outputs)
+
+    def contents(self, data: Pairs, split: str) -> tuple[str, str]:
+        """See `Task.contents`: sources and references as `Translations` writes them, in order.
+
+        They are normalised, but independent of the tokens.
+        """
+        pairs = zip(*data.texts(split), strict=True)
+        digest = values_digest([*map(one_line, pair)] for pair in pairs)
+        return digest, digest
 
     def quick(self) -> Self:
         """See `Task.quick`: `trainer.valid_beam`."""

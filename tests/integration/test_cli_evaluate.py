@@ -211,8 +211,9 @@ def test_data_dir_overrides_texts_of_the_run(
 ) -> None:
     other_text = tmp_path / "other"
     write_sentence(other_text, "test_a")
-    headwise.ok("evaluate", f"run={run}", f"data.dir={other_text}", "data.test=[test_a]")
-    sources = run / "hypotheses" / "results-auto" / "test_a.src.txt"
+    options = f"data.dir={other_text}", "data.test=[test_a]", "name=theirs"
+    headwise.ok("evaluate", f"run={run}", *options)
+    sources = run / "hypotheses" / "theirs" / "test_a.src.txt"
     assert sources.read_text(encoding="utf-8") == "Hund sieht Haus\n"
 
 

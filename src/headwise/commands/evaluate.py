@@ -12,8 +12,9 @@ from headwise.config.saved import current_search, named
 from headwise.data.sources.lines import read_pairs
 from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
-from headwise.files import read_json, write_json
+from headwise.files import locked, read_json, write_json
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
+from headwise.runs.results import Results
 from headwise.tasks.data import Sides
 from headwise.tasks.evaluate import score
 from headwise.tasks.load import load_selected
@@ -24,7 +25,11 @@ from headwise.train.distributed import Ranks
 def evaluate(config: EvaluateConfig) -> None:
     """Score a trained run on test sets, translated or measured.
 
-    Earlier scores in the same file, with the same weights, search and scaling, are preserved.
+    Earlier scores in the same file, with the same weights, search and scaling, are preserved, also
+    those that another process writes meanwhile.
+
+    Raises:
+        ConfigError: an invalid option, or earlier scores of another text under the same name.
     """
     if config.name is not None:
         check_file_name("name", config.name)
@@ -48,13 +53,26 @@ def evaluate(config: EvaluateConfig) -> None:
     content = {**run.weights, "decode": run.search}
     if config.scaling is not None:
         content["scaling"] = named(run.config.scaling)
-    scores = _earlier_scores(path, content, type(run.config.decode))
+    about = path, content, type(run.config.decode)
+    (earlier, replaced), is_own = _earlier_scores(*about), not texts and config.data.dir is None
+    trained = run.folder.read_results() if config.name is None else None
+    for split in splits:
+        text = run.task.contents(data, split)[0]
+        _check_text(path, earlier, split, text, is_own)
+        _check_text(run.folder.results, trained.scores if trained else {}, split, text, is_own)
+    if replaced:
+        print(
+            f"{path} contained scores of {', '.join(replaced)} with other weights or search "
+            "settings: they are overwritten (name=… keeps both)",
+            flush=True,
+        )
     ranks = Ranks(0, 1, run.device)
     for split in splits:
         shared = run.model, data, ranks, out, split, name
-        scores[split] = score(run.task, *shared, progress=config.progress)
-        print("\n".join(score_lines(split, scores[split])), flush=True)
-        write_json(path, {**content, "scores": scores})
+        scores = score(run.task, *shared, progress=config.progress)
+        print("\n".join(score_lines(split, scores)), flush=True)
+        with locked(path.with_name(f".{path.name}.lock")):  # others may evaluate the run now
+            write_json(path, {**content, "scores": {**_earlier_scores(*about)[0], split: scores}})
     print(f"written to {path}")
 
 
@@ -68,8 +86,8 @@ def _out(config: EvaluateConfig) -> RunFolder:
     return run
 
 
-def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> dict[str, Any]:
-    """Scores at `path` with the same weights and settings; else empty.
+def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> tuple[Any, Any]:
+    """Scores at `path` with the same weights and settings, and those with others; one is empty.
 
     Args:
         path: the results file.
@@ -77,19 +95,31 @@ def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> dict[s
         search: the dataclass of `decode`.
     """
     before = read_json(path, missing_ok=True)
-    scores: dict[str, Any] = before.pop("scores", {})
+    scores = before.pop("scores", {})
     content = {**content, "decode": current_search(content["decode"], search)}
     if scores and "decode" in before:
         with suppress(ConfigError):  # of a later version, so with other settings
             before["decode"] = current_search(before["decode"], search)
-    if scores and before != content:
-        print(
-            f"{path} contained scores of {', '.join(scores)} with other weights or search "
-            "settings: they are overwritten (name=… keeps both)",
-            flush=True,
+    return (scores, {}) if before == content else ({}, scores)
+
+
+def _check_text(path: Path, scores: Any, split: str, text: str, is_own: bool) -> None:
+    """Raise `ConfigError` if a file has scores of another text under the name of a split.
+
+    Args:
+        path: a results file.
+        scores: in it.
+        split: that is scored now.
+        text: its hash.
+        is_own: it is data of the run. Scores without a hash, of 0.1.0, count as scores of it.
+    """
+    before = Results(scores).content(split)
+    if split in scores and before != text and not (is_own and before is None):
+        unknown = ", or may have: 0.1.0 wrote no hash of it" if before is None else ""
+        raise ConfigError(
+            f"{path} has scores of another text named {split} (by its hash{unknown}): set name=…, "
+            "another results file"
         )
-        return {}
-    return scores
 
 
 def _user_text(config: EvaluateConfig) -> dict[str, Sides]:

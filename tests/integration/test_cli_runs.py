@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import re
+import runpy
 import shutil
 import threading
 import time
@@ -17,12 +18,14 @@ from typing import Any
 import pytest
 
 from command_line import CommandLine, assert_rejected, read_json
+from guide import ROOT
 from headwise.commands.runs import runs
 from headwise.config.commands import RunsConfig
 from headwise.errors import ConfigError
-from headwise.files import is_locked
-from headwise.runs.folder import RunFolder
+from headwise.files import is_locked, write_json
+from headwise.runs.folder import RunFolder, read_yaml
 from headwise.runs.listing import Summary
+from headwise.runs.record import Record, export_records, find_records
 from headwise.runs.results import Results
 
 SUMMARY = Summary("translation", "bleu", ["data=a", "seed=1"], max_updates=100)
@@ -84,6 +87,41 @@ def test_finished_run_is_listed_with_its_scores(
     assert list(listed(**by_numbers_and_texts)) == ["moved", "other"]
     write_run(tmp_path / "broken")  # without settings: its seed is an override, a text
     assert "broken" in listed(where="seed > 0")
+
+
+def test_hashes_are_added_to_runs_of_0_1_0(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a run and of its archive are as written today; data that changed get none."""
+    add_hashes = runpy.run_path(str(ROOT / "scripts" / "hash_records.py"))["main"]
+    path, archive = run / "results.json", tmp_path / "records"
+    results, data = read_json(path), read_json(run / "data.json")
+    old = {**results, "scores": {}}
+    for split, scores in results["scores"].items():
+        old["scores"][split] = {
+            name: {key: entry[key] for key in entry if key not in ("content", "items")}
+            for name, entry in scores.items()
+        }
+    write_json(path, old)
+    export_records([Record(run)], archive)
+    folder = read_yaml(run / "config.yaml")["data"]["dir"]
+    for changed in ("train.en", "test_a.en"):
+        other = shutil.copytree(folder, tmp_path / changed)
+        first, *lines = (other / changed).read_text().splitlines()
+        words = reversed(first.split())  # as many tokens
+        (other / changed).write_text("\n".join([" ".join(words), *lines]))
+        add_hashes([str(run), str(archive), f"data.dir={other}"])
+    reasons = ("another text of the training", "other references in test_a")
+    assert [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        f"{reason}: 1 run" for reason in reasons for _ in range(2)
+    ]
+    assert read_json(path) == old
+    add_hashes([str(run), str(archive)])
+    (archived,) = find_records([str(archive)], Record)
+    assert read_json(path) == results
+    assert archived.part("results") == results
+    later = {"computed_later": ["content", "items"]}
+    assert read_json(run / "data.json") == archived.part("data") == data | later
 
 
 def test_last_of_several_overrides_is_listed(tmp_path: Path, listed: Any) -> None:

@@ -197,6 +197,28 @@ def test_archives_give_the_tables_of_the_folders(
     assert_rejected(page, 1, "in an archive of records, without weights")
 
 
+def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_path: Path) -> None:
+    for name, content in (("a", "a" * 16), ("same", "a" * 16), ("other", "b" * 16), ("old", None)):
+        runs(name, "softmax", 1, 2, content=content)
+    folder = tmp_path / "runs"
+
+    def compare(other: str) -> Any:
+        both = f"run={folder / 'a'}", f"other={folder / other}"
+        return headwise("compare", *both, "n_resamples=20")
+
+    scores = [line.split("|")[2:4] for line in compare("same").out.splitlines() if "BLEU" in line]
+    assert "the" not in compare("same").out.partition("better.\n")[2]
+    refused = compare("other")
+    assert_rejected(refused, 1, "can be paired")
+    rows = [line.split("|")[2:] for line in refused.out.splitlines() if "BLEU" in line]
+    assert [row[:2] for row in rows] == scores
+    assert all(cell.strip() in ("–", "") for row in rows for cell in row[3:])
+    assert "the items of test differ (by their hash: another text" in refused.out
+    old = compare("old")
+    assert old.code == 0
+    assert "the scored text of runs of 0.1.0 is not known" in old.out
+
+
 def test_run_with_an_unknown_key_is_rejected(runs: Write, table: Tabulate) -> None:
     change_config(runs("a", "softmax", 1, 1), trainer__an_old_key=2)
     result = table()

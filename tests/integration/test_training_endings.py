@@ -184,6 +184,13 @@ def test_finished_run_scores_additional_test_set(
     assert {name: after[name] for name in before} == before
     assert after["test_more"] == after["valid"]
     assert (folder / "checkpoints" / "last.pt").read_bytes() == checkpoint
+    for side in ("de", "en"):  # another text of the same name
+        lines = (runs.text / f"valid.{side}").read_text(encoding="utf-8").splitlines(True)
+        (runs.text / f"test_more.{side}").write_text("".join(lines[1:]), encoding="utf-8")
+    runs.train(outputs, {**SHORT, "data.test": "[test_more]"})
+    replaced = read_json(folder / "results.json")["scores"]
+    assert replaced.pop("test_more")["loss"]["content"] != after.pop("test_more")["loss"]["content"]
+    assert replaced == after
     for side in ("de", "en"):
         (runs.text / f"test_more.{side}").unlink()
 

@@ -157,6 +157,23 @@ def test_one_seed_supports_nothing(tmp_path: Path) -> None:
 Change = Callable[[Any], Any]
 
 
+def test_only_differences_of_known_texts_are_bold(tmp_path: Path) -> None:
+    softmax, sparse = (
+        [make_run(tmp_path / f"{n}{seed}", seed, translations(n, 1)) for seed in (1, 2)]
+        for n in (1, 5)
+    )
+    hashes = dict(sparse[1].results.scores["test"]["bleu"])
+    known = with_hashes(content=hashes["content"], items=hashes["items"])
+    unknown, no_text = with_hashes(content=None, items=None), lambda run: run.data.clear()
+    for changes in ([], [unknown], [known, no_text]):
+        for change in changes:
+            change(sparse[1])
+        table = tables(compared(softmax, sparse))[-1]
+        ((_, (ours, over_seeds, *_)),) = table.rows
+        assert over_seeds.startswith("[−")
+        assert table.markdown().count("**") == (0 if changes else 4), ours
+
+
 def with_other_signature(metric: str) -> Change:
     """Return a change of the signature of a run's score."""
 
@@ -216,17 +233,17 @@ def test_incomparable_runs_are_not_compared(
             lambda run: vars(run).update(updates=600),
             ["600 updates instead of the recipe's 0"],
         ),
-        (with_hashes(content=None), ["no hash of it in 1 run of 0.1.0"]),
+        (with_hashes(content=None, items=None), ["scored text not compared: no hash .* in 1 run"]),
         (
             lambda run: (
-                with_hashes(content=None)(run),
+                with_hashes(content=None, items=None)(run),
                 (run.folder / "hypotheses" / "test.ref.sha256").write_text("other"),
             ),
             ["no hash", "sparse is not tested against softmax: the references of test differ in "],
         ),
         (
             with_hashes(items="1" * 16),
-            [r"sparse has no p-value against softmax: the items of test \(other windows, .*/b"],
+            [r"sparse is not tested against softmax: the items of test differ .* in .*/b"],
         ),
         (
             lambda run: RunFolder(run.folder).write_sums("test", "translation", np.ones((6, 44))),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, TRAJECTORIES
+from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, SETTINGS, TRAJECTORIES
 from headwise.studies.heads import head_tables
 from headwise.studies.match import SavedRun
 from headwise.studies.render import TextTable
@@ -90,6 +91,15 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert alphas == {str(tmp_path / name): a for name, a in (("c", 1.4), ("d", 1.6), ("e", 1.5))}
     of_layers = facts[facts.layer.notna()][["quantity", "site", "layer"]].drop_duplicates()
     assert of_layers.values.tolist() == [["diversity", "encoder_self", 1]]
+
+
+def test_analyses_of_other_texts_are_noted(tmp_path: Path) -> None:
+    runs = {row: [analysed(tmp_path / row, 1.0, None)] for row in ("softmax", "sparse")}
+    for row, text in (("softmax", "1" * 16), ("sparse", "2" * 16)):
+        (tmp_path / row / FOLDER / SETTINGS).write_text(json.dumps({"text": text}))
+    _, (table,) = heads_of(runs)
+    assert table.notes[1].startswith("The analysed text, or its tokens, differ (by their hash): ")
+    assert f"22222222 in {tmp_path / 'sparse'}" in table.notes[1]
 
 
 def test_differences_to_the_baseline_are_paired_by_seed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from headwise.metrics.significance import mcnemar, paired_bootstrap
 from headwise.runs.record import existing_record
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, EMPTY, interval, signed
-from headwise.studies.scores import other_items, same_content, saved_items
+from headwise.studies.scores import same_items, saved_items
 from headwise.studies.tables import OVER_ITEMS
 
 HEAD = (
@@ -23,10 +23,7 @@ HEAD = (
     *("p, paired bootstrap", "p, McNemar"),
 )
 ACCURACY = "accuracy"  # McNemar's test is on its items: right or wrong
-UNKNOWN = (
-    "the scored text of a run of 0.1.0 is not known, so its items may be others "
-    "(scripts/hash_records.py adds its hash)"
-)
+UNKNOWN = "the scored text of runs of 0.1.0 is not known (scripts/hash_records.py adds its hash)"
 
 
 def compare(config: CompareConfig) -> None:
@@ -47,53 +44,45 @@ def compare(config: CompareConfig) -> None:
         existing_record(config.other, SavedRun, "other"),
     )
     same = type(runs[0].task) is type(runs[1].task)
-    notes: dict[str, None] = {}
-    rows = list(_rows(*runs, config.n_resamples, notes)) if same else []
+    rows = list(_rows(*runs, config.n_resamples)) if same else []
+    both = " and ".join(str(run.folder) for run in runs)
     if not rows:
-        both = " and ".join(str(run.folder) for run in runs)
         raise RunError(f"{both} were not scored by the same metrics on the same splits")
-    remarks = "\n".join([ARROW_NOTE, *(f"- {note}." for note in notes)])
-    text = f"{markdown_table(HEAD, rows)}\n\n{remarks}"
+    notes = [f"- {note}." for note in dict.fromkeys(row[-1] for row in rows) if note]
+    table = markdown_table(HEAD, [row[:-1] for row in rows])
+    text = "\n".join([f"{table}\n", ARROW_NOTE, *notes])
     print(text, flush=True)
     if config.output is not None:
         write_text(Path(config.output), f"{text}\n")
     if all(row[4] == EMPTY for row in rows):
-        raise DataError(f"no items can be paired: {'; '.join(notes)}")
+        raise DataError(f"no items of {both} can be paired, see above")
 
 
-def _rows(
-    run: SavedRun, other: SavedRun, n_resamples: int, notes: dict[str, None]
-) -> Iterator[list[str]]:
-    """Yield the rows of the table; add the reasons for what they lack to `notes`."""
-    runs = run, other
-    scores, others = (r.results.scores if r.results else {} for r in runs)
+def _rows(run: SavedRun, other: SavedRun, n_resamples: int) -> Iterator[list[str]]:
+    """Yield the rows of the table, each with a note at its end, which may be empty."""
+    scores, others = (r.results.scores if r.results else {} for r in (run, other))
     for split in (split for split in scores if split in others):
         for metric in run.metrics:
             if metric.name not in scores[split] or metric.name not in others[split]:
                 continue
-            items = [saved_items(r, metric, split) for r in runs]
-            decimals, (first, second) = DECIMALS[metric.sign], map(metric.score, items)
-            shown = [f"{first:.{decimals}f}", f"{second:.{decimals}f}"]
-            shown.append(signed(first - second, decimals))
-            name = f"{split} {metric.label} {ARROWS[metric.sign]}"
+            items = [saved_items(r, metric, split) for r in (run, other)]
+            decimals, (score, other_score) = DECIMALS[metric.sign], map(metric.score, items)
+            difference = signed(score - other_score, decimals)
+            row = [f"{split} {metric.label} {ARROWS[metric.sign]}"]
+            row += [f"{score:.{decimals}f}", f"{other_score:.{decimals}f}", difference]
             try:
-                is_known = same_content(runs, split)
-                if reason := other_items(runs, split, metric.name):
-                    raise DataError(reason)
+                is_known = same_items([run, other], split, metric.name)
             except DataError as error:
-                notes[f"{split} is not tested: {error}"] = None
-                yield [name, *shown, EMPTY, EMPTY, ""]
+                yield [*row, EMPTY, EMPTY, "", f"{split} is not tested: {error}"]
                 continue
-            if not is_known:
-                notes[f"{split}: {UNKNOWN}"] = None
             test = paired_bootstrap(items[:1], items[1:], metric, n_resamples)
-            bounds = interval((test.low, test.high), decimals)
             p_mcnemar = ""
-            labels, other_labels = (r.task.labels(i) for r, i in zip(runs, items, strict=True))
+            labels, other_labels = (run.task.labels(i) for i in items)
             if metric.name == ACCURACY and labels is not None and other_labels is not None:
-                # of the same text, the numbers of the labels differ if their order does
-                if not (is_known or np.array_equal(labels, other_labels)):
+                # the same text has other numbers of labels if their order differs
+                if not is_known and not np.array_equal(labels, other_labels):
                     raise DataError(f"the labels of {split} differ: {run.folder}, {other.folder}")
-                right = (metric.used(i)[:, 1].astype(bool) for i in items)
-                p_mcnemar = f"{mcnemar(*right):.4f}"
-            yield [name, *shown, bounds, f"{test.p_value:.4f}", p_mcnemar]
+                p_mcnemar = f"{mcnemar(*(metric.used(i)[:, 1].astype(bool) for i in items)):.4f}"
+            bounds = interval((test.low, test.high), decimals)
+            note = "" if is_known else f"{split}: {UNKNOWN}"
+            yield [*row, bounds, f"{test.p_value:.4f}", p_mcnemar, note]

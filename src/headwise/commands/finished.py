@@ -45,7 +45,10 @@ def valid_scores(folder: RunFolder, task: Task[Any], results: Results) -> dict[s
 
 
 def final_results(folder: RunFolder, task: Task[Any], corpus: Corpus) -> Results | None:
-    """The results of a finished run with figures and scores of every test set, else None."""
+    """The results of a finished run with figures and scores of every test set, else None.
+
+    Scores of another text than a test set has now (`Task.contents`) do not count.
+    """
     results = folder.read_results()
     updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
     max_updates = task.config.trainer.max_updates
@@ -58,5 +61,8 @@ def final_results(folder: RunFolder, task: Task[Any], corpus: Corpus) -> Results
         return None
     # a process that was killed while it drew has written no time of it
     has_figures = "figures" in results.other_seconds and folder.figures.is_dir()
-    has_scores = set(task.splits(corpus)) <= set(valid_scores(folder, task, results))
+    splits, prepared = task.splits(corpus), task.prepare(corpus)  # in the cache, if not changed
+    has_scores = set(splits) <= set(valid_scores(folder, task, results)) and all(
+        results.content(split) in (None, task.contents(prepared, split)[0]) for split in splits
+    )
     return results if has_figures and has_scores else None

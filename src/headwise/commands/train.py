@@ -103,7 +103,8 @@ def train(
             digest = fingerprint(container, _content_hashes(config, corpus))
             outputs = Path(config.paths.outputs, config.experiment_name)
             folder = RunFolder.locate(outputs, overrides, digest)
-            results = final_results(folder, task, corpus)
+            with ranks.first_alone():
+                results = final_results(folder, task, corpus)
             if results is not None:
                 if ranks.is_main:
                     lines = summary(folder, results, task.command)
@@ -299,11 +300,11 @@ class _Run:
         """Choose the weights, evaluate the splits, write the results and the figures."""
         config, folder, model = self.config, self.folder, trainer.model
         weights = choose_weights(trainer, self.task.validates_part(prepared))
-        # skip splits that were evaluated with these weights
-        earlier = folder.results_at(trainer.state.update)
-        scores = valid_scores(folder, self.task, earlier) if earlier is not None else {}
+        # skip splits that were evaluated with these weights, on the text of now
+        earlier = folder.results_at(trainer.state.update) or Results()
+        scores = valid_scores(folder, self.task, earlier)
         for name in splits:
-            if name not in scores:
+            if name not in scores or earlier.content(name) != self.task.contents(prepared, name)[0]:
                 scores[name] = score(
                     self.task, model, prepared, self.ranks, folder, name,
                     tracker=tracker, progress=config.trainer.progress,

@@ -5,9 +5,8 @@ Axes: B rows, N positions of a column, R scored positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,25 +86,6 @@ class Batch:
     def scored(self, states_BND: Tensor) -> Tensor:
         """States (R, D) of the scored positions."""
         return states_BND.flatten(0, 1).index_select(0, self.scored_R)
-
-    def items(self) -> Iterator[tuple[int, list[Any]]]:
-        """The number of each row and what the model reads and predicts there, whatever the padding.
-
-        That is the ids of each column, the documents of its positions, the scored positions, and
-        their targets. A model with one state per row scores the states 0 to B - 1.
-        """
-        places = self.scored_R.tolist()
-        n = 1 if places == list(range(len(self))) else [*self.columns.values()][-1].ids_BN.shape[1]
-        scored: list[list[Any]] = [[] for _ in self.rows]
-        for place, target in zip(places, self.targets_R.tolist(), strict=True):
-            scored[place // n].append([place % n, target])
-        for row, (number, targets) in enumerate(zip(self.rows, scored, strict=True)):
-            item: list[Any] = [targets]
-            for column in self.columns.values():
-                end, segments = int(column.lengths_B[row]), column.segments_BN
-                documents = None if segments is None else segments[row, :end].tolist()
-                item.append([column.ids_BN[row, :end].tolist(), documents])
-            yield number, item
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`."""

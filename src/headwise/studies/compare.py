@@ -6,21 +6,13 @@ their training text nor the scored text differs. Otherwise the differing runs ar
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterator
 
 import pandas as pd
 
 from headwise.errors import DataError, RunError, counted
 from headwise.metrics.significance import mean_interval, paired_bootstrap
-from headwise.studies.scores import (
-    DIFFERENCES,
-    Compared,
-    other_items,
-    same_content,
-    saved_items,
-)
+from headwise.studies.scores import DIFFERENCES, Compared, same_items, saved_items
 from headwise.studies.study import Column, Study
 
 MIN_TEXT_SHARE = 0.8  # of the paper's training pairs, for comparable scores
@@ -78,13 +70,11 @@ def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:
 
 def unknown(scores: pd.DataFrame) -> Iterator[str]:
     """Yield which texts of the runs of a column are not known, and thus not compared."""
-    if runs := set(scores.run[scores.text.isna()]):
-        yield f"training text not compared: no data.json in {counted(len(runs), 'run')}"
-    if runs := set(scores.run[scores.content.isna()]):
-        yield (
-            f"scored text not compared, so nothing is bold: no hash of it in "
-            f"{counted(len(runs), 'run')} of 0.1.0 (scripts/hash_records.py adds it)"
-        )
+    causes = {"text": "training text not compared: no data.json"}
+    causes["content"] = "scored text not compared: no hash of it (scripts/hash_records.py adds it)"
+    for column, cause in causes.items():
+        if runs := set(scores.run[scores[column].isna()]):
+            yield f"{cause} in {counted(len(runs), 'run')}"
 
 
 def _updates(scores: pd.DataFrame) -> Iterator[str]:
@@ -103,7 +93,7 @@ def differences(
     Args:
         scores: with the columns SCORES; one metric for each column.
         baseline: a row.
-        notes: column -> remarks; reasons why a row is not compared, or not over items, are added.
+        notes: column -> remarks; reasons why a row is not compared are added.
         n_resamples: of the interval over items.
     """
     rows = []
@@ -115,25 +105,22 @@ def differences(
                 continue
             first = pairs.iloc[0]
             metric = next(m for m in first.saved.metrics if m.name == first.metric)
-            runs_of_both = [*pairs.saved, *pairs.saved_of_baseline]
-            texts, n = {*pairs.text, *pairs.text_of_baseline}, len(pairs)
-            by_seed = (pairs.score - pairs.score_of_baseline).tolist()
-            mean, over_items, p_value = statistics.fmean(by_seed), None, math.nan
             try:
-                is_known = same_content(runs_of_both, first.test) and len(texts) == 1
+                runs_of_both = [*pairs.saved, *pairs.saved_of_baseline]
+                is_known = same_items(runs_of_both, first.test, metric.name)
                 items = [saved_items(run, metric, first.test) for run in runs_of_both]
-                if reason := other_items(runs_of_both, first.test, metric.name):
-                    notes[name].append(f"{row} has no p-value against {baseline}: {reason}")
-                else:
-                    test = paired_bootstrap(items[:n], items[n:], metric, n_resamples)
-                    mean, over_items, p_value = test.difference, (test.low, test.high), test.p_value
+                n = len(pairs)
+                over_items = paired_bootstrap(items[:n], items[n:], metric, n_resamples)
             except (DataError, RunError) as error:
                 notes[name].append(f"{row} is not tested against {baseline}: {error}")
                 continue
-            bounds = mean_interval(by_seed), over_items
+            by_seed = (pairs.score - pairs.score_of_baseline).tolist()
+            bounds = mean_interval(by_seed), (over_items.low, over_items.high)
             sizes = n, max(len(runs), len(base))
-            is_known &= not pd.isna([*texts]).any()
-            rows.append((row, name, mean, *bounds, p_value, *sizes, is_known))
+            mean = over_items.difference
+            texts = pd.concat([pairs.text, pairs.text_of_baseline])
+            is_known &= bool(texts.notna().all()) and texts.nunique() == 1
+            rows.append((row, name, mean, *bounds, over_items.p_value, *sizes, is_known))
     return pd.DataFrame(rows, columns=DIFFERENCES)
 
 

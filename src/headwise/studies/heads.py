@@ -14,6 +14,7 @@ from headwise.analysis.tables import GLOSSARY, percent, read_settings
 from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
 from headwise.metrics.significance import mean_interval
+from headwise.runs.record import Record
 from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
 from headwise.studies.match import SavedRun
 from headwise.studies.quantities import QUANTITIES
@@ -41,10 +42,22 @@ def write_comparison(runs: Sequence[SavedRun], output: Path) -> str:
             f"{label}: `{run.folder}`, {settings['sentences']} sentences of {settings['split']}, "
             f"weights `{settings['checkpoint']}`"
         )
+    notes += other_texts(runs)
     text = TextTable("", head_frame(_tidy(rows)), notes).markdown()
     output.mkdir(parents=True, exist_ok=True)
     write_text(output / "comparison.md", text)
     return f"{text}\nwritten to {output}"
+
+
+def other_texts(runs: Iterable[Record]) -> list[str]:
+    """Return a note if the analyses of runs are of several texts, by the hashes of their ids."""
+    folders: dict[str, list[str]] = {}
+    for run in runs:
+        folders.setdefault(read_settings(run).get("text", ""), []).append(str(run.folder))
+    if len(folders) < 2:
+        return []
+    kinds = "; ".join(f"{text[:8]} in {', '.join(names)}" for text, names in folders.items())
+    return [f"The analysed text, or its tokens, differ (by their hash): {kinds}"]
 
 
 def _tidy(facts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -141,7 +154,8 @@ def head_tables(
             f"{n_seeds}. {GLOSSARY}"
         )
         frame = head_frame(of_column).rename(columns=study.labels)
-        tables.append(TextTable(f"Heads, {label}", frame, [note]))
+        of_cells = runs[(runs.column == name) & runs.run.isin(of_column.run)].saved
+        tables.append(TextTable(f"Heads, {label}", frame, [note, *other_texts(of_cells)]))
         differences = differences_to_baseline(of_column, study.baseline)
         if len(differences):
             frame = head_frame(differences, _difference_text).rename(columns=study.labels)

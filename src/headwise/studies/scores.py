@@ -112,29 +112,22 @@ def saved_items(run: SavedRun, metric: Metric, test: str) -> Floats:
     return items
 
 
-def same_content(runs: Sequence[SavedRun], test: str) -> bool:
-    """Whether finished runs were scored on the same text; False if it is not known of one.
+def same_items(runs: Sequence[SavedRun], test: str, metric: str) -> bool:
+    """Whether finished runs are known to have the same items, so that they can be paired.
 
     Raises:
-        DataError: the texts differ; of runs without hashes the references, if they have some.
+        DataError: the items differ (see `Task.contents`); of runs without hashes the references.
     """
-    folders = {run.results and run.results.content(test): run.folder for run in runs}
+    folders = {run.results and run.results.items(test, metric): run.folder for run in runs}
     is_known = folders.pop(None, None) is None
     if len(folders) > 1:
-        names = ", ".join(map(str, folders.values()))
-        raise DataError(f"the text of {test} differs (by its hash) in {names}")
+        raise DataError(
+            f"the items of {test} differ (by their hash: another text, or other windows, masks or "
+            f"tokens) in {', '.join(map(str, folders.values()))}"
+        )
     if not is_known:
         check_references(runs, test)
     return is_known
-
-
-def other_items(runs: Sequence[SavedRun], test: str, metric: str) -> str | None:
-    """Return why items of one text cannot be paired; None if they can, or no hashes are known."""
-    folders = {run.results and run.results.items(test, metric): run.folder for run in runs}
-    folders.pop(None, None)
-    names = ", ".join(map(str, folders.values()))
-    reason = f"the items of {test} (other windows, masks or tokens) differ (by their hash) in"
-    return f"{reason} {names}" if len(folders) > 1 else None
 
 
 def check_references(runs: Sequence[SavedRun], test: str) -> None:

@@ -198,12 +198,12 @@ def _difference_texts(row: Any, decimals: int, n_resamples: int) -> dict[str, st
     """Return the texts of a row of `headwise.studies.compare.differences`."""
     total = f" of {row.n_runs}" if row.n_runs > row.n_seeds else ""
     smallest = 1 / (n_resamples + 1)
-    shown_p = f"{row.p_value:.{3 if row.p_value >= 0.001 else 4}f}" if row.over_items else EMPTY
+    shown_p = f"{row.p_value:.{3 if row.p_value >= 0.001 else 4}f}"
     return {
         "ours": f"{signed(row.difference, decimals)} ({row.n_seeds}{total})",
         OVER_SEEDS: interval(row.over_seeds, decimals),
         OVER_ITEMS: interval(row.over_items, decimals),
-        P_VALUE: f"≤ {smallest:.1g}" if row.p_value <= smallest else shown_p,
+        P_VALUE: shown_p if row.p_value > smallest else f"≤ {smallest:.1g}",
     }
 
 

@@ -283,14 +283,23 @@ class Task(ABC, Generic[D]):
         """Hashes of a split, 16 hex digits each: of its content, and of its items.
 
         Scores of one content are of the same test set. The statistics of items are paired only if
-        the items are equal: windows of other lengths of one text are not. Both are independent of
-        names, of where the data is, and of the number of items in a batch.
+        their hashes are equal, which includes the content: windows of other lengths of one text are
+        other items. Both are independent of names, of where the data is, and of the number of items
+        in a batch.
 
-        By default, for a task without files, both are of what the model reads and predicts of each
-        row, see `Batch.items`.
+        By default, for a task without files, both are of the ids, the scored positions and the
+        targets of all rows of `batches`. Of a model with one state per row, the positions are 0.
         """
-        rows = dict(item for batch in self.batches(data, Part(split)) for item in batch.items())
-        digest = values_digest(rows[number] for number in sorted(rows))
+        rows: dict[int, Any] = {}
+        for batch in self.batches(data, Part(split)):
+            *_, last = columns = list(batch.columns.values())
+            places = batch.scored_R.tolist()
+            n = 1 if places == list(range(len(batch))) else last.ids_BN.shape[1]
+            ids = zip(*(column.items() for column in columns), strict=True)
+            rows |= {row: [of_row, []] for row, of_row in zip(batch.rows, ids, strict=True)}
+            for place, target in zip(places, batch.targets_R.tolist(), strict=True):
+                rows[batch.rows[place // n]][-1].append((place % n, target))
+        digest = values_digest(rows[row] for row in sorted(rows))
         return digest, digest
 
     def labels(self, items: Floats) -> Floats | None:

@@ -56,8 +56,12 @@ def corpus_of(run: SavedRun, is_folder: bool, splits: list[str], folder: str | N
         about = {"text": combined_digest(corpus.hashes()), "vocabulary": vocabulary}
         read = {}
         for split in splits:
-            rows = dict(item for batch in task.batches(data, Part(split)) for item in batch.items())
-            targets = [[value for _, value in rows[number][0]] for number in sorted(rows)]
+            batches = task.batches(data, Part(split))
+            targets: list[list[int]] = [[] for batch in batches for _ in batch.rows]
+            for batch in batches:
+                n = 1 if has_labels else [*batch.columns.values()][-1].ids_BN.shape[1]
+                for place, target in zip(batch.scored_R, batch.targets_R.tolist(), strict=True):
+                    targets[batch.rows[int(place) // n]].append(target)
             lines = data.texts(split)[1] if task.references else ()
             references = hashlib.sha256("".join(f"{one_line(s)}\n" for s in lines).encode())
             read[split] = (*task.contents(data, split), targets, references.hexdigest())

@@ -96,12 +96,9 @@ def test_hashes_are_added_to_runs_of_0_1_0(
     add_hashes = runpy.run_path(str(ROOT / "scripts" / "hash_records.py"))["main"]
     path, archive = run / "results.json", tmp_path / "records"
     results, data = read_json(path), read_json(run / "data.json")
-    old = {**results, "scores": {}}
-    for split, scores in results["scores"].items():
-        old["scores"][split] = {
-            name: {key: entry[key] for key in entry if key not in ("content", "items")}
-            for name, entry in scores.items()
-        }
+    old = read_json(path)
+    for entry in (entry for scores in old["scores"].values() for entry in scores.values()):
+        del entry["content"], entry["items"]
     write_json(path, old)
     export_records([Record(run)], archive)
     folder = read_yaml(run / "config.yaml")["data"]["dir"]
@@ -111,9 +108,10 @@ def test_hashes_are_added_to_runs_of_0_1_0(
         words = reversed(first.split())  # as many tokens
         (other / changed).write_text("\n".join([" ".join(words), *lines]))
         add_hashes([str(run), str(archive), f"data.dir={other}"])
-    reasons = ("another text of the training", "other references in test_a")
-    assert [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
-        f"{reason}: 1 run" for reason in reasons for _ in range(2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2] for line in lines[::2]] == [
+        "another text of the training: 1 run",
+        "other references in test_a: 1 run",
     ]
     assert read_json(path) == old
     add_hashes([str(run), str(archive)])

@@ -96,13 +96,15 @@ def test_exact_numbers_are_stored_in_half_the_space(archive: Path) -> None:
     assert arrays["b/test.loss"].dtype == np.float64
 
 
-def test_runs_are_chosen_by_name(folders: Path, archive: Path) -> None:
+def test_runs_are_chosen_by_name(folders: Path, archive: Path, tmp_path: Path) -> None:
     def names(*patterns: str) -> list[str]:
         return [run.folder.name for run in find_records(patterns, Record)]
 
     assert names(str(archive)) == names(str(archive.parent)) == ["a", "b", "c"]
     assert names(str(archive / "[bc]"), str(archive / "b")) == ["b", "c"]
     assert names(str(folders / "a"), str(archive / "b")) == ["a", "b"]
+    (link := tmp_path / "link").symlink_to(archive)
+    assert names(str(link / "b"), f"{archive}/", str(link), str(archive / "b")) == ["b", "a", "c"]
     with pytest.raises(RunError, match=r"study/bb: no such run .* Did you mean .*study/b\?"):
         names(str(archive / "bb"))
     assert existing_record(str(archive / "b"), Record).folder == archive / "b"
@@ -129,7 +131,7 @@ def test_runs_of_one_name_are_not_exported(folders: Path, tmp_path: Path) -> Non
 def archive_of_0_1_0(folder: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
     """An archive with these lines and the statistics of one run."""
     folder.mkdir()
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    text = "".join(f"{json.dumps({'format': 1, **line})}\n" for line in lines)
     (folder / ARCHIVE).write_bytes(lzma.compress(text.encode()))
     np.savez(folder / SUMS, **{"a/test.loss": np.ones((2, 3))})
     return folder
@@ -138,99 +140,87 @@ def archive_of_0_1_0(folder: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
 def test_an_archive_is_replaced_only_on_demand_and_at_once(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = archive_of_0_1_0(tmp_path / "study", [{"format": 1, "run": "a", "files": {}}])
-    runs = find_records([str(folders)], Record)
+    def names() -> dict[str, list[str]]:
+        runs = find_records([str(path)], Record)
+        return {run.folder.name: [name for name, _ in run.all_sums()] for run in runs}
+
+    path, runs = tmp_path / "study", find_records([str(folders)], Record)
+    with pytest.raises(RunError, match="no run to export, so nothing is written"):
+        export_records([], path)
+    archive_of_0_1_0(path, [{"run": "a"}])
     with pytest.raises(RunError, match=r"study is an archive already: overwrite=true"):
         export_records(runs, path)
     with monkeypatch.context() as patches:
         patches.setattr(lzma, "open", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             export_records(runs, path, overwrite=True)
-    (old,) = find_records([str(path)], Record)
-    assert [name for name, _ in old.all_sums()] == ["test.loss"], "of the records that are there"
-    export_records(runs, path, overwrite=True)
-    assert [run.folder.name for run in find_records([str(path)], Record)] == ["a", "b", "c"]
-    (b,) = find_records([str(path / "b")], Record)
-    assert [name for name, _ in b.all_sums()] == ["test.loss", "test.translation"]
-    assert len(list(path.iterdir())) == 2
-    export_records([b], path, overwrite=True)
-    assert [run.folder.name for run in find_records([str(path)], Record)] == ["b"]
-    with pytest.raises(RunError, match="no run to export, so nothing is written"):
-        export_records([], tmp_path / "empty")
-    assert not (tmp_path / "empty").exists()
+    assert names() == {"a": ["test.loss"]}, "still both files of the old archive"
+    for chosen in (runs, runs[1:2]):
+        export_records(chosen, path, overwrite=True)
+        assert list(names()) == [run.folder.name for run in chosen]
+        assert names()["b"] == ["test.loss", "test.translation"]
+        assert len(list(path.iterdir())) == 2
 
 
 def test_a_folder_of_runs_is_no_archive(folders: Path, archive: Path, tmp_path: Path) -> None:
     above = shutil.copytree(folders, tmp_path / "runs")
-    for path in (above, above / "a", above.parent):
+    for path in (above, above / "a", tmp_path):
         with pytest.raises(RunError, match="has runs in it"):
             export_records([Record(folders / "b")], path)
     for place in (above, above / "c"):  # 0.1.0 wrote archives there
-        for path in archive.iterdir():
-            shutil.copy(path, place)
+        shutil.copytree(archive, place, dirs_exist_ok=True)
     shutil.rmtree(above / "b")
-    (above / "a" / "pruned.json").unlink()
     (above / "a").rename(above / "new")
-    assert sorted(find_folders([str(above)])) == find_folders([f"{above}/*"])
-    assert find_folders([f"{above}/*"]) == [above / "c", above / "new"]
+    for pattern in (above, above / "*"):
+        assert find_folders([str(pattern)]) == [above / "c", above / "new"]
+        runs = find_records([str(pattern), str(above / "new")], Record)
+        assert sorted(run.folder.name for run in runs) == ["a", "b", "c", "new"]
+        # what is read of folders anew, and of archives at once
+        assert [r.folder.name for r in runs if r.part("data") is not r.part("data")] == ["c", "new"]
+    assert existing_record(str(above / "new"), Record).part("metrics")
     with pytest.raises(RunError, match="in an archive"):
         find_folders([str(above / "b")])
-    for patterns in ([above], [above / "*"], [above, above / "new", above / "b"]):
-        runs = find_records([str(path) for path in patterns], Record)
-        found = {run.folder.name: run.part("data") is run.part("data") for run in runs}
-        assert found == {"a": True, "b": True, "c": False, "new": False}, "in folders, if there"
-        assert len(runs) == 4
-    assert existing_record(str(above / "new"), Record).part("metrics")
     with pytest.raises(RunError, match=r"run=.* matches 4 runs: name one"):
         existing_record(str(above / "*"), Record)
 
 
-def test_an_archive_listed_twice_counts_once(archive: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(archive)
-    paths = (archive, f"{archive}/", link, link / "b", archive / "[ab]")
-    assert len(find_records([str(path) for path in paths], Record)) == 3
-    assert len(find_records([str(link / "b"), str(archive / "b")], Record)) == 1
-
-
 def test_archived_runs_keep_their_states_and_results(folders: Path, tmp_path: Path) -> None:
     """Running, interrupted, failed and pruned runs, and the results of each evaluation."""
-    names = ("running", "interrupted", "failed", "pruned", "trial")
-    for number, name in enumerate(names):
-        run = RunFolder(shutil.copytree(folders / "c", tmp_path / "runs" / name))
+    states = ("running", "interrupted", "failed", "pruned")
+    files = {name: {"scores": {}} for name in ("scaled", "results-best", "my-results")}
+    lines = ({"update": 40, "valid/bleu": 7.5}, {"update": 50, "train/loss": 2.0})
+    for number, state in enumerate(states):
+        run = RunFolder(shutil.copytree(folders / "c", tmp_path / "runs" / state))
         run.make()
         Summary("own", "bleu", [f"seed={number}"], 100, update=20).write(run.path)
-        valid = {"update": 40, "valid/bleu": 7.5}
-        run.metrics.write_text(f'{json.dumps(valid)}\n{{"update": 50, "train/loss": 2.0}}\n')
+        run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        for name, content in files.items():
+            run.write_json(f"{name}.json", content)
     write_json(tmp_path / "runs" / "failed" / "error.json", {"error": "E", "message": "m"})
-    write_json(tmp_path / "runs" / "trial" / "error.json", {"error": "Pruned", "message": "m"})
     write_json(tmp_path / "runs" / "pruned" / "pruned.json", {"origin": "x"})
-    for name in ("scaled.json", "results-best.json", "my-results.json"):
-        write_json(tmp_path / "runs" / "running" / name, {"scores": {"test": {}}})
     with RunFolder(tmp_path / "runs" / "running").claimed():
-        runs = {run.folder.name: run for run in find_records([str(tmp_path / "runs")], Record)}
-        listed = {name: status(run) for name, run in runs.items()}
-        export_records(list(runs.values()), tmp_path / "study")
+        runs = find_records([str(tmp_path / "runs")], Record)
+        listed = {run.folder.name: status(run) for run in runs}
+        export_records(runs, tmp_path / "study")
     listed["running"].pop("seconds_left")
-    archived = {run.folder.name: run for run in find_records([str(tmp_path / "study")], Record)}
-    assert {name: status(run) for name, run in archived.items()} == listed
-    assert listed["running"]["valid/bleu"] == 7.5
-    assert listed["interrupted"]["task"] == "own"
-    assert [listed[n]["status"] for n in names] == [*names[:4], "pruned"]
-    assert {run.updates for run in archived.values()} == {50}
-    for name in ("scaled.json", "results-best.json", "my-results.json"):
-        assert archived["running"].json(name) == {"scores": {"test": {}}}
+    archived = find_records([str(tmp_path / "study")], Record)
+    assert {run.folder.name: status(run) for run in archived} == listed
+    assert all(listed[state]["status"] == state for state in states)
+    assert (listed["running"]["task"], listed["running"]["valid/bleu"]) == ("own", 7.5)
+    for run in archived:
+        assert run.updates == 50
+        assert {name: run.json(f"{name}.json") for name in files} == files
 
 
 def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
-    trainer = {"monitor": "loss", "max_updates": 3}
     targets = {
         "SequenceTask": "sequence", "headwise.tasks.stream.masked_lm.MaskedLM": "masked_lm",
         "MaskedLM": "masked_lm", "Translation": "translation", "mine.Majority": "majority",
     }  # fmt: skip
-    content = {"format": 1, "overrides": [], "metrics": [{"update": 2, "valid/loss": 0.5}]}
-    configs = [{"task": {"_target_": target}, "trainer": trainer} for target in targets]
-    lines = [{**content, "run": str(n), "config": config} for n, config in enumerate(configs)]
+    rest = {"overrides": [], "metrics": [{"update": 2, "valid/loss": 0.5}]}
+    trainer = {"monitor": "loss", "max_updates": 3}
+    configs = {target: {"task": {"_target_": target}, "trainer": trainer} for target in targets}
+    lines = [{**rest, "run": target, "config": config} for target, config in configs.items()]
     archive_of_0_1_0(tmp_path / "study", lines)
     rows = [status(run) for run in find_records([str(tmp_path / "study")], Record)]
     assert [row["task"] for row in rows] == list(targets.values())
@@ -282,12 +272,11 @@ def test_frame_has_a_row_a_run(folders: Path, archive: Path) -> None:
 
 
 def test_frame_tells_recipes_of_equal_settings_apart(folders: Path, tmp_path: Path) -> None:
-    swept = {"trainer.max_updates": 4, "model.recompute": True}
     for name in ("a", "other"):
         shutil.copytree(folders / "a", tmp_path / name)
-    about = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w", "swept": swept}
-    write_json(tmp_path / "other" / "data.json", about)
-    frame = headwise.records(tmp_path)
-    differing = [name for name in frame if frame[name].astype(str).nunique(dropna=False) > 1]
-    assert differing == ["run", "text", "vocabulary", "init_weights", "swept"]
+    hashes = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
+    swept = {"trainer.max_updates": 4, "model.recompute": True}
+    write_json(tmp_path / "other" / "data.json", {**hashes, "swept": swept})
+    frame = headwise.records(tmp_path).drop(columns="run").map(str)
+    assert [name for name in frame if frame[name][0] != frame[name][1]] == [*hashes, "swept"]
     assert frame.swept[1] == "trainer.max_updates=4 model.recompute=True"

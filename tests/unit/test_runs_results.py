@@ -26,8 +26,6 @@ def test_written_results_are_read_back(tmp_path: Path) -> None:
     assert content["status"] == "finished"
     # 0.1.0 refuses an unknown field as "of another version"; it knows all others
     assert content.keys() - {field.name for field in fields(Results)} == {"format"}
-    path.write_text(json.dumps({**content, "format": 1}))
-    assert Results.read(path) == results
     del content["format"]  # as 0.1.0 wrote it
     path.write_text(json.dumps(content))
     assert Results.read(path) == results
@@ -50,9 +48,6 @@ def test_unfinished_and_foreign_results_are_not_read(tmp_path: Path) -> None:
             Results.read(path)
     path.write_text('{"format": 3, "status": "finished", "new_field": 1}')
     with pytest.raises(RunError, match=r"has format 3, written by a newer headwise.* up to 2"):
-        Results.read(path)
-    path.write_text('{"format": 1.5}')
-    with pytest.raises(RunError, match="format has a value of a wrong type"):
         Results.read(path)
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()

@@ -58,11 +58,11 @@ def test_another_text_of_the_same_name_needs_another_results_file(
     def evaluated(*arguments: str) -> Any:
         return headwise("evaluate", f"run={run}", *arguments)
 
-    def refused(*arguments: str, file: str = "results.json", words: str = "by its hash") -> None:
+    def refused(*arguments: str, file: str = "results.json", kind: str = "another text") -> None:
         with monkeypatch.context() as patch:
             patch.setattr(evaluate, "score", lambda *_, **__: pytest.fail("scored"))
-            about = f"{run / file} has scores of another text named test_a", words, "set name="
-            assert_rejected(evaluated(*arguments), 2, *about)
+            about = f"{run / file} has scores of test_a on {kind}"
+            assert_rejected(evaluated(*arguments), 2, about, "set name=")
 
     refused(*theirs)
     refused(*files)
@@ -73,7 +73,7 @@ def test_another_text_of_the_same_name_needs_another_results_file(
     refused(*files, "name=theirs", file="theirs.json")
     for name in ("results.json", "results-auto.json"):
         without_hashes(run / name)
-    refused(*ours, file="results-auto.json", words="0.1.0 wrote no hash of it")
+    refused(*ours, file="results-auto.json", kind="a text that 0.1.0 wrote no hash of")
     assert evaluated("data.test=[test_a]").code == 0  # its own data
     assert {split_content(run, "results-auto")} == contents
 

@@ -115,11 +115,8 @@ def _check_text(path: Path, scores: Any, split: str, text: str, is_own: bool) ->
     """
     before = Results(scores).content(split)
     if split in scores and before != text and not (is_own and before is None):
-        unknown = ", or may have: 0.1.0 wrote no hash of it" if before is None else ""
-        raise ConfigError(
-            f"{path} has scores of another text named {split} (by its hash{unknown}): set name=…, "
-            "another results file"
-        )
+        kind = "another text (by its hash)" if before else "a text that 0.1.0 wrote no hash of"
+        raise ConfigError(f"{path} has scores of {split} on {kind}: set name=…, another file")
 
 
 def _user_text(config: EvaluateConfig) -> dict[str, Sides]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,8 +19,9 @@ from fabricated_runs import RECIPE, translations, write_run
 from headwise.commands.analyze import analyze_folders
 from headwise.config.commands import AnalyzeConfig
 from headwise.errors import RunError
-from headwise.runs.folder import ARCHIVE, RunFolder
-from headwise.runs.listing import status
+from headwise.files import write_json
+from headwise.runs.folder import ARCHIVE, RunFolder, find_folders
+from headwise.runs.listing import Summary, status
 from headwise.runs.record import (
     PARTS,
     SUMS,
@@ -77,25 +81,30 @@ def test_texts_of_the_corpus_and_logs_are_not_exported(archive: Path) -> None:
 def test_the_same_records_give_the_same_bytes(folders: Path, archive: Path, tmp_path: Path) -> None:
     for source in (folders, archive):
         export_records(find_records([str(source)], Record), tmp_path / source.name)
-        for name in (ARCHIVE, SUMS):
-            assert (tmp_path / source.name / name).read_bytes() == (archive / name).read_bytes()
-    names = {path.name for path in (tmp_path / "study").iterdir()}
-    assert names == {ARCHIVE, SUMS}, "no temporary file is left"
+        written, expected = (
+            {path.name: path.read_bytes() for path in folder.iterdir()}
+            for folder in (tmp_path / source.name, archive)
+        )
+        assert written == expected, "no temporary file is left"
+        assert len(written) == 2
 
 
 def test_exact_numbers_are_stored_in_half_the_space(archive: Path) -> None:
-    arrays = np.load(archive / SUMS)
+    (path,) = archive.glob("sums-*.npz")
+    arrays = np.load(path)
     assert arrays["b/test.translation"].dtype == np.float32  # counts
     assert arrays["b/test.loss"].dtype == np.float64
 
 
-def test_runs_are_chosen_by_name(folders: Path, archive: Path) -> None:
+def test_runs_are_chosen_by_name(folders: Path, archive: Path, tmp_path: Path) -> None:
     def names(*patterns: str) -> list[str]:
         return [run.folder.name for run in find_records(patterns, Record)]
 
     assert names(str(archive)) == names(str(archive.parent)) == ["a", "b", "c"]
     assert names(str(archive / "[bc]"), str(archive / "b")) == ["b", "c"]
     assert names(str(folders / "a"), str(archive / "b")) == ["a", "b"]
+    (link := tmp_path / "link").symlink_to(archive)
+    assert names(str(link / "b"), f"{archive}/", str(link), str(archive / "b")) == ["b", "a", "c"]
     with pytest.raises(RunError, match=r"study/bb: no such run .* Did you mean .*study/b\?"):
         names(str(archive / "bb"))
     assert existing_record(str(archive / "b"), Record).folder == archive / "b"
@@ -119,6 +128,105 @@ def test_runs_of_one_name_are_not_exported(folders: Path, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def archive_of_0_1_0(folder: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
+    """An archive with these lines and the statistics of one run."""
+    folder.mkdir()
+    text = "".join(f"{json.dumps({'format': 1, **line})}\n" for line in lines)
+    (folder / ARCHIVE).write_bytes(lzma.compress(text.encode()))
+    np.savez(folder / SUMS, **{"a/test.loss": np.ones((2, 3))})
+    return folder
+
+
+def test_an_archive_is_replaced_only_on_demand_and_at_once(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def names() -> dict[str, list[str]]:
+        runs = find_records([str(path)], Record)
+        return {run.folder.name: [name for name, _ in run.all_sums()] for run in runs}
+
+    path, runs = tmp_path / "study", find_records([str(folders)], Record)
+    with pytest.raises(RunError, match="no run to export, so nothing is written"):
+        export_records([], path)
+    archive_of_0_1_0(path, [{"run": "a"}])
+    with pytest.raises(RunError, match=r"study is an archive already: overwrite=true"):
+        export_records(runs, path)
+    with monkeypatch.context() as patches:
+        patches.setattr(lzma, "open", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            export_records(runs, path, overwrite=True)
+    assert names() == {"a": ["test.loss"]}, "still both files of the old archive"
+    for chosen in (runs, runs[1:2]):
+        export_records(chosen, path, overwrite=True)
+        assert list(names()) == [run.folder.name for run in chosen]
+        assert names()["b"] == ["test.loss", "test.translation"]
+        assert len(list(path.iterdir())) == 2
+
+
+def test_a_folder_of_runs_is_no_archive(folders: Path, archive: Path, tmp_path: Path) -> None:
+    above = shutil.copytree(folders, tmp_path / "runs")
+    for path in (above, above / "a", tmp_path):
+        with pytest.raises(RunError, match="has runs in it"):
+            export_records([Record(folders / "b")], path)
+    for place in (above, above / "c"):  # 0.1.0 wrote archives there
+        shutil.copytree(archive, place, dirs_exist_ok=True)
+    shutil.rmtree(above / "b")
+    (above / "a").rename(above / "new")
+    for pattern in (above, above / "*"):
+        assert find_folders([str(pattern)]) == [above / "c", above / "new"]
+        runs = find_records([str(pattern), str(above / "new")], Record)
+        assert sorted(run.folder.name for run in runs) == ["a", "b", "c", "new"]
+        # what is read of folders anew, and of archives at once
+        assert [r.folder.name for r in runs if r.part("data") is not r.part("data")] == ["c", "new"]
+    assert existing_record(str(above / "new"), Record).part("metrics")
+    with pytest.raises(RunError, match="in an archive"):
+        find_folders([str(above / "b")])
+    with pytest.raises(RunError, match=r"run=.* matches 4 runs: name one"):
+        existing_record(str(above / "*"), Record)
+
+
+def test_archived_runs_keep_their_states_and_results(folders: Path, tmp_path: Path) -> None:
+    """Running, interrupted, failed and pruned runs, and the results of each evaluation."""
+    states = ("running", "interrupted", "failed", "pruned")
+    files = {name: {"scores": {}} for name in ("scaled", "results-best", "my-results")}
+    lines = ({"update": 40, "valid/bleu": 7.5}, {"update": 50, "train/loss": 2.0})
+    for number, state in enumerate(states):
+        run = RunFolder(shutil.copytree(folders / "c", tmp_path / "runs" / state))
+        run.make()
+        Summary("own", "bleu", [f"seed={number}"], 100, update=20).write(run.path)
+        run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        for name, content in files.items():
+            run.write_json(f"{name}.json", content)
+    write_json(tmp_path / "runs" / "failed" / "error.json", {"error": "E", "message": "m"})
+    write_json(tmp_path / "runs" / "pruned" / "pruned.json", {"origin": "x"})
+    with RunFolder(tmp_path / "runs" / "running").claimed():
+        runs = find_records([str(tmp_path / "runs")], Record)
+        listed = {run.folder.name: status(run) for run in runs}
+        export_records(runs, tmp_path / "study")
+    listed["running"].pop("seconds_left")
+    archived = find_records([str(tmp_path / "study")], Record)
+    assert {run.folder.name: status(run) for run in archived} == listed
+    assert all(listed[state]["status"] == state for state in states)
+    assert (listed["running"]["task"], listed["running"]["valid/bleu"]) == ("own", 7.5)
+    for run in archived:
+        assert run.updates == 50
+        assert {name: run.json(f"{name}.json") for name in files} == files
+
+
+def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
+    targets = {
+        "SequenceTask": "sequence", "headwise.tasks.stream.masked_lm.MaskedLM": "masked_lm",
+        "MaskedLM": "masked_lm", "Translation": "translation", "mine.Majority": "majority",
+    }  # fmt: skip
+    rest = {"overrides": [], "metrics": [{"update": 2, "valid/loss": 0.5}]}
+    trainer = {"monitor": "loss", "max_updates": 3}
+    configs = {target: {"task": {"_target_": target}, "trainer": trainer} for target in targets}
+    lines = [{**rest, "run": target, "config": config} for target, config in configs.items()]
+    archive_of_0_1_0(tmp_path / "study", lines)
+    rows = [status(run) for run in find_records([str(tmp_path / "study")], Record)]
+    assert [row["task"] for row in rows] == list(targets.values())
+    assert {(row["update"], row["valid/loss"]) for row in rows} == {(2, 0.5)}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -127,7 +235,8 @@ def test_runs_of_one_name_are_not_exported(folders: Path, tmp_path: Path) -> Non
         (lzma.compress(b"{"), "is broken: JSONDecodeError"),
         (lzma.compress(b"[]"), "is broken: TypeError"),
         (lzma.compress(b'{"run": "a"}'), "is broken: KeyError"),
-        (lzma.compress(b'{"format": 2, "run": "a"}'), "has format 2, expected 1"),
+        (lzma.compress(b'{"format": "x", "run": "a"}'), "format has a value of a wrong type"),
+        (lzma.compress(b'{"format": 3, "run": "a"}'), "has format 3, written by a newer headwise"),
     ],
 )
 def test_broken_archives_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
@@ -160,3 +269,14 @@ def test_frame_has_a_row_a_run(folders: Path, archive: Path) -> None:
     assert list(frames[0].seed) == [1, 3, 9]
     assert set(frames[0]["attention._target_"]) == {"AlphaEntmax"}
     assert frames[0]["test/bleu"].notna().tolist() == [True, True, False]
+
+
+def test_frame_tells_recipes_of_equal_settings_apart(folders: Path, tmp_path: Path) -> None:
+    for name in ("a", "other"):
+        shutil.copytree(folders / "a", tmp_path / name)
+    hashes = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
+    swept = {"trainer.max_updates": 4, "model.recompute": True}
+    write_json(tmp_path / "other" / "data.json", {**hashes, "swept": swept})
+    frame = headwise.records(tmp_path).drop(columns="run").map(str)
+    assert [name for name in frame if frame[name][0] != frame[name][1]] == [*hashes, "swept"]
+    assert frame.swept[1] == "trainer.max_updates=4 model.recompute=True"

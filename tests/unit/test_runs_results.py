@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,13 @@ def test_written_results_are_read_back(tmp_path: Path) -> None:
     results = Results({"test": {"bleu": BLEU}}, alphas, updates=7, git={"commit": "c"})
     results.write(path)
     assert Results.read(path) == results
-    assert json.loads(path.read_text())["status"] == "finished"
+    content = json.loads(path.read_text())
+    assert content["status"] == "finished"
+    # 0.1.0 refuses an unknown field as "of another version"; it knows all others
+    assert content.keys() - {field.name for field in fields(Results)} == {"format"}
+    del content["format"]  # as 0.1.0 wrote it
+    path.write_text(json.dumps(content))
+    assert Results.read(path) == results
     assert (results.score("test", "bleu"), results.signature("test", "bleu")) == (30.5, "tok:13a")
     for split, metric in (("other", "bleu"), ("test", "chrf"), (None, "bleu")):
         assert results.score(split, metric) is results.signature(split, metric) is None
@@ -39,6 +46,9 @@ def test_unfinished_and_foreign_results_are_not_read(tmp_path: Path) -> None:
         path.write_text(json.dumps({"status": "finished", key: value}))
         with pytest.raises(RunError, match=f"{key} has a value of a wrong type"):
             Results.read(path)
+    path.write_text('{"format": 3, "status": "finished", "new_field": 1}')
+    with pytest.raises(RunError, match=r"has format 3, written by a newer headwise.* up to 2"):
+        Results.read(path)
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()
     for saved in ({"update": [], "train_seconds": 1.0}, {"update": 3}):

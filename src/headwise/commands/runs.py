@@ -28,14 +28,14 @@ def runs(config: RunsConfig) -> None:
 
     Raises:
         ConfigError: an invalid option.
-        RunError: a folder does not exist.
+        RunError: a folder does not exist, or nothing can be exported there.
     """
     if config.format not in FORMATS:
         raise refuse("format", config.format, FORMATS)
     records, text = _listing(config)
     print(text)
     if config.export is not None:
-        export_records(records, Path(config.export))
+        export_records(records, Path(config.export), config.overwrite)
         print(f"written to {config.export}: {counted(len(records), 'run')}")
 
 

@@ -89,6 +89,7 @@ class RunsConfig:
     sort: str | None = None  # a column; -column: descending
     format: str = "table"  # table, csv, json; the last two have all scores
     export: str | None = path()  # folder of an archive to write with the listed runs
+    overwrite: bool = False  # replace an archive that `export` names
 
 
 @dataclass

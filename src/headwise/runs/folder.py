@@ -305,13 +305,17 @@ def find_folders(patterns: Sequence[str]) -> list[Path]:
     """Folders of runs that match `patterns` (folders or globs), or up to two levels below.
 
     Raises:
-        RunError: a folder does not exist, or is in an archive, without weights.
+        RunError: a folder does not exist, or is only in an archive, without weights.
     """
     folders = list_folders(patterns)
+    runs = [run for run, names in folders if SETTINGS in names]
     for path, names in folders:
-        if ARCHIVE in names or (path.parent / ARCHIVE).is_file():
+        is_run = SETTINGS in names or any(
+            path in run.parents or run.match(str(path)) for run in runs
+        )
+        if not is_run:
             raise RunError(f"{path} is {IN_ARCHIVE}")
-    return [run for run, names in folders if SETTINGS in names]
+    return runs
 
 
 def list_folders(
@@ -319,7 +323,7 @@ def list_folders(
 ) -> list[tuple[Path, frozenset[str]]]:
     """Like `find_folders`, with the names in each folder.
 
-    Includes archives, and the patterns ARCHIVE/NAME, without names.
+    Includes archives, and the patterns ARCHIVE/NAME, without names, unless runs are in that folder.
 
     Args:
         patterns: folders or globs.
@@ -328,22 +332,24 @@ def list_folders(
     folders: dict[Any, tuple[Path, frozenset[str]]] = {}
     for pattern in patterns:
         path = Path(pattern).expanduser()
-        if (path.parent / ARCHIVE).is_file():
-            folders[path] = path, frozenset()
-            continue
-        paths = matching_paths(path)
-        if not paths and not missing_ok:
+        paths, is_of_archive = matching_paths(path), (path.parent / ARCHIVE).is_file()
+        if not (paths or is_of_archive or missing_ok):
             raise RunError(f"runs={pattern}: folder not found")
-        for path in paths:
-            for run, names in _scan(path, 2):
-                if not run.name.startswith("."):  # unfinished pruned runs
-                    about = os.stat(run)  # the same for all paths of a folder
-                    folders.setdefault((about.st_dev, about.st_ino), (run, names))
+        runs = [found for path in paths for found in _scan(path, 2)]
+        for run, names in runs:
+            if not run.name.startswith("."):  # unfinished pruned runs
+                about = os.stat(run)  # the same for all paths of a folder
+                folders.setdefault((about.st_dev, about.st_ino), (run, names))
+        if is_of_archive and not (runs and path.is_dir()):
+            folders[path] = path, frozenset()
     return list(folders.values())
 
 
 def _scan(folder: Path, depth: int) -> Iterator[tuple[Path, frozenset[str]]]:
-    """Yield the runs in `folder` or up to `depth` levels below, with the names in their folders."""
+    """Yield the runs and archives in `folder` or up to `depth` levels below, with their files.
+
+    No run is in another; runs may be below an archive.
+    """
     try:
         with os.scandir(folder) as entries:
             below = {entry.name: entry for entry in entries}
@@ -351,7 +357,7 @@ def _scan(folder: Path, depth: int) -> Iterator[tuple[Path, frozenset[str]]]:
         return
     if below.keys() & {SETTINGS, ARCHIVE}:
         yield folder, frozenset(below)
-    elif depth:
+    if depth and SETTINGS not in below:
         for name in sorted(below):
             if below[name].is_dir():
                 yield from _scan(folder / name, depth - 1)

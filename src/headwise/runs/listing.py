@@ -6,16 +6,18 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from headwise.config.folders import group_choices, group_node
+from headwise.config.saved import TARGET, class_name
 from headwise.errors import Pruned, RunError
-from headwise.files import is_locked, write_json
-from headwise.runs.record import Record
-from headwise.runs.results import Results, check_content
-from headwise.track.jsonl import last_record
+from headwise.files import write_json
+from headwise.runs.record import PARTS, Record
+from headwise.runs.results import FORMAT, Results, checked_fields
 
-NAME = "summary.json"
+NAME = PARTS["summary"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Summary:
 
     def write(self, folder: Path) -> None:
         """Write the file atomically."""
-        write_json(folder / NAME, dataclasses.asdict(self))
+        write_json(folder / NAME, {"format": FORMAT, **dataclasses.asdict(self)})
 
     def with_results(self, results: Results) -> Summary:
         """The summary of the finished run."""
@@ -62,21 +64,29 @@ class Summary:
             RunError: a file is broken.
         """
         if NAME in run.present:
-            content = run.json(NAME)
-            check_content(content, cls, run.folder / NAME)
+            fields = checked_fields(run.part("summary"), cls, run.folder / NAME)
             try:
-                return cls(**content)
+                return cls(**fields)
             except TypeError as error:  # a field is missing
                 raise RunError(f"{run.folder / NAME} is broken: {error}") from error
         config, results = run.part("config"), run.results
         try:
-            task = config["task"]["_target_"].rpartition(".")[2].lower()
+            task = task_name(config["task"][TARGET])
             trainer = config["trainer"]
             overrides = [str(item) for item in run.part("overrides")]
             summary = cls(task, str(trainer["monitor"]), overrides, int(trainer["max_updates"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{run.folder} is broken, or of another version: {error!r}") from error
         return summary if results is None else summary.with_results(results)
+
+
+@cache
+def task_name(target: str) -> str:
+    """The name of a task by its class; `Task.name` would import it, and torch."""
+    kind = class_name(target)
+    classes = {name: class_name(group_node("task", name)[TARGET]) for name in group_choices("task")}
+    own = str(kind).rpartition(".")[2].lower()  # the default of `Task.name`
+    return next((name for name, known in classes.items() if known == kind), own)
 
 
 def status(run: Record) -> dict[str, Any]:
@@ -100,9 +110,8 @@ def status(run: Record) -> dict[str, Any]:
             return {"status": "finished"} | values | flat
         if run.json("pruned.json"):  # written by `headwise prune`, not trained
             return {"status": "pruned"} | values
-        running = bool(is_locked(run.folder / ".lock"))
-        state = {"status": "running" if running else "interrupted"}
-        return state | values | _progress(run.folder / "metrics.jsonl", summary, running)
+        state = {"status": "running" if run.is_running else "interrupted"}
+        return state | values | _progress(run, summary)
     except (RunError, OSError) as problem:
         return {"status": "broken", "reason": str(problem)}
 
@@ -113,13 +122,13 @@ def _failed(error: Mapping[str, Any]) -> dict[str, Any]:
     return {"status": state, "reason": reason}
 
 
-def _progress(path: Path, summary: Summary, running: bool) -> dict[str, Any]:
+def _progress(run: Record, summary: Summary) -> dict[str, Any]:
     """Update, time left and scores of the last validation, from the end of metrics.jsonl."""
-    if not path.is_file():
-        return {}
-    update = last_record(path).get("update", summary.update)
-    scores = {k: v for k, v in last_record(path, b'"valid/').items() if k.startswith("valid/")}
-    if not running or update <= summary.update:
+    update = run.last_logged().get("update", summary.update)
+    valid = run.last_logged("valid/")
+    scores = {key: value for key, value in valid.items() if key.startswith("valid/")}
+    path = run.folder / PARTS["metrics"]  # an archive does not have it
+    if not run.is_running or update <= summary.update or not path.is_file():
         return {"update": update, **scores}
     logged = path.stat().st_mtime
     rate = (logged - summary.started) / (update - summary.update)  # seconds per update

@@ -6,6 +6,7 @@ It is read from the folder of a run, or from an archive of many runs: a folder w
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import lzma
@@ -21,9 +22,9 @@ import numpy as np
 
 from headwise.config.saved import current, named
 from headwise.config.schema import Config
-from headwise.errors import RunError, meant
+from headwise.errors import RunError, counted, meant
 from headwise.file_names import check_file_name
-from headwise.files import read_json, replacing
+from headwise.files import is_locked, matching_paths, read_json, replacing
 from headwise.runs.fingerprint import comparable
 from headwise.runs.folder import (
     ARCHIVE,
@@ -36,15 +37,14 @@ from headwise.runs.folder import (
     saved_by_this_version,
     typed_config,
 )
-from headwise.runs.results import Results
-from headwise.track.jsonl import read_jsonl
+from headwise.runs.results import FORMAT, Results, check_format
+from headwise.track.jsonl import last_record, read_jsonl
 
 if TYPE_CHECKING:
     import pandas as pd
 
 R = TypeVar("R", bound="Record")
-FORMAT = 1
-SUMS = "sums.npz"
+SUMS = "sums.npz"  # of archives of format 1; later ones name the file in their lines
 PARTS = {  # of a record -> file of a run
     "overrides": "overrides.yaml",
     "config": "config.yaml",
@@ -52,12 +52,17 @@ PARTS = {  # of a record -> file of a run
     "data": "data.json",
     "environment": "environment.json",
     "error": "error.json",
+    "summary": "summary.json",
     "metrics": "metrics.jsonl",
     "heads": "heads.jsonl",
 }
 READERS = {".yaml": read_yaml, ".json": read_json, ".jsonl": read_jsonl}
-TEXTS = ("*/*.csv", "*/*.json", "*/*.md", "*/*.sha256", "*/*.txt", "pruned.json", "results-*.json")
+TEXTS = (
+    "*.json", "*/*.csv", "*/*.json", "*/*.md", "*/*.sha256", "*/*.txt",
+    "*/*/*.sha256", "*/*/*.txt",  # of an evaluation with a name
+)  # fmt: skip
 OF_CORPUS = (".src.txt", ".ref.txt")  # others own them
+CONTENTS = ("text", "vocabulary", "init_weights")  # hashes in data.json, in a frame
 COSTS = ("updates", "tokens_per_second", "wall_seconds")  # of results, in a frame
 DATE = (1980, 1, 1, 0, 0, 0)  # of the files in an archive, so that its bytes are the same
 
@@ -141,17 +146,37 @@ class Record:
 
     @property
     def updates(self) -> int:
-        """Number of updates done; 0 if nothing was saved yet."""
+        """Number of updates done: those saved, or logged if no checkpoint is there."""
         if self.results is not None:
             return self.results.updates
-        return int(self.json("checkpoints/last.json").get("update", 0))
+        last = self.json("checkpoints/last.json") or self.last_logged()
+        return int(last.get("update", 0))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process trains it now; of an archived run, when it was exported."""
+        if self._content is not None:
+            return bool(self._content.get("running"))
+        return bool(is_locked(self.folder / ".lock"))
+
+    def last_logged(self, prefix: str = "") -> Mapping[str, Any]:
+        """The last line of metrics.jsonl with a key that begins with `prefix`; empty if none."""
+        if self._content is not None:
+            lines = reversed(self._content.get("metrics", ()))
+            return next((line for line in lines if any(k.startswith(prefix) for k in line)), {})
+        path = self.folder / PARTS["metrics"]
+        return last_record(path, f'"{prefix}'.encode()) if path.is_file() else {}
 
     def sums(self, split: str, unit: str) -> Floats | None:
         """Statistics (items, statistics) of the items of a split; None if there are none."""
         if self._content is None:
             return RunFolder(self.folder).read_sums(split, unit)
-        key, arrays = f"{self.folder.name}/{split}.{unit}", _arrays(self.folder.parent / SUMS)
+        key, arrays = f"{self.folder.name}/{split}.{unit}", self._archived_sums(self._content)
         return arrays[key].astype(np.float64) if key in arrays else None
+
+    def _archived_sums(self, content: Mapping[str, Any]) -> Mapping[str, Floats]:
+        name = Path(content.get("sums", SUMS)).name  # in the folder, whatever a line says
+        return _arrays(self.folder.parent / name)
 
     def _line(self) -> Mapping[str, Any]:
         """The record as a line of an archive."""
@@ -159,9 +184,10 @@ class Record:
             return self._content
         parts = {name: part for name in PARTS if (part := self.part(name)) is not None}
         names = [name for pattern in TEXTS for name in self.names(pattern)]
-        ours = [name for name in names if not name.endswith(OF_CORPUS)]
+        ours = [n for n in names if n not in PARTS.values() and not n.endswith(OF_CORPUS)]
         files = {name: self.text(name) for name in ours}
-        return {"format": FORMAT, "run": self.folder.name, **named(parts), "files": files}
+        state = {"running": True} if self.is_running else {}
+        return {"format": FORMAT, "run": self.folder.name, **named(parts), "files": files, **state}
 
     def all_sums(self) -> Iterator[tuple[str, Floats]]:
         """Yield `<split>.<unit>` and the statistics of every split."""
@@ -170,7 +196,7 @@ class Record:
             names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.npz"))
         else:
             prefix = f"{self.folder.name}/"
-            keys = _arrays(self.folder.parent / SUMS)
+            keys = self._archived_sums(self._content)
             names = [f"{key.removeprefix(prefix)}.npz" for key in keys if key.startswith(prefix)]
         for name in names:
             split, unit, _ = name.rsplit(".", 2)
@@ -194,8 +220,7 @@ def archived(folder: Path, kind: type[R]) -> Iterator[R]:
     try:
         with lzma.open(folder / ARCHIVE, "rt", encoding="utf-8") as lines:
             for content in map(json.loads, lines):
-                if content["format"] != FORMAT:
-                    raise RunError(f"{folder} has format {content['format']}, expected {FORMAT}")
+                check_format(content["format"], folder / ARCHIVE)
                 check_file_name(f"{folder / ARCHIVE}: run", content["run"])
                 present = frozenset(PARTS[name] for name in PARTS if name in content)
                 yield kind(folder / content["run"], content, present)
@@ -214,20 +239,26 @@ def find_records(patterns: Sequence[str], kind: type[R], missing_ok: bool = Fals
     Raises:
         RunError: a folder or a run does not exist.
     """
-    records: dict[Path, R] = {}
+    records: list[R] = []
     for folder, names in list_folders(patterns, missing_ok):
-        if ARCHIVE in names:
-            records |= {run.folder: run for run in archived(folder, kind)}
-        elif (folder.parent / ARCHIVE).is_file():
-            runs = {run.folder: run for run in archived(folder.parent, kind)}
-            chosen = {path: run for path, run in runs.items() if path.match(folder.name)}
-            if not chosen:
-                hint = meant(str(folder), map(str, runs))
+        if SETTINGS in names:  # also in or below an archive
+            records.append(kind(folder, present=names))
+        elif ARCHIVE in names:
+            records += archived(folder, kind)
+        else:
+            runs = list(archived(folder.parent, kind))
+            chosen = [run for run in runs if run.folder.match(folder.name)]
+            if not chosen and not any(path.is_dir() for path in matching_paths(folder)):
+                hint = meant(str(folder), (str(run.folder) for run in runs))
                 raise RunError(f"{folder}: no such run in the archive.{hint}")
-            records |= chosen
-        elif SETTINGS in names:
-            records[folder] = kind(folder, present=names)
-    return list(records.values())
+            records += chosen
+    above = cache(Path.resolve)  # paths to one archive by links are one
+    by_place: dict[Path, R] = {}
+    for run in records:
+        place = above(run.folder.parent) / run.folder.name
+        if place not in by_place or run._content is None:  # a folder, rather than an archive
+            by_place[place] = run
+    return list(by_place.values())
 
 
 def existing_record(path: str, kind: type[R], key: str = "run") -> R:
@@ -236,31 +267,54 @@ def existing_record(path: str, kind: type[R], key: str = "run") -> R:
     Raises:
         RunError: there is none; names the option `key`.
     """
-    if (Path(path).parent / ARCHIVE).is_file():
-        (record,) = find_records([path], kind)
-        return record
+    if (Path(path).parent / ARCHIVE).is_file() and not (Path(path) / SETTINGS).is_file():
+        records = find_records([path], kind)
+        if len(records) != 1:
+            raise RunError(f"{key}={path} matches {counted(len(records), 'run')}: name one")
+        return records[0]
     return kind(RunFolder.existing(path, key).path)
 
 
-def export_records(records: Sequence[Record], folder: Path) -> None:
+def export_records(records: Sequence[Record], folder: Path, overwrite: bool = False) -> None:
     """Write an archive of runs, atomically; the same records give the same bytes.
 
+    Args:
+        records: of the runs.
+        folder: of the archive.
+        overwrite: replace an archive that is there.
+
     Raises:
-        RunError: two runs have the same name.
+        RunError: no runs, two with the same name, an archive that is there already, or a folder
+            that is a run or has runs in it, which would be taken for the archive's.
     """
+    if not records:
+        raise RunError(f"export={folder}: no run to export, so nothing is written")
+    if any(SETTINGS in names for _, names in list_folders([str(folder)], missing_ok=True)):
+        raise RunError(f"export={folder} has runs in it: an archive needs a folder of its own")
+    if (folder / ARCHIVE).is_file() and not overwrite:
+        raise RunError(f"export={folder} is an archive already: overwrite=true replaces it")
     names = Counter(record.folder.name for record in records)
     if repeated := [name for name, n in names.items() if n > 1]:
         raise RunError(f"several runs are called {repeated[0]}: export them to several archives")
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / ARCHIVE) as temporary, lzma.open(temporary, "wt", preset=9) as file:
-        for record in records:
-            json.dump(record._line(), file, ensure_ascii=False, separators=(",", ":"))
-            file.write("\n")
-    with replacing(folder / SUMS) as temporary, zipfile.ZipFile(temporary, "w") as arrays:
+    lines = [record._line() for record in records]  # before anything is written
+    sums = io.BytesIO()
+    with zipfile.ZipFile(sums, "w") as arrays:
         for record in records:
             for name, items in record.all_sums():
                 about = zipfile.ZipInfo(f"{record.folder.name}/{name}.npy", DATE)
                 arrays.writestr(about, _smallest(items), zipfile.ZIP_LZMA)
+    # Lines name their file by its content: whenever this process ends, the two files fit.
+    name = f"sums-{hashlib.sha256(sums.getvalue()).hexdigest()[:16]}.npz"
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / name) as temporary:
+        temporary.write_bytes(sums.getvalue())
+    with replacing(folder / ARCHIVE) as temporary, lzma.open(temporary, "wt", preset=9) as file:
+        for line in lines:
+            content = {**line, "format": FORMAT, "sums": name}
+            json.dump(content, file, ensure_ascii=False, separators=(",", ":"))
+            file.write("\n")
+    for path in {folder / SUMS, *folder.glob("sums-*.npz")} - {folder / name}:
+        path.unlink(missing_ok=True)
 
 
 def _smallest(items: Floats) -> bytes:
@@ -289,7 +343,10 @@ def frame_row(run: Record) -> dict[str, Any]:
     Raises:
         RunError: a file of the run is broken, or a key of its settings is not known.
     """
-    row = comparable(run.settings)
+    row, data = comparable(run.settings), run.part("data") or {}
+    row |= {key: data[key] for key in CONTENTS if key in data}
+    if swept := data.get("swept"):
+        row["swept"] = " ".join(f"{key}={value}" for key, value in swept.items())
     if (results := run.results) is not None:
         row |= {key: getattr(results, key) for key in COSTS}
         for split, scores in results.scores.items():

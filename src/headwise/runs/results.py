@@ -15,6 +15,9 @@ from headwise.files import read_json, write_json
 from headwise.track.base import HeadValues
 
 FINISHED = "finished"
+# Of results.json, summary.json and the lines of archives; absent is 1. Version 0.1.0 refuses files
+# with a field that it does not know, so also this one.
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,14 @@ class Results:
     @classmethod
     def of(cls, content: Mapping[str, Any], path: Path) -> Results | None:
         """The content of results.json; see `read`."""
-        check_content(content, cls, path)
-        for split in content.get("scores", ()):  # a part of the names of files
+        fields = checked_fields(content, cls, path)
+        for split in fields.get("scores", ()):  # a part of the names of files
             check_file_name(f"{path}: split", split)
-        is_finished = content.get("status") == FINISHED
-        return cls(**content) if is_finished else None
+        return cls(**fields) if fields.get("status") == FINISHED else None
 
     def write(self, path: Path) -> None:
         """Write the file atomically."""
-        write_json(path, dataclasses.asdict(self))
+        write_json(path, {"format": FORMAT, **dataclasses.asdict(self)})
 
     def score(self, split: str | None, metric: str) -> float | None:
         """A score of a split; None if it was not computed."""
@@ -105,15 +107,32 @@ class Results:
         return self.scores.get(split or "", {}).get(metric, {})
 
 
-def check_content(content: Mapping[str, Any], kind: type, path: Path) -> None:
-    """Check that a json file has only fields of the dataclass `kind`.
+def check_format(number: Any, path: Path) -> None:
+    """Check the format of a file of a run or archive.
 
     Raises:
-        RunError: the file is broken, or holds keys of another version.
+        RunError: a newer version wrote it, or it is not a number.
     """
-    hints = type_hints(kind)
+    if not fits(number, int):
+        raise RunError(f"{path} is broken: format has a value of a wrong type")
+    if number > FORMAT:
+        raise RunError(
+            f"{path} has format {number}, written by a newer headwise: this version reads formats "
+            f"up to {FORMAT}. Update headwise"
+        )
+
+
+def checked_fields(content: Mapping[str, Any], kind: type, path: Path) -> dict[str, Any]:
+    """The fields of the dataclass `kind` in a json file, without its format.
+
+    Raises:
+        RunError: the file is broken, or of another version.
+    """
+    check_format(content.get("format", 1), path)
+    content, hints = {k: v for k, v in content.items() if k != "format"}, type_hints(kind)
     if unknown := content.keys() - hints.keys():
         raise RunError(f"{path} is of another version: unknown {', '.join(sorted(unknown))}")
     wrong = [key for key, value in content.items() if not fits(value, hints[key])]
     if wrong:
         raise RunError(f"{path} is broken: {wrong[0]} has a value of a wrong type")
+    return content

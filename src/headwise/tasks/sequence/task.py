@@ -47,6 +47,7 @@ class SequenceTask(Task[NoFiles]):
     """
 
     data = SequenceConfig
+    name = "sequence"
     unit = "rows"
 
     def __init__(self, config: Config, layout: str) -> None:
@@ -54,10 +55,6 @@ class SequenceTask(Task[NoFiles]):
         if layout not in COLUMNS:
             raise refuse("task.layout", layout, COLUMNS)
         self.columns = COLUMNS[layout]
-
-    @property
-    def name(self) -> str:
-        return "sequence"
 
     @property
     def layout(self) -> Layout:

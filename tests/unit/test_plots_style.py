@@ -61,6 +61,14 @@ def test_figures_are_reproducible(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert not caplog.records, "only commands log this"
 
 
+def test_figures_named_by_numbers_do_not_replace_each_other(tmp_path: Path) -> None:
+    names = [
+        save(FIGURES["attention_small"](), tmp_path / name, ["svg"])[0].name
+        for name in ("alpha_init_1.05", "alpha_init_1.5", "maps.png")
+    ]
+    assert names == ["alpha_init_1.05.svg", "alpha_init_1.5.svg", "maps.svg"]
+
+
 def test_failed_figure_is_a_warning_and_keeps_the_old_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

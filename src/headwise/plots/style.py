@@ -219,7 +219,7 @@ def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> list[Pa
 
     Args:
         figure: to save.
-        out: path; the suffix is replaced by that of each format. The folder is created.
+        out: path; a suffix of FORMATS is replaced by that of each format. The folder is created.
         formats: png, svg or pdf.
 
     Returns:
@@ -228,7 +228,8 @@ def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> list[Pa
     out.parent.mkdir(parents=True, exist_ok=True)
     files = []
     for kind in formats:
-        path = out.with_name(f"{out.stem}.{kind}")
+        stem = out.stem if out.suffix[1:] in FORMATS else out.name  # may end with lr=0.5
+        path = out.with_name(f"{stem}.{kind}")
         with failure_as_warning(path.name), replacing(path) as temporary:
             temporary.write_bytes(figure_bytes(figure, kind))
             files.append(path)

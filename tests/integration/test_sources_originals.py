@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from corpus_writers import (
@@ -103,15 +104,18 @@ def test_local_copy_of_the_hub_is_read(tmp_path: Path, name: str, top: bool) -> 
     assert len(pairs) == (993 if name == "iwslt17" else len(TEST))
 
 
-def test_hub_source_uses_the_datasets_library(tmp_path: Path) -> None:
+def test_hub_source_uses_the_datasets_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A local folder replaces the repository; library, columns and order are real."""
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": TEST}.items():
         rows = translations(("de", "en"), [(t, s) for s, t in pairs])
         write_parquet(tmp_path / f"repo/de-en/{split}-00000-of-00001.parquet", rows)
     splits = {"train": "train", "valid": "validation", "test_part": "test[1:3]"}
-    repo = str(tmp_path / "repo")
+    load, repo = datasets.load_dataset, str(tmp_path / "repo")
+    monkeypatch.setattr(datasets, "load_dataset", lambda _, **options: load(repo, **options))
     languages = {"source": "en", "target": "de"}
-    source = HubSource(repo, splits, tmp_path / "cache", "de-en", **languages)
+    source = HubSource("owner/name", splits, tmp_path / "cache", "de-en", **languages)
     assert list(source.pairs("train")) == TRAIN
     assert list(source.pairs("test_part")) == TEST[1:3]
     assert source.identity("train") == source.identity("train") != source.identity("valid")

@@ -51,6 +51,12 @@ def test_nav_lists_every_page() -> None:
     assert sorted(listed) == PAGES
 
 
+def test_rows_on_sameness_name_tests() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "sameness.md").read_text("utf-8")))
+    files = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    assert named <= {name for text in files for name in re.findall(r"def (test_\w+)", text)}
+
+
 def test_links_have_page_and_heading() -> None:
     for page in (ROOT / "README.md", *(DOCS / name for name in PAGES)):
         text = page.read_text(encoding="utf-8")

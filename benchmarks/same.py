@@ -62,7 +62,7 @@ COMPARED = """
 # Of a path in these files: what may differ.
 IGNORED = re.compile(
     r"results\.json/(fingerprint|wall_seconds|tokens_per_second|other_seconds|peak_memory_bytes|git"
-    r"|versions|finished_at)|data\.json/(fingerprint|versions)|metrics\.jsonl/\d+/time/"
+    r"|versions|finished_at)|data\.json/(fingerprint|identity|versions)|metrics\.jsonl/\d+/time/"
 )
 # What a path or a tensor's name matches in this checkout -> its name when this file was written.
 RENAMED: dict[str, str] = {}

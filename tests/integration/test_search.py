@@ -280,6 +280,7 @@ def test_interrupted_trials_resume_with_their_values(sweeps: Sweeps) -> None:
         (["optimizer.lr=1,2"], {"study_name": "a/b"}, "hydra.sweeper.study_name"),
         (["data.dir=a,b"], {}, "data.dir cannot be searched"),
         (["init_from=a,b"], {}, "init_from cannot be searched"),
+        (["+data.files.train=a,b"], {}, "data.files.train cannot be searched"),
     ],
 )
 def test_wrong_settings(
@@ -306,6 +307,9 @@ def test_search_of_other_text_is_another_one(
     write_corpus(tmp_path / "text", seed=9)
     sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=None)
     assert len(sweeps.jobs) == 6
+    sweeps.config.trainer.max_updates += 1  # as in an edited yaml
+    sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=None)
+    assert len(sweeps.jobs) == 8, "longer trainings are other trials"
     with pytest.raises(ConfigError, match="study_name=mine is a search of other text"):
         sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name="mine")
 

@@ -90,8 +90,7 @@ def test_the_same_records_give_the_same_bytes(folders: Path, archive: Path, tmp_
 
 
 def test_exact_numbers_are_stored_in_half_the_space(archive: Path) -> None:
-    (path,) = archive.glob("sums-*.npz")
-    arrays = np.load(path)
+    arrays = np.load(archive / SUMS)
     assert arrays["b/test.translation"].dtype == np.float32  # counts
     assert arrays["b/test.loss"].dtype == np.float64
 
@@ -235,7 +234,7 @@ def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
         (lzma.compress(b"{"), "is broken: JSONDecodeError"),
         (lzma.compress(b"[]"), "is broken: TypeError"),
         (lzma.compress(b'{"run": "a"}'), "is broken: KeyError"),
-        (lzma.compress(b'{"format": "x", "run": "a"}'), "format has a value of a wrong type"),
+        (lzma.compress(b'{"format": "x", "run": "a"}'), "has format 'x', written by a newer"),
         (lzma.compress(b'{"format": 3, "run": "a"}'), "has format 3, written by a newer headwise"),
     ],
 )

@@ -98,11 +98,10 @@ class RunFolder:
 
     def _check_identity(self, identity: str, container: Mapping[str, Any]) -> None:
         """Raise RunError unless the run has these settings and this hash."""
-        ours, saved = recipe(container), recipe(self.read_config())
-        other = [k for k in sorted(ours | saved) if digest(ours.get(k)) != digest(saved.get(k))]
         data = read_json(self.path / "data.json", missing_ok=True)
-        if data.get("identity", identity) != identity:
-            other.append("identity (in data.json)")
+        ours = recipe(container) | {"identity": identity}
+        saved = recipe(self.read_config()) | {"identity": data.get("identity", identity)}
+        other = [k for k in ours | saved if digest(ours.get(k)) != digest(saved.get(k))]
         if other:
             raise RunError(
                 f"{self.path} has the name of this run, but another {', '.join(other)}: its files "
@@ -305,16 +304,12 @@ def find_folders(patterns: Sequence[str]) -> list[Path]:
     """Folders of runs that match `patterns` (folders or globs), or up to two levels below.
 
     Raises:
-        RunError: a folder does not exist, or is only in an archive, without weights.
+        RunError: a folder does not exist, or there are only archived runs, without weights.
     """
     folders = list_folders(patterns)
     runs = [run for run, names in folders if SETTINGS in names]
-    for path, names in folders:
-        is_run = SETTINGS in names or any(
-            path in run.parents or run.match(str(path)) for run in runs
-        )
-        if not is_run:
-            raise RunError(f"{path} is {IN_ARCHIVE}")
+    if folders and not runs:
+        raise RunError(f"{folders[0][0]} is {IN_ARCHIVE}")
     return runs
 
 
@@ -323,7 +318,7 @@ def list_folders(
 ) -> list[tuple[Path, frozenset[str]]]:
     """Like `find_folders`, with the names in each folder.
 
-    Includes archives, and the patterns ARCHIVE/NAME, without names, unless runs are in that folder.
+    Includes archives, and the patterns ARCHIVE/NAME, without names, unless that folder is a run.
 
     Args:
         patterns: folders or globs.
@@ -335,12 +330,11 @@ def list_folders(
         paths, is_of_archive = matching_paths(path), (path.parent / ARCHIVE).is_file()
         if not (paths or is_of_archive or missing_ok):
             raise RunError(f"runs={pattern}: folder not found")
-        runs = [found for path in paths for found in _scan(path, 2)]
-        for run, names in runs:
+        for run, names in (found for path in paths for found in _scan(path, 2)):
             if not run.name.startswith("."):  # unfinished pruned runs
                 about = os.stat(run)  # the same for all paths of a folder
                 folders.setdefault((about.st_dev, about.st_ino), (run, names))
-        if is_of_archive and not (runs and path.is_dir()):
+        if is_of_archive and not (path / SETTINGS).is_file():
             folders[path] = path, frozenset()
     return list(folders.values())
 

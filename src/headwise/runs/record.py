@@ -6,7 +6,6 @@ It is read from the folder of a run, or from an archive of many runs: a folder w
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import lzma
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 R = TypeVar("R", bound="Record")
-SUMS = "sums.npz"  # of archives of format 1; later ones name the file in their lines
+SUMS = "sums.npz"
 PARTS = {  # of a record -> file of a run
     "overrides": "overrides.yaml",
     "config": "config.yaml",
@@ -171,12 +170,8 @@ class Record:
         """Statistics (items, statistics) of the items of a split; None if there are none."""
         if self._content is None:
             return RunFolder(self.folder).read_sums(split, unit)
-        key, arrays = f"{self.folder.name}/{split}.{unit}", self._archived_sums(self._content)
+        key, arrays = f"{self.folder.name}/{split}.{unit}", _arrays(self.folder.parent / SUMS)
         return arrays[key].astype(np.float64) if key in arrays else None
-
-    def _archived_sums(self, content: Mapping[str, Any]) -> Mapping[str, Floats]:
-        name = Path(content.get("sums", SUMS)).name  # in the folder, whatever a line says
-        return _arrays(self.folder.parent / name)
 
     def _line(self) -> Mapping[str, Any]:
         """The record as a line of an archive."""
@@ -186,8 +181,8 @@ class Record:
         names = [name for pattern in TEXTS for name in self.names(pattern)]
         ours = [n for n in names if n not in PARTS.values() and not n.endswith(OF_CORPUS)]
         files = {name: self.text(name) for name in ours}
-        state = {"running": True} if self.is_running else {}
-        return {"format": FORMAT, "run": self.folder.name, **named(parts), "files": files, **state}
+        about = {"run": self.folder.name, "running": self.is_running}
+        return {**about, **named(parts), "files": files}
 
     def all_sums(self) -> Iterator[tuple[str, Floats]]:
         """Yield `<split>.<unit>` and the statistics of every split."""
@@ -196,7 +191,7 @@ class Record:
             names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.npz"))
         else:
             prefix = f"{self.folder.name}/"
-            keys = self._archived_sums(self._content)
+            keys = _arrays(self.folder.parent / SUMS)
             names = [f"{key.removeprefix(prefix)}.npz" for key in keys if key.startswith(prefix)]
         for name in names:
             split, unit, _ = name.rsplit(".", 2)
@@ -248,7 +243,7 @@ def find_records(patterns: Sequence[str], kind: type[R], missing_ok: bool = Fals
         else:
             runs = list(archived(folder.parent, kind))
             chosen = [run for run in runs if run.folder.match(folder.name)]
-            if not chosen and not any(path.is_dir() for path in matching_paths(folder)):
+            if not (chosen or matching_paths(folder)):
                 hint = meant(str(folder), (str(run.folder) for run in runs))
                 raise RunError(f"{folder}: no such run in the archive.{hint}")
             records += chosen
@@ -296,25 +291,20 @@ def export_records(records: Sequence[Record], folder: Path, overwrite: bool = Fa
     names = Counter(record.folder.name for record in records)
     if repeated := [name for name, n in names.items() if n > 1]:
         raise RunError(f"several runs are called {repeated[0]}: export them to several archives")
-    lines = [record._line() for record in records]  # before anything is written
-    sums = io.BytesIO()
-    with zipfile.ZipFile(sums, "w") as arrays:
-        for record in records:
-            for name, items in record.all_sums():
-                about = zipfile.ZipInfo(f"{record.folder.name}/{name}.npy", DATE)
-                arrays.writestr(about, _smallest(items), zipfile.ZIP_LZMA)
-    # Lines name their file by its content: whenever this process ends, the two files fit.
-    name = f"sums-{hashlib.sha256(sums.getvalue()).hexdigest()[:16]}.npz"
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / name) as temporary:
-        temporary.write_bytes(sums.getvalue())
-    with replacing(folder / ARCHIVE) as temporary, lzma.open(temporary, "wt", preset=9) as file:
-        for line in lines:
-            content = {**line, "format": FORMAT, "sums": name}
-            json.dump(content, file, ensure_ascii=False, separators=(",", ":"))
-            file.write("\n")
-    for path in {folder / SUMS, *folder.glob("sums-*.npz")} - {folder / name}:
-        path.unlink(missing_ok=True)
+    # both files are complete before the first is replaced
+    with replacing(folder / SUMS) as sums, replacing(folder / ARCHIVE) as archive:
+        with zipfile.ZipFile(sums, "w") as arrays:
+            for record in records:
+                for name, items in record.all_sums():
+                    about = zipfile.ZipInfo(f"{record.folder.name}/{name}.npy", DATE)
+                    arrays.writestr(about, _smallest(items), zipfile.ZIP_LZMA)
+        with lzma.open(archive, "wt", preset=9) as file:
+            for record in records:
+                line = {**record._line(), "format": FORMAT}
+                json.dump(line, file, ensure_ascii=False, separators=(",", ":"))
+                file.write("\n")
+    _arrays.cache_clear()
 
 
 def _smallest(items: Floats) -> bytes:

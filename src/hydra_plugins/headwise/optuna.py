@@ -87,18 +87,11 @@ class OptunaSweeper(Sweeper):
         length = ["trainer.max_updates"]  # finished trials are not trained for longer
         run = identity(settings, asdict(settings), corpus, length)["identity"]
         of_params = sorted({*fixed} - {*arguments})  # the others are in the settings
-        about = digest([run, of_params, seeds])
-        searched = sorted((key, repr(values)) for key, values in space.items())
-        name = self.search["study_name"] or f"search-{digest([about, searched])}"
+        chosen = self.search["study_name"]  # whose space may change
+        searched = None if chosen else sorted((key, repr(values)) for key, values in space.items())
+        name = f"{chosen or 'search'}-{digest([run, of_params, seeds, searched])}"
         check_file_name("hydra.sweeper.study_name", name)
         study = open_study(self.folder, self.search | {"study_name": name}, direction)
-        if not study.trials:
-            study.set_user_attr("identity", about)
-        if study.user_attrs.get("identity") != about:
-            raise ConfigError(
-                f"hydra.sweeper.study_name={name} is a search of other text, settings or seeds, or "
-                "of an earlier version: set another name"
-            )
         searcher = Searcher(study, self.folder, self.search, space)
         fixed = [*fixed, f"hydra.sweeper.study_name={name}"]
         with searcher.registered():

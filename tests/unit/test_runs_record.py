@@ -277,5 +277,5 @@ def test_frame_tells_recipes_of_equal_settings_apart(folders: Path, tmp_path: Pa
     swept = {"trainer.max_updates": 4, "model.recompute": True}
     write_json(tmp_path / "other" / "data.json", {**hashes, "swept": swept})
     frame = headwise.records(tmp_path).drop(columns="run").map(str)
-    assert [name for name in frame if frame[name][0] != frame[name][1]] == [*hashes, "swept"]
-    assert frame.swept[1] == "trainer.max_updates=4 model.recompute=True"
+    assert [name for name in frame if frame[name][0] != frame[name][1]] == [*hashes, *swept]
+    assert frame["trainer.max_updates"][1] == "4.0"

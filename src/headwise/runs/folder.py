@@ -85,13 +85,11 @@ class RunFolder:
             RunError: several folders end with the hash, or the run in the folder is another one.
         """
         exact = parent / f"{slug(overrides)}-{identity}"
-        found = [exact]
-        if not exact.is_dir():
-            found = [path.parent for path in sorted(parent.glob(f"*-{identity}/{SETTINGS}"))]
-        if len(found) > 1:
-            folders = ", ".join(map(str, found))
+        others = [] if exact.is_dir() else sorted(parent.glob(f"*-{identity}/{SETTINGS}"))
+        if len(others) > 1:
+            folders = ", ".join(str(path.parent) for path in others)
             raise RunError(f"{folders} are copies of one run: move all but one out of {parent}")
-        folder = cls(found[0] if found else exact)
+        folder = cls(others[0].parent if others else exact)
         if (folder.path / SETTINGS).is_file():
             folder._check_identity(identity, container)
         return folder
@@ -157,14 +155,14 @@ class RunFolder:
             RunError: another process holds the lock.
         """
         with open(self.path / ".lock", "a+") as handle:
-            for attempt in range(N_LOCK_ATTEMPTS):
+            for _ in range(N_LOCK_ATTEMPTS):
                 if lock(handle, wait) is not False:
                     break
-                if attempt + 1 == N_LOCK_ATTEMPTS:
-                    raise RunError(
-                        f"another process is training in {self.path}; wait for it or stop it"
-                    )
                 time.sleep(0.05)
+            else:
+                raise RunError(
+                    f"another process is training in {self.path}; wait for it or stop it"
+                )
             yield
 
     def read_results(self) -> Results | None:
@@ -197,13 +195,9 @@ class RunFolder:
         """Write a small json file atomically."""
         write_json(self.path / name, content)
 
-    def sums_file(self, name: str | Path, unit: str) -> Path:
-        """The file of the statistics of a split, `name`, whose items are of a unit."""
-        return self.sums / f"{name}.{unit}.npz"
-
     def write_sums(self, name: str | Path, unit: str, items: Floats) -> None:
         """Write the statistics (items, statistics) of a split atomically, compressed."""
-        path = self.sums_file(name, unit)
+        path = self.sums / f"{name}.{unit}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, open(temporary, "wb") as handle:
             np.savez_compressed(handle, items=items)
@@ -214,7 +208,7 @@ class RunFolder:
         Raises:
             RunError: the file is broken.
         """
-        path = self.sums_file(name, unit)
+        path = self.sums / f"{name}.{unit}.npz"
         try:
             with open(path, "rb") as handle, np.load(handle) as arrays:
                 items: Floats = arrays["items"]
@@ -268,14 +262,13 @@ def checked_settings(content: Any, folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: RunFolder) -> Config:
-    """The typed configuration of a run; see `typed_config`.
+    """The typed configuration of a run.
 
     Raises:
         RunError: it is broken, or was written by a version with other keys.
     """
     with saved_by_this_version(folder.path):
-        settings = current(folder.read_config())
-    return typed_config(settings, folder.path)
+        return read_back(current(folder.read_config()))
 
 
 def typed_config(settings: Mapping[str, Any], folder: Path) -> Config:

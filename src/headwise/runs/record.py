@@ -56,10 +56,7 @@ PARTS = {  # of a record -> file of a run
     "heads": "heads.jsonl",
 }
 READERS = {".yaml": read_yaml, ".json": read_json, ".jsonl": read_jsonl}
-TEXTS = (
-    "*.json", "*/*.csv", "*/*.json", "*/*.md", "*/*.sha256", "*/*.txt",
-    "*/*/*.sha256", "*/*/*.txt",  # of an evaluation with a name
-)  # fmt: skip
+TEXTS = ("*.json", "*/*.csv", "*/*.json", "*/*.md", "*/**/*.sha256", "*/**/*.txt")
 OF_CORPUS = (".src.txt", ".ref.txt")  # others own them
 CONTENTS = ("text", "vocabulary", "init_weights")  # hashes in data.json, in a frame
 COSTS = ("updates", "tokens_per_second", "wall_seconds")  # of results, in a frame
@@ -188,16 +185,16 @@ class Record:
         """Yield `<split>.<unit>` and the statistics of every split."""
         if self._content is None:
             folder = RunFolder(self.folder).sums
-            names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.npz"))
+            paths = sorted(folder.rglob("*.npz"))
+            names = [str(path.relative_to(folder).with_suffix("")) for path in paths]
         else:
             prefix = f"{self.folder.name}/"
             keys = _arrays(self.folder.parent / SUMS)
-            names = [f"{key.removeprefix(prefix)}.npz" for key in keys if key.startswith(prefix)]
+            names = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
         for name in names:
-            split, unit, _ = name.rsplit(".", 2)
-            items = self.sums(split, unit)
+            items = self.sums(*name.rsplit(".", 1))
             assert items is not None
-            yield f"{split}.{unit}", items
+            yield name, items
 
 
 @cache
@@ -334,9 +331,7 @@ def frame_row(run: Record) -> dict[str, Any]:
         RunError: a file of the run is broken, or a key of its settings is not known.
     """
     row, data = comparable(run.settings), run.part("data") or {}
-    row |= {key: data[key] for key in CONTENTS if key in data}
-    if swept := data.get("swept"):
-        row["swept"] = " ".join(f"{key}={value}" for key, value in swept.items())
+    row |= {key: data[key] for key in CONTENTS if key in data} | data.get("swept", {})
     if (results := run.results) is not None:
         row |= {key: getattr(results, key) for key in COSTS}
         for split, scores in results.scores.items():

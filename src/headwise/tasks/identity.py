@@ -36,18 +36,15 @@ def identity(
     Raises:
         RunError: the weights of `init_from` are gone, or broken.
     """
-    about: dict[str, Any] = {}
-    if config.init_from is not None:
-        about["init_weights"] = _weights_hash(config)
-    if varied := costs(container, swept):
-        about["swept"] = varied
-    tokenizers = load_tokenizers(config.tokenizer)
-    given = [] if tokenizers is None else [tokenizers.content()]
+    weights = None if config.init_from is None else init_weights(config)
+    found = {"init_weights": weights, "swept": costs(container, swept)}
+    about = {key: value for key, value in found.items() if value}
+    given = [pair.content()] if (pair := load_tokenizers(config.tokenizer)) else []
     content = {"text": [*corpus.hashes(), *given], **about}
     return {"identity": fingerprint(container, content), **about}
 
 
-def _weights_hash(config: Config) -> str:
+def init_weights(config: Config) -> str:
     """Hash of the weights of `init_from`; if they are gone, of those that runs there began with."""
     path = config.init_from or ""
     try:

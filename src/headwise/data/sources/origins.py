@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from headwise.file_names import check_relative_path
 DataWithOrigins = DataConfig | LabelledDataConfig
 
 log = logging.getLogger(__name__)
+_log_once = cache(partial(log.info, "reading %s of the run: %s"))
 
 
 class Origin(Protocol):
@@ -76,21 +77,16 @@ def log_paths(config: Any) -> None:
     """
     folder = local_folder(config) if isinstance(config, FilesConfig) else None
     if folder is not None:
-        _log_path("data.dir" if config.dir else "data.folder", str(folder))
+        _log_once("data.dir" if config.dir else "data.folder", str(folder))
     elif isinstance(config, DataConfig) or getattr(config, "downloads", False):
         return  # names in published archives
 
     def placed(path: str) -> str:
         if folder is None or os.path.isabs(path) or ".." in Path(path).parts:
-            _log_path("data.files", str((folder or Path()) / path))
+            _log_once("data.files", str((folder or Path()) / path))
         return path
 
     changed_texts(placed, [getattr(config, "file", None), getattr(config, "files", None)])
-
-
-@cache
-def _log_path(key: str, path: str) -> None:
-    log.info("reading %s of the run: %s", key, path)
 
 
 def origins_of(

@@ -206,9 +206,9 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
     except Interrupted as stop:
         print(f"headwise: {stop}", file=sys.stderr)
         code = stop.exit_code
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         saved = "files that were complete are intact; run the same command again"
-        _print_error(f"interrupted; {saved}", error)
+        print(f"headwise: interrupted; {saved}", file=sys.stderr)
         code = 130
     except CarriedError as carried:
         code = report_error(carried.error, config_name)
@@ -255,15 +255,15 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
         print(f"headwise: {explain_composition(error, config_name)}", file=sys.stderr)
         return 2
     if isinstance(error, HeadwiseError):
-        _print_error(error, error)
+        print(f"headwise: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     if _is_out_of_memory(error):
         lines = str(error).splitlines()
-        _print_error(
-            f"out of memory ({lines[0] if lines else type(error).__name__}). Lower "
+        print(
+            f"headwise: out of memory ({lines[0] if lines else type(error).__name__}). Lower "
             "trainer.max_tokens (trainer.accumulate makes up for it), decode.max_tokens, or the "
             "model's size.",
-            error,
+            file=sys.stderr,
         )
         return 1
     if isinstance(error, OSError) and error.errno in {*DISK_FULL, *NOT_WRITABLE}:
@@ -280,11 +280,6 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
         return 1
     traceback.print_exception(error)
     return 1
-
-
-def _print_error(message: object, error: BaseException) -> None:
-    """Print the message of an error, and its notes."""
-    print(f"headwise: {message}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

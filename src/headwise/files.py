@@ -49,8 +49,7 @@ def replacing(path: Path, keep: bool = False) -> Iterator[Path]:
 
     Args:
         path: of the file.
-        keep: what was written if the block fails, `<name>.<process id>.tmp`; the error has a note
-            with its path.
+        keep: what was written if the block fails, as `<name>.<process id>.tmp`, and log its path.
 
     Raises:
         HeadwiseError: the disk is full or not writable; `path` is unchanged.
@@ -64,15 +63,23 @@ def replacing(path: Path, keep: bool = False) -> Iterator[Path]:
         return
     temporary = path.with_name(f"{'' if keep else '.'}{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        with _readable_errors(path):
-            yield temporary
-            rename(temporary, path)
-    except BaseException as error:
+        yield temporary
+        rename(temporary, path)
+    except (OSError, RuntimeError) as error:
+        reason = _os_error(error)
+        if reason is None:
+            raise
+        rerun = "Free some space and run the same command again. "
+        advice = rerun if reason.errno in DISK_FULL else ""
+        raise HeadwiseError(
+            f"could not write {path}: {reason.strerror or reason}. {advice}"
+            "Files saved before are intact."
+        ) from error
+    finally:
         if keep and temporary.is_file() and temporary.stat().st_size:
-            error.add_note(f"What was written before is in {temporary}")
+            log.warning("what was written before is in %s", temporary)
         else:
             temporary.unlink(missing_ok=True)
-        raise
 
 
 def rename(path: Path, new: Path) -> None:
@@ -97,23 +104,6 @@ def sync(path: Path) -> None:
     except OSError as error:
         if not (path.is_dir() and error.errno in NO_SYNC):
             raise
-
-
-@contextmanager
-def _readable_errors(path: Path) -> Iterator[None]:
-    """Raise a HeadwiseError if the disk is full, or `path` is not writable."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        reason = _os_error(error)
-        if reason is None:
-            raise
-        rerun = "Free some space and run the same command again. "
-        advice = rerun if reason.errno in DISK_FULL else ""
-        raise HeadwiseError(
-            f"could not write {path}: {reason.strerror or reason}. {advice}"
-            "Files saved before are intact."
-        ) from error
 
 
 def _os_error(error: BaseException) -> OSError | None:

@@ -27,7 +27,7 @@ from headwise.config.register import typed
 from headwise.data.cache import prepared
 from headwise.data.images import ImageCorpus
 from headwise.data.sources.hub import HubSource
-from headwise.data.sources.origins import _log_path, local_folder, log_paths
+from headwise.data.sources.origins import _log_once, local_folder, log_paths
 from headwise.data.sources.pictures import write_png
 from headwise.errors import ConfigError
 from headwise.runs.folder import ARCHIVE
@@ -212,7 +212,7 @@ def test_each_path_of_a_run_is_logged_once(
 ) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path))
-    _log_path.cache_clear()
+    _log_once.cache_clear()
     with caplog.at_level("INFO"):
         log_paths(data)
         log_paths(data)

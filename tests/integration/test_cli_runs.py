@@ -168,6 +168,13 @@ def test_broken_files_are_rows(tmp_path: Path, listed: Any) -> None:
     assert "format 3, written by a newer headwise" in rows["newer"]["reason"]
 
 
+def test_run_with_a_path_for_a_split_is_a_row(run: Path, listed: Any) -> None:
+    write_json(run / "results.json", {"scores": {"../x": {}}})
+    assert set(listed(where="status == 'finished'")) == {"moved"}
+    (run / "summary.json").unlink()
+    assert "split must be a plain name" in listed()["moved"]["reason"]
+
+
 def test_columns_selection_and_order(tmp_path: Path, listed: Any, printed: Any) -> None:
     for seed in (9, 10, 2):
         overrides = ["data=a", f"seed={seed}"]

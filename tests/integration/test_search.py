@@ -213,7 +213,11 @@ class Sweeps:
         sweeper.sweep(list(arguments))
 
     def study(self) -> optuna.Study:
-        return open_study(self.folder, settings())
+        return open_study(self.folder, settings(study_name=self.names()[-1]))
+
+    def names(self) -> list[str]:
+        """The study of each job."""
+        return [values["hydra.sweeper.study_name"] for _, values in self.jobs]
 
 
 @pytest.fixture
@@ -280,6 +284,7 @@ def test_interrupted_trials_resume_with_their_values(sweeps: Sweeps) -> None:
         (["optimizer.lr=1,2"], {"study_name": "a/b"}, "hydra.sweeper.study_name"),
         (["data.dir=a,b"], {}, "data.dir cannot be searched"),
         (["init_from=a,b"], {}, "init_from cannot be searched"),
+        (["+data.files.train=a,b"], {}, "data.files.train cannot be searched"),
     ],
 )
 def test_wrong_settings(
@@ -306,13 +311,18 @@ def test_search_of_other_text_is_another_one(
     write_corpus(tmp_path / "text", seed=9)
     sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=None)
     assert len(sweeps.jobs) == 6
-    with pytest.raises(ConfigError, match="study_name=mine is a search of other text"):
-        sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name="mine")
+    sweeps.config.trainer.max_updates += 1  # as in an edited yaml
+    sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=None)
+    assert len(sweeps.jobs) == 8, "longer trainings are other trials"
+    sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name="mine")
+    assert len(sweeps.jobs) == 10
+    kinds = [name.rpartition("-")[0] for name in dict.fromkeys(sweeps.names())]
+    assert kinds == ["search", "mine", "search", "search", "mine"]
 
 
 def test_other_values_in_the_same_study_are_rejected(sweeps: Sweeps) -> None:
     sweeps("model=tiny,small", n_trials=2)
-    with pytest.raises(ConfigError, match="the study study has other values of model"):
+    with pytest.raises(ConfigError, match=r"the study study-\w+ has other values of model"):
         sweeps("model=tiny,base", n_trials=3)
 
 

@@ -20,6 +20,7 @@ from headwise.commands.finished import check_checkpoints
 from headwise.errors import CheckpointError
 from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+from headwise.train.initial import start_from
 from training_runs import Runs, read_log, run_outputs
 
 SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
@@ -187,6 +188,20 @@ def test_origin_counts_by_its_weights(runs: Runs, origin: Path, tmp_path: Path) 
     assert f"init_from={moved} holds no run" in runs.train("by_weights", tuned, code=1)
     shutil.rmtree(next(path for path in first.parent.iterdir() if path != first))
     assert "this run is finished" in runs.train("by_weights", tuned)
+
+
+def test_origin_that_is_trained_on_meanwhile_is_refused(
+    runs: Runs, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = Path(shutil.copytree(origin, tmp_path / "moved"))
+
+    def start_late(*arguments: Any) -> None:
+        checkpoint = checkpoint_path(RunFolder(moved), "auto")
+        save_checkpoint(checkpoint, {"model": load_checkpoint(checkpoint)["model"], "more": 1})
+        start_from(*arguments)
+
+    monkeypatch.setattr("headwise.commands.train.start_from", start_late)
+    assert "was changed: run" in runs.train("late", {**SHORT, "init_from": moved}, code=1)
 
 
 def test_finished_run_scores_additional_test_set(

@@ -90,8 +90,7 @@ def test_the_same_records_give_the_same_bytes(folders: Path, archive: Path, tmp_
 
 
 def test_exact_numbers_are_stored_in_half_the_space(archive: Path) -> None:
-    (path,) = archive.glob("sums-*.npz")
-    arrays = np.load(path)
+    arrays = np.load(archive / SUMS)
     assert arrays["b/test.translation"].dtype == np.float32  # counts
     assert arrays["b/test.loss"].dtype == np.float64
 
@@ -235,7 +234,7 @@ def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
         (lzma.compress(b"{"), "is broken: JSONDecodeError"),
         (lzma.compress(b"[]"), "is broken: TypeError"),
         (lzma.compress(b'{"run": "a"}'), "is broken: KeyError"),
-        (lzma.compress(b'{"format": "x", "run": "a"}'), "format has a value of a wrong type"),
+        (lzma.compress(b'{"format": "x", "run": "a"}'), "has format 'x', written by a newer"),
         (lzma.compress(b'{"format": 3, "run": "a"}'), "has format 3, written by a newer headwise"),
     ],
 )
@@ -278,5 +277,5 @@ def test_frame_tells_recipes_of_equal_settings_apart(folders: Path, tmp_path: Pa
     swept = {"trainer.max_updates": 4, "model.recompute": True}
     write_json(tmp_path / "other" / "data.json", {**hashes, "swept": swept})
     frame = headwise.records(tmp_path).drop(columns="run").map(str)
-    assert [name for name in frame if frame[name][0] != frame[name][1]] == [*hashes, "swept"]
-    assert frame.swept[1] == "trainer.max_updates=4 model.recompute=True"
+    assert [name for name in frame if frame[name][0] != frame[name][1]] == [*hashes, *swept]
+    assert frame["trainer.max_updates"][1] == "4.0"

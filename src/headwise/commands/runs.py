@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.config.commands import RunsConfig
-from headwise.errors import ConfigError, RunError, counted, refuse, unknown
+from headwise.errors import ConfigError, HeadwiseError, counted, refuse, unknown
 from headwise.runs.fingerprint import last_typed
 from headwise.runs.listing import status
 from headwise.runs.record import Record, export_records, find_records, frame_row
@@ -65,7 +65,7 @@ def _listing(config: RunsConfig) -> tuple[list[Record], str]:
 
 def _saved(run: Record) -> Row:
     """The row of a run in `headwise.records`; empty for a broken run."""
-    with suppress(RunError):
+    with suppress(HeadwiseError):
         return frame_row(run)
     return {}
 

@@ -38,7 +38,7 @@ from headwise.seed import seed_everything
 from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.data import Data
 from headwise.tasks.evaluate import main_metric, score, valid_heads, validate
-from headwise.tasks.identity import identity
+from headwise.tasks.identity import identity, init_weights
 from headwise.tasks.task import Task
 from headwise.track.base import Tracker
 from headwise.track.wandb_tracker import make_tracker
@@ -262,6 +262,8 @@ class _Run:
         if self.config.init_from is not None and not self.resumes:
             origin = RunFolder.existing(self.config.init_from, "init_from")
             start_from(model, self.config, origin, prepared.vocabulary)
+            if init_weights(self.config) != self.identity["init_weights"]:
+                raise RunError(f"init_from={origin.path} was changed: run the same command again")
         return model.to(self.ranks.device)
 
     def _write_kernels(self, model: Model) -> None:

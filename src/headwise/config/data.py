@@ -10,7 +10,7 @@ from omegaconf import MISSING
 from headwise.config.text_and_paths import changed_texts, path
 from headwise.file_names import nfc
 
-NAMES = "labels", "columns", "text", "label", "pair"  # of classes and columns
+NAMES = {"labels", "columns", "text", "label", "pair"}  # of classes and columns
 
 
 @dataclass
@@ -32,9 +32,8 @@ class FilesConfig:
     notes: str = ""
 
     def __post_init__(self) -> None:
-        for key in NAMES:
-            if hasattr(self, key):
-                setattr(self, key, changed_texts(nfc, getattr(self, key)))
+        for key in vars(self).keys() & NAMES:
+            setattr(self, key, changed_texts(nfc, getattr(self, key)))
 
 
 @dataclass

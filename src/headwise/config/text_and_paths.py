@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
@@ -50,15 +50,6 @@ def changed_texts(change: Callable[[str], str], value: Any) -> Any:
     if isinstance(value, dict):
         return {name: changed_texts(change, item) for name, item in value.items()}
     return [changed_texts(change, item) for item in value] if isinstance(value, list) else value
-
-
-def texts_in(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in a value of plain types, with its dotted key."""
-    if isinstance(value, str):
-        yield key, value
-    named = dict(enumerate(value)) if isinstance(value, list) else value
-    for name, item in named.items() if isinstance(named, dict) else ():
-        yield from texts_in(item, f"{key}.{name}" if key else str(name))
 
 
 def _strict_text(node: StringNode, value: Any) -> str:

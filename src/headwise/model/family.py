@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,8 +22,8 @@ from headwise.model.stack import Stack
 MAX_LAYERS = 1000
 SIZES = ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff")
 SHARING = ("all", "decoder", "none")
-_LOCK = threading.Lock()  # of `_EVALUATED`
-_EVALUATED: dict[nn.Module, tuple[int, bool]] = {}  # number of contexts, mode before the first
+_LOCK = threading.Lock()  # of `_HELD`
+_HELD: Counter[nn.Module] = Counter()  # of modules in training mode, the contexts of `evaluating`
 
 
 def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> None:
@@ -117,20 +118,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     Contexts of models that share modules may overlap, also in several threads: the last to end
     restores the mode that a module had before the first.
     """
-    modules = list(model.modules())
     with _LOCK:
-        for module in modules:
-            n_contexts, mode = _EVALUATED.get(module, (0, module.training))
-            _EVALUATED[module] = n_contexts + 1, mode
-    try:
-        if any(module.training for module in modules):  # setting modes takes longer
+        held = [module for module in model.modules() if module.training or module in _HELD]
+        _HELD.update(held)
+        if held:  # setting modes takes longer
             model.eval()
+    try:
         yield
     finally:
         with _LOCK:
-            for module in modules:
-                n_contexts, mode = _EVALUATED.pop(module)
-                if n_contexts > 1:
-                    _EVALUATED[module] = n_contexts - 1, mode
-                elif module.training is not mode:
-                    module.training = mode
+            _HELD.subtract(held)
+            for module in held:
+                if not _HELD[module]:
+                    del _HELD[module]
+                    module.training = True

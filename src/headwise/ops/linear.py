@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ EXPECTED_ROWS = 160  # of inputs in decoding: a layout for one row is slow for m
 MAX_FEW_ROWS = {torch.float32: 10, torch.bfloat16: 5}
 
 LinearProblem: Any = structure("LinearProblem")
-_LOCK = threading.Lock()  # of the weights that layers have packed
 
 
 def _dtypes() -> tuple[torch.dtype, ...]:
@@ -57,14 +55,14 @@ TRAINING_DTYPES = tuple(dtype for dtype in DTYPES if dtype is not torch.float32)
 class Linear(nn.Linear):
     """`torch.nn.Linear`, via oneDNN if supported: without double backward and torch.func."""
 
-    _packed: tuple[_Packed | None, ...] = ()  # one per context
+    _packed: _Packed | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., D) to (..., O)."""
         # under torch.compile, reading the changing attribute would add guards
-        for packed in () if torch.compiler.is_compiling() else self._packed:
-            if packed is not None and packed.applies_to(self.weight, self.bias, input):
-                return packed.matmul(input)
+        packed = None if torch.compiler.is_compiling() else self._packed
+        if packed is not None and packed.applies_to(self.weight, self.bias, input):
+            return packed.matmul(input)
         return linear(input, self.weight, self.bias)
 
 
@@ -72,23 +70,20 @@ class Linear(nn.Linear):
 def packed_weights(model: nn.Module) -> Iterator[None]:
     """Within the context, under no_grad, layers of `model` use weights packed for oneDNN.
 
-    Doubles the memory of the weights, also for each further context at the same time, as in other
-    threads; pays off after a few dozen calls. Under autocast, weights are packed in its dtype.
-    Replacing a parameter or changing it in place is detected, also by an optimizer's fused step;
-    changing `.data` is not. No effect where oneDNN is not used.
+    Doubles the memory of the weights; pays off after a few dozen calls. Under autocast, weights are
+    packed in its dtype. Replacing a parameter or changing it in place is detected, also by an
+    optimizer's fused step; changing `.data` is not. Where contexts overlap, as in several threads,
+    the first exit ends all: calls are right, but slower. No effect where oneDNN is not used.
     """
     after_each_step(raise_versions)
     layers = [module for module in model.modules() if isinstance(module, Linear)]
-    packed = [(layer, _pack(layer.weight, layer.bias)) for layer in layers]
-    with _LOCK:
-        for layer, one in packed:
-            layer._packed = (*layer._packed, one)
     try:
+        for layer in layers:
+            layer._packed = _pack(layer.weight, layer.bias)
         yield
     finally:
-        with _LOCK:
-            for layer, one in packed:
-                layer._packed = tuple(other for other in layer._packed if other is not one)
+        for layer in layers:
+            layer._packed = None
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import ConfigError
-from headwise.packages import package_versions
 
 # those that convert data
 CONVERTERS = ("headwise", "sentencepiece", "sacremoses", "soundfile", "soxr", "pillow")
@@ -62,6 +63,12 @@ def complete_environment() -> None:
         getpass.getuser()
     except (KeyError, OSError):
         os.environ["LOGNAME"] = f"uid{os.getuid()}"
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Version of each package that is installed; a source tree that is not has none."""
+    distributions = {name: next(iter(metadata.distributions(name=name)), None) for name in names}
+    return {name: package.version for name, package in distributions.items() if package is not None}
 
 
 def versions() -> dict[str, str]:

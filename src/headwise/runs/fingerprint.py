@@ -48,19 +48,18 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
     excluded = set(NOT_IN_FINGERPRINT)
     if not container.get("trainer", {}).get("average"):
         excluded.add("trainer.save_every")
-    return _flat(container, excluded)
+    return flat(container, excluded)
 
 
 def costs(container: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Those of some dotted keys that are in `COST`, with their values."""
-    flat = _flat(container, set())
-    of_cost = (key for key in flat if any(fnmatchcase(key, cost) for cost in COST))
-    return {key: flat[key] for key in of_cost if key in keys}
+    varied = {key: value for key, value in flat(container).items() if key in keys}
+    return {k: value for k, value in varied.items() if any(fnmatchcase(k, cost) for cost in COST)}
 
 
-def _flat(container: Mapping[str, Any], excluded: set[str]) -> dict[str, Any]:
+def flat(container: Mapping[str, Any], excluded: Collection[str] = ()) -> dict[str, Any]:
     """Settings by dotted key, without keys, groups and patterns of them."""
-    flat: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     patterns = [key for key in excluded if "*" in key]
 
     def walk(prefix: str, value: Any) -> None:
@@ -70,10 +69,10 @@ def _flat(container: Mapping[str, Any], excluded: set[str]) -> dict[str, Any]:
             for name, child in value.items():
                 walk(f"{prefix}.{name}" if prefix else str(name), child)
         else:
-            flat[prefix] = value
+            settings[prefix] = value
 
     walk("", container)
-    return flat
+    return settings
 
 
 def canonical(content: Any) -> str:

@@ -85,24 +85,21 @@ class RunFolder:
             RunError: several folders end with the hash, or the run in the folder is another one.
         """
         exact = parent / f"{slug(overrides)}-{identity}"
-        found = [exact]
-        if not exact.is_dir():
-            found = [path.parent for path in sorted(parent.glob(f"*-{identity}/{SETTINGS}"))]
-        if len(found) > 1:
-            folders = ", ".join(map(str, found))
+        others = [] if exact.is_dir() else sorted(parent.glob(f"*-{identity}/{SETTINGS}"))
+        if len(others) > 1:
+            folders = ", ".join(str(path.parent) for path in others)
             raise RunError(f"{folders} are copies of one run: move all but one out of {parent}")
-        folder = cls(found[0] if found else exact)
+        folder = cls(others[0].parent if others else exact)
         if (folder.path / SETTINGS).is_file():
             folder._check_identity(identity, container)
         return folder
 
     def _check_identity(self, identity: str, container: Mapping[str, Any]) -> None:
         """Raise RunError unless the run has these settings and this hash."""
-        ours, saved = recipe(container), recipe(self.read_config())
-        other = [k for k in sorted(ours | saved) if digest(ours.get(k)) != digest(saved.get(k))]
         data = read_json(self.path / "data.json", missing_ok=True)
-        if data.get("identity", identity) != identity:
-            other.append("identity (in data.json)")
+        ours = recipe(container) | {"identity": identity}
+        saved = recipe(self.read_config()) | {"identity": data.get("identity", identity)}
+        other = [k for k in ours | saved if digest(ours.get(k)) != digest(saved.get(k))]
         if other:
             raise RunError(
                 f"{self.path} has the name of this run, but another {', '.join(other)}: its files "
@@ -158,14 +155,14 @@ class RunFolder:
             RunError: another process holds the lock.
         """
         with open(self.path / ".lock", "a+") as handle:
-            for attempt in range(N_LOCK_ATTEMPTS):
+            for _ in range(N_LOCK_ATTEMPTS):
                 if lock(handle, wait) is not False:
                     break
-                if attempt + 1 == N_LOCK_ATTEMPTS:
-                    raise RunError(
-                        f"another process is training in {self.path}; wait for it or stop it"
-                    )
                 time.sleep(0.05)
+            else:
+                raise RunError(
+                    f"another process is training in {self.path}; wait for it or stop it"
+                )
             yield
 
     def read_results(self) -> Results | None:
@@ -198,13 +195,9 @@ class RunFolder:
         """Write a small json file atomically."""
         write_json(self.path / name, content)
 
-    def sums_file(self, name: str | Path, unit: str) -> Path:
-        """The file of the statistics of a split, `name`, whose items are of a unit."""
-        return self.sums / f"{name}.{unit}.npz"
-
     def write_sums(self, name: str | Path, unit: str, items: Floats) -> None:
         """Write the statistics (items, statistics) of a split atomically, compressed."""
-        path = self.sums_file(name, unit)
+        path = self.sums / f"{name}.{unit}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, open(temporary, "wb") as handle:
             np.savez_compressed(handle, items=items)
@@ -215,7 +208,7 @@ class RunFolder:
         Raises:
             RunError: the file is broken.
         """
-        path = self.sums_file(name, unit)
+        path = self.sums / f"{name}.{unit}.npz"
         try:
             with open(path, "rb") as handle, np.load(handle) as arrays:
                 items: Floats = arrays["items"]
@@ -269,14 +262,13 @@ def checked_settings(content: Any, folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: RunFolder) -> Config:
-    """The typed configuration of a run; see `typed_config`.
+    """The typed configuration of a run.
 
     Raises:
         RunError: it is broken, or was written by a version with other keys.
     """
     with saved_by_this_version(folder.path):
-        settings = current(folder.read_config())
-    return typed_config(settings, folder.path)
+        return read_back(current(folder.read_config()))
 
 
 def typed_config(settings: Mapping[str, Any], folder: Path) -> Config:
@@ -305,16 +297,12 @@ def find_folders(patterns: Sequence[str]) -> list[Path]:
     """Folders of runs that match `patterns` (folders or globs), or up to two levels below.
 
     Raises:
-        RunError: a folder does not exist, or is only in an archive, without weights.
+        RunError: a folder does not exist, or there are only archived runs, without weights.
     """
     folders = list_folders(patterns)
     runs = [run for run, names in folders if SETTINGS in names]
-    for path, names in folders:
-        is_run = SETTINGS in names or any(
-            path in run.parents or run.match(str(path)) for run in runs
-        )
-        if not is_run:
-            raise RunError(f"{path} is {IN_ARCHIVE}")
+    if folders and not runs:
+        raise RunError(f"{folders[0][0]} is {IN_ARCHIVE}")
     return runs
 
 
@@ -323,7 +311,7 @@ def list_folders(
 ) -> list[tuple[Path, frozenset[str]]]:
     """Like `find_folders`, with the names in each folder.
 
-    Includes archives, and the patterns ARCHIVE/NAME, without names, unless runs are in that folder.
+    Includes archives, and the patterns ARCHIVE/NAME, without names, unless that folder is a run.
 
     Args:
         patterns: folders or globs.
@@ -335,12 +323,11 @@ def list_folders(
         paths, is_of_archive = matching_paths(path), (path.parent / ARCHIVE).is_file()
         if not (paths or is_of_archive or missing_ok):
             raise RunError(f"runs={pattern}: folder not found")
-        runs = [found for path in paths for found in _scan(path, 2)]
-        for run, names in runs:
+        for run, names in (found for path in paths for found in _scan(path, 2)):
             if not run.name.startswith("."):  # unfinished pruned runs
                 about = os.stat(run)  # the same for all paths of a folder
                 folders.setdefault((about.st_dev, about.st_ino), (run, names))
-        if is_of_archive and not (runs and path.is_dir()):
+        if is_of_archive and not (path / SETTINGS).is_file():
             folders[path] = path, frozenset()
     return list(folders.values())
 

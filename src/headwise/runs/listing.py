@@ -12,7 +12,7 @@ from typing import Any
 
 from headwise.config.folders import group_choices, group_node
 from headwise.config.saved import TARGET, class_name
-from headwise.errors import Pruned, RunError
+from headwise.errors import HeadwiseError, Pruned, RunError
 from headwise.files import write_json
 from headwise.runs.record import PARTS, Record
 from headwise.runs.results import FORMAT, Results, checked_fields
@@ -83,10 +83,9 @@ class Summary:
 @cache
 def task_name(target: str) -> str:
     """The name of a task by its class; `Task.name` would import it, and torch."""
+    names = {class_name(group_node("task", name)[TARGET]): name for name in group_choices("task")}
     kind = class_name(target)
-    classes = {name: class_name(group_node("task", name)[TARGET]) for name in group_choices("task")}
-    own = str(kind).rpartition(".")[2].lower()  # the default of `Task.name`
-    return next((name for name, known in classes.items() if known == kind), own)
+    return names.get(kind, str(kind).rpartition(".")[2].lower())  # the default of `Task.name`
 
 
 def status(run: Record) -> dict[str, Any]:
@@ -112,7 +111,7 @@ def status(run: Record) -> dict[str, Any]:
             return {"status": "pruned"} | values
         state = {"status": "running" if run.is_running else "interrupted"}
         return state | values | _progress(run, summary)
-    except (RunError, OSError) as problem:
+    except (HeadwiseError, OSError) as problem:
         return {"status": "broken", "reason": str(problem)}
 
 

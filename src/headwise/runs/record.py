@@ -6,7 +6,6 @@ It is read from the folder of a run, or from an archive of many runs: a folder w
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import lzma
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 R = TypeVar("R", bound="Record")
-SUMS = "sums.npz"  # of archives of format 1; later ones name the file in their lines
+SUMS = "sums.npz"
 PARTS = {  # of a record -> file of a run
     "overrides": "overrides.yaml",
     "config": "config.yaml",
@@ -57,10 +56,7 @@ PARTS = {  # of a record -> file of a run
     "heads": "heads.jsonl",
 }
 READERS = {".yaml": read_yaml, ".json": read_json, ".jsonl": read_jsonl}
-TEXTS = (
-    "*.json", "*/*.csv", "*/*.json", "*/*.md", "*/*.sha256", "*/*.txt",
-    "*/*/*.sha256", "*/*/*.txt",  # of an evaluation with a name
-)  # fmt: skip
+TEXTS = ("*.json", "*/*.csv", "*/*.json", "*/*.md", "*/**/*.sha256", "*/**/*.txt")
 OF_CORPUS = (".src.txt", ".ref.txt")  # others own them
 CONTENTS = ("text", "vocabulary", "init_weights")  # hashes in data.json, in a frame
 COSTS = ("updates", "tokens_per_second", "wall_seconds")  # of results, in a frame
@@ -171,12 +167,8 @@ class Record:
         """Statistics (items, statistics) of the items of a split; None if there are none."""
         if self._content is None:
             return RunFolder(self.folder).read_sums(split, unit)
-        key, arrays = f"{self.folder.name}/{split}.{unit}", self._archived_sums(self._content)
+        key, arrays = f"{self.folder.name}/{split}.{unit}", _arrays(self.folder.parent / SUMS)
         return arrays[key].astype(np.float64) if key in arrays else None
-
-    def _archived_sums(self, content: Mapping[str, Any]) -> Mapping[str, Floats]:
-        name = Path(content.get("sums", SUMS)).name  # in the folder, whatever a line says
-        return _arrays(self.folder.parent / name)
 
     def _line(self) -> Mapping[str, Any]:
         """The record as a line of an archive."""
@@ -186,23 +178,23 @@ class Record:
         names = [name for pattern in TEXTS for name in self.names(pattern)]
         ours = [n for n in names if n not in PARTS.values() and not n.endswith(OF_CORPUS)]
         files = {name: self.text(name) for name in ours}
-        state = {"running": True} if self.is_running else {}
-        return {"format": FORMAT, "run": self.folder.name, **named(parts), "files": files, **state}
+        about = {"run": self.folder.name, "running": self.is_running}
+        return {**about, **named(parts), "files": files}
 
     def all_sums(self) -> Iterator[tuple[str, Floats]]:
         """Yield `<split>.<unit>` and the statistics of every split."""
         if self._content is None:
             folder = RunFolder(self.folder).sums
-            names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.npz"))
+            paths = sorted(folder.rglob("*.npz"))
+            names = [str(path.relative_to(folder).with_suffix("")) for path in paths]
         else:
             prefix = f"{self.folder.name}/"
-            keys = self._archived_sums(self._content)
-            names = [f"{key.removeprefix(prefix)}.npz" for key in keys if key.startswith(prefix)]
+            keys = _arrays(self.folder.parent / SUMS)
+            names = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
         for name in names:
-            split, unit, _ = name.rsplit(".", 2)
-            items = self.sums(split, unit)
+            items = self.sums(*name.rsplit(".", 1))
             assert items is not None
-            yield f"{split}.{unit}", items
+            yield name, items
 
 
 @cache
@@ -248,7 +240,7 @@ def find_records(patterns: Sequence[str], kind: type[R], missing_ok: bool = Fals
         else:
             runs = list(archived(folder.parent, kind))
             chosen = [run for run in runs if run.folder.match(folder.name)]
-            if not chosen and not any(path.is_dir() for path in matching_paths(folder)):
+            if not (chosen or matching_paths(folder)):
                 hint = meant(str(folder), (str(run.folder) for run in runs))
                 raise RunError(f"{folder}: no such run in the archive.{hint}")
             records += chosen
@@ -296,25 +288,20 @@ def export_records(records: Sequence[Record], folder: Path, overwrite: bool = Fa
     names = Counter(record.folder.name for record in records)
     if repeated := [name for name, n in names.items() if n > 1]:
         raise RunError(f"several runs are called {repeated[0]}: export them to several archives")
-    lines = [record._line() for record in records]  # before anything is written
-    sums = io.BytesIO()
-    with zipfile.ZipFile(sums, "w") as arrays:
-        for record in records:
-            for name, items in record.all_sums():
-                about = zipfile.ZipInfo(f"{record.folder.name}/{name}.npy", DATE)
-                arrays.writestr(about, _smallest(items), zipfile.ZIP_LZMA)
-    # Lines name their file by its content: whenever this process ends, the two files fit.
-    name = f"sums-{hashlib.sha256(sums.getvalue()).hexdigest()[:16]}.npz"
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / name) as temporary:
-        temporary.write_bytes(sums.getvalue())
-    with replacing(folder / ARCHIVE) as temporary, lzma.open(temporary, "wt", preset=9) as file:
-        for line in lines:
-            content = {**line, "format": FORMAT, "sums": name}
-            json.dump(content, file, ensure_ascii=False, separators=(",", ":"))
-            file.write("\n")
-    for path in {folder / SUMS, *folder.glob("sums-*.npz")} - {folder / name}:
-        path.unlink(missing_ok=True)
+    # both files are complete before the first is replaced
+    with replacing(folder / SUMS) as sums, replacing(folder / ARCHIVE) as archive:
+        with zipfile.ZipFile(sums, "w") as arrays:
+            for record in records:
+                for name, items in record.all_sums():
+                    about = zipfile.ZipInfo(f"{record.folder.name}/{name}.npy", DATE)
+                    arrays.writestr(about, _smallest(items), zipfile.ZIP_LZMA)
+        with lzma.open(archive, "wt", preset=9) as file:
+            for record in records:
+                line = {**record._line(), "format": FORMAT}
+                json.dump(line, file, ensure_ascii=False, separators=(",", ":"))
+                file.write("\n")
+    _arrays.cache_clear()
 
 
 def _smallest(items: Floats) -> bytes:
@@ -344,9 +331,7 @@ def frame_row(run: Record) -> dict[str, Any]:
         RunError: a file of the run is broken, or a key of its settings is not known.
     """
     row, data = comparable(run.settings), run.part("data") or {}
-    row |= {key: data[key] for key in CONTENTS if key in data}
-    if swept := data.get("swept"):
-        row["swept"] = " ".join(f"{key}={value}" for key, value in swept.items())
+    row |= {key: data[key] for key in CONTENTS if key in data} | data.get("swept", {})
     if (results := run.results) is not None:
         row |= {key: getattr(results, key) for key in COSTS}
         for split, scores in results.scores.items():

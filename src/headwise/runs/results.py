@@ -108,17 +108,11 @@ class Results:
 
 
 def check_format(number: Any, path: Path) -> None:
-    """Check the format of a file of a run or archive.
-
-    Raises:
-        RunError: a newer version wrote it, or it is not a number.
-    """
-    if not fits(number, int):
-        raise RunError(f"{path} is broken: format has a value of a wrong type")
-    if number > FORMAT:
+    """Raise RunError for a file of a run, or an archive, in a format of a newer version."""
+    if not fits(number, int) or number > FORMAT:
         raise RunError(
-            f"{path} has format {number}, written by a newer headwise: this version reads formats "
-            f"up to {FORMAT}. Update headwise"
+            f"{path} has format {number!r}, written by a newer headwise: this version reads "
+            f"formats up to {FORMAT}. Update headwise"
         )
 
 

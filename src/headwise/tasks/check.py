@@ -13,13 +13,13 @@ from headwise.attention.build import completed
 from headwise.config.instantiate import instantiate
 from headwise.config.saved import named
 from headwise.config.schema import SITE_GROUPS, Config
-from headwise.config.text_and_paths import texts_in
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.errors import refuse, require
 from headwise.file_names import check_file_name
 from headwise.metrics.metric import Metric
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
+from headwise.runs.fingerprint import canonical, flat
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import Task, task_of
 from headwise.track.wandb_tracker import check_tracker
@@ -37,9 +37,9 @@ def checked_task(config: Config) -> Task[Any]:
     Raises:
         ConfigError: an invalid setting.
     """
-    for key, text in texts_in(asdict(config), ""):
-        is_utf8 = not re.search("[\ud800-\udfff]", text)  # other bytes of a name of a file
-        require(is_utf8, key, "UTF-8 (HEADWISE_CACHE and HOME are in paths.cache)", text)
+    for key, value in flat(asdict(config)).items():
+        is_utf8 = not re.search("[\ud800-\udfff]", canonical(value))  # other bytes of a path
+        require(is_utf8, key, "UTF-8 (HEADWISE_CACHE and HOME are in paths.cache)", value)
     task = task_of(config)
     tasks, name = getattr(config.data, "tasks", None), task.name
     allowed = f"{' or '.join(tasks or ())} with data={getattr(config.data, 'name', None)}"

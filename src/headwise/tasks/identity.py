@@ -36,32 +36,26 @@ def identity(
     Raises:
         RunError: the weights of `init_from` are gone, or broken.
     """
-    about: dict[str, Any] = {}
-    if config.init_from is not None:
-        about["init_weights"] = _weights_hash(config, container)
-    if varied := costs(container, swept):
-        about["swept"] = varied
-    tokenizers = load_tokenizers(config.tokenizer)
-    given = [] if tokenizers is None else [tokenizers.content()]
+    weights = None if config.init_from is None else init_weights(config)
+    found = {"init_weights": weights, "swept": costs(container, swept)}
+    about = {key: value for key, value in found.items() if value}
+    given = [pair.content()] if (pair := load_tokenizers(config.tokenizer)) else []
     content = {"text": [*corpus.hashes(), *given], **about}
     return {"identity": fingerprint(container, content), **about}
 
 
-def _weights_hash(config: Config, container: Mapping[str, Any]) -> str:
-    """Hash of the weights of `init_from`; if they are gone, as a run that started there has it."""
-    assert config.init_from is not None
+def init_weights(config: Config) -> str:
+    """Hash of the weights of `init_from`; if they are gone, of those that runs there began with."""
+    path = config.init_from or ""
     try:
-        origin = RunFolder.existing(config.init_from, "init_from")
+        origin = RunFolder.existing(path, "init_from")
     except RunError:
         outputs = Path(config.paths.outputs, config.experiment_name)
-        started = (
-            read_json(path.parent / "data.json", missing_ok=True).get("init_weights")
-            for path in outputs.glob(f"*/{SETTINGS}")
-            if RunFolder(path.parent).read_config().get("init_from") == config.init_from
-        )
-        known = set(filter(None, started))
+        runs = [RunFolder(file.parent) for file in outputs.glob(f"*/{SETTINGS}")]
+        started = [run.path for run in runs if run.read_config().get("init_from") == path]
+        files = (read_json(run / "data.json", missing_ok=True) for run in started)
+        known = {file["init_weights"] for file in files if "init_weights" in file}
         if len(known) != 1:
             raise
         return str(known.pop())
-    checkpoint = checkpoint_path(origin, "auto")
-    return FileHashes(Path(config.paths.cache))(checkpoint)[:N_DIGITS]
+    return FileHashes(Path(config.paths.cache))(checkpoint_path(origin, "auto"))[:N_DIGITS]

@@ -84,20 +84,14 @@ class OptunaSweeper(Sweeper):
         direction = "maximize" if metric.better == "higher" else "minimize"
         space, seeds, fixed = self._parse(arguments)
         corpus = task.open(Path(settings.paths.cache))
-        run = identity(settings, asdict(settings), corpus)["identity"]
+        length = ["trainer.max_updates"]  # finished trials are not trained for longer
+        run = identity(settings, asdict(settings), corpus, length)["identity"]
         of_params = sorted({*fixed} - {*arguments})  # the others are in the settings
-        about = digest([run, of_params, seeds])
-        searched = sorted((key, repr(values)) for key, values in space.items())
-        name = self.search["study_name"] or f"search-{digest([about, searched])}"
+        chosen = self.search["study_name"]  # whose space may change
+        searched = None if chosen else sorted((key, repr(values)) for key, values in space.items())
+        name = f"{chosen or 'search'}-{digest([run, of_params, seeds, searched])}"
         check_file_name("hydra.sweeper.study_name", name)
         study = open_study(self.folder, self.search | {"study_name": name}, direction)
-        if not study.trials:
-            study.set_user_attr("identity", about)
-        if study.user_attrs.get("identity") != about:
-            raise ConfigError(
-                f"hydra.sweeper.study_name={name} is a search of other text, settings or seeds, or "
-                "of an earlier version: set another name"
-            )
         searcher = Searcher(study, self.folder, self.search, space)
         fixed = [*fixed, f"hydra.sweeper.study_name={name}"]
         with searcher.registered():
@@ -127,11 +121,12 @@ class OptunaSweeper(Sweeper):
                 "nothing to search: give a key several values, such as model.dropout=0.1,0.3 or "
                 "'optimizer.lr=tag(log,interval(1e-4,1e-2))'"
             )
-        for key in searched.keys() & {"data", "init_from", *PATHS}:
-            raise ConfigError(
-                f"{key} cannot be searched: a search is of one text, and goes on while "
-                "its content is the same. Sweep over it: -m without hydra/sweeper=optuna"
-            )
+        for key in (key.lstrip("+") for key in searched):
+            if key in ("data", "init_from") or key.startswith(PATHS):
+                raise ConfigError(
+                    f"{key} cannot be searched: a search is of one text and one origin, and "
+                    "continues while they are the same. Sweep over it: without hydra/sweeper=optuna"
+                )
         return {key: _distribution(o) for key, o in searched.items()}, seeds, fixed
 
     def _run(

@@ -12,18 +12,19 @@ import inspect
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from headwise.config.data import DataConfig, FilesConfig, LabelledDataConfig
-from headwise.config.text_and_paths import texts_in
+from headwise.config.text_and_paths import changed_texts
 from headwise.errors import DataError, refuse
 from headwise.file_names import check_relative_path
 
 DataWithOrigins = DataConfig | LabelledDataConfig
 
 log = logging.getLogger(__name__)
+_log_once = cache(partial(log.info, "reading %s of the run: %s"))
 
 
 class Origin(Protocol):
@@ -62,11 +63,10 @@ def local_folder(config: FilesConfig) -> Path | None:
     if config.dir is not None:
         return Path(config.dir)
     root = os.environ.get("HEADWISE_DATA")
-    if not (root and config.folder):
-        return None
-    check_relative_path("data.folder", config.folder)
-    folder = Path(root).expanduser() / config.folder
-    return folder if folder.is_dir() else None
+    if config.folder:
+        check_relative_path("data.folder", config.folder)
+    folder = Path(root or "").expanduser() / (config.folder or "")
+    return folder if root and config.folder and folder.is_dir() else None
 
 
 def log_paths(config: Any) -> None:
@@ -77,18 +77,16 @@ def log_paths(config: Any) -> None:
     """
     folder = local_folder(config) if isinstance(config, FilesConfig) else None
     if folder is not None:
-        _log_path("data.dir" if config.dir else "data.folder", str(folder))
+        _log_once("data.dir" if config.dir else "data.folder", str(folder))
     elif isinstance(config, DataConfig) or getattr(config, "downloads", False):
         return  # names in published archives
-    named = {key: getattr(config, key, None) for key in ("file", "files")}
-    for key, path in texts_in(named, "data"):
+
+    def placed(path: str) -> str:
         if folder is None or os.path.isabs(path) or ".." in Path(path).parts:
-            _log_path(key, str((folder or Path()) / path))
+            _log_once("data.files", str((folder or Path()) / path))
+        return path
 
-
-@cache
-def _log_path(key: str, path: str) -> None:
-    log.info("reading %s of the run: %s", key, path)
+    changed_texts(placed, [getattr(config, "file", None), getattr(config, "files", None)])
 
 
 def origins_of(

@@ -19,8 +19,8 @@ from headwise.data.tokenizer import COLUMN, EOS, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import exact_tokenizer, tokenizer_identity
 from headwise.errors import DataError
 from headwise.file_names import nfc
-from headwise.packages import package_versions
 from headwise.progress import progress_bar
+from headwise.runs.environment import package_versions
 from headwise.tasks.classification.inputs import (
     ClassCorpus,
     ImageInputs,

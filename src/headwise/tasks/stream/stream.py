@@ -28,8 +28,8 @@ from headwise.data.tokenizer_training import (
 )
 from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
-from headwise.packages import package_versions
 from headwise.progress import progress_bar
+from headwise.runs.environment import package_versions
 
 FORMAT = 3  # increase when the files change
 MAX_CHUNK = 2**16  # bytes; longer lines of text are encoded in parts

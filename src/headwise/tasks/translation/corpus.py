@@ -30,7 +30,7 @@ from headwise.data.sources.origins import (
 )
 from headwise.errors import ConfigError, DataError
 from headwise.file_names import check_file_name
-from headwise.packages import package_versions
+from headwise.runs.environment import package_versions
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.tasks.translation.text import Pair, ParallelText, write_pairs
 

@@ -24,7 +24,7 @@ from headwise.data.tokenizer_training import (
 )
 from headwise.data.workers import run_in_process
 from headwise.errors import DataError
-from headwise.packages import package_versions
+from headwise.runs.environment import package_versions
 from headwise.tasks.data import Sides
 from headwise.tasks.translation.encoding import POOL_PAIRS, EncodingJob, write_encoded
 from headwise.tasks.translation.store import EncodedSplit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -263,15 +263,9 @@ def test_recordings_see_their_own_model_and_leave_modes() -> None:
 
 def test_recording_overlaps_with_another_evaluation() -> None:
     model = sparse("bert").train()
-    other = evaluating(model)
-    other.__enter__()
-
-    def batches() -> Iterator[dict[str, Any]]:
-        other.__exit__(None, None, None)
-        assert not model.training
-        yield inputs("bert")
-
-    record(model, batches())
+    with ExitStack() as other:
+        other.enter_context(evaluating(model))
+        record(model, (other.close() or inputs("bert") for _ in range(1)))
     assert model.training
 
 

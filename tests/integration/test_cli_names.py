@@ -124,7 +124,7 @@ def test_hydra_syntax_is_unchanged(argument: str) -> None:
     assert quoted(argument) == argument
 
 
-@pytest.mark.parametrize("kind", ["builtin", "builtin_labelled", "builtin_text"])
+@pytest.mark.parametrize("kind", ["builtin_labelled", "builtin_text"])
 def test_name_of_data_is_no_path(kind: str, tmp_path: Path) -> None:
     with composer() as make:
         task = checked_task(typed(make([f"data={kind}", "data.name=../../x", "tokenizer=byte"])))

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import headwise as package
 from command_line import CommandLine, assert_rejected, read_json
+from headwise.errors import DataError
 from headwise.tasks.translation.run import TranslationRun
 
 ROOT = Path(__file__).parents[2]
@@ -271,14 +273,17 @@ def test_closed_output_pipe_is_no_error(run: Path, tmp_path: Path) -> None:
 
 
 def test_translations_before_an_error_are_kept(
-    headwise: CommandLine, run: Path, expected: list[str], tmp_path: Path
+    headwise: CommandLine, run: Path, expected: list[str], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """As before a kill: each block is written before the next one is read."""
-    reader, writer = os.pipe()
-    os.write(writer, f"{SOURCES[0]}\n".encode() + b"\xff\n")
-    os.close(writer)
-    options = f"input=/dev/fd/{reader}", f"output={tmp_path / 'out'}", "buffer_size=1"
-    result = headwise("translate", f"run={run}", *options)
-    (partial,) = tmp_path.iterdir()
-    assert_rejected(result, 1, "line 2: not UTF-8", f"What was written before is in {partial}")
-    assert partial.read_text(encoding="utf-8").splitlines() == expected[:1]
+    """And before a kill: they are on the disk before the next line is read."""
+    partial = tmp_path / f"out.{os.getpid()}.tmp"
+
+    def lines(path: str) -> Iterator[str]:
+        yield SOURCES[0]
+        assert partial.read_text(encoding="utf-8") == f"{expected[0]}\n"
+        raise DataError("no more")
+
+    monkeypatch.setattr("headwise.commands.translate.input_lines", lines)
+    result = headwise("translate", f"run={run}", f"output={tmp_path / 'out'}", "buffer_size=1")
+    assert_rejected(result, 1, "no more", f"What was written before is in {partial}")
+    assert list(tmp_path.iterdir()) == [partial]

@@ -157,19 +157,6 @@ def test_same_command_restores_missing_files_of_finished_run(
         assert not any(path.exists() for path in leftovers)
 
 
-def test_other_text_starts_a_new_run(runs: Runs, finished_copy: tuple[str, Path]) -> None:
-    outputs, first = finished_copy
-    before = run_outputs(first)
-    other = runs.folder / "other-text"
-    write_corpus(other, seed=9)
-    runs.train(outputs, {**SHORT, "data.dir": other})
-    folders = set(first.parent.iterdir())
-    assert len(folders) == 2
-    assert run_outputs(first) == before
-    (second,) = folders - {first}
-    assert first.name.rpartition("-")[0] == second.name.rpartition("-")[0]
-
-
 def test_origin_counts_by_its_weights(runs: Runs, origin: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(origin, tmp_path / "moved"))
     tuned = {**SHORT, "init_from": moved}

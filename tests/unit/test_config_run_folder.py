@@ -9,18 +9,21 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from headwise.config.instantiate import as_container
+from headwise.config.register import typed
 from headwise.errors import ConfigError, RunError
 from headwise.files import machine_cache_dir
 from headwise.runs import environment
 from headwise.runs.environment import complete_environment, git_commit
-from headwise.runs.fingerprint import N_DIGITS, costs, fingerprint, slug
+from headwise.runs.fingerprint import N_DIGITS, fingerprint, slug
 from headwise.runs.folder import RunFolder
+from headwise.tasks.identity import identity
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +132,16 @@ def test_folder_of_another_run_is_refused_whatever_its_name_says(started: RunFol
         RunFolder.locate(started.path.parent, ["seed=3"], IDENTITY, SETTINGS)
 
 
-def test_varied_costs_are_part_of_the_identity(make: Any) -> None:
-    container = as_container(make(["trainer.max_updates=7", "model.recompute=true"]))
-    swept = {"trainer.max_updates", "model.recompute", "seed", "paths.outputs", "data.dir"}
-    varied = {"model.recompute": True, "trainer.max_updates": 7}
-    assert costs(container, swept) == varied
-    assert costs(container, ()) == {}
-    assert fingerprint(container, {}) != fingerprint(container, {"swept": varied})
+def test_text_and_varied_costs_are_part_of_the_identity(make: Any) -> None:
+    def of(text: str, *swept: str) -> dict[str, Any]:
+        corpus: Any = SimpleNamespace(hashes=lambda: [text])
+        return identity(typed(config), as_container(config), corpus, swept)
+
+    config = make(["trainer.max_updates=7", "model.recompute=true"])
+    swept = of("a", "trainer.max_updates", "model.recompute", "seed", "paths.outputs", "data.dir")
+    assert swept.pop("swept") == {"model.recompute": True, "trainer.max_updates": 7}
+    assert len({of("a")["identity"], of("b")["identity"], swept["identity"]}) == 3
+    assert of("a") == of("a", "seed")
 
 
 @pytest.mark.parametrize(

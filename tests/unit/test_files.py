@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from headwise.commands.output import input_lines, write_blocks
+from headwise.commands.output import input_lines
 from headwise.data.cache import make_once
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer
 from headwise.errors import HeadwiseError, RunError
@@ -224,20 +223,6 @@ def test_folders_that_cannot_be_flushed_are_left(
     with pytest.raises(HeadwiseError) if number == errno.EIO else nullcontext():
         write_text(tmp_path / "x", "text")
     assert (tmp_path / "x").read_text() == "text"
-
-
-def test_lines_are_written_while_others_are_made(tmp_path: Path) -> None:
-    """What the file has then is left by a kill."""
-    partial = tmp_path / f"out.{os.getpid()}.tmp"
-
-    def blocks() -> Iterator[list[str]]:
-        yield ["a", "b"]
-        assert partial.read_text() == "a\nb\n"
-        yield ["c"]
-
-    write_blocks(str(tmp_path / "out"), blocks())
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out").read_text() == "a\nb\nc\n"
 
 
 def test_input_is_never_all_in_memory(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from headwise.runs.record import (
     find_records,
 )
 
+HASHES = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,6 +46,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (above / "a" / "analysis" / "heads.csv").write_text("site,layer\n", encoding="utf-8")
     (above / "a" / "pruned.json").write_text('{"origin": "x"}', encoding="utf-8")
     (above / "b" / "log.txt").write_text("not part of a record", encoding="utf-8")
+    swept = {"trainer.max_updates": 4, "model.recompute": True}
+    write_json(above / "b" / "data.json", {**HASHES, "swept": swept})
     RunFolder(above / "b").write_sums("test", "loss", np.array([[0.1, 3], [1 / 3, 4]]))
     return above
 
@@ -252,14 +256,7 @@ def test_frame_has_a_row_a_run(folders: Path, archive: Path) -> None:
     assert list(frames[0].seed) == [1, 3, 9]
     assert set(frames[0]["attention._target_"]) == {"AlphaEntmax"}
     assert frames[0]["test/bleu"].notna().tolist() == [True, True, False]
-
-
-def test_frame_tells_recipes_of_equal_settings_apart(folders: Path, tmp_path: Path) -> None:
-    for name in ("a", "other"):
-        shutil.copytree(folders / "a", tmp_path / name)
-    hashes = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
-    swept = {"trainer.max_updates": 4, "model.recompute": True}
-    write_json(tmp_path / "other" / "data.json", {**hashes, "swept": swept})
-    frame = headwise.records(tmp_path).drop(columns="run").map(str)
-    assert [name for name in frame if frame[name][0] != frame[name][1]] == [*hashes, "swept"]
-    assert frame.swept[1] == "trainer.max_updates=4 model.recompute=True"
+    # what tells recipes of equal settings apart
+    row = frames[0].iloc[1]
+    assert {key: row[key] for key in HASHES} == HASHES
+    assert row.swept == "trainer.max_updates=4 model.recompute=True"

@@ -85,14 +85,13 @@ def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task: Task[Any]) -> N
     assert has_method or not task.command
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def prepared(task: Task[Any]) -> Any:
+    return task.prepare(task.open(Path(task.config.paths.cache)))
 
 
-def test_the_hashes_of_a_split_are_independent_of_the_batches(task: Task[Any], cache: Path) -> None:
+def test_the_hashes_of_a_split_are_independent_of_the_batches(task: Task[Any]) -> None:
     """Also those of a task that does not define them."""
-    data = task.prepare(task.open(cache))
+    data = prepared(task)
     split = task.config.data.valid
     smaller = task.changed(trainer=replace(task.config.trainer, max_tokens=300))
     sizes = {len(one.batches(data, Part(split))) for one in (task, smaller)}
@@ -124,11 +123,11 @@ TEXT, MASKED = "data=builtin_text", "data=builtin_text task=masked_lm"
     ],
 )
 def test_hashes_differ_where_content_or_items_do(
-    one: str, other: str, same: list[str], cache: Path, make: Any
+    one: str, other: str, same: list[str], make: Any
 ) -> None:
     hashes = []
     for words in (one, other):
         task = checked_task(typed(make([*SMALL, *words.split()])))
-        hashes.append(task.contents(task.prepare(task.open(cache)), task.config.data.valid))
+        hashes.append(task.contents(prepared(task), task.config.data.valid))
     names = zip(("content", "items"), *hashes, strict=True)
     assert [name for name, a, b in names if a == b] == same

@@ -135,8 +135,6 @@ def test_unfinished_runs(tmp_path: Path, listed: Any) -> None:
     row = listed()["a"]
     assert (row["status"], row["update"]) == ("interrupted", 50)
     assert "seconds_left" not in row
-    run.write_json("error.json", {"error": "DataError", "message": "no text", "overrides": []})
-    assert (listed()["a"]["status"], listed()["a"]["reason"]) == ("failed", "DataError: no text")
 
 
 def test_finished_run_that_is_lengthened(tmp_path: Path, listed: Any) -> None:

@@ -205,24 +205,20 @@ def test_archives_give_the_tables_of_the_folders(
 
 def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_path: Path) -> None:
     def compare(name: str, content: str | None) -> tuple[Any, list[list[str]]]:
-        result = headwise(
-            "compare", f"run={first}", f"other={runs(name, 'softmax', 1, 2, content=content)}",
-            "n_resamples=20",
-        )  # fmt: skip
-        lines = [line for line in result.out.splitlines() if "BLEU" in line]
-        return result, [[cell.strip() for cell in line.split("|")[2:]] for line in lines]
+        other = runs(name, "softmax", 1, 2, content=content)
+        result = headwise("compare", f"run={first}", f"other={other}", "n_resamples=20")
+        cells = (line.split("|")[2:-1] for line in result.out.splitlines() if "BLEU" in line)
+        return result, [[cell.strip() for cell in row] for row in cells]
 
     first = runs("a", "softmax", 1, 2, content="a" * 16)
     same, scores = compare("same", "a" * 16)
-    assert "the" not in same.out.partition("better.\n")[2]
+    assert "the items of test differ" not in same.out
     other, means = compare("other", "b" * 16)
     assert_rejected(other, 1, "can be paired")
     assert [row[:2] for row in means] == [row[:2] for row in scores]
-    assert {cell for row in means for cell in row[3:]} == {"–", ""}
+    assert {cell for row in means for cell in row[3:]} <= {"–", ""}
     assert "the items of test differ (by their hash: another text" in other.out
-    old, _ = compare("old", None)
-    assert old.code == 0
-    assert "the scored text of runs of 0.1.0 is not known" in old.out
+    assert "the scored text of runs of 0.1.0 is not known" in compare("old", None)[0].out
 
 
 def test_run_with_an_unknown_key_is_rejected(runs: Write, table: Tabulate) -> None:

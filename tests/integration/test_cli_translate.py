@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,33 +83,6 @@ def test_pipes_are_read_and_written(
     settings = [f"run={run}", f"input={pipe_of('Haus')}", f"reference={pipe_of('house')}"]
     assert len(headwise.ok("translate", *settings).out.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_each_buffer_is_written_before_the_next_is_translated(
-    headwise: CommandLine,
-    run: Path,
-    source: Path,
-    tmp_path: Path,
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pipe, written = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    translate = TranslationRun.translate
-
-    def read_first(*arguments: Any) -> Any:
-        with suppress(BlockingIOError):  # the pipe is empty
-            written.append(os.read(reader, 10_000).decode())
-        return translate(*arguments)
-
-    monkeypatch.setattr(TranslationRun, "translate", read_first)
-    try:
-        arguments = (f"run={run}", f"input={source}", f"output={pipe}", "buffer_size=1")
-        headwise.ok("translate", *arguments)
-    finally:
-        os.close(reader)
-    assert written == [f"{line}\n" for line in expected[:2]]
 
 
 def test_buffer_size_changes_no_translation(

@@ -187,11 +187,11 @@ def test_streams_end_no_work(streams: str, environment: dict[str, str], tmp_path
     assert b"Error" not in process.stderr
 
 
-def make_cached(folder: Path) -> None:
-    make_once(folder / "x", lambda partial: {"n": (partial / "ids").write_bytes(b"1234")})
-
-
 PARTIAL = {f".x.{os.getpid()}.tmp"}
+
+
+def make(folder: Path) -> dict[str, int]:
+    return {"bytes": (folder / "ids").write_bytes(b"1234")}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ PARTIAL = {f".x.{os.getpid()}.tmp"}
     [
         (lambda folder: write_text(folder / "x", "text"), PARTIAL),
         (lambda folder: Tokenizer(BYTE_MODEL).save(folder / "x"), PARTIAL),
-        (make_cached, {"ids", "manifest.json", "x.partial"}),
+        (lambda folder: make_once(folder / "x", make), {"ids", "manifest.json", "x.partial"}),
     ],
 )
 def test_what_has_its_name_survives_a_loss_of_power(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command_line import CommandLine, assert_rejected, read_json, read_results, write_sentence
+from command_line import (
+    CommandLine,
+    assert_rejected,
+    read_json,
+    read_results,
+    without_hashes,
+    write_sentence,
+)
 from headwise.commands import evaluate
 from headwise.errors import DataError
 from headwise.runs.results import Results
@@ -36,51 +42,36 @@ def test_run_without_its_sets_uses_the_corpus(headwise: CommandLine, run: Path) 
     assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
 
 
-def without_hashes(path: Path) -> None:
-    """Rewrite a results file as version 0.1.0 had it."""
-    content = read_json(path)
-    for entry in (entry for split in content["scores"].values() for entry in split.values()):
-        entry.pop("content", None)
-        entry.pop("items", None)
-    path.write_text(json.dumps(content))
+def split_content(run: Path, name: str = "results-auto") -> str | None:
+    """Hash of the text that test_a of a results file was scored on."""
+    return Results(read_json(run / f"{name}.json")["scores"]).content("test_a")
 
 
 def test_another_text_of_the_same_name_needs_another_results_file(
-    headwise: CommandLine, run: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headwise: CommandLine, run: Path, trained: Path, tmp_path: Path
 ) -> None:
     write_sentence(tmp_path, "test_a")
-    (tmp_path / "test_a").write_text("Hund\n", encoding="utf-8")
-    (tmp_path / "mine").write_text("dog\n", encoding="utf-8")
-    files = f"data.source_file={tmp_path}/test_a", f"data.reference_file={tmp_path}/mine"
-    theirs = f"data.dir={tmp_path}", "data.test=[test_a]"
-    ours = f"data.dir={trained.parents[2] / 'text'}", "data.test=[test_a]"
+    ours, theirs = (
+        ("evaluate", f"run={run}", f"data.dir={folder}", "data.test=[test_a]")
+        for folder in (trained.parents[2] / "text", tmp_path)
+    )
 
-    def evaluated(*arguments: str) -> Any:
-        return headwise("evaluate", f"run={run}", *arguments)
+    def refused(*arguments: str, file: str, kind: str = "another text") -> None:
+        result = headwise(*arguments)
+        assert_rejected(result, 2, f"{run / file} has scores of test_a on {kind}", "set name=")
+        assert "BLEU" not in result.out, "nothing is scored before"
 
-    def refused(*arguments: str, file: str = "results.json", kind: str = "another text") -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(evaluate, "score", lambda *_, **__: pytest.fail("scored"))
-            about = f"{run / file} has scores of test_a on {kind}"
-            assert_rejected(evaluated(*arguments), 2, about, "set name=")
-
-    refused(*theirs)
-    refused(*files)
-    assert evaluated(*ours).code == 0  # the same text at another place
-    assert evaluated(*theirs, "name=theirs").code == 0
-    contents = {split_content(run, name) for name in ("results", "results-auto")}
-    assert len(contents | {split_content(run, "theirs")}) == 1 + len(contents) == 2
-    refused(*files, "name=theirs", file="theirs.json")
-    for name in ("results.json", "results-auto.json"):
-        without_hashes(run / name)
+    refused(*theirs, file="results.json")
+    headwise.ok(*ours)  # the same text at another place
+    headwise.ok(*theirs, "name=theirs")
+    content = split_content(run)
+    assert content == split_content(run, "results") != split_content(run, "theirs")
+    refused(*ours, "name=theirs", file="theirs.json")
+    without_hashes(run / "results.json")
+    without_hashes(run / "results-auto.json")
     refused(*ours, file="results-auto.json", kind="a text that 0.1.0 wrote no hash of")
-    assert evaluated("data.test=[test_a]").code == 0  # its own data
-    assert {split_content(run, "results-auto")} == contents
-
-
-def split_content(run: Path, name: str) -> str | None:
-    """Hash of the text that test_a of a results file was scored on."""
-    return Results(read_json(run / f"{name}.json")["scores"]).content("test_a")
+    headwise.ok("evaluate", f"run={run}", "data.test=[test_a]")  # its own data
+    assert split_content(run) == content
 
 
 def test_two_evaluations_at_a_time_keep_the_scores_of_both(

@@ -8,8 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 import headwise as package
 from command_line import CommandLine, assert_rejected, read_json
+from headwise.errors import DataError
 from headwise.tasks.translation.run import TranslationRun
 
 ROOT = Path(__file__).parents[2]
@@ -83,33 +83,6 @@ def test_pipes_are_read_and_written(
     settings = [f"run={run}", f"input={pipe_of('Haus')}", f"reference={pipe_of('house')}"]
     assert len(headwise.ok("translate", *settings).out.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_each_buffer_is_written_before_the_next_is_translated(
-    headwise: CommandLine,
-    run: Path,
-    source: Path,
-    tmp_path: Path,
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pipe, written = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    translate = TranslationRun.translate
-
-    def read_first(*arguments: Any) -> Any:
-        with suppress(BlockingIOError):  # the pipe is empty
-            written.append(os.read(reader, 10_000).decode())
-        return translate(*arguments)
-
-    monkeypatch.setattr(TranslationRun, "translate", read_first)
-    try:
-        arguments = (f"run={run}", f"input={source}", f"output={pipe}", "buffer_size=1")
-        headwise.ok("translate", *arguments)
-    finally:
-        os.close(reader)
-    assert written == [f"{line}\n" for line in expected[:2]]
 
 
 def test_buffer_size_changes_no_translation(
@@ -271,33 +244,19 @@ def test_closed_output_pipe_is_no_error(run: Path, tmp_path: Path) -> None:
     assert errors == b""
 
 
-def test_translations_before_a_kill_are_kept(
-    run: Path, expected: list[str], tmp_path: Path
-) -> None:
-    options = "input=-", f"output={tmp_path / 'out'}", "buffer_size=1"
-    with start(run, *options, stdin=subprocess.PIPE) as process:
-        partial = tmp_path / f"out.{process.pid}.tmp"
-        assert process.stdin is not None
-        process.stdin.write(f"{SOURCES[0]}\n".encode())
-        process.stdin.flush()
-        while process.poll() is None and not (partial.exists() and partial.stat().st_size):
-            time.sleep(0.05)
-        process.kill()
-    assert [path.name for path in tmp_path.iterdir()] == [partial.name]
-    assert partial.read_text(encoding="utf-8").splitlines() == expected[:1]
-
-
 def test_translations_before_an_error_are_kept(
-    headwise: CommandLine, run: Path, expected: list[str], tmp_path: Path
+    headwise: CommandLine, run: Path, expected: list[str], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    reader, writer = os.pipe()
-    with open(writer, "wb") as stream:
-        stream.write(f"{SOURCES[0]}\n".encode() + b"\xff\n")
-    output = tmp_path / "out"
-    options = f"input=/dev/fd/{reader}", f"output={output}", "buffer_size=1"
-    result = headwise("translate", f"run={run}", *options)
-    (partial,) = tmp_path.iterdir()
-    kept, message = result.err.splitlines()
-    assert (result.code, kept) == (1, f"what was written before is in {partial}")
-    assert "line 2: not UTF-8" in message
-    assert partial.read_text(encoding="utf-8").splitlines() == expected[:1]
+    """And before a kill: they are on the disk before the next line is read."""
+    partial = tmp_path / f"out.{os.getpid()}.tmp"
+
+    def lines(path: str) -> Iterator[str]:
+        yield SOURCES[0]
+        assert partial.read_text(encoding="utf-8") == f"{expected[0]}\n"
+        raise DataError("no more")
+
+    monkeypatch.setattr("headwise.commands.translate.input_lines", lines)
+    result = headwise("translate", f"run={run}", f"output={tmp_path / 'out'}", "buffer_size=1")
+    kept = f"what was written before is in {partial}\n"
+    assert (result.code, result.err) == (1, f"{kept}headwise: no more\n")
+    assert list(tmp_path.iterdir()) == [partial]

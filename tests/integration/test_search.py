@@ -300,22 +300,18 @@ def test_search_of_other_text_is_another_one(
     sweeps: Sweeps, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_corpus(tmp_path / "text")
-    sweeps.config = make(small_overrides(tmp_path))
-    with open_dict(sweeps.config):
-        sweeps.config.hydra = {}
-    for study_name, n_jobs in ((None, 2), ("mine", 4)):
+    sweeps = Sweeps(sweeps.folder, make(small_overrides(tmp_path)))
+
+    def n_jobs(study_name: str | None = None) -> int:
         sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=study_name)
-        assert len(sweeps.jobs) == n_jobs
-        sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=study_name)
-        assert len(sweeps.jobs) == n_jobs, "the same search, which is finished"
+        return len(sweeps.jobs)
+
+    assert [n_jobs(), n_jobs(), n_jobs("mine"), n_jobs("mine")] == [2, 2, 4, 4]
     write_corpus(tmp_path / "text", seed=9)
-    sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=None)
-    assert len(sweeps.jobs) == 6
+    assert n_jobs() == 6
     sweeps.config.trainer.max_updates += 1  # as in an edited yaml
-    sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=None)
-    assert len(sweeps.jobs) == 8, "longer trainings are other trials"
-    sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name="mine")
-    assert len(sweeps.jobs) == 10
+    assert n_jobs() == 8, "longer trainings are other trials"
+    assert n_jobs("mine") == 10
     kinds = [name.rpartition("-")[0] for name in dict.fromkeys(sweeps.names())]
     assert kinds == ["search", "mine", "search", "search", "mine"]
 
@@ -349,7 +345,7 @@ def test_search_by_command(headwise: CommandLine, arguments: list[str], tmp_path
     assert f"2 complete, 1 fail; plots and trials.csv in {folder}" in result.out
     (best,) = (line for line in result.out.splitlines() if line.startswith("best loss "))
     assert best.endswith(": optimizer.lr=0.01")
-    assert "| 1e+30 | – | – | – | 0 (1 failed) |" in result.out
+    assert "| optimizer.lr=1e+30 | – | – | – | 0 (1 failed) |" in result.out
     (name,) = (line.partition(":")[0] for line in result.out.splitlines() if "2 complete" in line)
     study = open_study(folder, settings(study_name=name))
     assert study.direction.name == "MINIMIZE"

@@ -9,18 +9,21 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from headwise.config.instantiate import as_container
+from headwise.config.register import typed
 from headwise.errors import ConfigError, RunError
 from headwise.files import machine_cache_dir
 from headwise.runs import environment
 from headwise.runs.environment import complete_environment, git_commit
-from headwise.runs.fingerprint import N_DIGITS, costs, fingerprint, slug
+from headwise.runs.fingerprint import N_DIGITS, fingerprint, slug
 from headwise.runs.folder import RunFolder
+from headwise.tasks.identity import identity
 
 
 @pytest.fixture(scope="module")
@@ -90,56 +93,55 @@ def test_order_of_overrides_does_not_matter(fingerprint_of: Any) -> None:
     assert slug(overrides) == slug(reversed(overrides))
 
 
-def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
-    first = started(tmp_path, ["seed=3"])
-    again = RunFolder.locate(tmp_path, ["seed=3", "trainer.accumulate=1"], IDENTITY, SETTINGS)
-    assert again.path == first.path
-    other = RunFolder.locate(tmp_path, ["seed=3"], "f" * N_DIGITS, SETTINGS)
-    assert other.path != first.path
-
-
 IDENTITY, SETTINGS = "0123456789abcdef", {"seed": 3, "trainer": {"max_updates": 4}}
 
 
-def started(parent: Path, overrides: list[str]) -> RunFolder:
+@pytest.fixture
+def started(tmp_path: Path) -> RunFolder:
     """A run of `SETTINGS` that has started."""
-    folder = RunFolder.locate(parent, overrides, IDENTITY, SETTINGS)
+    folder = RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, SETTINGS)
     folder.make()
-    folder.describe(SETTINGS, overrides)
+    folder.describe(SETTINGS, ["seed=3"])
     folder.write_json("data.json", {"identity": IDENTITY})
     return folder
 
 
-def test_copy_beside_a_run_is_not_resumed(tmp_path: Path) -> None:
-    run = started(tmp_path, ["seed=3"])
-    backup = tmp_path / f"backup-{run.path.name}"  # before it by name
-    shutil.copytree(run.path, backup)
-    more = {**SETTINGS, "trainer": {"max_updates": 9}}
-    assert RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, more).path == run.path
+def test_copy_beside_a_run_is_not_resumed(started: RunFolder) -> None:
+    def located(*more: str, identity: str = IDENTITY) -> Path:
+        settings = {**SETTINGS, "trainer": {"max_updates": 9}}
+        return RunFolder.locate(run.parent, ["seed=3", *more], identity, settings).path
+
+    run = started.path
+    other_words = "trainer.accumulate=1"
+    assert located(other_words) == run
+    assert located(identity="f" * N_DIGITS) != run
+    backup = shutil.copytree(run, run.parent / f"backup-{run.name}")  # before it by name
+    assert located() == run
     with pytest.raises(RunError, match="are copies of one run"):
-        RunFolder.locate(tmp_path, ["seed=3", "trainer.accumulate=1"], IDENTITY, more)
-    shutil.rmtree(run.path)
-    assert RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, more).path == backup
+        located(other_words)
+    shutil.rmtree(run)
+    assert located() == backup
 
 
-def test_folder_of_another_run_is_refused_whatever_its_name_says(tmp_path: Path) -> None:
-    run = started(tmp_path, ["seed=3"])
-    run.write_json("data.json", {"identity": "f" * N_DIGITS})  # of another text
+def test_folder_of_another_run_is_refused_whatever_its_name_says(started: RunFolder) -> None:
+    started.write_json("data.json", {"identity": "f" * N_DIGITS})  # of another text
     with pytest.raises(RunError, match="but another identity"):
-        RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, SETTINGS)
-    run.describe({**SETTINGS, "seed": 4}, [])
+        RunFolder.locate(started.path.parent, ["seed=3"], IDENTITY, SETTINGS)
+    started.describe({**SETTINGS, "seed": 4}, [])
     with pytest.raises(RunError, match="but another seed"):
-        RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, SETTINGS)
+        RunFolder.locate(started.path.parent, ["seed=3"], IDENTITY, SETTINGS)
 
 
-def test_varied_costs_are_part_of_the_identity(make: Any) -> None:
-    container = as_container(make(["trainer.max_updates=7", "model.recompute=true"]))
-    swept = {"trainer.max_updates", "model.recompute", "seed", "paths.outputs", "data.dir"}
-    varied = {"model.recompute": True, "trainer.max_updates": 7}
-    assert costs(container, swept) == varied
-    assert costs(container, ()) == {}
-    names = {fingerprint(container, content) for content in ({}, {"swept": varied})}
-    assert len(names) == 2
+def test_text_and_varied_costs_are_part_of_the_identity(make: Any) -> None:
+    def of(text: str, *swept: str) -> dict[str, Any]:
+        corpus: Any = SimpleNamespace(hashes=lambda: [text])
+        return identity(typed(config), as_container(config), corpus, swept)
+
+    config = make(["trainer.max_updates=7", "model.recompute=true"])
+    swept = of("a", "trainer.max_updates", "model.recompute", "seed", "paths.outputs", "data.dir")
+    assert swept.pop("swept") == {"model.recompute": True, "trainer.max_updates": 7}
+    assert len({of("a")["identity"], of("b")["identity"], swept["identity"]}) == 3
+    assert of("a") == of("a", "seed")
 
 
 @pytest.mark.parametrize(

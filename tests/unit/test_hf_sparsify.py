@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -254,25 +254,13 @@ def test_recordings_see_their_own_model_and_leave_modes() -> None:
         assert not inner
         record(other, inputs("bert"))
     assert {len(calls) for calls in outer.values()} == {1}
-    record(model, [inputs("bert")])
+    with ExitStack() as overlapping:
+        overlapping.enter_context(evaluating(model))
+        record(model, (overlapping.close() or inputs("bert") for _ in range(1)))
     assert model.training
     assert not any(module.training for module in frozen.modules())
     with pytest.raises(ValueError, match="no attention was measured"):
         record(model, [])
-
-
-def test_recording_overlaps_with_another_evaluation() -> None:
-    model = sparse("bert").train()
-    other = evaluating(model)
-    other.__enter__()
-
-    def batches() -> Iterator[dict[str, Any]]:
-        other.__exit__(None, None, None)
-        assert not model.training
-        yield inputs("bert")
-
-    record(model, batches())
-    assert model.training
 
 
 def test_alpha_of_other_sizes_starts_anew(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ def test_overlapping_evaluations_restore_the_mode_before_the_first() -> None:
     model = build().train()
     model.encoder.eval()
     modes = [module.training for module in model.modules()]
-    first, second, part = evaluating(model), evaluating(model), evaluating(model.decoder)
+    first, part = evaluating(model), evaluating(model.decoder)
     first.__enter__()
-    with suppress(KeyError), second:
+    with suppress(KeyError), evaluating(model):
         part.__enter__()
         first.__exit__(None, None, None)
         assert not any(module.training for module in model.modules())

@@ -31,6 +31,8 @@ from headwise.runs.record import (
     find_records,
 )
 
+HASHES = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,6 +46,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (above / "a" / "analysis" / "heads.csv").write_text("site,layer\n", encoding="utf-8")
     (above / "a" / "pruned.json").write_text('{"origin": "x"}', encoding="utf-8")
     (above / "b" / "log.txt").write_text("not part of a record", encoding="utf-8")
+    swept = {"trainer.max_updates": 4, "model.recompute": True}
+    write_json(above / "b" / "data.json", {**HASHES, "swept": swept})
     RunFolder(above / "b").write_sums("test", "loss", np.array([[0.1, 3], [1 / 3, 4]]))
     return above
 
@@ -112,21 +116,6 @@ def test_runs_are_chosen_by_name(folders: Path, archive: Path, tmp_path: Path) -
         existing_record(str(folders / "x"), Record, "compare")
 
 
-def test_listing_is_that_of_the_folders(folders: Path, archive: Path) -> None:
-    listed = [
-        [status(run) for run in find_records([str(path)], Record)] for path in (folders, archive)
-    ]
-    assert listed[0] == listed[1]
-    assert [row["status"] for row in listed[0]] == ["finished", "finished", "interrupted"]
-
-
-def test_runs_of_one_name_are_not_exported(folders: Path, tmp_path: Path) -> None:
-    runs = [Record(folders / "a"), Record(folders / "b"), Record(folders / "a")]
-    with pytest.raises(RunError, match="several runs are called a"):
-        export_records(runs, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 def archive_of_0_1_0(folder: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
     """An archive with these lines and the statistics of one run."""
     folder.mkdir()
@@ -143,12 +132,15 @@ def test_an_archive_is_replaced_only_on_demand_and_at_once(
         runs = find_records([str(path)], Record)
         return {run.folder.name: [name for name, _ in run.all_sums()] for run in runs}
 
+    def refused(chosen: list[Record], reason: str) -> None:
+        with pytest.raises(RunError, match=reason):
+            export_records(chosen, path)
+
     path, runs = tmp_path / "study", find_records([str(folders)], Record)
-    with pytest.raises(RunError, match="no run to export, so nothing is written"):
-        export_records([], path)
+    refused([], "no run to export, so nothing is written")
+    refused([*runs, *runs[:1]], "several runs are called a")
     archive_of_0_1_0(path, [{"run": "a"}])
-    with pytest.raises(RunError, match=r"study is an archive already: overwrite=true"):
-        export_records(runs, path)
+    refused(runs, "study is an archive already: overwrite=true")
     with monkeypatch.context() as patches:
         patches.setattr(lzma, "open", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -184,31 +176,27 @@ def test_a_folder_of_runs_is_no_archive(folders: Path, archive: Path, tmp_path: 
 
 
 def test_archived_runs_keep_their_states_and_results(folders: Path, tmp_path: Path) -> None:
-    """Running, interrupted, failed and pruned runs, and the results of each evaluation."""
-    states = ("running", "interrupted", "failed", "pruned")
-    files = {name: {"scores": {}} for name in ("scaled", "results-best", "my-results")}
-    lines = ({"update": 40, "valid/bleu": 7.5}, {"update": 50, "train/loss": 2.0})
-    for number, state in enumerate(states):
+    """Also the results of each evaluation."""
+    states = "failed", "interrupted", "pruned", "running"
+    for state in states:
         run = RunFolder(shutil.copytree(folders / "c", tmp_path / "runs" / state))
         run.make()
-        Summary("own", "bleu", [f"seed={number}"], 100, update=20).write(run.path)
-        run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        for name, content in files.items():
-            run.write_json(f"{name}.json", content)
+        Summary("own", "bleu", [state], 100, update=20).write(run.path)
+        run.metrics.write_text('{"update": 40, "valid/bleu": 7.5}\n{"update": 50, "x": 2}\n')
+        run.write_json("scaled.json", {"scores": {}})
     write_json(tmp_path / "runs" / "failed" / "error.json", {"error": "E", "message": "m"})
     write_json(tmp_path / "runs" / "pruned" / "pruned.json", {"origin": "x"})
     with RunFolder(tmp_path / "runs" / "running").claimed():
-        runs = find_records([str(tmp_path / "runs")], Record)
-        listed = {run.folder.name: status(run) for run in runs}
+        runs = find_records([str(tmp_path / "runs"), str(folders / "b")], Record)
+        listed = [status(run) for run in runs]
         export_records(runs, tmp_path / "study")
-    listed["running"].pop("seconds_left")
+    listed[3].pop("seconds_left")
     archived = find_records([str(tmp_path / "study")], Record)
-    assert {run.folder.name: status(run) for run in archived} == listed
-    assert all(listed[state]["status"] == state for state in states)
-    assert (listed["running"]["task"], listed["running"]["valid/bleu"]) == ("own", 7.5)
-    for run in archived:
-        assert run.updates == 50
-        assert {name: run.json(f"{name}.json") for name in files} == files
+    assert [status(run) for run in archived] == listed
+    assert [row["status"] for row in listed] == [*states, "finished"]
+    assert (listed[1]["task"], listed[1]["valid/bleu"]) == ("own", 7.5)
+    assert [run.updates for run in archived] == [50, 50, 50, 50, 10_000]
+    assert all(run.json("scaled.json") == {"scores": {}} for run in archived[:4])
 
 
 def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
@@ -218,8 +206,8 @@ def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
     }  # fmt: skip
     rest = {"overrides": [], "metrics": [{"update": 2, "valid/loss": 0.5}]}
     trainer = {"monitor": "loss", "max_updates": 3}
-    configs = {target: {"task": {"_target_": target}, "trainer": trainer} for target in targets}
-    lines = [{**rest, "run": target, "config": config} for target, config in configs.items()]
+    configs = ({"task": {"_target_": target}, "trainer": trainer} for target in targets)
+    lines = [{**rest, "run": str(n), "config": config} for n, config in enumerate(configs)]
     archive_of_0_1_0(tmp_path / "study", lines)
     rows = [status(run) for run in find_records([str(tmp_path / "study")], Record)]
     assert [row["task"] for row in rows] == list(targets.values())
@@ -245,8 +233,7 @@ def test_broken_archives_are_rejected(tmp_path: Path, content: bytes, message: s
 
 
 def test_settings_of_an_archive_are_checked(tmp_path: Path) -> None:
-    line = {"format": 1, "run": "a", "config": {"seed": "${oc.env:HOME}"}}
-    (tmp_path / ARCHIVE).write_bytes(lzma.compress(json.dumps(line).encode()))
+    archive_of_0_1_0(tmp_path / "study", [{"run": "a", "config": {"seed": "${oc.env:HOME}"}}])
     (run,) = find_records([str(tmp_path)], Record)
     with pytest.raises(RunError, match=r"a/config\.yaml is not a resolved configuration"):
         _ = run.settings
@@ -268,14 +255,7 @@ def test_frame_has_a_row_a_run(folders: Path, archive: Path) -> None:
     assert list(frames[0].seed) == [1, 3, 9]
     assert set(frames[0]["attention._target_"]) == {"AlphaEntmax"}
     assert frames[0]["test/bleu"].notna().tolist() == [True, True, False]
-
-
-def test_frame_tells_recipes_of_equal_settings_apart(folders: Path, tmp_path: Path) -> None:
-    for name in ("a", "other"):
-        shutil.copytree(folders / "a", tmp_path / name)
-    hashes = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
-    swept = {"trainer.max_updates": 4, "model.recompute": True}
-    write_json(tmp_path / "other" / "data.json", {**hashes, "swept": swept})
-    frame = headwise.records(tmp_path).drop(columns="run").map(str)
-    assert [name for name in frame if frame[name][0] != frame[name][1]] == [*hashes, *swept]
-    assert frame["trainer.max_updates"][1] == "4.0"
+    # what tells recipes of equal settings apart
+    row = frames[0].iloc[1]
+    assert {key: row[key] for key in HASHES} == HASHES
+    assert (row["trainer.max_updates"], row["model.recompute"]) == (4, True)

@@ -70,13 +70,13 @@ def make_run(
     run: Any = Made(folder)
     vars(run).update(
         seed=seed,
-        data={"text": "0" * 64, "train": {"pairs": train_pairs}},
+        data={"text": "0" * 64, "train": {"pairs": train_pairs}, "vocabulary": "of T"},
         results=Results({"test": hashed(measured.scores())}),
         task=Translation(config),
         references=Translation.references,
         metrics=Translation(config).metrics(),
         config=config,
-        settings={"trainer": {"precision": "float32"}, "data": {}},
+        settings={"trainer": {"precision": "float32"}, "data": {}, "tokenizer": {"folder": "T"}},
     )
     return run
 
@@ -137,71 +137,57 @@ def test_runs_that_did_not_learn_are_counted_and_not_averaged(tmp_path: Path) ->
     assert rows["sparse"] == ["– (0 of 2)"]
 
 
-def test_one_seed_supports_nothing(tmp_path: Path) -> None:
-    softmax, sparse = (
-        [make_run(tmp_path / f"{n}{seed}", seed, translations(n, seed)) for seed in (1, 2)]
-        for n in (1, 5)
-    )
-    for n_seeds, is_bold in ((1, False), (2, True)):
-        of_study = compared(softmax[:n_seeds], sparse[:n_seeds])
-        (test,) = of_study.differences.itertuples()
-        assert test.over_items[1] < 0
-        assert (test.over_seeds is None) == (n_seeds == 1)
-        of_study.differences.at[0, "over_seeds"] = None if n_seeds == 1 else (-3.0, -1.0)
-        line = tables(of_study)[-1].markdown().splitlines()[4]
-        assert ("**[−3.00 to −1.00]**" in line) == is_bold
-        assert line.count("**") == (4 if is_bold else 0)
-    assert [supported(x) for x in (None, (-1.0, 1.0), (0.0, 1.0), (0.1, 1.0))] == [0, 0, 0, 1]
-
-
 Change = Callable[[Any], Any]
 
 
+def with_hashes(**hashes: str | None) -> Change:
+    """Return a change of hashes of a run's scores; None: not known."""
+    return lambda run: [entry.update(hashes) for entry in run.results.scores["test"].values()]
+
+
+unknown = with_hashes(content=None, items=None)
+
+
 def test_only_differences_of_known_texts_are_bold(tmp_path: Path) -> None:
+    """And of several seeds."""
     softmax, sparse = (
         [make_run(tmp_path / f"{n}{seed}", seed, translations(n, 1)) for seed in (1, 2)]
         for n in (1, 5)
     )
-    hashes = dict(sparse[1].results.scores["test"]["bleu"])
-    known = with_hashes(content=hashes["content"], items=hashes["items"])
-    unknown, no_text = with_hashes(content=None, items=None), lambda run: run.data.clear()
-    for changes in ([], [unknown], [known, no_text]):
+
+    def n_bold(*changes: Change, n_seeds: int = 2) -> int:
         for change in changes:
             change(sparse[1])
-        table = tables(compared(softmax, sparse))[-1]
-        ((_, (ours, over_seeds, *_)),) = table.rows
-        assert over_seeds.startswith("[−")
-        assert table.markdown().count("**") == (0 if changes else 4), ours
+        table = tables(compared(softmax[:n_seeds], sparse[:n_seeds]))[-1]
+        ((_, (_, over_seeds, over_items, _)),) = table.rows
+        assert over_items.count("−") == 2, "both ends"
+        assert over_seeds.count("−") == (2 if n_seeds == 2 else 0)
+        return table.markdown().count("**")
+
+    known = with_hashes(content="0" * 16, items="0" * 16)
+    assert (n_bold(), n_bold(n_seeds=1)) == (4, 0)
+    assert (n_bold(unknown), n_bold(known), n_bold(lambda run: run.data.clear())) == (0, 4, 0)
+    assert [supported(x) for x in (None, (-1.0, 1.0), (0.0, 1.0), (0.1, 1.0))] == [0, 0, 0, 1]
 
 
-def with_other_signature(metric: str) -> Change:
+def signed(metric: str) -> Change:
     """Return a change of the signature of a run's score."""
-
-    def change(run: Any) -> None:
-        run.results.scores["test"][metric]["signature"] = "of another version"
-
-    return change
-
-
-def with_hashes(**hashes: str | None) -> Change:
-    """Return a change of hashes of a run's scores; None: removed."""
-
-    def change(run: Any) -> None:
-        for entry in run.results.scores["test"].values():
-            entry |= hashes
-            for name in [name for name, value in hashes.items() if value is None]:
-                del entry[name]
-
-    return change
+    return lambda run: run.results.scores["test"][metric].update(signature="of another version")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (with_hashes(content="1" * 16), "the scored text differs "),
-        (with_other_signature("bleu"), "bleu has several signatures: .*of another version in "),
-        (with_other_signature("bleu_tokenised"), "bleu_tokenised has several signatures: "),
+        (signed("bleu"), "bleu has several signatures: .*of another version in "),
+        (signed("bleu_tokenised"), "bleu_tokenised has several signatures: "),
         (lambda run: run.data.update(text="1" * 64), "the training text differs "),
+        # seeds of one row
+        (lambda run: vars(run).update(updates=400), r"the number of updates of s\w+ differs: "),
+        (
+            lambda run: run.data.update(vocabulary="other"),
+            r"the vocabulary of the given tokenizers of s\w+ differs: ",
+        ),
     ],
 )
 @pytest.mark.parametrize("in_base", [True, False])
@@ -209,8 +195,8 @@ def test_incomparable_runs_are_not_compared(
     tmp_path: Path, change: Change, message: str, in_base: bool
 ) -> None:
     softmax = [make_run(tmp_path / f"a{n}", n) for n in (1, 2)]
-    sparse = [make_run(tmp_path / "b", 1)]
-    odd = softmax[1] if in_base else sparse[0]
+    sparse = [make_run(tmp_path / f"b{n}", n) for n in (1, 2)]
+    odd = softmax[1] if in_base else sparse[1]
     change(odd)
     of_study = compared(softmax, sparse)
     (problem,) = of_study.problems["mine"]
@@ -221,72 +207,35 @@ def test_incomparable_runs_are_not_compared(
     assert rows == {"softmax": ["not averaged"], "sparse": ["not averaged"]}
 
 
-def other_tokenizer(run: Any) -> None:
-    run.settings["tokenizer"] = {"folder": "/tokenizers/b"}
-    run.data["vocabulary"] = "b" * 16
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda run: vars(run).update(updates=400), "the number of updates of softmax differs: "),
-        (other_tokenizer, "the vocabulary of the given tokenizers of softmax differs: "),
-    ],
-)
-def test_unlike_seeds_of_a_row_are_not_averaged(
-    tmp_path: Path, change: Change, message: str
-) -> None:
-    softmax = [make_run(tmp_path / f"a{n}", n) for n in (1, 2)]
-    for run in softmax:
-        run.settings["tokenizer"] = {"folder": "/tokenizers/a"}
-        run.data["vocabulary"] = "a" * 16
-    change(softmax[1])
-    of_study = compared(softmax, [make_run(tmp_path / "b", 1)])
-    (problem,) = of_study.problems["mine"]
-    assert problem.startswith(message)
-    assert of_study.differences.empty
+NOT_TESTED = "sparse is not tested against softmax: "
+SUMS = "sums/test.translation.npz"
 
 
 @pytest.mark.parametrize(
     ("change", "messages"),
     [
         (lambda run: run.settings["trainer"].update(precision="bf16"), ["differ in precision"]),
+        (lambda run: run.data.clear(), ["training text not compared: no data.json in 1 run"]),
+        (lambda run: vars(run).update(updates=600), ["600 updates instead of the recipe's 0"]),
+        (unknown, ["scored text not compared: no hash .* in 1 run"]),
         (
-            lambda run: run.data.clear(),
-            ["training text not compared: no data.json in 1 run"],
+            lambda run: (unknown(run), (run.folder / "hypotheses/test.ref.sha256").write_text("")),
+            ["no hash", f"{NOT_TESTED}the references of test differ in "],
         ),
-        (
-            lambda run: vars(run).update(updates=600),
-            ["600 updates instead of the recipe's 0"],
-        ),
-        (with_hashes(content=None, items=None), ["scored text not compared: no hash .* in 1 run"]),
-        (
-            lambda run: (
-                with_hashes(content=None, items=None)(run),
-                (run.folder / "hypotheses" / "test.ref.sha256").write_text("other"),
-            ),
-            ["no hash", "sparse is not tested against softmax: the references of test differ in "],
-        ),
-        (
-            with_hashes(items="1" * 16),
-            [r"sparse is not tested against softmax: the items of test differ .* in .*/b"],
-        ),
+        (with_hashes(items="1" * 16), [rf"{NOT_TESTED}the items of test differ .* in .*/b"]),
         (
             lambda run: RunFolder(run.folder).write_sums("test", "translation", np.ones((6, 44))),
-            [r"sparse is not tested against softmax: the sums in .*/b give 100.00, its results"],
+            [rf"{NOT_TESTED}the sums in .*/b give 100.00, its results"],
         ),
         (
-            lambda run: (run.folder / "sums" / "test.translation.npz").write_bytes(b"?"),
-            [r"sparse is not tested against softmax: .*/test.translation.npz is broken"],
+            lambda run: (run.folder / SUMS).write_bytes(b"?"),
+            [rf"{NOT_TESTED}.*/test.translation.npz is broken"],
         ),
         (
-            lambda run: os.truncate(run.folder / "sums" / "test.translation.npz", 200),
-            [r"sparse is not tested against softmax: .*/test.translation.npz is broken"],
+            lambda run: os.truncate(run.folder / SUMS, 200),
+            [rf"{NOT_TESTED}.*/test.translation.npz is broken"],
         ),
-        (
-            lambda run: (run.folder / "sums" / "test.translation.npz").unlink(),
-            [r"sparse is not tested against softmax: .*/b has no sums/test.translation.npz"],
-        ),
+        (lambda run: (run.folder / SUMS).unlink(), [rf"{NOT_TESTED}.*/b has no {SUMS}"]),
     ],
 )
 def test_caveats_are_noted(tmp_path: Path, change: Change, messages: list[str]) -> None:

@@ -18,7 +18,6 @@ from headwise.plots.style import save
 from headwise.studies.figures import draw_figures, figures_of
 from headwise.studies.figures_attention import draw_attention
 from headwise.studies.match import SavedRun
-from headwise.studies.rows import corpus_rows
 
 ENTMAX15 = "headwise.attention.entmax15.Entmax15"
 SOFTMAX = "headwise.attention.softmax.Softmax"
@@ -66,26 +65,6 @@ def analysed(run: Path, rule: str) -> Path:
     }
     (run / "pruning" / "curve-cross.json").write_text(json.dumps(curve))
     return run
-
-
-def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Path) -> None:
-    runs = [
-        copy_run(trained, tmp_path / "a2", seed=2),
-        copy_run(trained, tmp_path / "s1", attention={"_target_": SOFTMAX}),
-        copy_run(trained, tmp_path / "a1", seed=1, trainer__log_every=7),
-        copy_run(trained, tmp_path / "deep", model__encoder_layers=3),
-        copy_run(trained, tmp_path / "other", data__source="ja"),
-    ]
-    first, second = corpus_rows([*map(SavedRun, runs)])
-    assert (first.corpus, second.corpus) == ("files De→En", "files Ja→En")
-    assert (first.stem, second.stem) == ("files_de_en", "files_ja_en")
-    names = {name: [run.folder.name for run in runs] for name, runs in first.rows.items()}
-    assert names == {
-        "softmax, encoder_layers=1": ["s1"],
-        "alpha_entmax, encoder_layers=1": ["a1", "a2"],
-        "alpha_entmax, encoder_layers=3": ["deep"],
-    }
-    assert list(corpus_rows([*map(SavedRun, runs[:3])])[0].rows) == ["softmax", "alpha_entmax"]
 
 
 @pytest.fixture

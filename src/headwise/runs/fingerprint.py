@@ -48,19 +48,18 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
     excluded = set(NOT_IN_FINGERPRINT)
     if not container.get("trainer", {}).get("average"):
         excluded.add("trainer.save_every")
-    return _flat(container, excluded)
+    return flat(container, excluded)
 
 
 def costs(container: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Those of some dotted keys that are in `COST`, with their values."""
-    flat = _flat(container, set())
-    of_cost = (key for key in flat if any(fnmatchcase(key, cost) for cost in COST))
-    return {key: flat[key] for key in of_cost if key in keys}
+    varied = ((key, value) for key, value in flat(container).items() if key in keys)
+    return {key: value for key, value in varied if any(fnmatchcase(key, cost) for cost in COST)}
 
 
-def _flat(container: Mapping[str, Any], excluded: set[str]) -> dict[str, Any]:
+def flat(container: Mapping[str, Any], excluded: Collection[str] = ()) -> dict[str, Any]:
     """Settings by dotted key, without keys, groups and patterns of them."""
-    flat: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     patterns = [key for key in excluded if "*" in key]
 
     def walk(prefix: str, value: Any) -> None:
@@ -70,10 +69,10 @@ def _flat(container: Mapping[str, Any], excluded: set[str]) -> dict[str, Any]:
             for name, child in value.items():
                 walk(f"{prefix}.{name}" if prefix else str(name), child)
         else:
-            flat[prefix] = value
+            settings[prefix] = value
 
     walk("", container)
-    return flat
+    return settings
 
 
 def canonical(content: Any) -> str:
@@ -106,17 +105,12 @@ def last_typed(overrides: Iterable[str]) -> list[str]:
     return list({o.lstrip("+").partition("=")[:2]: o for o in overrides}.values())
 
 
-def deciding(overrides: Iterable[str], *without: str) -> list[str]:
-    """The overrides that apply and are in the fingerprint, without those of some keys."""
-    excluded = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, *without))
-    excluded = excluded.replace(r"\*", r"\w+")
-    return [o for o in last_typed(overrides) if not re.match(rf"[+~]*({excluded})[.=/@]", o)]
-
-
 def slug(overrides: Iterable[str]) -> str:
-    """Short folder name of the overrides, without `=`, `,`, `+`, `/` and similar characters."""
-    included = deciding(overrides, "experiment", "hydra")
-    words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(included)]
+    """Short name of the overrides that are in the fingerprint, without `=`, `,`, `+`, `/` etc."""
+    keys = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
+    excluded = re.compile(rf"[+~]*({keys})[.=/@]".replace(r"\*", r"\w+"))
+    included = (o for o in sorted(last_typed(overrides)) if not excluded.match(o))
+    words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in included]
     name = "_".join(word for word in words if word)
     # file systems allow 255 bytes, and the fingerprint is appended
     short = name.encode()[:MAX_SLUG_BYTES].decode(errors="ignore").rstrip("-._")

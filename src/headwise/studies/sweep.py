@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.runs.fingerprint import last_typed
+from headwise.runs.fingerprint import PATHS, last_typed
 from headwise.runs.folder import SETTINGS
 from headwise.runs.listing import status
 from headwise.runs.results import FINISHED, Results
 from headwise.studies.compare import differences, unknown
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, TextTable, mean_and_deviation
-from headwise.studies.rows import PLACES, CorpusRows, corpus_rows, known_or_alike
+from headwise.studies.rows import CorpusRows, corpus_rows, known_or_alike
 from headwise.studies.scores import SCORES, Compared, score_row
 from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
@@ -82,26 +83,29 @@ def _placed(
 
     A job that has no run stands in the row of the jobs with the same overrides.
     """
-    rows = [(c.corpus, row, run) for c in corpora for row, same in c.rows.items() for run in same]
-    places = {id(run): (corpus, row) for corpus, row, run in rows}
+    places = {
+        run: (corpus.corpus, row)
+        for corpus in corpora
+        for row, same in corpus.rows.items()
+        for run in same
+    }
     words = [
-        [o for o in last_typed(job["overrides"] or ()) if not o.lstrip("+").startswith("seed=")]
+        tuple(o for o in last_typed(job["overrides"] or ()) if not re.match(r"\+*seed=", o))
         for job in jobs
     ]
     common = set.intersection(*map(set, words))
-    by_run = zip(words, map(id, runs), strict=True)
-    of_words = {tuple(of_job): places[run] for of_job, run in by_run if run in places}
+    of_words = {w: places[run] for w, run in zip(words, runs, strict=True) if run in places}
     alone = corpora[0].corpus if len(corpora) == 1 else "without a run"
     placed: list[tuple[Any, ...]] = []
     for job, of_job, run in zip(jobs, words, runs, strict=True):
         if run is None:
             own = " ".join(w.removeprefix("attention=") for w in of_job if w not in common)
+            place = of_words.get(of_job, (alone, own or "all"))
             other = "not found" if "run" in job else "failed"
-            state = next((state for state in STOPPED if state in job), other)
-            placed.append((*of_words.get(tuple(of_job), (alone, own or "all")), state, run))
-        elif id(run) in places:
+            placed.append((*place, next((state for state in STOPPED if state in job), other), run))
+        elif run in places:
             state = FINISHED if run.results else str(status(run)["status"])
-            placed.append((*places[id(run)], state, run))
+            placed.append((*places[run], state, run))
     return pd.DataFrame(placed, columns=["corpus", "row", "state", "run"])
 
 
@@ -114,10 +118,9 @@ def _corpus_tables(
     of_columns = scores.drop_duplicates("column").itertuples()
     metrics = {row.column: row.saved.metric for row in of_columns}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
-    by_column = scores.groupby("column", sort=False)
-    compared.notes = {column: [*unknown(of_column)] for column, of_column in by_column}
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
+    compared.notes = {name: [*unknown(of)] for name, of in pairs.groupby("column", sort=False)}
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
     tables = [_main(compared, placed, baseline, notes)]
     if len(compared.differences):
@@ -137,9 +140,10 @@ def _scores(finished: pd.DataFrame) -> Iterator[dict[str, Any]]:
         for split in run.results.scores:
             labels.setdefault(f"{run.metric.label} {split}", []).append((row, run, split))
     for label, scored in labels.items():
+        data = [run.settings["data"] for _, run, _ in scored]
         contents = known_or_alike(
             [run.content(split) for _, run, split in scored],
-            [{key: run.settings["data"].get(key) for key in PLACES} for _, run, _ in scored],
+            [[of.get(key.removeprefix("data.")) for key in PATHS] for of in data],
         )
         texts = list(dict.fromkeys(contents))
         for (row, run, split), content in zip(scored, contents, strict=True):

@@ -165,8 +165,7 @@ def _analysed(table: Table) -> Read:
 def _measured_on(corpus: CorpusRows) -> str:
     """Return a sentence that names the text of the analyses, if it is the same for all."""
     analyses = filter(None, map(read_settings, corpus.runs))
-    keys = "sentences", "unit", "split", "text"
-    texts = {tuple(map(about.get, keys)) for about in analyses}
+    texts = {tuple(map(about.get, ("sentences", "unit", "split", "text"))) for about in analyses}
     return "Measured on {} {} of {}.".format(*texts.pop()) if len(texts) == 1 else ""
 
 

@@ -22,6 +22,7 @@ from headwise.studies.match import SavedRun, differing_keys
 from headwise.studies.names import OTHER_GROUPS, choice_parts, class_word, corpus_name
 
 FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
+MAX_KEYS = 3  # in a name, besides those that were typed
 NAMED_GROUPS = ("attention", "sites", *OTHER_GROUPS)  # `choice_parts` has their names
 CHOSEN_BY = {"tokenizer.folder": "vocabulary", "init_from": "init_weights"}  # content in data.json
 NO_TEXT = combined_digest([])
@@ -209,7 +210,7 @@ def _longer(names: Sequence[list[str]], settings: Sequence[Settings]) -> list[li
         alike.setdefault(tuple(name), []).append(own)
     keys = {name: differing_keys(same) for name, same in alike.items()}
     return [
-        [*name, *(_label(key, own[key]) for key in keys[tuple(name)] if key in own)]
+        [*name, *(_label(key, own[key]) for key in keys[tuple(name)][:MAX_KEYS] if key in own)]
         for name, own in zip(names, settings, strict=True)
     ]
 

@@ -83,12 +83,8 @@ def _placed(
 
     A job that has no run stands in the row of the jobs with the same overrides.
     """
-    places = {
-        run: (corpus.corpus, row)
-        for corpus in corpora
-        for row, same in corpus.rows.items()
-        for run in same
-    }
+    rows = [(c.corpus, row, same) for c in corpora for row, same in c.rows.items()]
+    places = {run: (corpus, row) for corpus, row, same in rows for run in same}
     words = [
         tuple(o for o in last_typed(job["overrides"] or ()) if not re.match(r"\+*seed=", o))
         for job in jobs

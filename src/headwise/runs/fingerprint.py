@@ -53,8 +53,8 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
 
 def costs(container: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """Those of some dotted keys that are in `COST`, with their values."""
-    varied = ((key, value) for key, value in flat(container).items() if key in keys)
-    return {key: value for key, value in varied if any(fnmatchcase(key, cost) for cost in COST)}
+    varied = {key: value for key, value in flat(container).items() if key in keys}
+    return {k: value for k, value in varied.items() if any(fnmatchcase(k, cost) for cost in COST)}
 
 
 def flat(container: Mapping[str, Any], excluded: Collection[str] = ()) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from typing import Any
 
 from headwise.data.sources.digest import combined_digest
 from headwise.plots.style import drawable
-from headwise.runs.fingerprint import canonical, costs, flat, last_typed
+from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, PATHS, canonical, costs, flat, last_typed
 from headwise.studies.match import SavedRun, differing_keys
 from headwise.studies.names import OTHER_GROUPS, choice_parts, class_word, corpus_name
 
 FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
 MAX_KEYS = 3  # in a name, besides those that were typed
+MAX_LETTERS = 40  # of the value of one
 NAMED_GROUPS = ("attention", "sites", *OTHER_GROUPS)  # `choice_parts` has their names
 CHOSEN_BY = {"tokenizer.folder": "vocabulary", "init_from": "init_weights"}  # content in data.json
 NO_TEXT = combined_digest([])
@@ -58,8 +59,9 @@ def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
     Of several runs of one row and seed, which are the same run, one is used: a finished one, with
     the most updates.
     """
-    data = [run.settings["data"] for run in runs]
-    texts = dict(zip(runs, known_or_alike(map(_trained_text, runs), data), strict=True))
+    hashes = [run.data.get("text") for run in runs]
+    contents = [None if text == NO_TEXT else text for text in hashes]
+    texts = dict(zip(runs, known_or_alike(contents, map(_data, runs)), strict=True))
     corpora = _alike(
         runs, lambda run: [run.settings["task"]["_target_"], run.task.languages, texts[run]]
     )
@@ -122,13 +124,9 @@ def _alike(runs: Iterable[SavedRun], key: Callable[[SavedRun], Any]) -> list[lis
     return list(groups.values())
 
 
-def _trained_text(run: SavedRun) -> str | None:
-    """Return a hash of the training and validation text; None if it is not known.
-
-    A corpus that has no files is known by its validation set.
-    """
-    text: str | None = run.data.get("text")
-    return run.content(run.settings["data"].get("valid")) if text == NO_TEXT else text
+def _data(run: SavedRun) -> dict[str, Any]:
+    """Return the settings that choose the text of a run, paths included."""
+    return flat({"data": run.settings["data"]}, {*NOT_IN_FINGERPRINT} - {*PATHS})
 
 
 def _by_origin(runs: list[SavedRun]) -> list[tuple[dict[str, Any], list[SavedRun]]]:
@@ -167,12 +165,9 @@ def _counted_once(
 
 def _corpus_names(runs: Sequence[SavedRun]) -> list[str]:
     """Return a unique name for the corpus of each run, with the task or settings that differ."""
-    names = _longer(
-        [[corpus_name(run.config)] for run in runs], [{"task": r.task.name} for r in runs]
-    )
-    data = [flat({"data": run.settings["data"]}) for run in runs]
-    short = [{k: v for k, v in own.items() if not isinstance(v, list)} for own in data]
-    return _unique(_longer(names, short), "text ")
+    names = [[corpus_name(run.config)] for run in runs]
+    names = _longer(names, [{"task": run.task.name} for run in runs])
+    return _unique(_longer(names, [*map(_data, runs)]), "text ")
 
 
 def _row_names(choices: Sequence[tuple[Settings, SavedRun]]) -> list[str]:
@@ -220,7 +215,8 @@ def _label(key: str, value: Any) -> str:
     group, _, last = key.rpartition(".")
     if last in ("_target_", "name"):
         return f"{group} {class_word(value)}"
-    return f"{last}={Path(value).name if isinstance(value, str) else json.dumps(value)}"
+    text = Path(value).name if isinstance(value, str) else json.dumps(value)
+    return f"{last}={text[:MAX_LETTERS]}"
 
 
 def _unique(names: Sequence[list[str]], word: str = "") -> list[str]:

@@ -145,8 +145,7 @@ def _scores(finished: pd.DataFrame) -> Iterator[dict[str, Any]]:
         for (row, run, split), content in zip(scored, contents, strict=True):
             number = f" (text {texts.index(content) + 1})" if len(texts) > 1 else ""
             score = score_row(run, row, label + number, split, run.metric.name)
-            if score is not None:
-                yield score
+            yield from [] if score is None else [score]
 
 
 def _main(

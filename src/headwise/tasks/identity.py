@@ -38,7 +38,7 @@ def identity(
     """
     about: dict[str, Any] = {}
     if config.init_from is not None:
-        about["init_weights"] = _weights_hash(config)
+        about["init_weights"] = _weights_hash(config, container)
     if varied := costs(container, swept):
         about["swept"] = varied
     tokenizers = load_tokenizers(config.tokenizer)
@@ -47,7 +47,7 @@ def identity(
     return {"identity": fingerprint(container, content), **about}
 
 
-def _weights_hash(config: Config) -> str:
+def _weights_hash(config: Config, container: Mapping[str, Any]) -> str:
     """Hash of the weights of `init_from`; if they are gone, as a run that started there has it."""
     assert config.init_from is not None
     try:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,25 @@ def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
     Of several runs of one row and seed, which are the same run, one is used: a finished one, with
     the most updates.
     """
-    hashes = [run.data.get("text") for run in runs]
-    contents = [None if text == NO_TEXT else text for text in hashes]
-    texts = dict(zip(runs, known_or_alike(contents, map(_data, runs)), strict=True))
-    corpora = _alike(
+    hashes = [None if run.data.get("text") == NO_TEXT else run.data.get("text") for run in runs]
+    texts = dict(zip(runs, known_or_alike(hashes, map(_data, runs)), strict=True))
+    same_texts = _alike(
         runs, lambda run: [run.settings["task"]["_target_"], run.task.languages, texts[run]]
     )
-    firsts = [same[0] for same in corpora]
-    stems = _unique([["_".join([run.config.data.name, *run.task.languages])] for run in firsts])
-    named = zip(_corpus_names(firsts), map(file_stem, stems), corpora, strict=True)
-    return [CorpusRows(name, stem, *_counted_once(named_rows(same))) for name, stem, same in named]
+    firsts = [same[0] for same in same_texts]
+    stems = _unique(["_".join([run.config.data.name, *run.task.languages]) for run in firsts])
+    corpora = []
+    for name, stem, same in zip(_corpus_names(firsts), stems, same_texts, strict=True):
+        rows, notes = named_rows(same), []
+        for row, of_row in rows.items():
+            of_row.sort(key=lambda run: (run.seed, run.results is None, -run.updates))
+            for first, run in pairwise(of_row):
+                if run.seed == first.seed:
+                    why = f"the same settings, text and seed as {first.folder}"
+                    notes.append(f"{run.folder} is not counted: {why}")
+            rows[row] = [next(of_seed) for _, of_seed in groupby(of_row, lambda run: run.seed)]
+        corpora.append(CorpusRows(name, file_stem(stem), rows, notes))
+    return corpora
 
 
 def known_or_alike(contents: Iterable[str | None], settings: Iterable[Any]) -> list[str]:
@@ -95,19 +104,18 @@ def named_rows(runs: Sequence[SavedRun], but: str = "") -> dict[str, list[SavedR
     swept = {key for run in runs for key in run.data.get("swept") or ()}
 
     def recipe(run: SavedRun) -> dict[str, Any]:
-        reached = {"trainer.max_updates": run.length, "vocabulary": run.data.get("vocabulary")}
-        settings = {**run.decisive, **costs(run.settings, swept), **reached}
+        settings = {**run.decisive, **costs(run.settings, swept), "trainer.max_updates": run.length}
         return {key: value for key, value in settings.items() if key != but}
 
+    hashes = [run.data.get("vocabulary") for run in runs]
+    vocabularies = dict(zip(runs, known_or_alike(hashes, map(recipe, runs)), strict=True))
     choices = [
-        (recipe(part[0]) | more, part)
-        for same in _alike(runs, recipe)
-        for more, part in _by_origin(same)
+        ({"vocabulary": part[0].data.get("vocabulary"), **recipe(part[0]), **origin}, part)
+        for same in _alike(runs, lambda run: [recipe(run), vocabularies[run]])
+        for origin, part in _by_origin(same)
     ]
     names = _row_names([(settings, part[0]) for settings, part in choices])
     rows = {name: part for name, (_, part) in zip(names, choices, strict=True)}
-    for part in rows.values():
-        part.sort(key=lambda run: (run.seed, run.results is None, -run.updates))
     return {name: rows[name] for name in (*filter(rows.__contains__, FIRST_ROWS), *rows)}
 
 
@@ -133,7 +141,7 @@ def _by_origin(runs: list[SavedRun]) -> list[tuple[dict[str, Any], list[SavedRun
     """Split a row if runs of one seed started from several weights; else each seed has its own.
 
     Returns:
-        settings that name the part, and its runs.
+        content that names the part, and its runs.
     """
 
     def origin(run: SavedRun) -> Any:  # runs of version 0.1.0 have only the path
@@ -146,26 +154,12 @@ def _by_origin(runs: list[SavedRun]) -> list[tuple[dict[str, Any], list[SavedRun
     return [({"init_weights": origin(part[0])}, part) for part in parts]
 
 
-def _counted_once(
-    rows: Mapping[str, list[SavedRun]],
-) -> tuple[dict[str, list[SavedRun]], list[str]]:
-    """Return rows with the first run of each seed, and notes on the others."""
-    notes = [
-        f"{run.folder} is not counted: the same settings, text and seed as {first.folder}"
-        for same in rows.values()
-        for first, run in pairwise(same)
-        if run.seed == first.seed
-    ]
-    used = {name: {run.seed: run for run in reversed(same)} for name, same in rows.items()}
-    return {name: [of_seed[n] for n in sorted(of_seed)] for name, of_seed in used.items()}, notes
-
-
 # -- names ----------------------------------------------------------------------------------------
 
 
 def _corpus_names(runs: Sequence[SavedRun]) -> list[str]:
     """Return a unique name for the corpus of each run, with the task or settings that differ."""
-    names = [[corpus_name(run.config)] for run in runs]
+    names = [corpus_name(run.config) for run in runs]
     names = _longer(names, [{"task": run.task.name} for run in runs])
     return _unique(_longer(names, [*map(_data, runs)]), "text ")
 
@@ -180,11 +174,11 @@ def _row_names(choices: Sequence[tuple[Settings, SavedRun]]) -> list[str]:
     groups = [choice_parts(run.config) for _, run in choices]
     common = set.intersection(*map(set, groups)) if len(groups) > 1 else set()
     names = [
-        [*(part for part in parts if part not in common), *_typed(run, own, keys)]
+        ", ".join([*(part for part in parts if part not in common), *_typed(run, own, keys)])
         for parts, (own, run) in zip(groups, choices, strict=True)
     ]
     if not all(names):  # their attention is the same
-        names = [[parts[0], *name] for parts, name in zip(groups, names, strict=True)]
+        names = [f"{own[0]}, {name}".strip(", ") for own, name in zip(groups, names, strict=True)]
     return _unique(_longer(names, settings))
 
 
@@ -198,14 +192,14 @@ def _typed(run: SavedRun, settings: Settings, keys: Collection[str]) -> Iterator
             yield f"{name}={text}"
 
 
-def _longer(names: Sequence[list[str]], settings: Sequence[Settings]) -> list[list[str]]:
+def _longer(names: Sequence[str], settings: Sequence[Settings]) -> list[str]:
     """Return names with the settings in which those that are equal differ."""
-    alike: dict[tuple[str, ...], list[Settings]] = {}
+    alike: dict[str, list[Settings]] = {}
     for name, own in zip(names, settings, strict=True):
-        alike.setdefault(tuple(name), []).append(own)
+        alike.setdefault(name, []).append(own)
     keys = {name: differing_keys(same) for name, same in alike.items()}
     return [
-        [*name, *(_label(key, own[key]) for key in keys[tuple(name)][:MAX_KEYS] if key in own)]
+        ", ".join([name, *(_label(key, own[key]) for key in keys[name][:MAX_KEYS] if key in own)])
         for name, own in zip(names, settings, strict=True)
     ]
 
@@ -219,8 +213,7 @@ def _label(key: str, value: Any) -> str:
     return f"{last}={text[:MAX_LETTERS]}"
 
 
-def _unique(names: Sequence[list[str]], word: str = "") -> list[str]:
-    """Return the names as texts; a repeated one has a number."""
-    texts = [", ".join(dict.fromkeys(name)) for name in names]
-    earlier = [texts[:number].count(text) for number, text in enumerate(texts)]
-    return [f"{a} ({word}{n + 1})" if n else a for a, n in zip(texts, earlier, strict=True)]
+def _unique(names: Sequence[str], word: str = "") -> list[str]:
+    """Return the names; a repeated one has a number."""
+    earlier = [names[:number].count(name) for number, name in enumerate(names)]
+    return [f"{a} ({word}{n + 1})" if n else a for a, n in zip(names, earlier, strict=True)]

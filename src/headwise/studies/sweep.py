@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +85,23 @@ def _placed(
     """
     rows = [(c.corpus, row, same) for c in corpora for row, same in c.rows.items()]
     places = {run: (corpus, row) for corpus, row, same in rows for run in same}
-    words = [
-        tuple(o for o in last_typed(job["overrides"] or ()) if not re.match(r"\+*seed=", o))
-        for job in jobs
-    ]
-    common = set.intersection(*map(set, words))
-    of_words = {w: places[run] for w, run in zip(words, runs, strict=True) if run in places}
+
+    def words(job: Mapping[str, Any]) -> tuple[str, ...]:
+        typed = last_typed(job["overrides"] or ())
+        return tuple(word for word in typed if not re.match(r"\+*seed=", word))
+
+    common = set.intersection(*(set(words(job)) for job in jobs))
+    of_words = {
+        words(job): places[run] for job, run in zip(jobs, runs, strict=True) if run in places
+    }
     alone = corpora[0].corpus if len(corpora) == 1 else "without a run"
     placed: list[tuple[Any, ...]] = []
-    for job, of_job, run in zip(jobs, words, runs, strict=True):
+    for job, run in zip(jobs, runs, strict=True):
         if run is None:
-            own = " ".join(w.removeprefix("attention=") for w in of_job if w not in common)
-            place = of_words.get(of_job, (alone, own or "all"))
+            own = " ".join(w.removeprefix("attention=") for w in words(job) if w not in common)
             other = "not found" if "run" in job else "failed"
-            placed.append((*place, next((state for state in STOPPED if state in job), other), run))
+            state = next((state for state in STOPPED if state in job), other)
+            placed.append((*of_words.get(words(job), (alone, own or "all")), state, run))
         elif run in places:
             state = FINISHED if run.results else str(status(run)["status"])
             placed.append((*places[run], state, run))
@@ -110,7 +113,7 @@ def _corpus_tables(
 ) -> tuple[pd.DataFrame, list[TextTable]]:
     names = list(dict.fromkeys(placed.row))
     baseline = BASELINE if BASELINE in names else names[0]
-    scores = pd.DataFrame(_scores(placed[placed.state == FINISHED]), columns=SCORES)
+    scores = _scores(placed[placed.state == FINISHED])
     of_columns = scores.drop_duplicates("column").itertuples()
     metrics = {row.column: row.saved.metric for row in of_columns}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
@@ -129,23 +132,22 @@ def _corpus_tables(
     return scores, tables
 
 
-def _scores(finished: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield a row per run and split; what was scored on other text is in another column."""
-    labels: dict[str, list[tuple[str, SavedRun, str]]] = {}
-    for row, run in zip(finished.row, finished.run, strict=True):
-        for split in run.results.scores:
-            labels.setdefault(f"{run.metric.label} {split}", []).append((row, run, split))
-    for label, scored in labels.items():
-        data = [run.settings["data"] for _, run, _ in scored]
-        contents = known_or_alike(
-            [run.content(split) for _, run, split in scored],
-            [[of.get(key.removeprefix("data.")) for key in PATHS] for of in data],
-        )
-        texts = list(dict.fromkeys(contents))
-        for (row, run, split), content in zip(scored, contents, strict=True):
-            number = f" (text {texts.index(content) + 1})" if len(texts) > 1 else ""
-            score = score_row(run, row, label + number, split, run.metric.name)
-            yield from [] if score is None else [score]
+def _scores(finished: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per run and split; what was scored on other text is in another column."""
+    rows = [
+        score_row(run, row, f"{run.metric.label} {split}", split, run.metric.name)
+        for row, run in zip(finished.row, finished.run, strict=True)
+        for split in run.results.scores
+    ]
+    scores = pd.DataFrame([row for row in rows if row is not None], columns=SCORES)
+    for column, same in scores.groupby("column", sort=False):
+        data = [run.settings["data"] for run in same.saved]
+        paths = [[of.get(key.removeprefix("data.")) for key in PATHS] for of in data]
+        known = [run.results.content(test) for run, test in zip(same.saved, same.test, strict=True)]
+        numbers, texts = pd.Series(known_or_alike(known, paths)).factorize()
+        if len(texts) > 1:
+            scores.loc[same.index, "column"] = [f"{column} (text {n + 1})" for n in numbers]
+    return scores
 
 
 def _main(

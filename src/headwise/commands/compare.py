@@ -50,8 +50,7 @@ def compare(config: CompareConfig) -> None:
     if not rows:
         raise RunError(f"{both} were not scored by the same metrics on the same splits")
     notes = [f"- {note}." for note in dict.fromkeys(row[-1] for row in rows) if note]
-    table = markdown_table(HEAD, [row[:-1] for row in rows])
-    text = "\n".join([f"{table}\n", ARROW_NOTE, *notes])
+    text = "\n".join([markdown_table(HEAD, [row[:-1] for row in rows]), "", ARROW_NOTE, *notes])
     print(text, flush=True)
     if config.output is not None:
         write_text(Path(config.output), f"{text}\n")

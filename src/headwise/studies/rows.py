@@ -114,8 +114,7 @@ def named_rows(runs: Sequence[SavedRun], but: str = "") -> dict[str, list[SavedR
         for same in _alike(runs, lambda run: [recipe(run), vocabularies[run]])
         for origin, part in _by_origin(same)
     ]
-    names = _row_names([(settings, part[0]) for settings, part in choices])
-    rows = {name: part for name, (_, part) in zip(names, choices, strict=True)}
+    rows = dict(zip(_row_names(choices), (part for _, part in choices), strict=True))
     return {name: rows[name] for name in (*filter(rows.__contains__, FIRST_ROWS), *rows)}
 
 
@@ -164,18 +163,18 @@ def _corpus_names(runs: Sequence[SavedRun]) -> list[str]:
     return _unique(_longer(names, [*map(_data, runs)]), "text ")
 
 
-def _row_names(choices: Sequence[tuple[Settings, SavedRun]]) -> list[str]:
+def _row_names(choices: Sequence[tuple[Settings, Sequence[SavedRun]]]) -> list[str]:
     """Return a unique name for each row: the groups that differ, and settings that its run typed.
 
     Where these are not enough, other settings that differ are shown.
     """
     settings = [own for own, _ in choices]
     keys = differing_keys(settings)
-    groups = [choice_parts(run.config) for _, run in choices]
+    groups = [choice_parts(same[0].config) for _, same in choices]
     common = set.intersection(*map(set, groups)) if len(groups) > 1 else set()
     names = [
-        ", ".join([*(part for part in parts if part not in common), *_typed(run, own, keys)])
-        for parts, (own, run) in zip(groups, choices, strict=True)
+        ", ".join([*(part for part in parts if part not in common), *_typed(same[0], own, keys)])
+        for parts, (own, same) in zip(groups, choices, strict=True)
     ]
     if not all(names):  # their attention is the same
         names = [f"{own[0]}, {name}".strip(", ") for own, name in zip(groups, names, strict=True)]

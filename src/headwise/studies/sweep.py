@@ -114,14 +114,14 @@ def _corpus_tables(
     names = list(dict.fromkeys(placed.row))
     baseline = BASELINE if BASELINE in names else names[0]
     scores = _scores(placed[placed.state == FINISHED])
-    of_columns = scores.drop_duplicates("column").itertuples()
-    metrics = {row.column: row.saved.metric for row in of_columns}
+    metrics = {name: run.metric for name, run in zip(scores.column, scores.saved, strict=True)}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
-    compared.notes = {name: [*unknown(of)] for name, of in pairs.groupby("column", sort=False)}
+    of_columns = pairs.groupby("column", sort=False)
+    compared.notes = {"": [*notes]} | {name: [*unknown(scores)] for name, scores in of_columns}
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
-    tables = [_main(compared, placed, baseline, notes)]
+    tables = [_main(compared, placed, baseline)]
     if len(compared.differences):
         study = Study(
             rows={name: Row() for name in names},
@@ -150,9 +150,7 @@ def _scores(finished: pd.DataFrame) -> pd.DataFrame:
     return scores
 
 
-def _main(
-    compared: Compared, placed: pd.DataFrame, baseline: str, others: Sequence[str]
-) -> TextTable:
+def _main(compared: Compared, placed: pd.DataFrame, baseline: str) -> TextTable:
     """Return the table of scores, number of runs, cost and heads."""
     columns: dict[str, Any] = {}
     for column, sign in compared.signs.items():
@@ -174,8 +172,7 @@ def _main(
             for row in rows
         }
     frame = pd.DataFrame(columns, index=rows).replace("", EMPTY)
-    notes = [f"{note}." for note in others]
-    notes += [f"{name}: {note}." for name, of in compared.notes.items() for note in of]
+    notes = [f"{name}: {note}.".lstrip(": ") for name, of in compared.notes.items() for note in of]
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
     return TextTable("", frame.fillna(EMPTY), notes)

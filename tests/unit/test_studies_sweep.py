@@ -171,6 +171,38 @@ def test_scores_of_another_text_are_in_another_column(
     assert {name: text for name, text in row.items() if "BLEU" in name} == scores
 
 
+def test_what_is_not_known_is_with_the_only_known_one(tmp_path: Path) -> None:
+    """Scores and vocabularies of version 0.1.0, and of this one."""
+    text = {"text": "a" * 64}
+    made = [
+        make_job(tmp_path, "seed=1", about=text, scores=scored(1)),
+        make_job(
+            tmp_path, "seed=2", about=text | {"vocabulary": "v" * 64}, scores=scored(3, content="c")
+        ),
+    ]
+    assert main_tables(made)[""]["alpha_entmax"]["BLEU test ↑"] == "2.00 ± 1.41"
+    (note,) = sweep_tables(made)[1][0].notes
+    assert note.startswith("BLEU test: scored text not compared: no hash of it in 1 run ")
+    other = text | {"vocabulary": "w" * 64}
+    made.append(make_job(tmp_path, "seed=3", about=other, scores=scored(5, content="d")))
+    assert len(main_tables(made)[""]) == 3
+    row = next(iter(main_tables(made)[""].values()))
+    assert sum(name.startswith("BLEU test (text ") for name in row) == 3
+
+
+def test_notes_are_on_the_splits_that_are_compared(tmp_path: Path) -> None:
+    """Archives of version 0.1.0 have no items of the validation set, so no hash of it."""
+    hashed = {"test": {"bleu": {"score": 2.0, "content": "c"}}, "valid": {"bleu": {"score": 1.0}}}
+    made = [make_job(tmp_path, f"seed={n}", about={"text": "a"}, scores=hashed) for n in (1, 2)]
+    assert sweep_tables(made)[1][0].notes == []
+
+
+def test_corpora_are_named_by_their_task(tmp_path: Path) -> None:
+    tasks = ("density", "masked_lm")
+    made = [make_job(tmp_path, f"task={name}", ("data=builtin_text",)) for name in tasks]
+    assert list(main_tables(made)) == [f"builtin_text En, task={name}" for name in tasks]
+
+
 def test_rows_are_apart_by_the_updates_that_were_reached(tmp_path: Path) -> None:
     words = "attention=softmax trainer.max_updates=50 seed="
     # the third was continued, with another command

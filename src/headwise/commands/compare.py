@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,8 +50,7 @@ def compare(config: CompareConfig) -> None:
     if not rows:
         raise RunError(f"{both} were not scored by the same metrics on the same splits")
     notes = [f"- {note}." for note in dict.fromkeys(row[-1] for row in rows) if note]
-    table = markdown_table(HEAD, [row[:-1] for row in rows])
-    text = "\n".join([f"{table}\n", ARROW_NOTE, *notes])
+    text = "\n".join([markdown_table(HEAD, [row[:-1] for row in rows]), "", ARROW_NOTE, *notes])
     print(text, flush=True)
     if config.output is not None:
         write_text(Path(config.output), f"{text}\n")
@@ -70,19 +70,19 @@ def _rows(run: SavedRun, other: SavedRun, n_resamples: int) -> Iterator[list[str
             difference = signed(score - other_score, decimals)
             row = [f"{split} {metric.label} {ARROWS[metric.sign]}"]
             row += [f"{score:.{decimals}f}", f"{other_score:.{decimals}f}", difference]
+            labels: list[Any] = [run.task.labels(of_run) for of_run in items]
+            has_labels = metric.name == ACCURACY and labels[0] is not None
             try:
                 is_known = same_items([run, other], split, metric.name)
+                # the same text has other numbers of labels if their order differs
+                if has_labels and not is_known and not np.array_equal(*labels):
+                    raise DataError(f"the labels of {split} differ: {run.folder}, {other.folder}")
+                test = paired_bootstrap(items[:1], items[1:], metric, n_resamples)
             except DataError as error:
                 yield [*row, EMPTY, EMPTY, "", f"{split} is not tested: {error}"]
                 continue
-            test = paired_bootstrap(items[:1], items[1:], metric, n_resamples)
-            p_mcnemar = ""
-            labels, other_labels = (run.task.labels(i) for i in items)
-            if metric.name == ACCURACY and labels is not None and other_labels is not None:
-                # the same text has other numbers of labels if their order differs
-                if not is_known and not np.array_equal(labels, other_labels):
-                    raise DataError(f"the labels of {split} differ: {run.folder}, {other.folder}")
-                p_mcnemar = f"{mcnemar(*(metric.used(i)[:, 1].astype(bool) for i in items)):.4f}"
+            is_right = (metric.used(of_run)[:, 1].astype(bool) for of_run in items)
+            p_mcnemar = f"{mcnemar(*is_right):.4f}" if has_labels else ""
             bounds = interval((test.low, test.high), decimals)
             note = "" if is_known else f"{split}: {UNKNOWN}"
             yield [*row, bounds, f"{test.p_value:.4f}", p_mcnemar, note]

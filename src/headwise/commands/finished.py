@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from headwise.data.file_corpus import Corpus
@@ -34,13 +35,19 @@ def check_checkpoints(folder: RunFolder) -> None:
             )
 
 
-def valid_scores(folder: RunFolder, task: Task[Any], results: Results) -> dict[str, Any]:
-    """Split -> scores, for splits whose references exist."""
+def valid_scores(
+    folder: RunFolder, task: Task[Any], results: Results, data: Any, splits: Sequence[str]
+) -> dict[str, Any]:
+    """Split -> scores, where the references exist, and the text is that of one of `splits` now.
+
+    Scores of other splits are not compared with a text.
+    """
     name = task.references
     return {
         split: scores
         for split, scores in results.scores.items()
-        if not name or (folder.path / name.format(split=split)).is_file()
+        if (not name or (folder.path / name.format(split=split)).is_file())
+        and (split not in splits or results.content(split) == task.contents(data, split)[0])
     }
 
 
@@ -61,8 +68,6 @@ def final_results(folder: RunFolder, task: Task[Any], corpus: Corpus) -> Results
         return None
     # a process that was killed while it drew has written no time of it
     has_figures = "figures" in results.other_seconds and folder.figures.is_dir()
-    splits, prepared = task.splits(corpus), task.prepare(corpus)  # in the cache, if not changed
-    has_scores = set(splits) <= set(valid_scores(folder, task, results)) and all(
-        results.content(split) in (None, task.contents(prepared, split)[0]) for split in splits
-    )
+    splits, data = task.splits(corpus), task.prepare(corpus)  # in the cache, if not changed
+    has_scores = set(splits) <= valid_scores(folder, task, results, data, splits).keys()
     return results if has_figures and has_scores else None

@@ -302,9 +302,9 @@ class _Run:
         weights = choose_weights(trainer, self.task.validates_part(prepared))
         # skip splits that were evaluated with these weights, on the text of now
         earlier = folder.results_at(trainer.state.update) or Results()
-        scores = valid_scores(folder, self.task, earlier)
+        scores = valid_scores(folder, self.task, earlier, prepared, splits)
         for name in splits:
-            if name not in scores or earlier.content(name) != self.task.contents(prepared, name)[0]:
+            if name not in scores:
                 scores[name] = score(
                     self.task, model, prepared, self.ranks, folder, name,
                     tracker=tracker, progress=config.trainer.progress,

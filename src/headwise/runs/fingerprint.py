@@ -105,17 +105,12 @@ def last_typed(overrides: Iterable[str]) -> list[str]:
     return list({o.lstrip("+").partition("=")[:2]: o for o in overrides}.values())
 
 
-def deciding(overrides: Iterable[str], *without: str) -> list[str]:
-    """The overrides that apply and are in the fingerprint, without those of some keys."""
-    excluded = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, *without))
-    excluded = excluded.replace(r"\*", r"\w+")
-    return [o for o in last_typed(overrides) if not re.match(rf"[+~]*({excluded})[.=/@]", o)]
-
-
 def slug(overrides: Iterable[str]) -> str:
-    """Short folder name of the overrides, without `=`, `,`, `+`, `/` and similar characters."""
-    included = deciding(overrides, "experiment", "hydra")
-    words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(included)]
+    """Short name of the overrides that are in the fingerprint, without `=`, `,`, `+`, `/` etc."""
+    keys = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
+    excluded = re.compile(rf"[+~]*({keys})[.=/@]".replace(r"\*", r"\w+"))
+    included = (o for o in sorted(last_typed(overrides)) if not excluded.match(o))
+    words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in included]
     name = "_".join(word for word in words if word)
     # file systems allow 255 bytes, and the fingerprint is appended
     short = name.encode()[:MAX_SLUG_BYTES].decode(errors="ignore").rstrip("-._")

@@ -16,6 +16,7 @@ from headwise.studies.scores import DIFFERENCES, Compared, same_items, saved_ite
 from headwise.studies.study import Column, Study
 
 MIN_TEXT_SHARE = 0.8  # of the paper's training pairs, for comparable scores
+TEXTS = {"text": "training text", "content": "scored text"}  # hashes in SCORES -> what they are of
 
 
 def judge(study: Study, compared: Compared, n_resamples: int) -> None:
@@ -24,7 +25,7 @@ def judge(study: Study, compared: Compared, n_resamples: int) -> None:
         scores = compared.scores[compared.scores.column == name]
         problems, notes = (of.setdefault(name, []) for of in (compared.problems, compared.notes))
         if not scores.empty:
-            problems += [*_problems(scores), *_unlike_seeds(scores)]
+            problems += _problems(scores)
             notes += _remarks(scores, spec, study.compared[name])
             notes += _updates(scores)
     is_shown = compared.scores.metric == compared.scores.column.map(study.compared)
@@ -36,7 +37,7 @@ def judge(study: Study, compared: Compared, n_resamples: int) -> None:
         )
 
 
-def _kinds(runs: pd.DataFrame, column: str) -> str | None:
+def differing_kinds(runs: pd.DataFrame, column: str) -> str | None:
     """Return `A in FOLDER, FOLDER; B in FOLDER` if runs differ in a column, else None."""
     folders = runs.groupby(column, sort=False).run.agg(lambda runs: ", ".join(dict.fromkeys(runs)))
     if len(folders) < 2:
@@ -45,30 +46,23 @@ def _kinds(runs: pd.DataFrame, column: str) -> str | None:
 
 
 def _problems(scores: pd.DataFrame) -> Iterator[str]:
+    """Yield in what the runs of a column differ, if that is not their seed or the recipe."""
     for metric, of_metric in scores.groupby("metric", sort=False):
-        if kinds := _kinds(of_metric, "signature"):
+        if kinds := differing_kinds(of_metric, "signature"):
             yield f"{metric} has several signatures: {kinds}"
-    if kinds := _kinds(scores, "text"):
-        yield f"the training text differs (by its hash): {kinds}"
-    if kinds := _kinds(scores, "content"):
-        yield f"the scored text differs (by its hash): {kinds}"
-
-
-def _unlike_seeds(scores: pd.DataFrame) -> Iterator[str]:
-    """Yield in what the runs of a row differ besides their seed, if the recipe does not set it."""
-    given = [
-        run.settings.get("tokenizer", {}).get("folder") and run.data.get("vocabulary")
-        for run in scores.saved
-    ]
-    for row, cell in scores.assign(given=given).groupby("row", sort=False):
-        if kinds := _kinds(cell, "given"):
-            yield f"the vocabulary of the given tokenizers of {row} differs: {kinds}"
-        if kinds := _kinds(cell[~cell.stopped_early.astype(bool)], "updates"):
+    for column, text in TEXTS.items():
+        if kinds := differing_kinds(scores, column):
+            yield f"the {text} differs (by its hash): {kinds}"
+    vocabularies = [run.data.get("vocabulary") for run in scores.saved]
+    for row, cell in scores.assign(vocabulary=vocabularies).groupby("row", sort=False):
+        if kinds := differing_kinds(cell, "vocabulary"):
+            yield f"the vocabulary of {row} differs (by its hash): {kinds}"
+        if kinds := differing_kinds(cell[~cell.stopped_early.astype(bool)], "updates"):
             yield f"the number of updates of {row} differs: {kinds}"
 
 
 def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:
-    if kinds := _kinds(scores, "precision"):
+    if kinds := differing_kinds(scores, "precision"):
         yield f"runs differ in precision, which the recipe does not set: {kinds}"
     yield from unknown(scores)
     if metric not in set(scores.metric):
@@ -83,11 +77,10 @@ def _remarks(scores: pd.DataFrame, spec: Column, metric: str) -> Iterator[str]:
 
 def unknown(scores: pd.DataFrame) -> Iterator[str]:
     """Yield which texts of the runs of a column are not known, and thus not compared."""
-    causes = {"text": "training text not compared: no data.json"}
-    causes["content"] = "scored text not compared: no hash of it (scripts/hash_records.py adds it)"
-    for column, cause in causes.items():
+    for column, text in TEXTS.items():
         if runs := set(scores.run[scores[column].isna()]):
-            yield f"{cause} in {counted(len(runs), 'run')}"
+            why = f"no hash of it in {counted(len(runs), 'run')} (scripts/hash_records.py adds it)"
+            yield f"{text} not compared: {why}"
 
 
 def _updates(scores: pd.DataFrame) -> Iterator[str]:
@@ -131,8 +124,7 @@ def differences(
             bounds = mean_interval(by_seed), (over_items.low, over_items.high)
             sizes = n, max(len(runs), len(base))
             mean = over_items.difference
-            texts = pd.concat([pairs.text, pairs.text_of_baseline])
-            is_known &= bool(texts.notna().all()) and texts.nunique() == 1
+            is_known &= not pairs[["text", "text_of_baseline"]].isna().any(axis=None)
             rows.append((row, name, mean, *bounds, over_items.p_value, *sizes, is_known))
     return pd.DataFrame(rows, columns=DIFFERENCES)
 

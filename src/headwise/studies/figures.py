@@ -6,7 +6,6 @@ do not exist.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from headwise.analysis.tables import DENSITY, LAYERS, LENGTHS, Table, read_settings
-from headwise.file_names import check_file_name
 from headwise.plots import runs as plots
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
@@ -28,8 +26,6 @@ from headwise.studies.pruning import effective_heads, pruning_tables
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import task_of
-
-log = logging.getLogger(__name__)
 
 Read = Callable[[SavedRun], pd.DataFrame]
 HEAD = ["site", "layer", "head"]
@@ -49,10 +45,8 @@ def draw_figures(runs: Sequence[SavedRun], output: Path) -> list[Path]:
         RunError: a run is broken, or of another version.
         DataError: another version wrote a table.
     """
-    figures = figures_of(runs)
-    for name in figures:
-        check_file_name("name of a figure", name)
-    return [file for name, figure in figures.items() for file in save(figure, output / name)]
+    figures = figures_of(runs).items()
+    return [file for name, figure in figures for file in save(figure, output / name)]
 
 
 def figures_of(runs: Sequence[SavedRun]) -> dict[str, Figure]:
@@ -66,8 +60,6 @@ def figures_of(runs: Sequence[SavedRun]) -> dict[str, Figure]:
     corpora = corpus_rows(runs)
     figures: dict[str, Figure] = {}
     for corpus in corpora:
-        for note in corpus.notes:
-            log.warning("%s", note)
         for stem, draw in _corpus_figures(corpus):
             name = f"{stem}-{corpus.stem}" if len(corpora) > 1 else stem
             with failure_as_warning(name):
@@ -165,8 +157,7 @@ def _analysed(table: Table) -> Read:
 def _measured_on(corpus: CorpusRows) -> str:
     """Return a sentence that names the text of the analyses, if it is the same for all."""
     analyses = filter(None, map(read_settings, corpus.runs))
-    keys = "sentences", "unit", "split", "text"
-    texts = {tuple(map(about.get, keys)) for about in analyses}
+    texts = {tuple(map(about.get, ("sentences", "unit", "split", "text"))) for about in analyses}
     return "Measured on {} {} of {}.".format(*texts.pop()) if len(texts) == 1 else ""
 
 

@@ -15,6 +15,7 @@ from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
 from headwise.metrics.significance import mean_interval
 from headwise.runs.record import Record
+from headwise.studies.compare import differing_kinds
 from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
 from headwise.studies.match import SavedRun
 from headwise.studies.quantities import QUANTITIES
@@ -51,13 +52,9 @@ def write_comparison(runs: Sequence[SavedRun], output: Path) -> str:
 
 def other_texts(runs: Iterable[Record]) -> list[str]:
     """Return a note if the analyses of runs are of several texts, by the hashes of their ids."""
-    folders: dict[str, list[str]] = {}
-    for run in runs:
-        folders.setdefault(read_settings(run).get("text", ""), []).append(str(run.folder))
-    if len(folders) < 2:
-        return []
-    kinds = "; ".join(f"{text[:8]} in {', '.join(names)}" for text, names in folders.items())
-    return [f"The analysed text, or its tokens, differ (by their hash): {kinds}"]
+    texts = [(str(run.folder), read_settings(run).get("text")) for run in runs]
+    kinds = differing_kinds(pd.DataFrame(texts, columns=["run", "text"]), "text")
+    return [f"The analysed text, or its tokens, differ (by their hash): {kinds}"] if kinds else []
 
 
 def _tidy(facts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

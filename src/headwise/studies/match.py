@@ -46,10 +46,6 @@ class SavedRun(Record):
         results, limit = self.results, int(self.settings["trainer"]["max_updates"])
         return limit if results is None or results.stopped_early else results.updates
 
-    def content(self, split: str | None) -> str | None:
-        """Hash of a scored split, see `Results.content`; None if it is not known."""
-        return None if self.results is None else self.results.content(split)
-
     @functools.cached_property
     def task(self) -> Task[Any]:
         """The task of the run."""

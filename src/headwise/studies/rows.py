@@ -1,38 +1,34 @@
 """Group runs into the rows of a table and the lines of a figure, by content and settings.
 
 A corpus is what runs were trained and validated on, by its hash. A row of a corpus has runs that
-differ only in their seed: their settings are equal, also those of cost that a sweep varied, and
-the number of updates that they reached. Names of folders and typed words only name.
+differ only in their seed: their settings are equal, also those of cost that a sweep varied, their
+vocabulary, and the number of updates that they reached. Names of folders and typed words only name.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from headwise.data.sources.digest import combined_digest
 from headwise.plots.style import drawable
-from headwise.runs.fingerprint import last_typed
+from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, PATHS, canonical, costs, flat, last_typed
 from headwise.studies.match import SavedRun, differing_keys
 from headwise.studies.names import OTHER_GROUPS, choice_parts, class_word, corpus_name
 
 FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
-PLACES = ("dir", "folder", "files", "file")  # settings of data that say where its text is
 MAX_KEYS = 3  # in a name, besides those that were typed
-NAMED_GROUPS = ("attention", "sites", *OTHER_GROUPS)
-LENGTH = "trainer.max_updates"
-# Content in data.json -> the setting that chooses it. Seeds of a row may differ in it: they learn
-# their vocabulary from other samples, and start from runs of their seed.
-CONTENTS = {"vocabulary": "tokenizer.folder", "init_weights": "init_from"}
+MAX_LETTERS = 40  # of the value of one
+NAMED_GROUPS = ("attention", "sites", *OTHER_GROUPS)  # `choice_parts` has their names
+CHOSEN_BY = {"tokenizer.folder": "vocabulary", "init_from": "init_weights"}  # content in data.json
 NO_TEXT = combined_digest([])
 
 Settings = Mapping[str, Any]
-Choice = tuple[Settings, SavedRun]  # settings, and a run that has them
 
 
 @dataclass(frozen=True)
@@ -63,38 +59,36 @@ def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
     Of several runs of one row and seed, which are the same run, one is used: a finished one, with
     the most updates.
     """
-    texts: dict[tuple[Any, ...], list[SavedRun]] = {}
-    settings = [run.settings["data"] for run in runs]
-    identities = known_or_alike([_trained_text(run) for run in runs], settings)
-    for run, text in zip(runs, identities, strict=True):
-        key = run.settings["task"]["_target_"], run.task.languages, text
-        texts.setdefault(key, []).append(run)
-    firsts = [same[0] for same in texts.values()]
-    stems = _unique([["_".join([f.config.data.name, *f.task.languages])] for f in firsts])
+    hashes = [None if run.data.get("text") == NO_TEXT else run.data.get("text") for run in runs]
+    texts = dict(zip(runs, known_or_alike(hashes, map(_data, runs)), strict=True))
+    same_texts = _alike(
+        runs, lambda run: [run.settings["task"]["_target_"], run.task.languages, texts[run]]
+    )
+    firsts = [same[0] for same in same_texts]
+    stems = _unique(["_".join([run.config.data.name, *run.task.languages]) for run in firsts])
     corpora = []
-    for corpus, stem, same_text in zip(_corpus_names(firsts), stems, texts.values(), strict=True):
-        rows, notes = named_rows(same_text), []
-        for name, same in rows.items():
-            used: dict[int, SavedRun] = {}
-            for run in sorted(same, key=lambda run: (run.results is None, -run.updates)):
-                first = used.setdefault(run.seed, run)
-                if first is not run:
+    for name, stem, same in zip(_corpus_names(firsts), stems, same_texts, strict=True):
+        rows, notes = named_rows(same), []
+        for row, of_row in rows.items():
+            of_row.sort(key=lambda run: (run.seed, run.results is None, -run.updates))
+            for first, run in pairwise(of_row):
+                if run.seed == first.seed:
                     why = f"the same settings, text and seed as {first.folder}"
                     notes.append(f"{run.folder} is not counted: {why}")
-            rows[name] = [used[seed] for seed in sorted(used)]
-        corpora.append(CorpusRows(corpus, file_stem(stem), rows, notes))
+            rows[row] = [next(of_seed) for _, of_seed in groupby(of_row, lambda run: run.seed)]
+        corpora.append(CorpusRows(name, file_stem(stem), rows, notes))
     return corpora
 
 
-def known_or_alike(contents: Sequence[str | None], settings: Sequence[Settings]) -> list[str]:
+def known_or_alike(contents: Iterable[str | None], settings: Iterable[Any]) -> list[str]:
     """Return what tells contents apart.
 
     Args:
         contents: their hashes; None where it is not known.
-        settings: that choose them. Content that is not known is taken for the only known one with
-            equal settings; if there is none, it is alike where the settings are.
+        settings: that choose them, of plain types. Content that is not known is taken for the only
+            known one with equal settings; if there is none, it is alike where the settings are.
     """
-    pairs = [(json.dumps(s, sort_keys=True), c) for s, c in zip(settings, contents, strict=True)]
+    pairs = list(zip(map(canonical, settings), contents, strict=True))
     known: dict[str, set[str]] = {text: set() for text, _ in pairs}
     for text, content in pairs:
         known[text] |= {content} if content else set()
@@ -108,23 +102,19 @@ def named_rows(runs: Sequence[SavedRun], but: str = "") -> dict[str, list[SavedR
         but: a key that may differ in a group.
     """
     swept = {key for run in runs for key in run.data.get("swept") or ()}
-    choices: list[tuple[Settings, list[SavedRun]]] = []
-    for run in runs:
-        costs = {key: _setting(run, key) for key in swept}
-        recipe = {**run.decisive, **costs, LENGTH: run.length}
-        recipe.pop(but, None)
-        row = next((same for other, same in choices if other == recipe), None)
-        if row is None:
-            choices.append((recipe, [run]))
-        else:
-            row.append(run)
-    for content in CONTENTS:
-        choices = [part for choice in choices for part in _by_content(*choice, content)]
-    names = _row_names([(recipe, same[0]) for recipe, same in choices])
-    rows = {
-        name: sorted(same, key=lambda run: run.seed)
-        for name, (_, same) in zip(names, choices, strict=True)
-    }
+
+    def recipe(run: SavedRun) -> dict[str, Any]:
+        settings = {**run.decisive, **costs(run.settings, swept), "trainer.max_updates": run.length}
+        return {key: value for key, value in settings.items() if key != but}
+
+    hashes = [run.data.get("vocabulary") for run in runs]
+    vocabularies = dict(zip(runs, known_or_alike(hashes, map(recipe, runs)), strict=True))
+    choices = [
+        ({"vocabulary": part[0].data.get("vocabulary"), **recipe(part[0]), **origin}, part)
+        for same in _alike(runs, lambda run: [recipe(run), vocabularies[run]])
+        for origin, part in _by_origin(same)
+    ]
+    rows = dict(zip(_row_names(choices), (part for _, part in choices), strict=True))
     return {name: rows[name] for name in (*filter(rows.__contains__, FIRST_ROWS), *rows)}
 
 
@@ -133,116 +123,96 @@ def file_stem(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", drawable(name)).strip("_.-")
 
 
-def _trained_text(run: SavedRun) -> str | None:
-    """Return a hash of the training and validation text; None if it is not known.
+def _alike(runs: Iterable[SavedRun], key: Callable[[SavedRun], Any]) -> list[list[SavedRun]]:
+    """Group runs by a key of plain types, in the order of first occurrence."""
+    groups: dict[str, list[SavedRun]] = {}
+    for run in runs:
+        groups.setdefault(canonical(key(run)), []).append(run)
+    return list(groups.values())
 
-    A corpus that has no files is known by its validation set.
+
+def _data(run: SavedRun) -> dict[str, Any]:
+    """Return the settings that choose the text of a run, paths included."""
+    return flat({"data": run.settings["data"]}, {*NOT_IN_FINGERPRINT} - {*PATHS})
+
+
+def _by_origin(runs: list[SavedRun]) -> list[tuple[dict[str, Any], list[SavedRun]]]:
+    """Split a row if runs of one seed started from several weights; else each seed has its own.
+
+    Returns:
+        content that names the part, and its runs.
     """
-    text: str | None = run.data.get("text")
-    if text == NO_TEXT:
-        return run.content(run.settings["data"].get("valid"))
-    return text
 
+    def origin(run: SavedRun) -> Any:  # runs of version 0.1.0 have only the path
+        return run.data.get("init_weights") or run.settings.get("init_from")
 
-def _setting(run: SavedRun, key: str) -> Any:
-    """Return a setting by its dotted key; None if there is none."""
-    settings: Any = run.settings
-    return functools.reduce(lambda node, name: (node or {}).get(name), key.split("."), settings)
-
-
-def _by_content(
-    recipe: Settings, runs: Sequence[SavedRun], content: str
-) -> list[tuple[Settings, list[SavedRun]]]:
-    """Split a row in which two runs of one seed, or given tokenizers, differ in a content."""
-    parts: dict[Any, list[SavedRun]] = {}
-    for run in runs:  # runs of version 0.1.0 have only the path of the initial weights
-        key = run.data.get(content) or _setting(run, CONTENTS[content])
-        parts.setdefault(key, []).append(run)
-    pairs = {(run.seed, key) for key, part in parts.items() if key for run in part}
-    given = content == "vocabulary" and any(_setting(run, CONTENTS[content]) for run in runs)
-    if len({seed for seed, _ in pairs}) == len(pairs) and not given:
-        return [(recipe, list(runs))]
-    key = CONTENTS[content]
-    named = ((_setting(part[0], key) or own, part) for own, part in parts.items())
-    return [({**recipe, key: name}, part) for name, part in named]
+    parts = _alike(runs, origin)
+    seeds = [seed for part in parts for seed in {run.seed for run in part}]
+    if len(set(seeds)) == len(seeds):
+        return [({}, runs)]
+    return [({"init_weights": origin(part[0])}, part) for part in parts]
 
 
 # -- names ----------------------------------------------------------------------------------------
 
 
 def _corpus_names(runs: Sequence[SavedRun]) -> list[str]:
-    """Return a unique name for the corpus of each run, with the settings that differ."""
-    choices: list[Choice] = []
-    for run in runs:
-        data = run.settings["data"].items()
-        choices.append(
-            ({f"data.{k}": v for k, v in data if not isinstance(v, Mapping | list)}, run)
-        )
-    names = [[corpus_name(run.config)] for run in runs]
-    for limit in (0, MAX_KEYS, MAX_KEYS):
-        names = _longer(names, choices, limit)
-    return _unique(names, "text ")
+    """Return a unique name for the corpus of each run, with the task or settings that differ."""
+    names = [corpus_name(run.config) for run in runs]
+    names = _longer(names, [{"task": run.task.name} for run in runs])
+    return _unique(_longer(names, [*map(_data, runs)]), "text ")
 
 
-def _row_names(choices: Sequence[Choice]) -> list[str]:
+def _row_names(choices: Sequence[tuple[Settings, Sequence[SavedRun]]]) -> list[str]:
     """Return a unique name for each row: the groups that differ, and settings that its run typed.
 
     Where these are not enough, other settings that differ are shown.
     """
-    groups = [choice_parts(run.config) for _, run in choices]
+    settings = [own for own, _ in choices]
+    keys = differing_keys(settings)
+    groups = [choice_parts(same[0].config) for _, same in choices]
     common = set.intersection(*map(set, groups)) if len(groups) > 1 else set()
-    names = _longer([[] for _ in choices], choices, 0)
-    names = [[p for p in own if p not in common] + n for own, n in zip(groups, names, strict=True)]
+    names = [
+        ", ".join([*(part for part in parts if part not in common), *_typed(same[0], own, keys)])
+        for parts, (own, same) in zip(groups, choices, strict=True)
+    ]
     if not all(names):  # their attention is the same
-        names = [[own[0], *name] for own, name in zip(groups, names, strict=True)]
-    for limit in (0, MAX_KEYS, None):
-        names = _longer(names, choices, limit)
-    return _unique(names)
+        names = [f"{own[0]}, {name}".strip(", ") for own, name in zip(groups, names, strict=True)]
+    return _unique(_longer(names, settings))
 
 
-def _longer(
-    names: Sequence[list[str]], choices: Sequence[Choice], limit: int | None
-) -> list[list[str]]:
-    """Return names with the settings in which those that are equal differ.
+def _typed(run: SavedRun, settings: Settings, keys: Collection[str]) -> Iterator[str]:
+    """Yield those of some settings that a run typed, or their group, such as model=small."""
+    for word in sorted(last_typed(map(str, run.part("overrides") or ()))):
+        name, _, text = word.lstrip("+~").partition("=")
+        if name in keys or CHOSEN_BY.get(name) in keys:
+            yield _label(name, text if CHOSEN_BY.get(name) in keys else settings.get(name))
+        elif name not in NAMED_GROUPS and any(key.startswith(f"{name}.") for key in keys):
+            yield f"{name}={text}"
 
-    Args:
-        names: parts of each.
-        choices: the settings of each, and a run with them.
-        limit: number of settings; 0: those that the run typed; None: all.
-    """
-    alike: dict[tuple[str, ...], list[Settings]] = {}
-    for name, (settings, _) in zip(names, choices, strict=True):
-        alike.setdefault(tuple(name), []).append(settings)
+
+def _longer(names: Sequence[str], settings: Sequence[Settings]) -> list[str]:
+    """Return names with the settings in which those that are equal differ."""
+    alike: dict[str, list[Settings]] = {}
+    for name, own in zip(names, settings, strict=True):
+        alike.setdefault(name, []).append(own)
     keys = {name: differing_keys(same) for name, same in alike.items()}
     return [
-        name
-        + [*filter(None, (_label(k, *c, limit == 0) for k in keys[tuple(name)]))][: limit or None]
-        for name, c in zip(names, choices, strict=True)
+        ", ".join([name, *(_label(key, own[key]) for key in keys[name][:MAX_KEYS] if key in own)])
+        for name, own in zip(names, settings, strict=True)
     ]
 
 
-def _label(key: str, settings: Settings, run: SavedRun, if_typed: bool) -> str:
-    """Return the text of a setting in a name; empty if it has none.
-
-    Args:
-        if_typed: only if the run typed the key or its group, such as model=small.
-    """
-    (group, _, last), value = key.rpartition("."), settings.get(key)
-    is_named = key.partition(".")[0] in NAMED_GROUPS
-    if key not in settings or (is_named and last == "_target_"):
-        return ""
-    overrides = last_typed(map(str, run.part("overrides") or ()))
-    typed = {name.lstrip("+~"): text for name, _, text in (o.partition("=") for o in overrides)}
-    if if_typed and key not in typed:
-        choice = next((name for name in typed if key.startswith(f"{name}.")), None)
-        return "" if choice is None or is_named else f"{choice}={typed[choice]}"
+def _label(key: str, value: Any) -> str:
+    """Return the text of a setting in a name."""
+    group, _, last = key.rpartition(".")
     if last in ("_target_", "name"):
         return f"{group} {class_word(value)}"
-    return f"{last}={Path(value).name if isinstance(value, str) else json.dumps(value)}"
+    text = Path(value).name if isinstance(value, str) else json.dumps(value)
+    return f"{last}={text[:MAX_LETTERS]}"
 
 
-def _unique(names: Sequence[list[str]], word: str = "") -> list[str]:
-    """Return the names as texts; a repeated one has a number."""
-    texts = [", ".join(dict.fromkeys(name)) for name in names]
-    earlier = [texts[:number].count(text) for number, text in enumerate(texts)]
-    return [f"{a} ({word}{n + 1})" if n else a for a, n in zip(texts, earlier, strict=True)]
+def _unique(names: Sequence[str], word: str = "") -> list[str]:
+    """Return the names; a repeated one has a number."""
+    earlier = [names[:number].count(name) for number, name in enumerate(names)]
+    return [f"{a} ({word}{n + 1})" if n else a for a, n in zip(names, earlier, strict=True)]

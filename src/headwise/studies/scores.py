@@ -84,14 +84,13 @@ def score_row(
     score = results and results.score(test, metric)
     if results is None or score is None:
         return None
-    text = run.data.get("text")
     return {
         **{"row": row, "column": column, "test": test, "seed": run.seed},
         **{"metric": metric, "score": score, "signature": results.signature(test, metric)},
         **{"run": str(run.folder), "saved": run, "updates": run.updates},
         **{"stopped_early": results.stopped_early},
         "precision": run.settings["trainer"]["precision"],
-        **{"text": text and text[:8], "content": results.content(test)},
+        **{"text": (run.data.get("text") or "")[:16] or None, "content": results.content(test)},
         **{"train_pairs": run.data.get("train", {}).get("pairs")},
         "learned": True,
     }

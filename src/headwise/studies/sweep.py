@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from headwise.runs.fingerprint import last_typed
+from headwise.runs.fingerprint import PATHS, last_typed
 from headwise.runs.folder import SETTINGS
 from headwise.runs.listing import status
 from headwise.runs.results import FINISHED, Results
 from headwise.studies.compare import differences, unknown
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, TextTable, mean_and_deviation
-from headwise.studies.rows import PLACES, CorpusRows, corpus_rows, known_or_alike
+from headwise.studies.rows import CorpusRows, corpus_rows, known_or_alike
 from headwise.studies.scores import SCORES, Compared, score_row
 from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
@@ -82,26 +83,28 @@ def _placed(
 
     A job that has no run stands in the row of the jobs with the same overrides.
     """
-    rows = [(c.corpus, row, run) for c in corpora for row, same in c.rows.items() for run in same]
-    places = {id(run): (corpus, row) for corpus, row, run in rows}
-    words = [
-        [o for o in last_typed(job["overrides"] or ()) if not o.lstrip("+").startswith("seed=")]
-        for job in jobs
-    ]
-    common = set.intersection(*map(set, words))
-    by_run = zip(words, map(id, runs), strict=True)
-    of_words = {tuple(of_job): places[run] for of_job, run in by_run if run in places}
+    rows = [(c.corpus, row, same) for c in corpora for row, same in c.rows.items()]
+    places = {run: (corpus, row) for corpus, row, same in rows for run in same}
+
+    def words(job: Mapping[str, Any]) -> tuple[str, ...]:
+        typed = last_typed(job["overrides"] or ())
+        return tuple(word for word in typed if not re.match(r"\+*seed=", word))
+
+    common = set.intersection(*(set(words(job)) for job in jobs))
+    of_words = {
+        words(job): places[run] for job, run in zip(jobs, runs, strict=True) if run in places
+    }
     alone = corpora[0].corpus if len(corpora) == 1 else "without a run"
     placed: list[tuple[Any, ...]] = []
-    for job, of_job, run in zip(jobs, words, runs, strict=True):
+    for job, run in zip(jobs, runs, strict=True):
         if run is None:
-            own = " ".join(w.removeprefix("attention=") for w in of_job if w not in common)
+            own = " ".join(w.removeprefix("attention=") for w in words(job) if w not in common)
             other = "not found" if "run" in job else "failed"
             state = next((state for state in STOPPED if state in job), other)
-            placed.append((*of_words.get(tuple(of_job), (alone, own or "all")), state, run))
-        elif id(run) in places:
+            placed.append((*of_words.get(words(job), (alone, own or "all")), state, run))
+        elif run in places:
             state = FINISHED if run.results else str(status(run)["status"])
-            placed.append((*places[id(run)], state, run))
+            placed.append((*places[run], state, run))
     return pd.DataFrame(placed, columns=["corpus", "row", "state", "run"])
 
 
@@ -110,16 +113,15 @@ def _corpus_tables(
 ) -> tuple[pd.DataFrame, list[TextTable]]:
     names = list(dict.fromkeys(placed.row))
     baseline = BASELINE if BASELINE in names else names[0]
-    scores = pd.DataFrame(_scores(placed[placed.state == FINISHED]), columns=SCORES)
-    of_columns = scores.drop_duplicates("column").itertuples()
-    metrics = {row.column: row.saved.metric for row in of_columns}
+    scores = _scores(placed[placed.state == FINISHED])
+    metrics = {name: run.metric for name, run in zip(scores.column, scores.saved, strict=True)}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
-    by_column = scores.groupby("column", sort=False)
-    compared.notes = {column: [*unknown(of_column)] for column, of_column in by_column}
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
+    of_columns = pairs.groupby("column", sort=False)
+    compared.notes = {"": [*notes]} | {name: [*unknown(scores)] for name, scores in of_columns}
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
-    tables = [_main(compared, placed, baseline, notes)]
+    tables = [_main(compared, placed, baseline)]
     if len(compared.differences):
         study = Study(
             rows={name: Row() for name in names},
@@ -130,28 +132,25 @@ def _corpus_tables(
     return scores, tables
 
 
-def _scores(finished: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield a row per run and split; what was scored on other text is in another column."""
-    labels: dict[str, list[tuple[str, SavedRun, str]]] = {}
-    for row, run in zip(finished.row, finished.run, strict=True):
-        for split in run.results.scores:
-            labels.setdefault(f"{run.metric.label} {split}", []).append((row, run, split))
-    for label, scored in labels.items():
-        contents = known_or_alike(
-            [run.content(split) for _, run, split in scored],
-            [{key: run.settings["data"].get(key) for key in PLACES} for _, run, _ in scored],
-        )
-        texts = list(dict.fromkeys(contents))
-        for (row, run, split), content in zip(scored, contents, strict=True):
-            number = f" (text {texts.index(content) + 1})" if len(texts) > 1 else ""
-            score = score_row(run, row, label + number, split, run.metric.name)
-            if score is not None:
-                yield score
+def _scores(finished: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per run and split; what was scored on other text is in another column."""
+    rows = [
+        score_row(run, row, f"{run.metric.label} {split}", split, run.metric.name)
+        for row, run in zip(finished.row, finished.run, strict=True)
+        for split in run.results.scores
+    ]
+    scores = pd.DataFrame([row for row in rows if row is not None], columns=SCORES)
+    for column, same in scores.groupby("column", sort=False):
+        data = [run.settings["data"] for run in same.saved]
+        paths = [[of.get(key.removeprefix("data.")) for key in PATHS] for of in data]
+        known = [run.results.content(test) for run, test in zip(same.saved, same.test, strict=True)]
+        numbers, texts = pd.Series(known_or_alike(known, paths)).factorize()
+        if len(texts) > 1:
+            scores.loc[same.index, "column"] = [f"{column} (text {n + 1})" for n in numbers]
+    return scores
 
 
-def _main(
-    compared: Compared, placed: pd.DataFrame, baseline: str, others: Sequence[str]
-) -> TextTable:
+def _main(compared: Compared, placed: pd.DataFrame, baseline: str) -> TextTable:
     """Return the table of scores, number of runs, cost and heads."""
     columns: dict[str, Any] = {}
     for column, sign in compared.signs.items():
@@ -173,8 +172,7 @@ def _main(
             for row in rows
         }
     frame = pd.DataFrame(columns, index=rows).replace("", EMPTY)
-    notes = [f"{note}." for note in others]
-    notes += [f"{name}: {note}." for name, of in compared.notes.items() for note in of]
+    notes = [f"{name}: {note}.".lstrip(": ") for name, of in compared.notes.items() for note in of]
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
     return TextTable("", frame.fillna(EMPTY), notes)

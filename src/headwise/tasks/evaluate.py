@@ -88,9 +88,8 @@ def score(
     for part in evaluation.measured:
         scores |= scores_with_intervals(part)
     if ranks.is_main:
-        content, items = task.contents(data, split)
-        for entry in scores.values():
-            entry |= {"content": content, "items": items}
+        hashes = dict(zip(("content", "items"), task.contents(data, split), strict=True))
+        scores = {metric: entry | hashes for metric, entry in scores.items()}
         name = Path(subfolder, split)
         for part in evaluation.measured:
             folder.write_sums(name, part.unit, part.items)

@@ -300,8 +300,7 @@ class Task(ABC, Generic[D]):
             rows |= {row: [of_row, []] for row, of_row in zip(batch.rows, ids, strict=True)}
             for place, target in zip(places, batch.targets_R.tolist(), strict=True):
                 rows[batch.rows[place // n]][-1].append((place % n, target))
-        digest = values_digest(rows[row] for row in sorted(rows))
-        return digest, digest
+        return (values_digest(rows[row] for row in sorted(rows)),) * 2
 
     def labels(self, items: Floats) -> Floats | None:
         """The labels of scored items, for McNemar's test of accuracies; None: it does not apply."""

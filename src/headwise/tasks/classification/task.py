@@ -268,13 +268,12 @@ class Classification(Task[PreparedClasses]):
     def contents(self, data: PreparedClasses, split: str) -> tuple[str, str]:
         """See `Task.contents`: the names of the labels, and whole texts or the values of images."""
         stored = data.split(split)
-        labels = [data.labels[number] for number in stored.classes]
         if isinstance(stored.inputs, ImageInputs):
             images = stored.inputs.images
-            digest = values_digest([labels, images.shape, images.data])
+            values: Any = [[data.labels[n] for n in stored.classes], images.shape, images.data]
         else:
-            digest = values_digest(row for row in data.corpus.rows(split))
-        return digest, digest
+            values = data.corpus.rows(split)
+        return (values_digest(values),) * 2
 
     def labels(self, items: Floats) -> Floats:
         return true_classes(items)

@@ -179,8 +179,7 @@ class SequenceTask(Task[NoFiles]):
         """See `Task.contents`: ids of sources and targets, and which are scored; in any layout."""
         rows = self.rows(split, range(self.n_rows(split)))
         parts = ((row.source_N, row.target_T, row.scored_T) for row in rows)
-        digest = values_digest([side.tolist() for side in sides] for sides in parts)
-        return digest, digest
+        return (values_digest([side.tolist() for side in sides] for sides in parts),) * 2
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> NoFiles:
         """See `Task.restored`; any length is a split."""

@@ -120,8 +120,10 @@ def test_failed_job_stops_no_other_and_is_repeated(
         return original(corpus, config, *arguments, **options)
 
     monkeypatch.setattr("headwise.tasks.translation.task.prepare_corpus", record_prepare)
-    assert headwise("train", *sweep, *jobs).code == 1
-    assert prepared == [5000], "the failed job starts again, the finished one does not"
+    again = headwise("train", *sweep, *jobs)
+    assert again.code == 1
+    assert again.out.count("this run is finished") == 1
+    assert prepared == [5000, 60], "once each: the finished one to compare its test text"
 
 
 def test_jobs_share_a_group_finish_trackers_and_free_models(

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 from fabricated_runs import METRICS, REFERENCES, hashed, translations
+from headwise.commands.compare import _rows as compared_items
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig
 from headwise.metrics.metric import Measured, Metric
@@ -371,3 +372,33 @@ def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path: Path) ->
     assert re.match(r"\[−0\.12\d to −0\.12\d\]", over_items)
     assert p == "≤ 0.05"
     assert of_bleu[1].startswith("+")
+
+
+def test_items_that_cannot_be_paired_have_scores_and_a_note() -> None:
+    """Of version 0.1.0, without hashes: other labels, and another number of items."""
+    accuracy = Metric(
+        "accuracy", "higher", lambda s: s[1] / s[0], (1, 2), "", "example", "accuracy"
+    )
+
+    def make_classifier(name: str, labels: dict[str, list[int]]) -> Any:
+        items = {
+            split: np.column_stack([of_split, np.ones((len(of_split), 2))])
+            for split, of_split in labels.items()
+        }
+        return SimpleNamespace(
+            folder=Path(name),
+            references=None,
+            metrics=[accuracy],
+            results=Results({split: {"accuracy": {"score": 1.0}} for split in labels}),
+            task=SimpleNamespace(labels=lambda items: items[:, 0]),
+            sums=lambda split, unit: items[split],
+        )
+
+    run = make_classifier("a", {"test": [0, 1], "more": [0, 1], "same": [0, 1]})
+    other = make_classifier("b", {"test": [1, 0], "more": [0, 1, 1], "same": [0, 1]})
+    unlike, longer, same = compared_items(run, other, RESAMPLES)
+    for row, reason in ((unlike, "the labels of test differ: a, b"), (longer, "differ")):
+        assert row[1:3] == ["1.00", "1.00"]
+        assert row[4:7] == ["–", "–", ""]
+        assert reason in row[7]
+    assert same[5:7] == ["1.0000", "1.0000"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -83,6 +84,13 @@ def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task: Task[Any]) -> N
     assert issubclass(task.run, TrainedRun)
     has_method = hasattr(task.run, task.command) or hasattr(task, f"{task.command}s")
     assert has_method or not task.command
+
+
+def test_paths_of_a_run_are_logged_before_its_data_is_opened(make: Any, monkeypatch: Any) -> None:
+    task = checked_task(typed(make(["data=builtin_text"])))
+    monkeypatch.setattr("headwise.tasks.task.log_paths", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        task.reopened(None)
 
 
 def prepared(task: Task[Any]) -> Any:

@@ -133,9 +133,7 @@ TEXT, MASKED = "data=builtin_text", "data=builtin_text task=masked_lm"
 def test_hashes_differ_where_content_or_items_do(
     one: str, other: str, same: list[str], make: Any
 ) -> None:
-    hashes = []
-    for words in (one, other):
-        task = checked_task(typed(make([*SMALL, *words.split()])))
-        hashes.append(task.contents(prepared(task), task.config.data.valid))
+    tasks = [checked_task(typed(make([*SMALL, *words.split()]))) for words in (one, other)]
+    hashes = [task.contents(prepared(task), task.config.data.valid) for task in tasks]
     names = zip(("content", "items"), *hashes, strict=True)
     assert [name for name, a, b in names if a == b] == same

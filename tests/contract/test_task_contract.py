@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -85,6 +86,13 @@ def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task: Task[Any]) -> N
     assert has_method or not task.command
 
 
+def test_paths_of_a_run_are_logged_before_its_data_is_opened(make: Any, monkeypatch: Any) -> None:
+    task = checked_task(typed(make(["data=builtin_text"])))
+    monkeypatch.setattr("headwise.tasks.task.log_paths", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        task.reopened(None)
+
+
 def prepared(task: Task[Any]) -> Any:
     return task.prepare(task.open(Path(task.config.paths.cache)))
 
@@ -125,9 +133,7 @@ TEXT, MASKED = "data=builtin_text", "data=builtin_text task=masked_lm"
 def test_hashes_differ_where_content_or_items_do(
     one: str, other: str, same: list[str], make: Any
 ) -> None:
-    hashes = []
-    for words in (one, other):
-        task = checked_task(typed(make([*SMALL, *words.split()])))
-        hashes.append(task.contents(prepared(task), task.config.data.valid))
+    tasks = [checked_task(typed(make([*SMALL, *words.split()]))) for words in (one, other)]
+    hashes = [task.contents(prepared(task), task.config.data.valid) for task in tasks]
     names = zip(("content", "items"), *hashes, strict=True)
     assert [name for name, a, b in names if a == b] == same

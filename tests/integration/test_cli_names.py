@@ -152,8 +152,8 @@ def test_names_in_settings_and_files_are_no_paths(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path))
     (tmp_path / "archive").mkdir()
-    with lzma.open(tmp_path / "archive" / ARCHIVE, "wt") as file:
-        file.write('{"format": 1, "run": "../x"}\n')
+    line = lzma.compress(b'{"format": 1, "run": "../x"}')
+    (tmp_path / "archive" / ARCHIVE).write_bytes(line)
     with pytest.raises(ConfigError, match=rf"{key}.*(\.\./|archive)"):
         NAMES[key]()
 

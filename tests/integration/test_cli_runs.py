@@ -147,17 +147,11 @@ def test_finished_run_that_is_lengthened(tmp_path: Path, listed: Any) -> None:
 
 def test_broken_files_are_rows(tmp_path: Path, listed: Any) -> None:
     write_run(tmp_path / "whole")
-    broken = {
-        "cut": '{"task": "tra', "foreign": '{"scores": 3}', "empty": "{}",
-        "newer": '{"format": 3, "tasks": []}',
-    }  # fmt: skip
-    for name, text in broken.items():
+    for name, text in (("cut", '{"task": "tra'), ("foreign", '{"scores": 3}'), ("empty", "{}")):
         write_run(tmp_path / name)
         (tmp_path / name / "summary.json").write_text(text)
-    rows = listed()
-    states = {name: row["status"] for name, row in rows.items()}
-    assert states == dict.fromkeys(broken, "broken") | {"whole": "interrupted"}
-    assert "format 3, written by a newer headwise" in rows["newer"]["reason"]
+    states = {name: row["status"] for name, row in listed().items()}
+    assert states == dict.fromkeys(("cut", "foreign", "empty"), "broken") | {"whole": "interrupted"}
 
 
 def test_run_with_a_path_for_a_split_is_a_row(run: Path, listed: Any) -> None:

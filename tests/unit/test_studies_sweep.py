@@ -325,13 +325,11 @@ def test_runs_of_two_tasks_have_two_tables(tmp_path: Path) -> None:
 def test_rows_are_compared_over_seeds(tmp_path: Path, make: Any) -> None:
     """Two rows share the seeds 1 and 2; the third seed of one has no partner."""
     jobs = []
-    for name, seed, n_wrong in (
-        *(("softmax", 1, 1), ("softmax", 2, 1)),
-        *(("entmax15", 1, 5), ("entmax15", 2, 5), ("entmax15", 3, 5)),
-    ):
-        overrides, run = [f"attention={name}", f"seed={seed}"], tmp_path / f"{name}{seed}"
-        write_run(run, make, [*RECIPE, *overrides], translations(n_wrong, 1))
-        jobs.append({"overrides": overrides, "run": str(run)})
+    for name, seeds, n_wrong in (("softmax", (1, 2), 1), ("entmax15", (1, 2, 3), 5)):
+        for seed in seeds:
+            overrides, run = [f"attention={name}", f"seed={seed}"], tmp_path / f"{name}{seed}"
+            write_run(run, make, [*RECIPE, *overrides], translations(n_wrong, 1))
+            jobs.append({"overrides": overrides, "run": str(run)})
     _, (_, differences) = sweep_tables(jobs, 50)
     assert differences.title == "Difference to softmax, in BLEU"
     ((name, (ours, over_seeds, over_items, _)),) = differences.rows

@@ -303,6 +303,8 @@ class _Run:
         scores = valid_scores(folder, self.task, earlier)
         for name in splits:
             if name not in scores or earlier.content(name) != self.task.contents(prepared, name)[0]:
+                if name in scores:
+                    log.info("%s is not the text that was scored before: it is scored again", name)
                 scores[name] = score(
                     self.task, model, prepared, self.ranks, folder, name,
                     tracker=tracker, progress=config.trainer.progress,

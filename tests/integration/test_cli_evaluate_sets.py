@@ -84,7 +84,12 @@ def test_two_evaluations_at_a_time_keep_the_scores_of_both(
         headwise.ok("evaluate", f"run={run}", "data.test=[test_b]")
         return score(*arguments, **options)
 
-    monkeypatch.setattr(evaluate, "score", score_test_b_meanwhile)
-    headwise.ok("evaluate", f"run={run}", "data.test=[test_a]")
+    def evaluated(*arguments: str) -> str:
+        monkeypatch.setattr(evaluate, "score", score_test_b_meanwhile)
+        return headwise.ok("evaluate", f"run={run}", "data.test=[test_a]", *arguments).out
+
+    assert "overwritten" not in evaluated()
     assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
     assert not list(run.glob(".*.lock"))
+    (run / "results-auto.json").unlink()
+    assert "contained scores of test_b with other" in evaluated("decode.beam=3")

@@ -22,6 +22,7 @@ from optuna.trial import TrialState
 
 from command_line import CommandLine, run_folders, small_overrides, write_corpus
 from headwise.commands.search import MAX_TRIALS, RunningTrial, Searcher, open_study
+from headwise.commands.sweep import Sweep
 from headwise.config.folders import config_dir
 from headwise.errors import ConfigError
 from headwise.runs.folder import RunFolder
@@ -314,6 +315,30 @@ def test_search_of_other_text_is_another_one(
     assert n_jobs("mine") == 10
     kinds = [name.rpartition("-")[0] for name in dict.fromkeys(sweeps.names())]
     assert kinds == ["search", "mine", "search", "search", "mine"]
+
+
+def test_table_of_a_search_is_of_the_runs_on_its_text(
+    sweeps: Sweeps, make: Any, tmp_path: Path
+) -> None:
+    write_corpus(tmp_path / "text")
+    sweeps = Sweeps(sweeps.folder, make(small_overrides(tmp_path)))
+    sweep = Sweep("sweep", sweeps.folder)
+
+    def job(values: dict[str, str]) -> float:
+        number, run = sweeps.jobs[-1][0], tmp_path / f"run{len(sweeps.jobs)}"
+        study = open_study(sweeps.folder, settings(study_name=values["hydra.sweeper.study_name"]))
+        RunningTrial(study, number).start(run)
+        sweep.record(number, [], run, None)
+        return 1.0
+
+    def runs(seed: int) -> list[str]:
+        write_corpus(tmp_path / "text", seed=seed)
+        sweeps("optimizer.lr=0.1,0.2", job=job, n_trials=2, study_name=None)
+        return [Path(record["run"]).name for record in sweep.jobs()]
+
+    assert runs(seed=1) == ["run1", "run2"]
+    assert runs(seed=9) == ["run3", "run4"]
+    assert runs(seed=1) == ["run1", "run2"], "not trained again"
 
 
 def test_other_values_in_the_same_study_are_rejected(sweeps: Sweeps) -> None:

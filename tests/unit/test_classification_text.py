@@ -168,6 +168,10 @@ def test_edit_of_the_same_size_and_time_is_read(folder: Path) -> None:
     after = prepare_classes(corpus(folder), BYTES)
     assert before.report["splits"]["train"] == {"no": 2, "yes": 1}
     assert after.report["splits"]["train"] == {"no": 1, "yes": 2}
+    (folder / "test.tsv").write_bytes((folder / "train.tsv").read_bytes())
+    replaced = prepare_classes(corpus(folder), BYTES)  # a run can be scored on it
+    assert replaced.report["splits"]["test"] == after.report["splits"]["train"]
+    assert replaced.fingerprint == after.fingerprint != before.fingerprint
 
 
 def test_identity_covers_what_selects_and_changes_values(folder: Path) -> None:

@@ -166,6 +166,10 @@ def test_packed_files_are_read_and_fingerprint_depends_on_content(tmp_path: Path
     path.unlink()
     packed = prepare_tokens(first.corpus, BYTES)
     assert np.array_equal(packed.stream("valid").ids, first.stream("valid").ids)
+    (folder / "test.txt").write_text("anders\n", encoding="utf-8")
+    replaced = prepare_tokens(first.corpus, BYTES)  # a run can be scored on it
+    assert spelled(replaced, "test") == b"anders\n"
+    assert replaced.fingerprint == packed.fingerprint
     (folder / "train.txt").write_text("anders\n", encoding="utf-8")
     changed = prepare_tokens(first.corpus, BYTES)
     assert changed.fingerprint != packed.fingerprint

@@ -45,6 +45,8 @@ def evaluate(config: EvaluateConfig) -> None:
     else:
         folder, chosen = config.data.dir, config.data.test
         splits = list(chosen or run.test_sets(folder) or [run.config.data.valid])
+        for split in splits:
+            check_file_name("data.test", split)
         data = run.data(splits, folder)
     name = config.name or f"results-{config.checkpoint}"
     path = out.path / f"{name}.json"
@@ -58,19 +60,16 @@ def evaluate(config: EvaluateConfig) -> None:
         text = run.task.contents(data, split)[0]
         _check_text(path, earlier, split, text, is_own)
         _check_text(run.folder.results, trained.scores if trained else {}, split, text, is_own)
-    if replaced:
-        print(
-            f"{path} contained scores of {', '.join(replaced)} with other weights or search "
-            "settings: they are overwritten (name=… keeps both)",
-            flush=True,
-        )
+    _note_replaced(path, replaced)
     ranks = Ranks(0, 1, run.device)
     for split in splits:
         shared = run.model, data, ranks, out, split, name
         scores = score(run.task, *shared, progress=config.progress)
         print("\n".join(score_lines(split, scores)), flush=True)
         with locked(path.with_name(f".{path.name}.lock")):  # others may evaluate the run now
-            write_json(path, {**content, "scores": {**_earlier_scores(*about)[0], split: scores}})
+            earlier, others = _earlier_scores(*about)
+            _note_replaced(path, others if others != replaced else {})
+            write_json(path, {**content, "scores": {**earlier, split: scores}})
     print(f"written to {path}")
 
 
@@ -99,6 +98,16 @@ def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> tuple[
         with suppress(ConfigError):  # of a later version, so with other settings
             before["decode"] = current_search(before["decode"], search)
     return (scores, {}) if before == content else ({}, scores)
+
+
+def _note_replaced(path: Path, scores: Any) -> None:
+    """Print which scores of other settings a results file loses."""
+    if scores:
+        print(
+            f"{path} contained scores of {', '.join(scores)} with other weights or search "
+            "settings: they are overwritten (name=… keeps both)",
+            flush=True,
+        )
 
 
 def _check_text(path: Path, scores: Any, split: str, text: str, is_own: bool) -> None:

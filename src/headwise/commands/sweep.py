@@ -22,6 +22,7 @@ from headwise.errors import ConfigError, Interrupted, Pruned, require
 from headwise.files import read_json, write_json, write_text
 
 SEARCHERS = "searchers"  # folder of a search, see `headwise.commands.search`
+STUDY = "study"  # file with the name of the last study
 
 
 class SweepStart(Callback):
@@ -75,14 +76,24 @@ class Sweep:
         swept = (one.get_key_element().lstrip("+") for one in given if one.is_sweep_override())
         return cls(name, Path(hydra.sweep.dir, name), frozenset(swept))
 
-    def begin(self) -> None:
+    def begin(self, study: str | None = None) -> None:
         """Remove the records of an earlier call; finished jobs are recorded again.
 
-        Those of a search remain, as other processes may share it.
+        Those of a search remain, as other processes may share it, until the same command is another
+        study, because the text was replaced.
+
+        Args:
+            study: name; None: it is not known yet, or there is none.
         """
-        if not (self.folder / SEARCHERS).is_dir():
-            for path in self._records():
-                path.unlink()
+        last = self.folder / STUDY
+        if study is not None:
+            if last.is_file() and last.read_text() == study:
+                return
+            write_text(last, study)
+        elif (self.folder / SEARCHERS).is_dir():
+            return
+        for path in self._records():
+            path.unlink()
 
     def remove(self, number: int) -> None:
         """Remove the record of a job, which starts: a requeued job is recorded again."""

@@ -305,6 +305,9 @@ class _Run:
         scores = valid_scores(folder, self.task, earlier, prepared, splits)
         for name in splits:
             if name not in scores:
+                if name in earlier.scores:
+                    why = "its text was replaced, or its references are gone"
+                    log.info("%s is scored again: %s", name, why)
                 scores[name] = score(
                     self.task, model, prepared, self.ranks, folder, name,
                     tracker=tracker, progress=config.trainer.progress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +37,32 @@ def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
 
 
 def prepared(
-    cache_dir: Path, name: str, identity: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]
+    cache_dir: Path,
+    name: str,
+    identity: Mapping[str, Any],
+    make: Callable[[Path], dict[str, Any]],
+    training: Collection[str] = (),
 ) -> tuple[Path, str, dict[str, Any]]:
-    """Encoded data: its folder, the hash of its identity, and the manifest; see `make_once`.
+    """Encoded data: its folder, a hash of what a run is trained on, and the manifest.
+
+    See `make_once`.
 
     Args:
         cache_dir: of all data.
         name: the beginning of the folder's name.
         identity: all that the files depend on, as plain types; "splits" names files.
         make: fills the folder.
+        training: the splits in the hash; test sets may be added and replaced.
 
     Raises:
         ConfigError: a name that is a path.
     """
-    for file in (name, *identity.get("splits", ())):
+    splits = identity.get("splits", {})
+    for file in (name, *splits):
         check_file_name("data.name or a split", file)
-    digest = combined_digest([json.dumps(identity, sort_keys=True)])
-    folder = cache_dir / "encoded" / f"{name}-{digest[:16]}"
+    trained = {**identity, "splits": {s: splits[s] for s in splits if s in training}}
+    every, digest = (combined_digest([json.dumps(i, sort_keys=True)]) for i in (identity, trained))
+    folder = cache_dir / "encoded" / f"{name}-{every[:16]}"
     return folder, digest, make_once(folder, make)
 
 

@@ -93,6 +93,7 @@ class OptunaSweeper(Sweeper):
         check_file_name("hydra.sweeper.study_name", name)
         study = open_study(self.folder, self.search | {"study_name": name}, direction)
         searcher = Searcher(study, self.folder, self.search, space)
+        self._record(study, seeds, fixed)
         fixed = [*fixed, f"hydra.sweeper.study_name={name}"]
         with searcher.registered():
             while trials := searcher.ask(self.search["n_jobs"]):
@@ -104,6 +105,22 @@ class OptunaSweeper(Sweeper):
         if states["complete"]:
             best, values = study.best_trial, " ".join(_overrides(study.best_trial))
             log.info("best %s %.6g of trial %d: %s", metric.name, best.value, best.number, values)
+
+    def _record(self, study: Study, seeds: Sequence[str], fixed: Sequence[str]) -> None:
+        """Record the finished jobs of a study, and no others, for the table of the sweep."""
+        from headwise.commands.search import MAX_TRIALS
+        from headwise.commands.sweep import Sweep
+
+        sweep = Sweep(self.folder.name, self.folder)
+        sweep.begin(study.study_name)
+        for trial in study.get_trials(deepcopy=False):
+            for index, seed in enumerate([[seed] for seed in seeds] or [[]]):
+                run = (
+                    trial.user_attrs.get(f"run_{index + 1}") if trial.state.is_finished() else None
+                )
+                number = index * MAX_TRIALS + trial.number
+                if run is not None and not sweep.read(number):
+                    sweep.record(number, [*fixed, *_overrides(trial), *seed], Path(run), None)
 
     def _parse(
         self, arguments: list[str]

@@ -39,7 +39,7 @@ class PreparedClasses:
 
     Attributes:
         tokenizer: of texts; None for images.
-        fingerprint: of the splits, the labels and the tokenizer.
+        fingerprint: of the training and validation set, the labels and the tokenizer.
         report: names of the labels, and by split the number of examples of each.
         folder: of the files, by split.
     """
@@ -105,8 +105,8 @@ def prepare_classes(
     Raises:
         DataError: a label that is not among `labels`, a class without training examples, one class.
     """
-    splits = splits or (corpus.config.train, corpus.config.valid, *corpus.test_sets)
-    splits = list(dict.fromkeys(splits))
+    training = corpus.config.train, corpus.config.valid
+    splits = list(dict.fromkeys(splits or (*training, *corpus.test_sets)))
     identity: dict[str, Any] = {
         "format": FORMAT,
         "splits": {split: corpus.identity(split) for split in splits},
@@ -136,7 +136,7 @@ def prepare_classes(
         return {LABELS: classes, "splits": counts}
 
     name = f"{corpus.config.name}-classes"
-    folder, digest, report = prepared(corpus.cache_dir, name, identity, make)
+    folder, digest, report = prepared(corpus.cache_dir, name, identity, make, training)
     tokenizer = None if config is None else Tokenizer.load(folder / TOKENIZER)
     return PreparedClasses(corpus, tokenizer, digest, report, folder)
 

@@ -102,7 +102,7 @@ class PreparedTokens:
     """Encoded data, ready to train on.
 
     Attributes:
-        fingerprint: of the splits and the tokenizer.
+        fingerprint: of the training and validation set, and the tokenizer.
         report: sizes, by split.
         folder: of the streams, one per split.
     """
@@ -163,8 +163,8 @@ def prepare_tokens(
         DataError: a split is missing or empty, or a tokenizer that was loaded does not spell it.
     """
     check_tokenizer_config(config)
-    every = splits or (corpus.config.train, corpus.config.valid, *corpus.config.test)
-    splits = list(dict.fromkeys(every))
+    training = corpus.config.train, corpus.config.valid
+    splits = list(dict.fromkeys(splits or (*training, *corpus.config.test)))
     identity = {
         "format": FORMAT,
         "splits": {split: corpus.identity(split) for split in splits},
@@ -180,7 +180,8 @@ def prepare_tokens(
             for split in splits
         }
 
-    folder, digest, report = prepared(corpus.cache_dir, corpus.config.name, identity, make)
+    name = corpus.config.name
+    folder, digest, report = prepared(corpus.cache_dir, name, identity, make, training)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     return PreparedTokens(corpus, tokenizer, digest, report, folder)
 

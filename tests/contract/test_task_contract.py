@@ -86,13 +86,6 @@ def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task: Task[Any]) -> N
     assert has_method or not task.command
 
 
-def test_paths_of_a_run_are_logged_before_its_data_is_opened(make: Any, monkeypatch: Any) -> None:
-    task = checked_task(typed(make(["data=builtin_text"])))
-    monkeypatch.setattr("headwise.tasks.task.log_paths", Mock(side_effect=InterruptedError))
-    with pytest.raises(InterruptedError):
-        task.reopened(None)
-
-
 def prepared(task: Task[Any]) -> Any:
     return task.prepare(task.open(Path(task.config.paths.cache)))
 
@@ -137,3 +130,10 @@ def test_hashes_differ_where_content_or_items_do(
     hashes = [task.contents(prepared(task), task.config.data.valid) for task in tasks]
     names = zip(("content", "items"), *hashes, strict=True)
     assert [name for name, a, b in names if a == b] == same
+
+
+def test_paths_of_a_run_are_logged_before_its_data_is_opened(make: Any, monkeypatch: Any) -> None:
+    task = checked_task(typed(make(["data=builtin_text"])))
+    monkeypatch.setattr("headwise.tasks.task.log_paths", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        task.reopened(None)

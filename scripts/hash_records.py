@@ -151,4 +151,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:] or sys.exit(__doc__))
+    except HeadwiseError as error:
+        sys.exit(f"hash_records: {error}")

@@ -189,7 +189,7 @@ def test_paths_of_a_run_are_named_before_they_are_read(
     out = headwise.ok("evaluate", f"run={run}", "data.test=[x]").out
     assert out.startswith(
         f"reading data.dir of the run: {tmp_path}\n"
-        f"reading data.files.x.0 of the run: {tmp_path}/theirs/x\n"
+        f"reading data.files of the run: {tmp_path}/theirs/x\n"
     )
 
 

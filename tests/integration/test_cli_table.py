@@ -204,8 +204,8 @@ def test_archives_give_the_tables_of_the_folders(
 
 
 def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_path: Path) -> None:
-    def compare(name: str, content: str | None) -> tuple[Any, list[list[str]]]:
-        other = runs(name, "softmax", 1, 2, content=content)
+    def compare(name: str, content: str | None, *more: str) -> tuple[Any, list[list[str]]]:
+        other = runs(name, "softmax", 1, 2, *more, content=content)
         result = headwise("compare", f"run={first}", f"other={other}", "n_resamples=20")
         cells = (line.split("|")[2:-1] for line in result.out.splitlines() if "BLEU" in line)
         return result, [[cell.strip() for cell in row] for row in cells]
@@ -219,6 +219,8 @@ def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_pat
     assert {cell for row in means for cell in row[3:]} <= {"–", ""}
     assert "the items of test differ (by their hash: another text" in other.out
     assert "the scored text of runs of 0.1.0 is not known" in compare("old", None)[0].out
+    older = compare("older", None, "data.seed=3")[0]
+    assert_rejected(older, 1, "scored text of test is not known, and the data differs in ")
 
 
 def test_run_with_an_unknown_key_is_rejected(runs: Write, table: Tabulate) -> None:

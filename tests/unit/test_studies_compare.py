@@ -387,6 +387,8 @@ def test_items_that_cannot_be_paired_have_scores_and_a_note() -> None:
         }
         return SimpleNamespace(
             folder=Path(name),
+            settings={"data": {}},
+            data={},
             references=None,
             metrics=[accuracy],
             results=Results({split: {"accuracy": {"score": 1.0}} for split in labels}),

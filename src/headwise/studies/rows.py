@@ -60,7 +60,7 @@ def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
     the most updates.
     """
     hashes = [None if run.data.get("text") == NO_TEXT else run.data.get("text") for run in runs]
-    texts = dict(zip(runs, known_or_alike(hashes, map(_data, runs)), strict=True))
+    texts = dict(zip(runs, known_or_alike(hashes, map(data_settings, runs)), strict=True))
     same_texts = _alike(
         runs, lambda run: [run.settings["task"]["_target_"], run.task.languages, texts[run]]
     )
@@ -131,7 +131,7 @@ def _alike(runs: Iterable[SavedRun], key: Callable[[SavedRun], Any]) -> list[lis
     return list(groups.values())
 
 
-def _data(run: SavedRun) -> dict[str, Any]:
+def data_settings(run: SavedRun) -> dict[str, Any]:
     """Return the settings that choose the text of a run, paths included."""
     return flat({"data": run.settings["data"]}, {*NOT_IN_FINGERPRINT} - {*PATHS})
 
@@ -160,7 +160,7 @@ def _corpus_names(runs: Sequence[SavedRun]) -> list[str]:
     """Return a unique name for the corpus of each run, with the task or settings that differ."""
     names = [corpus_name(run.config) for run in runs]
     names = _longer(names, [{"task": run.task.name} for run in runs])
-    return _unique(_longer(names, [*map(_data, runs)]), "text ")
+    return _unique(_longer(names, [*map(data_settings, runs)]), "text ")
 
 
 def _row_names(choices: Sequence[tuple[Settings, Sequence[SavedRun]]]) -> list[str]:

@@ -10,7 +10,9 @@ import pandas as pd
 
 from headwise.errors import DataError
 from headwise.metrics.metric import Floats, Metric
+from headwise.runs.fingerprint import canonical
 from headwise.studies.match import Matching, SavedRun, Unused
+from headwise.studies.rows import data_settings
 from headwise.studies.study import Recipe, Study
 
 ROUNDING = 0.005  # tolerance between a saved score and the score of the saved sums
@@ -115,7 +117,8 @@ def same_items(runs: Sequence[SavedRun], test: str, metric: str) -> bool:
     """Whether finished runs are known to have the same items, so that they can be paired.
 
     Raises:
-        DataError: the items differ (see `Task.contents`); of runs without hashes the references.
+        DataError: the items differ (see `Task.contents`); of runs without hashes the references,
+            or the settings or the training text of their data.
     """
     folders = {run.results and run.results.items(test, metric): run.folder for run in runs}
     is_known = folders.pop(None, None) is None
@@ -125,6 +128,12 @@ def same_items(runs: Sequence[SavedRun], test: str, metric: str) -> bool:
             f"tokens) in {', '.join(map(str, folders.values()))}"
         )
     if not is_known:
+        data = {canonical([data_settings(run), run.data.get("text")]): run.folder for run in runs}
+        if len(data) > 1:
+            raise DataError(
+                f"the scored text of {test} is not known, and the data differs in "
+                f"{', '.join(map(str, data.values()))}"
+            )
         check_references(runs, test)
     return is_known
 

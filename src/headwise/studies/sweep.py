@@ -112,8 +112,9 @@ def _corpus_tables(
     placed: pd.DataFrame, notes: Sequence[str], n_resamples: int
 ) -> tuple[pd.DataFrame, list[TextTable]]:
     names = list(dict.fromkeys(placed.row))
-    baseline = BASELINE if BASELINE in names else names[0]
-    scores = _scores(placed[placed.state == FINISHED])
+    finished = placed[placed.state == FINISHED]
+    baseline = BASELINE if BASELINE in names else next(iter(finished.row), names[0])
+    scores = _scores(finished)
     metrics = {name: run.metric for name, run in zip(scores.column, scores.saved, strict=True)}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]

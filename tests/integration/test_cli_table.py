@@ -219,7 +219,7 @@ def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_pat
     assert {cell for row in means for cell in row[3:]} <= {"–", ""}
     assert "the items of test differ (by their hash: another text" in other.out
     assert "the scored text of runs of 0.1.0 is not known" in compare("old", None)[0].out
-    older = compare("older", None, "data.seed=3")[0]
+    older = compare("older", None, "data.dir=elsewhere")[0]
     assert_rejected(older, 1, "scored text of test is not known, and the data differs in ")
 
 

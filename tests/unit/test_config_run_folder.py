@@ -131,7 +131,9 @@ def test_folder_of_another_run_is_refused_whatever_its_name_says(started: RunFol
         RunFolder.locate(started.path.parent, ["seed=3"], IDENTITY, SETTINGS)
 
 
-def test_text_and_varied_costs_are_part_of_the_identity(make: Any) -> None:
+def test_text_tokenizers_and_varied_costs_are_part_of_the_identity(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def of(text: str, *swept: str) -> dict[str, Any]:
         corpus: Any = SimpleNamespace(hashes=lambda: [text])
         return identity(typed(config), as_container(config), corpus, swept)
@@ -139,7 +141,12 @@ def test_text_and_varied_costs_are_part_of_the_identity(make: Any) -> None:
     config = make(["trainer.max_updates=7", "model.recompute=true"])
     swept = of("a", "trainer.max_updates", "model.recompute", "seed", "paths.outputs", "data.dir")
     assert swept.pop("swept") == {"model.recompute": True, "trainer.max_updates": 7}
-    assert len({of("a")["identity"], of("b")["identity"], swept["identity"]}) == 3
+    identities = {of("a")["identity"], of("b")["identity"], swept["identity"]}
+    for model in ("x", "y"):
+        given = SimpleNamespace(content=lambda: model, fingerprint=lambda: "tokens")  # noqa: B023
+        monkeypatch.setattr("headwise.tasks.identity.load_tokenizers", lambda _: given)  # noqa: B023
+        identities.add(of("a")["identity"])
+    assert len(identities) == 5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
+TRACES = [getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -32,12 +33,13 @@ def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
 def may_keep_tensors() -> bool:
     """Return whether a tensor that is made now may be kept for later calls.
 
-    Not while torch.export or make_fx trace, torch.func transforms, or FakeTensorMode or another
-    dispatch mode is active: it is of their kind then. torch.compile keeps real ones by itself.
+    Not while torch.export or make_fx trace, torch.func transforms, or FakeTensorMode is active: it
+    is of their kind then. torch.compile keeps real ones by itself.
     """
     if torch.compiler.is_dynamo_compiling():
         return True
-    return not (torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
+    traces = any(torch._C._get_dispatch_mode(key) is not None for key in TRACES)
+    return not (traces or torch._C._are_functorch_transforms_active())
 
 
 def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:

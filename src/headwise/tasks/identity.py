@@ -37,8 +37,8 @@ def identity(
         RunError: the weights of `init_from` are gone, or broken.
     """
     weights = None if config.init_from is None else init_weights(config)
-    found = {"init_weights": weights, "swept": costs(container, swept)}
-    about = {key: value for key, value in found.items() if value}
+    parts = {"init_weights": weights, "swept": costs(container, swept)}
+    about = {key: value for key, value in parts.items() if value}
     given = [pair.content()] if (pair := load_tokenizers(config.tokenizer)) else []
     content = {"text": [*corpus.hashes(), *given], **about}
     return {"identity": fingerprint(container, content), **about}

@@ -12,7 +12,8 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
-TRACES = [getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL")]
+_Mode = torch._C._TorchDispatchModeKey
+TRACES = _Mode.FAKE, _Mode.PROXY, _Mode.FUNCTIONAL
 P = ParamSpec("P")
 T = TypeVar("T")
 

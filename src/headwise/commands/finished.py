@@ -68,6 +68,9 @@ def final_results(folder: RunFolder, task: Task[Any], corpus: Corpus) -> Results
         return None
     # a process that was killed while it drew has written no time of it
     has_figures = "figures" in results.other_seconds and folder.figures.is_dir()
-    splits, data = task.splits(corpus), task.prepare(corpus)  # in the cache, if not changed
+    splits = task.splits(corpus)
+    if not has_figures or not set(splits) <= results.scores.keys():
+        return None
+    data = task.prepare(corpus)  # in the cache, if not changed
     has_scores = set(splits) <= valid_scores(folder, task, results, data, splits).keys()
-    return results if has_figures and has_scores else None
+    return results if has_scores else None

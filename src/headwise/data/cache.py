@@ -41,7 +41,7 @@ def prepared(
     name: str,
     identity: Mapping[str, Any],
     make: Callable[[Path], dict[str, Any]],
-    training: Collection[str] = (),
+    training: Collection[str] | None = None,
 ) -> tuple[Path, str, dict[str, Any]]:
     """Encoded data: its folder, a hash of what a run is trained on, and the manifest.
 
@@ -52,7 +52,7 @@ def prepared(
         name: the beginning of the folder's name.
         identity: all that the files depend on, as plain types; "splits" names files.
         make: fills the folder.
-        training: the splits in the hash; test sets may be added and replaced.
+        training: the splits in the hash, as test sets may be added and replaced; None: all.
 
     Raises:
         ConfigError: a name that is a path.
@@ -60,7 +60,8 @@ def prepared(
     splits = identity.get("splits", {})
     for file in (name, *splits):
         check_file_name("data.name or a split", file)
-    trained = {**identity, "splits": {s: splits[s] for s in splits if s in training}}
+    hashed = splits if training is None else {s: splits[s] for s in splits if s in training}
+    trained = {**identity, "splits": hashed}
     every, digest = (combined_digest([json.dumps(i, sort_keys=True)]) for i in (identity, trained))
     folder = cache_dir / "encoded" / f"{name}-{every[:16]}"
     return folder, digest, make_once(folder, make)

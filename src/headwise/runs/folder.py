@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -323,7 +324,7 @@ def list_folders(
         paths, is_of_archive = matching_paths(path), (path.parent / ARCHIVE).is_file()
         if not (paths or is_of_archive or missing_ok):
             raise RunError(f"runs={pattern}: folder not found")
-        for run, names in (found for path in paths for found in _scan(path, 2)):
+        for run, names in chain.from_iterable(_scan(one, 2) for one in paths):
             if not run.name.startswith("."):  # unfinished pruned runs
                 about = os.stat(run)  # the same for all paths of a folder
                 folders.setdefault((about.st_dev, about.st_ino), (run, names))

@@ -74,8 +74,8 @@ def losses(scores_NV: Tensor, alpha: float) -> Choice:
 
 def dropout(values: Tensor) -> Choice:
     """Return the kernel of dropout: C++ or torch."""
-    if torch.compiler.is_compiling():
-        return Choice(TORCH, "torch.compile generates dropout")
+    if torch.compiler.is_compiling() or operators.is_transformed():
+        return Choice(TORCH, "torch.compile generates dropout, torch.func transforms it")
     return cpp_or_torch(values)
 
 

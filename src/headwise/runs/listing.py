@@ -92,8 +92,8 @@ def status(run: Record) -> dict[str, Any]:
     """State and scores of a run, in words and numbers.
 
     Returns:
-        status (running, finished, interrupted, failed, pruned or broken), reason, update,
-        max_updates, seconds_left, task, metric, overrides, and `split/metric` -> score; of an
+        status (running, finished, interrupted, failed, pruned or broken), reason, update, the one
+        it was logged to if that was not saved, max_updates, seconds_left, task, metric, overrides, and `split/metric` -> score; of an
         unfinished run, scores of its last validation. Values that do not exist are left out.
     """
     try:
@@ -102,7 +102,7 @@ def status(run: Record) -> dict[str, Any]:
         values = {name: getattr(summary, name) for name in ("task", "metric", "overrides")}
         values |= {"update": summary.update, "max_updates": summary.max_updates}
         if error:
-            return values | _failed(error)
+            return values | _progress(run, summary) | _failed(error)
         if summary.finished and "results.json" in run.present:
             scores = summary.scores.items()
             flat = {f"{split}/{name}": v for split, named in scores for name, v in named.items()}
@@ -122,12 +122,18 @@ def _failed(error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _progress(run: Record, summary: Summary) -> dict[str, Any]:
-    """Update, time left and scores of the last validation, from the end of metrics.jsonl."""
+    """Update, time left and scores of the last validation, from the end of metrics.jsonl.
+
+    The update of a run that no process trains is the saved one.
+    """
     update = run.last_logged().get("update", summary.update)
     valid = run.last_logged("valid/")
     scores = {key: value for key, value in valid.items() if key.startswith("valid/")}
+    if not run.is_running:
+        saved = run.json("checkpoints/last.json").get("update", 0)
+        return {"update": saved, **({"logged": update} if update > saved else {}), **scores}
     path = run.folder / PARTS["metrics"]  # an archive does not have it
-    if not run.is_running or update <= summary.update or not path.is_file():
+    if update <= summary.update or not path.is_file():
         return {"update": update, **scores}
     logged = path.stat().st_mtime
     rate = (logged - summary.started) / (update - summary.update)  # seconds per update

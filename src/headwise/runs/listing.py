@@ -92,9 +92,10 @@ def status(run: Record) -> dict[str, Any]:
     """State and scores of a run, in words and numbers.
 
     Returns:
-        status (running, finished, interrupted, failed, pruned or broken), reason, update, the one
-        it was logged to if that was not saved, max_updates, seconds_left, task, metric, overrides, and `split/metric` -> score; of an
-        unfinished run, scores of its last validation. Values that do not exist are left out.
+        status (running, finished, interrupted, failed, pruned or broken), reason, update,
+        max_updates, logged (a later update, not saved), seconds_left, task, metric, overrides, and
+        `split/metric` -> score; of an unfinished run, scores of its last validation. Values that do
+        not exist are left out.
     """
     try:
         error = run.part("error") or {}
@@ -129,10 +130,11 @@ def _progress(run: Record, summary: Summary) -> dict[str, Any]:
     update = run.last_logged().get("update", summary.update)
     valid = run.last_logged("valid/")
     scores = {key: value for key, value in valid.items() if key.startswith("valid/")}
+    path = run.folder / PARTS["metrics"]  # an archive does not have it, nor last.json if of 0.1.0
     if not run.is_running:
-        saved = run.json("checkpoints/last.json").get("update", 0)
+        default = 0 if path.is_file() else update
+        saved = run.json("checkpoints/last.json").get("update", default)
         return {"update": saved, **({"logged": update} if update > saved else {}), **scores}
-    path = run.folder / PARTS["metrics"]  # an archive does not have it
     if update <= summary.update or not path.is_file():
         return {"update": update, **scores}
     logged = path.stat().st_mtime

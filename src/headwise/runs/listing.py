@@ -130,9 +130,9 @@ def _progress(run: Record, summary: Summary) -> dict[str, Any]:
     update = run.last_logged().get("update", summary.update)
     valid = run.last_logged("valid/")
     scores = {key: value for key, value in valid.items() if key.startswith("valid/")}
-    path = run.folder / PARTS["metrics"]  # an archive does not have it, nor last.json if of 0.1.0
+    path = run.folder / PARTS["metrics"]  # an archive does not have it
     if not run.is_running:
-        default = 0 if path.is_file() else update
+        default = 0 if NAME in run.present else update  # archives of 0.1.0 have no last.json
         saved = run.json("checkpoints/last.json").get("update", default)
         return {"update": saved, **({"logged": update} if update > saved else {}), **scores}
     if update <= summary.update or not path.is_file():

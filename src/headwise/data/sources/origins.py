@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from headwise.config.data import DataConfig, FilesConfig, LabelledDataConfig
 from headwise.config.text_and_paths import changed_texts
 from headwise.errors import DataError, refuse
-from headwise.file_names import check_relative_path
+from headwise.file_names import check_relative_path, nfc
 
 DataWithOrigins = DataConfig | LabelledDataConfig
 
@@ -46,6 +46,7 @@ S = TypeVar("S", bound=Origin)
 
 def joined_splits(split: str, known: Collection[str]) -> list[str]:
     """The splits of a name: `a+b` is a, then b, unless `a+b` is one of `known`."""
+    split = nfc(split)
     return [split] if split in known else split.split("+")
 
 

@@ -124,6 +124,16 @@ def test_dry_run_prints_the_cost_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("dry_run", ["true", "false"])
+def test_compiled_training_needs_a_compiler(
+    dry_run: str, headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-compiler")
+    more = ("trainer.compile=true", "trainer.device=cpu", f"dry_run={dry_run}")
+    result = headwise("train", *small_overrides(tmp_path, *more))
+    assert_rejected(result, 2, "trainer.compile must be false", "install no-compiler")
+
+
 def test_training_uses_prepared_data(headwise: CommandLine, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text", n_train=210)
     result = headwise.ok("prepare", *small_overrides(tmp_path))

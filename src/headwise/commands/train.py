@@ -53,7 +53,7 @@ from headwise.train.interrupt import SAVING, StopRequest, stop_request
 from headwise.train.kernels import changes, kernels_of
 from headwise.train.memory import keep_freed_memory
 from headwise.train.resume import can_resume, ranks_of_run, resume_or_start
-from headwise.train.step import build_step
+from headwise.train.step import build_step, check_compiler
 from headwise.train.trainer import Trainer, Trial
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ def train(
     rank, *_ = rank_variables()
     with stop_request("" if rank else SAVING) as stop:
         task = checked_task(config)
+        check_compiler(config.trainer)
         if config.dry_run:
             if config.init_from is not None:
                 RunFolder.existing(config.init_from, "init_from")

@@ -290,7 +290,7 @@ def export_records(records: Sequence[Record], folder: Path, overwrite: bool = Fa
         raise RunError(f"several runs are called {repeated[0]}: export them to several archives")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # in /proc
+    except OSError as error:
         raise RunError(f"export={folder} cannot be created: {error.strerror}") from error
     # both files are complete before the first is replaced
     with replacing(folder / SUMS) as sums, replacing(folder / ARCHIVE) as archive:

@@ -44,7 +44,7 @@ class Translations(Outputs):
         """See `Outputs.write`.
 
         Writes `<name>.txt`, `.ref.txt`, its hash `.ref.sha256` (as of `sha256sum`) and `.src.txt`
-        to `hypotheses/`. Returns the note, and with a sparse output map "search", see `search_summary`.
+        to `hypotheses/`. Returns the note, and with a sparse output map "search": `search_summary`.
         """
         path = folder.path / HYPOTHESES / name
         path.parent.mkdir(parents=True, exist_ok=True)

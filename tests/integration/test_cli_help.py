@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ RUN = re.compile("scaling=|_file=a|input=text.de|FILE.md|export=")  # a second e
 @pytest.mark.parametrize("example", EXAMPLES, ids=" ".join)
 def test_examples_of_help_are_valid(example: list[str], make: Any) -> None:
     command, *arguments = example
-    overrides = [option for option in checked_arguments(arguments, command) if option != "-m"]
-    if "-m" in arguments:  # the first job
-        overrides = [option.partition(",")[0] for option in overrides]
+    overrides = checked_arguments(arguments, command)
+    if overrides[0] == "-m":  # the first job
+        overrides = [override.partition(",")[0] for override in overrides[1:]]
     config = make(overrides, command)
     check_settings(config, command)
     settings = typed(config, KINDS[command])
@@ -48,11 +49,9 @@ def test_examples_of_help_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("default/RUN", "default/OTHER", "variants/RUN"):
-        Path("outputs", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("outputs", name).symlink_to(run)
-    for stem in ("a", "text"):
-        write_sentence(tmp_path, stem)
-    chosen = [example for example in EXAMPLES if RUN.search(" ".join(example))]
-    assert {example[0] for example in chosen} == {"evaluate", "translate", "compare", "runs"}
-    for example in chosen:
-        headwise.ok(*example)
+        shutil.copytree(run, f"outputs/{name}")
+    write_sentence(tmp_path, "a")
+    write_sentence(tmp_path, "text")
+    for example in EXAMPLES:
+        if RUN.search(" ".join(example)):
+            headwise.ok(*example)

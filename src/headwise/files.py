@@ -67,8 +67,8 @@ def replacing(path: Path, keep: bool = False) -> Iterator[Path]:
         rename(temporary, path)
     except (OSError, RuntimeError) as error:
         reason = _os_error(error)
-        if reason is None:
-            raise
+        if reason is None or not str(reason.filename or temporary).startswith(str(temporary)):
+            raise  # of another file
         rerun = "Free some space and run the same command again. "
         advice = rerun if reason.errno in DISK_FULL else ""
         raise HeadwiseError(

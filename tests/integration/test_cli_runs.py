@@ -221,6 +221,7 @@ def test_only_queries_with_commas_need_second_quotes(headwise: CommandLine, tmp_
     assert_rejected(headwise("runs", f"runs=[{tmp_path}/b]"), 1, "folder not found")
     none = headwise("runs", runs, 'where=status == "finishd"', f"export={tmp_path}/records")
     assert_rejected(none, 1, "no run to export, so nothing is written")
+    assert_rejected(headwise("runs", runs, "export=/proc/x"), 1, "export=/proc/x", "created")
 
 
 def test_listing_does_not_reject_a_start(tmp_path: Path) -> None:

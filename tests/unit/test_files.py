@@ -28,6 +28,7 @@ from headwise.files import (
     matching_paths,
     read_json,
     remove_partial,
+    replacing,
     write_text,
 )
 from headwise.runs.folder import RunFolder
@@ -46,6 +47,8 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+    with pytest.raises(FileNotFoundError), replacing(path):
+        (tmp_path / "other").read_text()  # no failure to write the path
 
 
 DEEP = "[" * 100_000

@@ -74,6 +74,7 @@ def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
         {"split": split, **shown(name, score), "is_main": name == main, **score}
         for split in sorted(scored, key=lambda split: split == config.data.valid)
         for name, score in sorted(scored[split].items(), key=lambda named: named[0] != main)
+        if "score" in score  # neither statistics of searches nor notes
     ]
 
 

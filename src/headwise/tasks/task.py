@@ -337,7 +337,7 @@ class Task(ABC, Generic[D]):
     def reopened(self, folder: str | None) -> Any:
         """Open the data of a run, or in another folder; its paths are logged before."""
         task = self.reading(folder)
-        log_paths(task.config.data)
+        log_paths(task.config.data, folder)
         return task.open(machine_cache_dir())
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> D:

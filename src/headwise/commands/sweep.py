@@ -11,12 +11,15 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from headwise.errors import ConfigError, Interrupted, Pruned, require
 from headwise.files import read_json, write_json, write_text
@@ -37,6 +40,38 @@ class SweepStart(Callback):
         """Call the function of the command, if it has one."""
         if SweepStart.function is not None:
             SweepStart.function(config)
+
+
+@cache
+def check_jobs() -> None:
+    """Let Hydra name the job that cannot be composed, and refuse another launcher or sweeper.
+
+    Those of the sweep are composed without the swept choices.
+    """
+    compose = ConfigLoaderImpl.load_sweep_config
+
+    def load(self: Any, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        job = f"The job was: {' '.join(sweep_overrides)}"
+        try:
+            config = compose(self, master_config, sweep_overrides)
+        except HydraException as error:
+            error.add_note(job)
+            raise
+        for part in ("launcher", "sweeper"):
+            used, own = (
+                OmegaConf.to_container(one.hydra[part]) | {"study_name": None}  # type: ignore
+                for one in (master_config, config)
+            )
+            if own != used:
+                name = f"hydra/{part}={config.hydra.runtime.choices[f'hydra/{part}']}"
+                swept = [f"{key}={value}" for key, value in (own.get("params") or {}).items()]
+                raise ConfigError(
+                    f"hydra.{part} in the yaml of a swept choice is not used: give it on the "
+                    f"command line, {' '.join([name, *swept])}, or sweep this choice alone. {job}"
+                )
+        return config
+
+    ConfigLoaderImpl.load_sweep_config = load  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ class SweepStart(Callback):
 
 @cache
 def check_jobs() -> None:
-    """Let Hydra name the job that cannot be composed, and refuse another launcher or sweeper.
+    """Let Hydra name the job in its errors, and refuse one with another launcher or sweeper.
 
-    Those of the sweep are composed without the swept choices.
+    A sweep has these from its first composition, without swept choices.
     """
     compose = ConfigLoaderImpl.load_sweep_config
 
@@ -58,17 +58,10 @@ def check_jobs() -> None:
             error.add_note(job)
             raise
         for part in ("launcher", "sweeper"):
-            used, own = (
-                OmegaConf.to_container(one.hydra[part]) | {"study_name": None}  # type: ignore
-                for one in (master_config, config)
-            )
-            if own != used:
-                name = f"hydra/{part}={config.hydra.runtime.choices[f'hydra/{part}']}"
-                swept = [f"{key}={value}" for key, value in (own.get("params") or {}).items()]
-                raise ConfigError(
-                    f"hydra.{part} in the yaml of a swept choice is not used: give it on the "
-                    f"command line, {' '.join([name, *swept])}, or sweep this choice alone. {job}"
-                )
+            used, own = master_config.hydra[part], config.hydra[part]
+            if OmegaConf.to_container(used) != OmegaConf.to_container(own):
+                advice = "is not used; give it on the command line, or start a sweep per choice"
+                raise ConfigError(f"hydra.{part} in the yaml of a swept choice {advice}. {job}")
         return config
 
     ConfigLoaderImpl.load_sweep_config = load  # type: ignore[method-assign]

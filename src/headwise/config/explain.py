@@ -84,16 +84,17 @@ def _hint(error: Exception, config_name: str) -> str | None:
 
 
 def _arguments(error: Exception) -> list[str]:
-    """The keys of the group that lacks one: of its yaml, and of a class that is not of headwise."""
+    """The keys of the group that lacks one, if its class is not of headwise."""
     node: Any = getattr(error.__cause__ or error, "parent_node", None)
-    if not isinstance(node, DictConfig) or "_target_" not in node:
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    if target is None or target.startswith("headwise."):  # `known_keys` has its keys
         return []
-    group, names = str(node._get_full_key(None)), [*map(str, node)]
-    if not str(node._target_).startswith("headwise."):
-        with suppress(ConfigError):  # it cannot be imported
-            parameters = inspect.signature(target_class(node, group)).parameters.values()
-            names += [p.name for p in parameters if p.default is not p.empty]  # others are internal
-    return [f"{'' if name in node else '+'}{group}.{name}" for name in names]
+    group = str(node._get_full_key(None))
+    with suppress(ConfigError):  # the class cannot be imported
+        given = inspect.signature(target_class({"_target_": target}, group)).parameters.values()
+        names = [p.name for p in given if p.default is not p.empty or p.name in node]
+        return [f"{'' if name in node else '+'}{group}.{name}" for name in names]
+    return []
 
 
 def _groups() -> list[str]:

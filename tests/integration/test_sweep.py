@@ -252,7 +252,7 @@ KEYS_OF_CHOICES = {
     "pattern=window,none pattern.block_sparse_from=64": "The job was: pattern=none",
     "pattern=window,strided pattern.block_sparse_fom=64": "Did you mean pattern.block_sparse_from?",
     "data.test=x pattern=window,strided": "data.test must be a list: set data.test=[x]",
-    "experiment=mine,demo --config-dir .": "hydra.sweeper in the yaml of a swept choice",
+    "experiment=mine,demo --config-dir .": "hydra.sweeper.params in the yaml of a swept choice",
     "experiment=mine --config-dir .": None,
 }
 

@@ -57,11 +57,11 @@ def check_jobs() -> None:
         except HydraException as error:
             error.add_note(job)
             raise
-        for part in ("launcher", "sweeper"):
-            used, own = master_config.hydra[part], config.hydra[part]
-            if OmegaConf.to_container(used) != OmegaConf.to_container(own):
-                advice = "is not used; give it on the command line, or start a sweep per choice"
-                raise ConfigError(f"hydra.{part} in the yaml of a swept choice {advice}. {job}")
+        for key in ("hydra.launcher", "hydra.sweeper._target_", "hydra.sweeper.params"):
+            used, own = (str(OmegaConf.select(one, key)) for one in (master_config, config))
+            if used != own:  # references are not resolved
+                advice = "is not used; start a sweep for each choice, or set it on the command line"
+                raise ConfigError(f"{key} in the yaml of a swept choice {advice}. {job}")
         return config
 
     ConfigLoaderImpl.load_sweep_config = load  # type: ignore[method-assign]

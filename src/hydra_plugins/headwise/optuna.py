@@ -95,7 +95,6 @@ class OptunaSweeper(Sweeper):
         searcher = Searcher(study, self.folder, self.search, space)
         self._record(study, seeds, fixed)
         fixed = [*fixed, f"hydra.sweeper.study_name={name}"]
-        self.config.hydra.sweeper.study_name = name
         with searcher.registered():
             while trials := searcher.ask(self.search["n_jobs"]):
                 self._run(study, trials, seeds, fixed)

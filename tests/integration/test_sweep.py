@@ -253,7 +253,6 @@ KEYS_OF_CHOICES = {
     "pattern=window,strided pattern.block_sparse_fom=64": "Did you mean pattern.block_sparse_from?",
     "data.test=x pattern=window,strided": "data.test must be a list: set data.test=[x]",
     "experiment=mine,demo --config-dir .": "hydra.sweeper.params in the yaml of a swept choice",
-    "experiment=mine --config-dir .": None,
 }
 
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from hydra.errors import HydraException
-from omegaconf import DictConfig
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from headwise.config.folders import config_dir, group_choices, group_node
@@ -86,8 +85,8 @@ def _hint(error: Exception, config_name: str) -> str | None:
 def _arguments(error: Exception) -> list[str]:
     """The keys of the group that lacks one, if its class is not of headwise."""
     node: Any = getattr(error.__cause__ or error, "parent_node", None)
-    target = node.get("_target_") if isinstance(node, DictConfig) else None
-    if target is None or target.startswith("headwise."):  # `known_keys` has its keys
+    target = str(getattr(node, "_target_", "headwise."))
+    if target.startswith("headwise."):  # `known_keys` has its keys
         return []
     group = str(node._get_full_key(None))
     with suppress(ConfigError):  # the class cannot be imported

@@ -15,11 +15,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headwise.config.arguments import checked_arguments
+from headwise.config.arguments import accepted_before_jobs, checked_arguments
 from headwise.config.explain import explain_composition
 from headwise.config.folders import config_dir
 from headwise.config.keys import check_settings
@@ -160,24 +161,34 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
     """
     try:
         complete_environment()
-        sys.argv[1:] = checked_arguments(sys.argv[1:], config_name)
+        arguments = checked_arguments(sys.argv[1:], config_name)
     except ConfigError as error:
         sys.exit(report_error(error))
     import hydra
 
-    from headwise.commands.sweep import Sweep, SweepStart
+    from headwise.commands.sweep import Sweep, SweepStart, check_jobs
     from headwise.config.register import register, typed
 
+    sys.argv[1:] = accepted_before_jobs(arguments) if is_training else arguments
     register()
+    check_jobs()
     _accept_lazy_help()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     composed = False
     sweep: Sweep | None = None
+    lock = ExitStack()
 
     def begin(config: Any) -> None:
+        from headwise.runs.folder import RunFolder  # imports numpy
+
         nonlocal sweep
+        sys.argv[1:], task = arguments, config.hydra.overrides.task
+        task[:] = [one if one in arguments else one.removeprefix("++") for one in task]
         try:
             started = Sweep.composed(config)
+            if not config.hydra.sweeper._target_.endswith(".OptunaSweeper"):  # several may search
+                started.folder.mkdir(parents=True, exist_ok=True)
+                lock.enter_context(RunFolder(started.folder).claimed())
             started.begin()
         except Exception as error:
             raise CarriedError(error) from error
@@ -217,6 +228,7 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
     if sweep is not None:
         sweep.summary()
         code = code or int(sweep.has_failed())
+    lock.close()
     if code:
         sys.exit(code)
 

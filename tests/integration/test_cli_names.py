@@ -55,9 +55,13 @@ TEXT = {"experiment_name", "tracker.tags"}
         ("experiment_name=1e3 a", "experiment_name=1e3 a"),
         ("tracker.tags=['1e3',\"a,2\"]", "tracker.tags=['1e3',\"a,2\"]"),
         ("seed=1e3", "seed=1e3"),
+        ("runs=[outputs/größe, a=b, c]", 'runs=["outputs/größe", "a=b", c]'),
+        ("experiment_name=größe,klein", 'experiment_name="größe",klein'),
+        ("data.files={train: ['ä', é ü]}", "data.files={train: ['ä', \"é ü\"]}"),
+        ("seed=choice(ä,b)", 'seed=choice("ä",b)'),
     ],
 )
-def test_numbers_in_text_are_quoted(argument: str, expected: str) -> None:
+def test_text_that_hydra_would_refuse_or_change_is_quoted(argument: str, expected: str) -> None:
     assert quoted(argument, TEXT) == expected
 
 
@@ -67,6 +71,13 @@ def test_text_is_used_as_typed(headwise: CommandLine) -> None:
     shown = OmegaConf.create(headwise.ok("train", "--cfg", "job", *settings).out)
     assert {key: OmegaConf.select(shown, key) for key in text} == text
     assert shown.data.labels == ["0", "010", "1_0"]
+
+
+@pytest.mark.parametrize("text", ["a ${n} b", "${oc.env:HOME}", "ü ${", 'ü \\${n} "b"'])
+def test_free_text_refers_to_no_key(text: str) -> None:
+    with composer() as make:
+        for argument in (f"prompt={text}", f"""prompt='{text}'"""):
+            assert make([quoted(argument)], "sample").prompt == text
 
 
 def write_experiment(folder: Path, text: str) -> list[str]:
@@ -117,7 +128,7 @@ def test_options_are_anywhere_among_the_settings(line: str, headwise: CommandLin
 
 @pytest.mark.parametrize(
     "argument",
-    ["a=b", "a=1,2", "a=[ü,b]", 'a="ü"', "a='ü=1'", "a=null", "a=${b}", "--help", "a=x/y z", "~a",
+    ["a=b", "a=1,2", "a=['ü',b]", 'a="ü"', "a='ü=1'", "a=null", "a=${b}", "--help", "a=x/y z", "~a",
      "--config-dir=ä", "a=\t5", "a=choice(1,2)", "a=glob(*)", "+a=1.5e-3", "a@b=c"],
 )  # fmt: skip
 def test_hydra_syntax_is_unchanged(argument: str) -> None:

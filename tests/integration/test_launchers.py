@@ -15,6 +15,7 @@ import pytest
 
 from command_line import read_json
 from headwise.config.explain import explain_composition
+from hydra_plugins.headwise.slurm import _visible_gpus
 from launched_sweeps import Sweeps, straight_outputs
 from training_runs import ROOT, run_outputs
 
@@ -30,6 +31,17 @@ def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Outputs of the jobs of seeds 1 and 2 that nothing stops."""
     return straight_outputs(tmp_path_factory.mktemp("straight"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"),
+    [("", ""), ("-1", ""), ("NoDevFiles", ""), ("1,-1,0", "1"), ("GPU-8932f9,2", "GPU-8932f9 2")],
+)
+def test_gpus_are_those_that_cuda_sees(
+    variable: str, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert _visible_gpus() == names.split()
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from command_line import (
 )
 from headwise.commands.sweep import Sweep
 from headwise.errors import DataError, Interrupted
+from headwise.runs.folder import RunFolder
 from headwise.track.base import Tracker
 from training_runs import Runs
 
@@ -93,7 +94,7 @@ def test_dry_run_jobs_do_not_fail(
     assert result.out.count("FLOP") >= 2
     assert "failed" not in result.out
     files = [path.name for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
-    assert files == ["multirun.yaml"]  # written by Hydra
+    assert sorted(files) == [".lock", "multirun.yaml"]  # the latter is Hydra's
 
 
 def test_failed_job_stops_no_other_and_is_repeated(
@@ -241,9 +242,39 @@ def test_folder_of_a_sweep_is_that_of_the_composed_config(
     headwise.ok("train", *shlex.split(line.format(tmp_path)), "seed=1,2")
     (folder,) = tmp_path.rglob("sweep-*/")
     assert folder.parent == tmp_path / PATHS[line] / "sweeps"
-    assert sorted(path.name for path in folder.iterdir()) == ["0.json", "1.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "0.json", "1.json"]
     assert (folder.parent / "multirun.yaml").is_file()
     assert not (tmp_path / "~").exists()
+
+
+KEYS_OF_CHOICES = {
+    "pattern=window,strided pattern.block_sparse_from=64": None,
+    "pattern=window,none pattern.block_sparse_from=64": "The job was: pattern=none",
+    "pattern=window,strided pattern.block_sparse_fom=64": "Did you mean pattern.block_sparse_from?",
+    "data.test=x pattern=window,strided": "data.test must be a list: set data.test=[x]",
+    "experiment=mine,demo --config-dir .": "hydra.sweeper.params in the yaml of a swept choice",
+}
+
+
+@pytest.mark.parametrize("line", KEYS_OF_CHOICES)
+def test_jobs_have_keys_of_their_choices(
+    line: str, headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.commands.train.train", lambda *_, swept: tmp_path)
+    monkeypatch.setattr(Sweep, "summary", lambda self: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment").mkdir()
+    yaml = "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(yaml, encoding="utf-8")
+    result = headwise("train", "-m", *line.split())
+    if message := KEYS_OF_CHOICES[line]:
+        return assert_rejected(result, 2, message)
+    assert result.code == 0, result
+    (record, _) = tmp_path.rglob("?.json")
+    with RunFolder(record.parent).claimed():  # a process runs the sweep
+        repeated = headwise("train", "-m", *line.split())
+    assert_rejected(repeated, 1, "another process is training in", record.parent.name)
+    assert record.is_file()
 
 
 @pytest.mark.parametrize("mode", ["-m", "hydra.mode=MULTIRUN"])

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from headwise.config.folders import group_choices
 from headwise.config.keys import OPEN_GROUPS, text_keys
+from headwise.config.schema import SITE_GROUPS
 from headwise.errors import ConfigError
 
 HYDRA_OPTIONS = {
@@ -25,6 +26,9 @@ INFO = ("-i", "--info")  # their value can be left out
 NUMBER = re.compile(
     r"((?:^|[\[,]) *)(true|false|[-+]?(?:nan|inf|[\d_.]+(?:e[-+]?[\d_]+)?))(?= *(?:$|[\],]))", re.I
 )
+# An element of a list, mapping or sweep.
+ELEMENT = re.compile(r"""[^][{}(),:\s"'](?:[^][{}(),:]*[^][{}(),:\s])?|"[^"]*"|'[^']*'""")
+FREE_TEXT = ("prompt", "sentence")  # keys in which ${ is text
 # Key, or choice as group=choice, of an earlier version -> what to do instead.
 REMOVED = {
     "activation=silu": "use activation=gelu",
@@ -43,24 +47,35 @@ ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")  # variables of jobs
 def quoted(argument: str, text: Container[str] = ()) -> str:
     """Quote the value of `key=value` if Hydra cannot parse it: non-ASCII letters, = and the like.
 
-    Lists, mappings and values that Hydra parses are unchanged, except for numbers in keys of
-    `text`: 1e3 would become 1000.0.
+    Of lists, mappings and sweeps each such element is quoted. Values that Hydra parses are
+    unchanged, except for numbers in keys of `text`, where 1e3 would become 1000.0, and ${ in
+    free text.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     key, equals, value = argument.partition("=")
+    if key in FREE_TEXT:
+        value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+        argument = f"{key}={value}"
     if key.lstrip("+") in text and not set(value).intersection("\"'{($"):
         value = NUMBER.sub(r'\1"\2"', value)
         argument = f"{key}{equals}{value}"
-    if not equals or key.startswith("-") or value.startswith(("[", "{", '"', "'")) or "," in value:
+    if not equals or key.startswith("-") or (whole := _in_quotes(value)) == value:
         return argument
+    if value.startswith(("[", "{")) or "," in value:
+        whole = ELEMENT.sub(lambda element: _in_quotes(element[0]), value)
+    return f"{key}={whole}"
+
+
+def _in_quotes(value: str) -> str:
+    """A value in quotes, unchanged if it has them or Hydra can parse it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     try:
-        OverridesParser.create().parse_override(argument)
-        return argument
+        OverridesParser.create().parse_override(f"key={value}")
+        return value
     except HydraException:
         escaped = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), value)
-        return f'{key}="{escaped}"'
+        return value if value.startswith(('"', "'")) else f'"{escaped}"'
 
 
 def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -115,6 +130,17 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
     settings = [quoted(setting, text) for setting in settings]
     # --info would take a setting for its value
     return [*settings, *options] if set(INFO) & set(options) else [*options, *settings]
+
+
+def accepted_before_jobs(arguments: Sequence[str]) -> list[str]:
+    """The arguments, in a sweep with `++` before keys that a swept choice may have.
+
+    Hydra first composes a sweep without swept choices; `begin` in cli.py removes `++` for the jobs.
+    """
+    if not {"-m", "--multirun", "hydra.mode=MULTIRUN"}.intersection(arguments):
+        return [*arguments]
+    settings, groups = _separated(arguments)[0], {*OPEN_GROUPS, *SITE_GROUPS.values()}
+    return [f"++{a}" if a in settings and a.split(".")[0] in groups else a for a in arguments]
 
 
 def _not_a_setting(before: str, argument: str) -> str:

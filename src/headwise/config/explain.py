@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from contextlib import suppress
+from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from headwise.config.folders import config_dir, group_choices, group_node
+from headwise.config.instantiate import target_class
 from headwise.config.keys import known_keys
 from headwise.config.schema import UNCHOSEN
-from headwise.errors import nearest, refuse, unset
+from headwise.errors import ConfigError, nearest, refuse, unset
 
 NOISE = re.compile(  # lines that help no user of headwise
     r"\n\s*(?:full_key|object_type|reference_type|To append to your .* use|See https://hydra.cc).*"
@@ -21,13 +25,13 @@ NOISE = re.compile(  # lines that help no user of headwise
 
 def explain_composition(error: Exception, config_name: str) -> str:
     """The message for an error of Hydra or OmegaConf, with the nearest key or choice."""
-    text = str(error).strip()
+    text = "\n".join([str(error).strip(), *getattr(error, "__notes__", ())])
     detail = str(error.__cause__ or "").strip()
     if detail and detail not in text:
         text = f"{text}\n{detail}"
     text = NOISE.sub("", text)
     text = re.sub(r"Key '(\w+)' (is not in struct|not in '\w+')", r"There is no key '\1'.", text)
-    text = text.replace("\\'", "'")
+    text = text.replace("\\'", "'").replace("override ++", "override ")  # `accepted_before_jobs`
     plugin = re.search(r"Unknown plugin class : 'hydra_plugins\.headwise\.(\w+)", text)
     if plugin:
         return f"this launcher or sweeper is an extra: pip install 'headwise[{plugin[1]}]'"
@@ -70,12 +74,26 @@ def _hint(error: Exception, config_name: str) -> str | None:
     if key is None:
         return None
     typed_key = key.group(1) or key.group(2)
-    known = known_keys(config_name)
+    known = [*known_keys(config_name), *_arguments(error)]
     if typed_key not in known:
         return nearest(typed_key, known)
     group, _, name = typed_key.partition(".")
     choices = [c for c in group_choices(group) if name in group_node(group, c)]
     return f"{group}={'|'.join(choices)}, which has {typed_key}" if choices else None
+
+
+def _arguments(error: Exception) -> list[str]:
+    """The keys of the group that lacks one, if its class is not of headwise."""
+    node: Any = getattr(error.__cause__ or error, "parent_node", None)
+    target = str(getattr(node, "_target_", "headwise."))
+    if target.startswith("headwise."):  # `known_keys` has its keys
+        return []
+    group = str(node._get_full_key(None))
+    with suppress(ConfigError):  # the class cannot be imported
+        given = inspect.signature(target_class({"_target_": target}, group)).parameters.values()
+        names = [p.name for p in given if p.default is not p.empty or p.name in node]
+        return [f"{'' if name in node else '+'}{group}.{name}" for name in names]
+    return []
 
 
 def _groups() -> list[str]:

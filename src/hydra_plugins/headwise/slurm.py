@@ -9,12 +9,14 @@ from __future__ import annotations
 import getpass
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +243,8 @@ def _visible_gpus() -> list[str]:
     """Names of the GPUs of this machine for CUDA_VISIBLE_DEVICES, listed without CUDA."""
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     if variable is not None:
-        return [name for name in variable.split(",") if name]
+        # CUDA ignores what follows an entry that is none, such as -1 or NoDevFiles
+        return list(takewhile(re.compile(r" *(\d+|(GPU|MIG)-.+)").fullmatch, variable.split(",")))
     return [str(n) for n, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 

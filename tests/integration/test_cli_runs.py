@@ -83,9 +83,8 @@ def test_finished_run_is_listed_with_its_scores(
     shutil.copytree(run, tmp_path / "other")
     settings = tmp_path / "other" / "config.yaml"
     settings.write_text(settings.read_text().replace("alpha_init: normal", "alpha_init: 1.5"))
-    summary = read_json(tmp_path / "other" / "summary.json")
-    summary["overrides"] = ["attention=softmax", "trainer.log_every=9"]  # the first typed neither
-    write_json(tmp_path / "other" / "summary.json", summary)
+    typed = tmp_path / "other" / "overrides.yaml"  # the first typed neither
+    typed.write_text("[attention=softmax, trainer.log_every=9]")
     assert list(listed(where="attention == 'alpha_entmax'")) == ["moved"]
     assert list(listed(where="`trainer.log_every` > 0 and seed > 0")) == ["moved", "other"]
     by_numbers_and_texts = {"sort": "-attention.alpha_init"}

@@ -217,6 +217,8 @@ def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_pat
     assert "the items of test differ" not in same.out
     other, means = compare("other", "b" * 16)
     assert_rejected(other, 1, "can be paired")
+    unfinished = headwise("compare", f"run={first}", f"other={runs('new', 'softmax', 1, None)}")
+    assert_rejected(unfinished, 1, "is interrupted; both runs must be finished")
     assert [row[:2] for row in means] == [row[:2] for row in scores]
     assert {cell for row in means for cell in row[3:]} <= {"–", ""}
     assert "the items of test differ (by their hash: another text" in other.out

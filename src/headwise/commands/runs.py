@@ -76,9 +76,9 @@ def _saved(run: Record, untyped: Iterable[str]) -> Row:
     with suppress(HeadwiseError):
         row = {**flat(run.settings), **frame_row(run)}
         for group in untyped:
-            target = row.get(f"{group}.{TARGET}")
-            if name := choice_of(group, target) if target else row.get(f"{group}.name"):
-                row[group] = name
+            name, target = (row.get(f"{group}.{key}") for key in ("name", TARGET))
+            if name or target:
+                row[group] = name or choice_of(group, target)
         return row
     return {}
 

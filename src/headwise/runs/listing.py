@@ -84,7 +84,7 @@ class Summary:
 def choice_of(group: str, target: str) -> str:
     """The choice of a group by its class, which is not imported: `Task.name` would load torch."""
     choices = reversed(group_choices(group))  # of several the first
-    names = {class_name(group_node(group, name)[TARGET]): name for name in choices}
+    names = {class_name(group_node(group, name).get(TARGET)): name for name in choices}
     kind = class_name(target)
     return names.get(kind, str(kind).rpartition(".")[2].lower())  # the default of `Task.name`
 

@@ -301,7 +301,7 @@ def test_baseline(
 @pytest.mark.parametrize("given", ["softmx", "softmax"])
 def test_unknown_and_ambiguous_baselines_are_refused(tmp_path: Path, given: str) -> None:
     made = make_jobs(tmp_path, "attention=softmax pattern=fixed | attention=softmax model=small")
-    with pytest.raises(ConfigError, match="baseline.*softmax, pattern fixed"):
+    with pytest.raises(ConfigError, match=r"baseline.*softmax, pattern fixed"):
         sweep_tables([*made, make_job(tmp_path, "attention=entmax15")], 50, given)
 
 

@@ -26,7 +26,7 @@ STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # folders
 # Errors of the operating system on writes.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM)  # of a folder
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # some CIFS and FUSE
 HELD = (errno.EWOULDBLOCK, errno.EACCES)  # a lock, by another process
 # The pipe or terminal was closed.
 CLOSED = (errno.EPIPE, errno.EIO)
@@ -67,8 +67,8 @@ def replacing(path: Path, keep: bool = False) -> Iterator[Path]:
         rename(temporary, path)
     except (OSError, RuntimeError) as error:
         reason = _os_error(error)
-        if reason is None:
-            raise
+        if reason is None or not str(reason.filename or temporary).startswith(str(temporary)):
+            raise  # of another file
         rerun = "Free some space and run the same command again. "
         advice = rerun if reason.errno in DISK_FULL else ""
         raise HeadwiseError(
@@ -94,7 +94,7 @@ def rename(path: Path, new: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk; not every file system has the latter."""
+    """Flush a file, or the names in a folder, to the disk; not every file system can."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -102,8 +102,11 @@ def sync(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        if not (path.is_dir() and error.errno in NO_SYNC):
+        is_folder = path.is_dir()
+        if error.errno not in NO_SYNC and not (is_folder and error.errno in NOT_WRITABLE):
             raise
+        if not is_folder:
+            _warn_once(f"no fsync here ({error.strerror}): a loss of power may damage files")
 
 
 def _os_error(error: BaseException) -> OSError | None:
@@ -254,14 +257,15 @@ def lock(file: IO[Any], wait: bool = False, shared: bool = False) -> bool | None
     except OSError as error:
         if error.errno in HELD:
             return False
-        _warn_no_locks(Path(file.name).parent, error.strerror)
+        folder = Path(file.name).parent
+        _warn_once(f"no locks in {folder} ({error.strerror}): use it from one process at a time")
         return None
     return True
 
 
 @cache
-def _warn_no_locks(folder: Path, reason: str) -> None:
-    log.warning("no locks in %s (%s): use it from one process at a time", folder, reason)
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def is_locked(path: Path) -> bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import headwise as package
 from command_line import (
     CommandLine,
     assert_rejected,
+    change_config,
     composer,
     read_json,
     train_with,
@@ -120,6 +122,17 @@ def test_predictions_and_confusion_agree_with_the_scores(single: Path) -> None:
     assert {(i, j): counts.loc[i, j] for i in counts.index for j in counts if counts.loc[i, j]} == (
         expected
     )
+
+
+def test_set_that_the_training_did_not_score_is_scored(
+    headwise: CommandLine, single: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(single, tmp_path / "run")
+    change_config(run, data__test=[])
+    headwise.ok("evaluate", f"run={run}", "data.test=[test]", "name=later")
+    later, trained = (read_json(run / f"{name}.json")["scores"] for name in ("later", "results"))
+    assert later["test"]["accuracy"] == trained["test"]["accuracy"]
+    assert_rejected(headwise("evaluate", f"run={run}", "data.test=[tost]"), 1, "test, train, valid")
 
 
 @pytest.mark.slow

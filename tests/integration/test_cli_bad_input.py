@@ -13,6 +13,7 @@ from command_line import (
     CommandLine,
     assert_rejected,
     break_alignment,
+    read_json,
     run_folders,
     small_overrides,
     write_corpus,
@@ -148,12 +149,19 @@ def test_line_longer_than_positions_is_rejected_before_training(
 def test_target_as_long_as_positions_is_accepted(headwise: CommandLine, tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "text") / "valid.en"
     lines = path.read_text(encoding="utf-8").splitlines()
+    (tmp_path / "text" / "test_b.en").write_text(f"{' '.join(lines[:1] * 40)}\n" * 4)
     path.write_text("\n".join([" ".join(lines[:1] * 20), *lines[1:]]) + "\n", encoding="utf-8")
     limited = ["positions=learned", "tokenizer.max_sentence_tokens=40"]
     short = headwise("train", *small_overrides(tmp_path, *limited, "positions.max_positions=50"))
     (n_tokens,) = re.findall(r"has (\d+) tokens with eos", short.err)
     long_enough = small_overrides(tmp_path, *limited, f"positions.max_positions={n_tokens}")
-    headwise.ok("train", *long_enough)
+    logged = headwise.ok("train", *long_enough).out
+    (results,) = tmp_path.glob("outputs/*/*/results.json")
+    scores = read_json(results)["scores"]
+    assert {name for name in scores if "loss" in scores[name]} == {"valid", "test_a"}
+    note = scores["test_b"]["note"]["loss"]  # longer than the positions
+    assert f"positions for {n_tokens}" in note
+    assert note in logged
 
 
 def test_prepare_checks_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:

@@ -191,6 +191,8 @@ def test_paths_of_a_run_are_named_before_they_are_read(
         f"reading data.dir of the run: {tmp_path}\n"
         f"reading data.files of the run: {tmp_path}/theirs/x\n"
     )
+    of_user = f"run={run}", "data.test=[x]", f"data.dir={tmp_path / 'theirs'}", "name=user"
+    assert "data.dir of the run" not in headwise.ok("evaluate", *of_user).out
 
 
 def test_downloads_use_the_cache_of_this_machine(

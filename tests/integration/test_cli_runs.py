@@ -127,7 +127,7 @@ def test_last_of_several_overrides_is_listed(tmp_path: Path, listed: Any) -> Non
     }
 
 
-def test_unfinished_runs(tmp_path: Path, listed: Any) -> None:
+def test_unfinished_runs(tmp_path: Path, listed: Any, printed: Any) -> None:
     now = time.time()
     run = write_run(tmp_path / "a", replace(SUMMARY, update=20, started=now - 60))
     lines = [{"update": 40, "valid/bleu": 7.5}, {"update": 50, "train/loss": 2.0}]
@@ -136,9 +136,14 @@ def test_unfinished_runs(tmp_path: Path, listed: Any) -> None:
         row = listed()["a"]
         assert (row["status"], row["update"], row["valid/bleu"]) == ("running", 50, 7.5)
         assert 90 <= row["seconds_left"] <= 100  # 30 updates in 60 s, 50 more
+    run.write_json("checkpoints/last.json", {"update": 40})
     row = listed()["a"]
-    assert (row["status"], row["update"]) == ("interrupted", 50)
+    assert (row["status"], row["update"], row["logged"]) == ("interrupted", 40, 50)
+    assert "40/100 (logged 50)" in printed()
     assert "seconds_left" not in row
+    run.write_json("error.json", {"error": "DataError", "message": "why"})
+    row = listed()["a"]
+    assert (row["status"], row["update"]) == ("failed", 40)
 
 
 def test_finished_run_that_is_lengthened(tmp_path: Path, listed: Any) -> None:
@@ -222,6 +227,7 @@ def test_only_queries_with_commas_need_second_quotes(headwise: CommandLine, tmp_
     assert_rejected(headwise("runs", f"runs=[{tmp_path}/b]"), 1, "folder not found")
     none = headwise("runs", runs, 'where=status == "finishd"', f"export={tmp_path}/records")
     assert_rejected(none, 1, "no run to export, so nothing is written")
+    assert_rejected(headwise("runs", runs, "export=/proc/x"), 1, "export=/proc/x", "created")
 
 
 def test_listing_does_not_reject_a_start(tmp_path: Path) -> None:

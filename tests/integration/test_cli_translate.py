@@ -193,6 +193,7 @@ def test_stdin_is_utf8_for_any_locale(
 ) -> None:
     text = "".join(f"{line}\n" for line in SOURCES).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="latin-1"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)  # typed, but the output is a file
     assert headwise("translate", f"run={run}").out.splitlines() == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")))
     assert_rejected(headwise("translate", f"run={run}"), 1, "stdin, line 1: not UTF-8")

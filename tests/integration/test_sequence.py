@@ -10,9 +10,12 @@ import torch
 from command_line import CommandLine, assert_rejected, page_data, read_json, train_with
 from headwise import load
 from headwise.analysis.tables import LENGTHS
+from headwise.errors import DataError
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.tasks.inspection import readings
+from headwise.tasks.task import Part
+from headwise.train.distributed import Ranks
 from slow_marks import slow_but
 from training_runs import Runs, assert_resumes_bitwise, assert_two_ranks_equal_one
 
@@ -104,6 +107,14 @@ def test_any_length_is_evaluated_also_with_another_scaling(
     assert_rejected(refused, 2, "data.test must be one of a length, valid")
 
 
+def test_split_without_targets_has_no_score(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = load(run, device="cpu")
+    monkeypatch.setattr(type(trained.task), "batches", lambda *_: [])
+    data, ranks = trained.task.restored(run, ["12"]), Ranks(0, 1, trained.device)
+    with pytest.raises(DataError, match="no item of 12 has a target"):
+        trained.task.evaluate(trained.model, data, Part("12"), ranks)
+
+
 def test_page_shows_rows(headwise: CommandLine, run: Path) -> None:
     headwise.ok("page", f"run={run}", "n_sentences=2")
     assert [item["number"] for item in page_data(run)["items"]["chosen"]] == [1, 5]
@@ -128,6 +139,8 @@ def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs, overrides: list[s
         (["data.test_lengths=[8,8]"], "data.test_lengths must be different lengths"),
         (["data.max_length=4"], "data.max_length must be at least data.min_length=8"),
         (["positions=learned", "data.test_lengths=[2000]"], "positions.max_positions"),
+        (["data=nback", "data.rows.back=12"], "data.max_length must be a length at which"),
+        (["data=nback", "data.rows.back=9", "data.test_lengths=[8]"], "data.test_lengths must be"),
         (["data.rows.asked=8"], "asked must be at least 1 and below keys=8"),
     ],
 )
@@ -137,7 +150,7 @@ def test_wrong_settings_are_refused(
     arguments = [
         change
         for change in SMALL
-        if not changes[0].startswith("data=p") or "data.rows" not in change
+        if not changes[0].startswith(("data=p", "data=n")) or "data.rows" not in change
     ]
     refused = headwise("train", *arguments, f"paths.outputs={tmp_path}", *changes)
     assert_rejected(refused, 2, message)

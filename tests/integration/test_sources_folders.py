@@ -108,6 +108,19 @@ def test_sharded_test_sets_are_named_after_their_tables(tmp_path: Path) -> None:
         assert list(corpus.text(name)) == pairs
 
 
+def test_folder_with_the_layout_of_the_hub_is_named(tmp_path: Path) -> None:
+    for stem in ("train", "validation", "test"):
+        path = tmp_path / "data" / f"{stem}-00000-of-00001.parquet"
+        write_parquet(path, translations(("a", "b"), sentences("a", "b", 3, stem)))
+    options = {"source": "a", "target": "b"}
+    with pytest.raises(DataError, match=r"no train, but .*set data\.dir=.*/data$"):
+        open_named_corpus(tmp_path, "files", dir=str(tmp_path), **options)
+    with pytest.raises(DataError, match="has several tables"):
+        open_named_corpus(tmp_path, "files", dir=str(tmp_path), train="data", **options)
+    corpus = open_named_corpus(tmp_path, "files", dir=str(tmp_path / "data"), **options)
+    assert corpus.splits() == ["test", "train", "valid", "validation"]
+
+
 def test_source_and_target_set_the_direction(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "multi30k")
     folder = str(tmp_path / "text")
@@ -200,6 +213,7 @@ def test_missing_split_is_rejected_by_name(tmp_path: Path, test: str) -> None:
     [
         ("text", "train.de.gz train.en.gz", r"expected train.de, train.en .*closest.*train\.d"),
         ("text", "train.de.gz train.en.gz", r"there: .*; name one with data\.train=SPLIT$"),
+        ("text", "valid.de.gz valid.en.gz test", r"there: train; move a part of it.* to valid"),
         ("text", "train.en.gz", r"its other side train\.en .*closest.*train\.en\.gz_"),
         ("text", "test_2016_flickr.de.gz", r"its other side test_2016_flickr\.de "),
         ("texts", "", r"does not exist\. Did you mean .*text\?"),
@@ -211,8 +225,8 @@ def test_missing_files_are_named_with_a_suggestion(
     tmp_path: Path, folder: str | None, missing: str, message: str
 ) -> None:
     _fill(tmp_path / "text", "multi30k")
-    for name in missing.split():
-        (tmp_path / "text" / name).rename(tmp_path / "text" / f"{name}_")
+    for path in (path for name in missing.split() for path in (tmp_path / "text").glob(f"{name}*")):
+        path.rename(f"{path}_")
     place = folder and str(tmp_path / folder)
     with pytest.raises(DataError, match=message):
         open_named_corpus(tmp_path, "files", dir=place, source="de", target="en")

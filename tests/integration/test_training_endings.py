@@ -73,11 +73,19 @@ def test_extended_run_equals_one_run(runs: Runs) -> None:
     environment = read_json(path)
     environment["versions"]["torch"] = "1.0"
     environment["kernels"]["losses"] = "another"
+    environment["threads"] = 63
+    del environment["earlier"]
     path.write_text(json.dumps(environment))
+    with (path.parent / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 7}\n')  # as after a kill
     output = runs.train("by-steps", {**changes, "trainer.max_updates": 6})
     assert "results may change: torch: 1.0 -> 2." in output
     assert "; losses: another -> " in output
     assert "linear maps" not in output
+    now = read_json(path)
+    assert f"threads (trainer.threads): 63 -> {now['threads']}" in output
+    assert (now["update"], now["earlier"]) == (5, [environment])
+    assert f"resuming in {path.parent} at update 5, logged to 7" in output
     runs.train("at-once", {**changes, "trainer.max_updates": 6})
     stepwise, whole = map(runs.run_folder, ("by-steps", "at-once"))
     assert read_json(stepwise / "results.json")["updates"] == 6

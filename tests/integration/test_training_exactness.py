@@ -77,7 +77,7 @@ def test_run_stopped_by_signal_is_bitwise_equal(
     update = load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["update"]
     assert f"stopped at update {update}" in output
     assert update % 5  # not an update at which it saves anyway
-    runs.train(outputs)
+    assert f"resuming in {folder} at update {update}\n" in runs.train(outputs)
     assert run_outputs(folder) == whole
 
 

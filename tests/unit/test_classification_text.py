@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
@@ -26,6 +27,7 @@ from headwise.config.data import LabelledDataConfig
 from headwise.config.folders import composed
 from headwise.config.schema import TokenizerConfig
 from headwise.errors import ConfigError, DataError
+from headwise.tasks.classification.predict import Prediction, tsv_line
 from headwise.tasks.classification.prepare import prepare_classes
 from headwise.tasks.classification.text import LabelledText
 from labelled_texts import PUBLISHED
@@ -204,6 +206,22 @@ def test_numbers_are_indices_of_classes(folder: Path) -> None:
     assert [label for _, label in corpus(folder).rows("train")] == ["1", "no"]
 
 
+def test_parquet_of_datasets_has_the_names_of_classes(tmp_path: Path) -> None:
+    text = datasets.Value("string")
+    for split, names in (("train", ["neg", "pos"]), ("valid", ["pos", "neg"])):
+        features = datasets.Features({"text": text, "label": datasets.ClassLabel(names=names)})
+        table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features)
+        table.to_parquet(tmp_path / f"{split}.parquet")
+    for labels, expected in (None, "pos neg"), (["pos", "neg"], "pos neg"), (["-", "+"], "+ -"):
+        named = corpus(tmp_path, labels=labels, test=[])
+        assert [label for _, label in named.rows("train")] == expected.split()
+    assert [label for _, label in corpus(tmp_path, test=[]).rows("valid")] == ["neg", "pos"]
+
+
+def test_label_keeps_its_spaces() -> None:
+    assert tsv_line(Prediction("very  good", 0.5), "a\tb") == "very  good\t0.5000\ta b"
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("label", [1.0, np.nan, 0.5, [0], {"x": 1}])
 def test_labels_are_text_or_whole_numbers(tmp_path: Path, ending: str, label: Any) -> None:
@@ -274,6 +292,13 @@ def test_missing_split_is_named(folder: Path) -> None:
         corpus(folder).hashes()
     with pytest.raises(DataError, match=r"a split of data=labelled must be .*; got 'tset'"):
         list(corpus(folder, valid="test").rows("tset"))
+    (folder / "test.tsv").rename(folder / DECOMPOSED("größe.tsv"))
+    named = corpus(folder, valid="größe", test=[])
+    assert list(named.rows("größe")) == list(named.rows(DECOMPOSED("größe"))) == ROWS
+    (folder / DECOMPOSED("größe.tsv")).unlink()
+    for share, message in (0, r"set data\.valid_fraction=0\.05 "), (0.5, r"data\.test=\[\] for"):
+        with pytest.raises(DataError, match=f"there: train; {message}"):
+            corpus(folder, valid_fraction=share).hashes()
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,11 @@ from headwise.files import (
     matching_paths,
     read_json,
     remove_partial,
+    replacing,
     write_text,
 )
 from headwise.runs.folder import RunFolder
+from headwise.track.jsonl import JsonlWriter
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +47,8 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+    with pytest.raises(FileNotFoundError), replacing(path):
+        (tmp_path / "other").read_text()  # no failure to write the path
 
 
 DEEP = "[" * 100_000
@@ -214,7 +218,7 @@ def test_what_has_its_name_survives_a_loss_of_power(
     assert done[-2:] == ["=", tmp_path.name]
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EPERM, errno.EIO])
 def test_folders_that_cannot_be_flushed_are_left(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +227,16 @@ def test_folders_that_cannot_be_flushed_are_left(
     with pytest.raises(HeadwiseError) if number == errno.EIO else nullcontext():
         write_text(tmp_path / "x", "text")
     assert (tmp_path / "x").read_text() == "text"
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_file_system_without_fsync_is_one_warning(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
+    write_text(tmp_path / "x", "text")
+    JsonlWriter(tmp_path / "y").sync()
+    assert [os.strerror(number) in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_input_is_never_all_in_memory(tmp_path: Path) -> None:

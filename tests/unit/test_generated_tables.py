@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,16 @@ def test_every_training_key_is_documented() -> None:
         if key != "_target_" and f"{group}.{key}" not in documented
     }
     assert missing == {f"data.{key}" for key in (*CORPUS_KEYS, "cleaning")}
+
+
+def test_extras_that_are_named_exist() -> None:
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = content["project"]["optional-dependencies"]
+    paths = ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
+    named = re.findall(r"(?:headwise|\.|whl)\[([a-z]+)\]'", text)
+    assert {"hf", "slurm"} < set(named) <= extras.keys()
+    assert any(name.startswith("accelerate>") for name in extras["hf"])  # for Trainer
 
 
 def test_text_without_markers_is_rejected() -> None:

@@ -114,6 +114,8 @@ def test_head_alpha_under_func_transforms() -> None:
     names = dict(alpha.named_parameters())
     grad = torch.func.grad(lambda p: torch.func.functional_call(alpha, p, ()).sum())(names)
     assert grad["bias"].tolist() == [10.0, 10.0]
+    grad = torch.func.grad(lambda x: (x * alpha()).sum())(torch.ones(2))
+    assert grad.tolist() == [1.5, 1.5]
 
 
 def test_grouped_keys_need_to_be_asked_for() -> None:

@@ -224,6 +224,16 @@ def test_check_is_remembered_per_build_and_source(
 
 
 @needs_kernels
+def test_precision_may_be_set_by_backend(scores: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "failure", lambda built: None)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert (entmax15(scores).sum(-1) - 1).abs().max() < 1e-6
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+@needs_kernels
 def test_check_is_remembered_per_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that choose other code for products of matrices, or for Triton's kernels."""
     monkeypatch.setattr(check, "_triton_facts", lambda device: "facts")

@@ -8,8 +8,10 @@ import os
 import platform
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,12 +90,26 @@ def test_kernels_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cleared_library_cache")
-@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
-def test_missing_compiler_is_named(
+@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false", "true"])
+def test_failed_compilation_is_named_and_not_repeated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
 ) -> None:
-    reason = reason_without(monkeypatch, CXX=compiler, HEADWISE_CACHE=str(tmp_path))
-    assert compiler in reason
+    """That of a compiler that is missing or fails, and of libraries that cannot be loaded."""
+    monkeypatch.setattr(build, "_build", Mock(wraps=build._build))
+    expected = compiler if compiler != "true" else "cannot open shared object"
+    assert expected in reason_without(monkeypatch, CXX=compiler, HEADWISE_CACHE=str(tmp_path))
+    for n_builds in (1, 2):
+        build._library.cache_clear()
+        assert expected in reason_without(monkeypatch)
+        assert build._build.call_count == n_builds
+        next((tmp_path / "native").iterdir()).unlink()  # as the warning advises
+
+
+@pytest.mark.usefixtures("cleared_library_cache")
+def test_killed_compilation_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed = Mock(side_effect=subprocess.CalledProcessError(-15, "c++"))
+    monkeypatch.setattr(build, "_call", killed)
+    assert "status -15" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path))
     assert list((tmp_path / "native").iterdir()) == []
 
 

@@ -51,6 +51,14 @@ def test_rate_close_to_0_or_1_still_drops_and_keeps() -> None:
     assert Draws(0, 1 - 1e-12).n_kept == 1
 
 
+def test_under_func_transforms() -> None:
+    values = torch.ones(3, 200)
+    grads = torch.func.grad(lambda leaf: dropout(leaf, 0.5).sum())(values)
+    assert set(grads.unique().tolist()) == {0.0, 2.0}
+    per_row = torch.func.vmap(lambda row: dropout(row, 0.5), randomness="different")(values)
+    assert not torch.equal(per_row[0], per_row[1])
+
+
 def test_any_layout_of_the_gradient() -> None:
     values, grad = torch.randn(7, 50), torch.randn(50, 7).t()
     grads = []

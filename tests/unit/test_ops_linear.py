@@ -122,6 +122,17 @@ class TestAgainstTorch:
         torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
         torch.testing.assert_close(linear.bias.grad, torch_linear.bias.grad)
 
+    def test_under_func_transforms(self) -> None:
+        linear, torch_linear = make_pair()
+        values = torch.randn(5, 6, 40)
+        actual, expected = (
+            torch.func.vmap(torch.func.grad(lambda rows, layer=layer: layer(rows).square().sum()))(
+                values
+            )
+            for layer in (linear, torch_linear)
+        )
+        torch.testing.assert_close(actual, expected)
+
     @pytest.mark.parametrize("frozen", ["weight", "bias"])
     def test_frozen_parameters_get_no_gradient(self, frozen: str) -> None:
         linear, _ = make_pair()

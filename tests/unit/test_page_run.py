@@ -40,6 +40,7 @@ def test_scores_have_their_search_and_enough_digits() -> None:
     metrics = [bleu, replace(bleu, name="loss", better="lower", label="loss")]
     task: Any = SimpleNamespace(metrics=lambda: metrics)
     run: Any = SimpleNamespace(task=task, config=SimpleNamespace(data=SimpleNamespace(valid="v")))
-    scores = {"bleu": {"score": 1.0, "scope": "beam 5"}, "loss": {"score": 1.0}, "comet": {}}
+    scores = {"bleu": {"score": 1.0, "scope": "beam 5"}, "loss": {"score": 1.0}}
+    scores |= {"comet": {"score": 0.8}, "search": {"exact": 1.0}, "note": {"loss": "left out"}}
     shown = [(s["metric"], s["decimals"]) for s in _scores(run, Results(scores={"test": scores}))]
     assert shown == [("BLEU (beam 5)", 2), ("loss", 3), ("comet", 2)]

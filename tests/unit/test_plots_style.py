@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -105,6 +106,26 @@ def test_names_are_drawn_as_text(name: str, shown: str) -> None:
     title = " ".join(attention("cross", 1, 2, 3, name).get_suptitle().split())
     assert title.startswith(f"cross-attention: {shown[:20]}".strip(": "))
     assert display_name(name) == shown
+
+
+def test_figures_do_not_have_the_style_of_the_user() -> None:
+    with rc_context({"text.usetex": True, "figure.facecolor": "red"}):  # LaTeX may be missing
+        figure = attention("cross", 1, 1, 2, "text")
+        assert figure_bytes(figure, "png")
+    assert figure.get_facecolor() == (1, 1, 1, 1)
+
+
+def test_characters_without_a_font_are_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headwise.plots.style.FONTS", ("DejaVu Sans",))
+    monkeypatch.setattr("headwise.plots.style._MISSING", set())
+    figure = Figure(figsize=(1, 1))
+    figure.text(0, 0, "日本語 🤖 x")
+    for kind in ("png", "svg"):
+        figure_bytes(figure, kind)
+    (message,) = caplog.messages
+    assert "日本語🤖, which no font has: install Noto Sans CJK JP" in message
 
 
 @pytest.mark.parametrize("n_classes", [3, 51, 1500])

@@ -223,7 +223,7 @@ def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
         (lzma.compress(b"[]"), "is broken: TypeError"),
         (lzma.compress(b'{"run": "a"}'), "is broken: KeyError"),
         (lzma.compress(b'{"format": "x", "run": "a"}'), "has format 'x', written by a newer"),
-        (lzma.compress(b'{"format": 3, "run": "a"}'), "has format 3, written by a newer headwise"),
+        (lzma.compress(b'{"format": 3, "run": "a"}'), "has format 3, written by a newer version"),
     ],
 )
 def test_broken_archives_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:

@@ -47,7 +47,7 @@ def test_unfinished_and_foreign_results_are_not_read(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=f"{key} has a value of a wrong type"):
             Results.read(path)
     path.write_text('{"format": 3, "status": "finished", "new_field": 1}')
-    with pytest.raises(RunError, match=r"has format 3, written by a newer headwise.* up to 2"):
+    with pytest.raises(RunError, match=r"has format 3, written by a newer version.* up to 2"):
         Results.read(path)
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()

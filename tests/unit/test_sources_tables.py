@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -43,6 +44,15 @@ def test_tab_separated_cells_are_literal(tmp_path: Path, ending: str) -> None:
     assert list(table_pairs([path], "de", "en")) == PAIRS
 
 
+def test_only_cells_that_are_quoted_for_their_quotes_are_unquoted(tmp_path: Path) -> None:
+    texts = ['sagt "x"', '"Ja."', '"', 'lone "', 'a "" b', '"a" und "b"', "plain"]
+    pandas.DataFrame({"de": texts, "en": texts}).to_csv(tmp_path / "a.tsv", sep="\t", index=False)
+    literal = ['"Ja."', '"a" oder "b"', '"a', 'b ""', '"a "" b', '"a "b"" c"', '""', '"""']
+    (tmp_path / "b.tsv").write_bytes(encode_lines(["de\ten", *(f"{t}\t{t}" for t in literal)]))
+    for name, expected in (("a", texts), ("b", literal)):
+        assert [de for de, _ in table_pairs([tmp_path / f"{name}.tsv"], "de", "en")] == expected
+
+
 @pytest.mark.parametrize(
     ("ending", "before", "after"),
     [
@@ -70,17 +80,22 @@ def test_hidden_shards_are_left_out(tmp_path: Path) -> None:
     assert list(table_pairs(find_table(tmp_path, "train"), "de", "en")) == PAIRS
 
 
-@pytest.mark.parametrize("layout", ["train-{:05d}-of-00003.parquet", "train/{:04d}.parquet"])
+FORMS = "train-{}", "train-{}-0123456789abcdef", "train/train-{}"
+LAYOUTS = [f"{form.format('{:05d}-of-00003')}.parquet" for form in FORMS]
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "train/{:04d}.parquet"])
 def test_shards_are_read_in_order(tmp_path: Path, layout: str) -> None:
     for number, row in enumerate(_rows(flat=False)):
         write_parquet(tmp_path / layout.format(number), [row])
     assert list(table_pairs(find_table(tmp_path, "train"), "de", "en")) == PAIRS
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("missing", range(3))
-def test_missing_shard_is_named(tmp_path: Path, missing: int) -> None:
+def test_missing_shard_is_named(tmp_path: Path, missing: int, layout: str) -> None:
     for number in {0, 1, 2} - {missing}:
-        write_parquet(tmp_path / f"train-{number:05d}-of-00003.parquet", _rows(flat=False))
+        write_parquet(tmp_path / layout.format(number), _rows(flat=False))
     with pytest.raises(DataError, match=f"expected 3, missing numbers: {missing}$"):
         find_table(tmp_path, "train")
     assert find_table(tmp_path, "t*n") == []  # a name is not a glob pattern
@@ -95,6 +110,14 @@ def test_shards_of_a_longer_name_are_another_table(tmp_path: Path) -> None:
         assert list(table_pairs(find_table(tmp_path, name), "de", "en")) == PAIRS[:2], name
 
 
+@pytest.mark.parametrize("names", ["a1-00000-of-00001 a2-00000-of-00001", "train test"])
+def test_tables_of_a_folder_are_not_joined(tmp_path: Path, names: str) -> None:
+    for name in names.split():
+        write_parquet(tmp_path / "data" / f"{name}.parquet", _rows(flat=False))
+    with pytest.raises(DataError, match=r"has several tables.*set data\.dir=.*/data "):
+        find_table(tmp_path, "data")
+
+
 def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
     for stem, second in ("train", "00001-of-00003"), ("test", "0-of-00002"):
         for name in ("00000-of-00002", "00001-of-00002", second):
@@ -107,6 +130,7 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
     ("name", "data", "message"),
     [
         ("a.tsv", b"de\tfr\nx\ty\n", "no columns 'en'; got de, fr"),
+        ("a.tsv", b"gut\tgood\n", "first line of a .tsv .*must be de⇥en"),
         ("a.tsv", b"de\ten\nx\n", r"line 2: 1 cells, the header has 2"),
         ("a.tsv", b"de\ten\n", "is empty"),
         ("a.jsonl", b'{"de": "x"}\n', r"line 1: no text for language 'en'; got de"),

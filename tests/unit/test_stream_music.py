@@ -124,6 +124,17 @@ def test_samples_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -
         codes(tmp_path)
 
 
+def test_peak_above_1_is_refused_unless_a_codec_adds_it(tmp_path: Path) -> None:
+    soundfile, signal = pytest.importorskip("soundfile"), np.sign(tone(0.1, RATE))
+    (tmp_path / "train").mkdir()
+    soundfile.write(tmp_path / "train" / "a.ogg", signal, RATE)
+    assert soundfile.read(tmp_path / "train" / "a.ogg")[0].max() > 1
+    assert len(codes(tmp_path)) == 1
+    soundfile.write(tmp_path / "train" / "b.wav", 3 * signal, RATE, subtype="FLOAT")
+    with pytest.raises(DataError, match=r"b\.wav has a peak of 3,.*volume=0\.33 NEW"):
+        codes(tmp_path)
+
+
 def test_unknown_size_of_a_stream_is_no_cut(tmp_path: Path) -> None:
     path = tmp_path / "train" / "a.wav"
     write_audio(path, tone(0.1, RATE)[:, None], RATE)

@@ -82,22 +82,25 @@ def test_loss_of_a_classifier_is_per_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "scored", "command"),
+    ("overrides", "splits", "has_hint", "command"),
     [
-        (["data=tinyshakespeare"], False, "sample"),
-        (["data=text", "data.dir=x"], True, "sample"),
-        ([*CORPUS, "data.test=[]"], False, "translate"),
+        (["data=tinyshakespeare"], ["valid"], False, "sample"),  # has no other split
+        (["data=text", "data.dir=x"], ["valid", "test"], False, "sample"),
+        (["data=text", "data.dir=x", "data.test=[]"], ["valid"], True, "sample"),
+        (CORPUS, ["valid", "test_a"], False, "translate"),  # data.test is empty, and means test*
+        (CORPUS, ["valid"], True, "translate"),
     ],
 )
 def test_summary_names_the_next_command_and_what_is_not_scored(
-    tmp_path: Path, overrides: list[str], scored: bool, command: str
+    tmp_path: Path, overrides: list[str], splits: list[str], has_hint: bool, command: str
 ) -> None:
     OmegaConf.save(composed(*overrides), tmp_path / "config.yaml", resolve=True)
-    results = Results({"valid": {}}, updates=1, tokens=1, wall_seconds=1.0)
+    results = Results({name: {} for name in splits}, updates=1, tokens=1, wall_seconds=1.0)
     lines = summary(RunFolder(tmp_path), results, task_of(composed(*overrides)).command)
     assert f"headwise {command} run={tmp_path}" in lines
     hint = f"not scored  a test set: headwise evaluate run={tmp_path} 'data.test=[NAME]'"
-    assert (hint in lines.splitlines()) != scored
+    assert (hint in lines.splitlines()) == has_hint
+    assert has_hint or "not scored" not in lines
 
 
 def test_summary_has_the_seconds_outside_training(

@@ -30,6 +30,8 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
     """Return scores, α, paths, the next `command`, and what was not scored, for the terminal."""
     of_run, config = quote(f"run={folder.path}"), read_config(folder)
     evaluation = f"headwise evaluate {of_run} 'data.test=[NAME]'"
+    is_shared = bool(getattr(config.data, "split", None))  # one file, all of which was used
+    has_no_test = not (is_shared or results.scores.keys() - {config.data.valid})
     phases = results.other_seconds
     others = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases.items())
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
@@ -44,7 +46,7 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
         *([f"{command:<11} headwise {command} {of_run}"] if command else []),
-        *([] if config.data.test else [f"not scored  a test set: {evaluation}"]),
+        *([f"not scored  a test set: {evaluation}"] if has_no_test else []),
     ]
     return "\n".join(lines)
 
@@ -66,12 +68,14 @@ def alpha_table(alphas: HeadValues, heads: HeadNumbers | None = None) -> str:
 
 
 def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line per metric, and one of the searches.
+    """Return one line per metric, one of the searches, and notes.
 
     Scores of other programs, in runs of version 0.1, have neither key.
     """
     shown = {key: score for key, score in scores.items() if score.keys() & {"signature", "exact"}}
-    return [f"{split:>24}  {metric:<14} {shown_score(score)}" for metric, score in shown.items()]
+    texts = {metric: shown_score(score) for metric, score in shown.items()}
+    texts |= scores.get("note", {})
+    return [f"{split:>24}  {metric:<14} {text}" for metric, text in texts.items()]
 
 
 def shown_score(score: Mapping[str, Any]) -> str:

@@ -70,6 +70,8 @@ def prune(config: PruneConfig) -> None:
     run = run.searching({key: value for key, value in config.decode.items() if key in run.search})
     sites = chosen_sites("sites", config.sites, run.model.sites)
     heads = present_heads(run.model)
+    if not flat_heads(heads, sites):
+        raise RunError(f"run={run.folder.path} has no heads to prune ({', '.join(sites)})")
     kept = _heads_without_measuring(config, run, heads)
     if kept is None or config.table or config.ablation:
         importance = _measure(config, run, heads, sites)

@@ -158,6 +158,7 @@ def _table(rows: Sequence[Row], settings: Sequence[str]) -> str:
     lines = [["status", "update", "left", "task", *names, "run"]]
     for row in rows:
         update = f"{row['update']}/{row['max_updates']}" if "update" in row else ""
+        update += f" (logged {row['logged']})" if "logged" in row else ""
         left = timedelta(seconds=row["seconds_left"]) if "seconds_left" in row else ""
         values = (_shown(row.get(name, "")) for name in names)
         about = f"{row['run']}  {row.get('reason', '')}".rstrip()

@@ -236,7 +236,7 @@ class RunningTrial:
 
 def write_outputs(study: Study, folder: Path) -> None:
     """Write the trials as a table, and Optuna's plots if there are two different values."""
-    from matplotlib import pyplot
+    from matplotlib import pyplot, style
     from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.visualization import matplotlib as plots
 
@@ -252,7 +252,7 @@ def write_outputs(study: Study, folder: Path) -> None:
         "importances": partial(plots.plot_param_importances, evaluator=evaluator),
         "parallel_coordinates": plots.plot_parallel_coordinate,
     }
-    with pyplot.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+    with style.context({"text.parse_math": False}, after_reset=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         for name, draw in drawings.items():
             with failure_as_warning(name):

@@ -33,6 +33,7 @@ from headwise.runs.failure import error_recorded
 from headwise.runs.folder import RunFolder
 from headwise.runs.listing import Summary
 from headwise.runs.log import RunLog
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.seed import seed_everything
 from headwise.tasks.check import checked_task, resolve
@@ -52,7 +53,7 @@ from headwise.train.interrupt import SAVING, StopRequest, stop_request
 from headwise.train.kernels import changes, kernels_of
 from headwise.train.memory import keep_freed_memory
 from headwise.train.resume import can_resume, ranks_of_run, resume_or_start
-from headwise.train.step import build_step
+from headwise.train.step import build_step, check_compiler
 from headwise.train.trainer import Trainer, Trial
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ def train(
     rank, *_ = rank_variables()
     with stop_request("" if rank else SAVING) as stop:
         task = checked_task(config)
+        check_compiler(config.trainer)
         if config.dry_run:
             if config.init_from is not None:
                 RunFolder.existing(config.init_from, "init_from")
@@ -191,22 +193,30 @@ class _Run:
         """Write the settings and the start of the run, and log it."""
         folder, trainer = self.folder, self.config.trainer
         update = folder.read_last().get("update", 0)
+        earlier: list[dict[str, Any]] = []  # processes that trained it
         about = self.task.name, self.metric, self.overrides, trainer.max_updates, update
         self.listed = Summary(*about, started=time.time())
         if not self.ranks.is_main:
             return
-        self.before: dict[str, Any] = {}
         if self.resumes:
             with suppress(RunError):  # a damaged file, which resuming does not need
-                self.before = read_json(folder.path / "environment.json", missing_ok=True)
+                before = read_json(folder.path / "environment.json", missing_ok=True)
+                earlier = [*before.pop("earlier", ()), before]
+        # without those of which nothing was saved
+        earlier = [process for process in earlier if process.get("update", 0) < update]
+        self.before = earlier[-1] if earlier else {}
         (folder.path / "error.json").unlink(missing_ok=True)
         remove_partial(folder.path)
-        kept = {"kernels": self.before["kernels"]} if "kernels" in self.before else {}
-        folder.describe(container, self.overrides, **kept)
+        folder.describe(container, self.overrides, update=update, earlier=earlier)
         self.listed.write(folder.path)
         if self.trial is not None:
             self.trial.start(folder.path)
-        log.info("%s %s", "resuming in" if self.resumes else "training in", folder.path)
+        if self.resumes:
+            logged = Record(folder.path).last_logged().get("update", update)
+            unsaved = f", logged to {logged}" if logged > update else ""
+            log.info("resuming in %s at update %d%s", folder.path, update, unsaved)
+        else:
+            log.info("training in %s", folder.path)
         if self.ranks.device.type == "cuda" and trainer.device == "auto":
             log.info(
                 "batches of %d tokens on a GPU (trainer=gpu has larger ones, in bf16)",
@@ -276,7 +286,8 @@ class _Run:
         self.folder.write_json("environment.json", now)
         changed = changes(self.before, now) if self.before else []
         if changed:
-            log.warning("resumed with other software, results may change: %s", "; ".join(changed))
+            what = "; ".join(changed)
+            log.warning("resumed with other software or threads, results may change: %s", what)
 
     def _trainer(
         self, model: Model, prepared: Data, batches: Prefetched, records: RunLog

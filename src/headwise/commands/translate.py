@@ -24,7 +24,8 @@ def translate(config: TranslateConfig) -> None:
     check_paths(config.buffer_size, config.output, paths)
     run: TranslationRun = load_selected(config.run, config, "translate")
     is_typed = config.input in (None, STDIN) and config.output in (None, STDOUT)
-    if is_typed and config.reference is None and sys.stdin.isatty():
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()  # a file has translations alone
+    if is_typed and config.reference is None and is_terminal:
         _interactive(run)
         return
     sources = input_lines(config.input)

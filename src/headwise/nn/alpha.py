@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.ops.register import is_transformed
+
 
 class HeadAlpha(nn.Module):
     """α of every head: 1 + lr_factor · bias, clamped to [1, 2].
@@ -56,8 +58,9 @@ class HeadAlpha(nn.Module):
 
     def forward(self) -> Tensor:
         """Return α (H,), float32, also under autocast and in models of half precision."""
-        if self.training and self.bias.requires_grad:
-            # a step of Adam may lead beyond a bound, from where α would take as long to return
+        if self.training and self.bias.requires_grad and not is_transformed():
+            # a step of Adam may lead beyond a bound, from where α would take as long to return;
+            # functions that torch.func transforms must not change their arguments
             with torch.no_grad():
                 self.bias.clamp_(0, 1 / self.lr_factor)
         alpha: Tensor = _Bounded.apply(1 + self.lr_factor * self.bias.float())  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ from headwise.ops.attention import triton as triton_attention
 from headwise.ops.cpp import build, call
 from headwise.ops.cpp.call import DTYPES
 from headwise.ops.family import POWERS, Power
-from headwise.ops.library import Library
+from headwise.ops.library import Library, matmul_precision
 from headwise.ops.triton import device as triton_device
 
 log = logging.getLogger(__name__)
@@ -74,8 +74,8 @@ def losses(scores_NV: Tensor, alpha: float) -> Choice:
 
 def dropout(values: Tensor) -> Choice:
     """Return the kernel of dropout: C++ or torch."""
-    if torch.compiler.is_compiling():
-        return Choice(TORCH, "torch.compile generates dropout")
+    if torch.compiler.is_compiling() or operators.is_transformed():
+        return Choice(TORCH, "torch.compile generates dropout, torch.func transforms it")
     return cpp_or_torch(values)
 
 
@@ -180,7 +180,7 @@ def _checked(fallback: str, kernel: str, *settings: Any) -> Choice:
 @constant_in_graphs
 def _failure(*fields: Any) -> str | None:
     """Return how the results of a library differ from the reference, or None if they do not."""
-    built = Library(*fields)._replace(precision=torch.get_float32_matmul_precision())
+    built = Library(*fields)._replace(precision=matmul_precision())
     if built not in _FAILURES:
         from headwise.ops import check  # it imports all kernels
 

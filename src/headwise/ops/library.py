@@ -11,6 +11,14 @@ from headwise.ops.family import Power
 CPP, TRITON = "C++", "Triton"
 
 
+def matmul_precision() -> str:
+    """Return torch's setting for float32 matrix products; "mixed" if it is set by backend."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch.backends.….fp32_precision is set
+        return "mixed"
+
+
 class Library(NamedTuple):
     """What is built and checked together.
 
@@ -22,7 +30,7 @@ class Library(NamedTuple):
         power: the map.
         width: of the heads of attention; 0: maps and losses.
         has_pattern: whether attention has a sparse pattern.
-        precision: of float32 matrix products, `torch.get_float32_matmul_precision()`.
+        precision: `matmul_precision()`.
     """
 
     kernel: str

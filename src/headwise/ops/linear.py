@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from headwise.ops.cpp import build
 from headwise.ops.cpp.call import DTYPES as CPP_DTYPES
 from headwise.ops.cpp.call import FLOAT, address, structure
+from headwise.ops.register import is_transformed
 from headwise.optimizer_steps import after_each_step, raise_versions
 
 # With fewer multiplications oneDNN's overhead exceeds its gain.
@@ -53,7 +54,10 @@ TRAINING_DTYPES = tuple(dtype for dtype in DTYPES if dtype is not torch.float32)
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, via oneDNN if supported: without double backward and torch.func."""
+    """`torch.nn.Linear`, via oneDNN if supported: without double backward.
+
+    Transforms of torch.func use torch's linear layer.
+    """
 
     _packed: _Packed | None = None
 
@@ -315,6 +319,7 @@ def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bo
 
 def _usable(values: Tensor) -> bool:
     is_dense = values.device.type == "cpu" and values.layout is torch.strided
+    is_dense = is_dense and not is_transformed()
     return is_dense and values.dtype in DTYPES and bool(torch.backends.mkldnn.enabled)
 
 

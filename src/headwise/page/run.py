@@ -14,7 +14,6 @@ from headwise.studies.names import choice_name, corpus_name
 from headwise.studies.render import DECIMALS
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import TrainedRun
-from headwise.track.jsonl import read_if_exists
 
 N_DIGITS = 4
 
@@ -43,9 +42,7 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
 def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
     model = run.config.model
     layers = [str(site.n_layers) for site in run.model.sites if site.queries == site.keys]
-    records = read_if_exists(run.folder.metrics)
-    last = max((record.get("update", 0) for record in records), default=0)
-    n_updates = last if results is None else results.updates
+    n_updates = Record(run.folder.path).updates
     facts = {
         "model": (
             f"{model.name}: {' + '.join(layers)} layers of {model.n_heads} heads, "
@@ -77,6 +74,7 @@ def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
         {"split": split, **shown(name, score), "is_main": name == main, **score}
         for split in sorted(scored, key=lambda split: split == config.data.valid)
         for name, score in sorted(scored[split].items(), key=lambda named: named[0] != main)
+        if "score" in score  # neither statistics of searches nor notes
     ]
 
 

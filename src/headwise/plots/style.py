@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib import font_manager, rc_context
+from matplotlib import font_manager, get_cachedir, style
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -47,7 +47,9 @@ COLOURS = sns.color_palette("colorblind", 8)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 DASHES = ("", (5, 1.5), (1.5, 1.2), (6, 1.5, 1.2, 1.5), (3, 1, 1, 1), (9, 2), (3, 3), (1, 1))
 # DejaVu Sans is part of matplotlib; the others, if installed, have glyphs missing in it.
-FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "IPAexGothic", "Hiragino Sans", "Yu Gothic")
+JAPANESE = ("Noto Sans CJK JP", "IPAexGothic", "Hiragino Sans", "Yu Gothic")
+FONTS = ("DejaVu Sans", *JAPANESE, "Symbola", "Unifont")
+GLYPH = r"Glyph (\d+) .*missing from"
 STYLE: dict[str, Any] = {
     **sns.axes_style("ticks"),
     **sns.plotting_context("paper", font_scale=0.8),
@@ -64,8 +66,9 @@ STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,
 }
 
+_MISSING: set[str] = set()  # characters that were logged
 log = logging.getLogger(__name__)
-logging.getLogger("fontTools.subset").setLevel(logging.WARNING)  # it logs every font of a PDF
+logging.getLogger("fontTools").setLevel(logging.ERROR)  # it logs every font of a PDF
 
 
 @contextmanager
@@ -79,18 +82,37 @@ def failure_as_warning(name: str) -> Iterator[None]:
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a drawing function to use the style of this file."""
+    """Decorate a drawing function to use the style of this file, and not the user's.
+
+    Characters that no font has are logged once per process.
+    """
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
         installed = {font.name for font in font_manager.fontManager.ttflist}
         families = [name for name in FONTS if name in installed]
-        style: Any = {**STYLE, "font.family": families}
-        with rc_context(style), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            return draw(*args, **kwargs)
+        ours: Any = {**STYLE, "font.family": families}
+        with style.context(ours, after_reset=True), warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", GLYPH)
+            result = draw(*args, **kwargs)
+        for other in (one for one in caught if not re.match(GLYPH, str(one.message))):
+            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+        glyphs = [glyph for one in caught for glyph in re.findall(GLYPH, str(one.message))]
+        _warn_of_boxes({chr(int(glyph)) for glyph in glyphs})
+        return result
 
     return drawn
+
+
+def _warn_of_boxes(missing: set[str]) -> None:
+    """Log characters that no font has, unless they are logged already."""
+    if missing <= _MISSING:
+        return
+    _MISSING.update(missing)
+    characters = drawable("".join(sorted(missing)), 40)
+    fonts = "Noto Sans CJK JP (Chinese, Japanese, Korean), Symbola (emoji) or Unifont (others)"
+    advice = f"install {fonts}, and delete {get_cachedir()}/fontlist-*.json"
+    log.warning("figures have boxes for %s, which no font has: %s", characters, advice)
 
 
 def display_name(name: str) -> str:

@@ -47,7 +47,10 @@ def _number(name: str, first: int, last: int, default: str = "") -> int:
 
 
 def complete_environment() -> None:
-    """Unset empty variables, and name a user without a name: torch names a folder after it.
+    """Unset empty variables, and set those that libraries need on every machine.
+
+    The name of a user without one, after which torch names a folder, and a backend of matplotlib:
+    that of a notebook may not be installed here, and figures are only written to files.
 
     Raises:
         ConfigError: the user has no home folder.
@@ -55,6 +58,7 @@ def complete_environment() -> None:
     for name, value in list(os.environ.items()):
         if not value and (name == "HOME" or name.startswith("HEADWISE_")):
             del os.environ[name]
+    os.environ["MPLBACKEND"] = "agg"
     try:
         Path.home()
     except RuntimeError as error:

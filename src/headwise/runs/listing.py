@@ -94,8 +94,9 @@ def status(run: Record) -> dict[str, Any]:
 
     Returns:
         status (running, finished, interrupted, failed, pruned or broken), reason, update,
-        max_updates, seconds_left, task, metric, overrides, and `split/metric` -> score; of an
-        unfinished run, scores of its last validation. Values that do not exist are left out.
+        max_updates, logged (a later update, not saved), seconds_left, task, metric, overrides, and
+        `split/metric` -> score; of an unfinished run, scores of its last validation. Values that do
+        not exist are left out.
     """
     try:
         error = run.part("error") or {}
@@ -103,7 +104,7 @@ def status(run: Record) -> dict[str, Any]:
         values = {name: getattr(summary, name) for name in ("task", "metric", "overrides")}
         values |= {"update": summary.update, "max_updates": summary.max_updates}
         if error:
-            return values | _failed(error)
+            return values | _progress(run, summary) | _failed(error)
         if summary.finished and "results.json" in run.present:
             scores = summary.scores.items()
             flat = {f"{split}/{name}": v for split, named in scores for name, v in named.items()}
@@ -123,12 +124,19 @@ def _failed(error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _progress(run: Record, summary: Summary) -> dict[str, Any]:
-    """Update, time left and scores of the last validation, from the end of metrics.jsonl."""
+    """Update, time left and scores of the last validation, from the end of metrics.jsonl.
+
+    The update of a run that no process trains is the saved one.
+    """
     update = run.last_logged().get("update", summary.update)
     valid = run.last_logged("valid/")
     scores = {key: value for key, value in valid.items() if key.startswith("valid/")}
     path = run.folder / PARTS["metrics"]  # an archive does not have it
-    if not run.is_running or update <= summary.update or not path.is_file():
+    if not run.is_running:
+        default = 0 if NAME in run.present else update  # archives of 0.1.0 have no last.json
+        saved = run.json("checkpoints/last.json").get("update", default)
+        return {"update": saved, **({"logged": update} if update > saved else {}), **scores}
+    if update <= summary.update or not path.is_file():
         return {"update": update, **scores}
     logged = path.stat().st_mtime
     rate = (logged - summary.started) / (update - summary.update)  # seconds per update

@@ -288,7 +288,10 @@ def export_records(records: Sequence[Record], folder: Path, overwrite: bool = Fa
     names = Counter(record.folder.name for record in records)
     if repeated := [name for name, n in names.items() if n > 1]:
         raise RunError(f"several runs are called {repeated[0]}: export them to several archives")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"export={folder} cannot be created: {error.strerror}") from error
     # both files are complete before the first is replaced
     with replacing(folder / SUMS) as sums, replacing(folder / ARCHIVE) as archive:
         with zipfile.ZipFile(sums, "w") as arrays:

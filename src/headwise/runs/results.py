@@ -111,8 +111,8 @@ def check_format(number: Any, path: Path) -> None:
     """Raise RunError for a file of a run, or an archive, in a format of a newer version."""
     if not fits(number, int) or number > FORMAT:
         raise RunError(
-            f"{path} has format {number!r}, written by a newer headwise: this version reads "
-            f"formats up to {FORMAT}. Update headwise"
+            f"{path} has format {number!r}, written by a newer version: this one reads "
+            f"formats up to {FORMAT}. Install the newer one"
         )
 
 

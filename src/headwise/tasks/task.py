@@ -26,7 +26,7 @@ from headwise.data.file_corpus import Corpus
 from headwise.data.loader import Examples
 from headwise.data.sources.digest import content_digest, values_digest
 from headwise.data.sources.origins import log_paths
-from headwise.errors import ConfigError, RunError, refuse, require, unknown
+from headwise.errors import ConfigError, DataError, RunError, refuse, require, unknown
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
@@ -274,10 +274,16 @@ class Task(ABC, Generic[D]):
     def evaluate(
         self, model: Model, data: D, part: Part, ranks: Ranks, progress: bool = False
     ) -> Evaluation:
-        """Measure the `metrics` of a part, and make its outputs; with a bar if `progress`."""
+        """Measure the `metrics` of a part, and make its outputs; with a bar if `progress`.
+
+        Raises:
+            DataError: no item has a target.
+        """
         n_extra, extra = self.extra(data) or (0, None)
         batches = self.batches(data, part)
         items = measure_losses(model, self.loss, batches, ranks, extra, progress, n_extra).items
+        if not items[:, 2].any():
+            raise DataError(f"no item of {part.split} has a target, so that it has no score")
         return Evaluation([Measured(items, self.metrics(data))])
 
     def contents(self, data: D, split: str) -> tuple[str, str]:
@@ -331,7 +337,7 @@ class Task(ABC, Generic[D]):
     def reopened(self, folder: str | None) -> Any:
         """Open the data of a run, or in another folder; its paths are logged before."""
         task = self.reading(folder)
-        log_paths(task.config.data)
+        log_paths(task.config.data, folder)
         return task.open(machine_cache_dir())
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> D:

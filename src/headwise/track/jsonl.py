@@ -71,7 +71,7 @@ class JsonlWriter:
     def sync(self) -> None:
         """Flush every record to the disk (fsync); called before a checkpoint is saved."""
         try:
-            os.fsync(self._file.fileno())
+            sync(self.path)
         except OSError as error:
             raise _cannot("write", self.path, error) from error
 

@@ -62,8 +62,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         raise CheckpointError(f"{path} is corrupted: model must map names to tensors")
     if payload.get("format") != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format {payload.get('format')}; this version of headwise reads format "
-            f"{FORMAT_VERSION}"
+            f"{path} has format {payload.get('format')}; this version reads format {FORMAT_VERSION}"
         )
     return payload
 

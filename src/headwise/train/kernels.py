@@ -56,8 +56,11 @@ def kernels_of(
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return how torch and the kernels of two `environment.json` differ."""
+    """Return how torch, the kernels, the GPU and the threads of two `environment.json` differ."""
     pairs = {"torch": [str(one.get("versions", {}).get("torch")) for one in (before, now)]}
     for part, kernel in now.get("kernels", {}).items():
         pairs[part] = [before.get("kernels", {}).get(part, kernel), kernel]
+    # threads compute on CPUs
+    keys = {"threads (trainer.threads)": "threads"} if now["gpu"] is None else {}
+    pairs |= {k: [before.get(v, now[v]), now[v]] for k, v in {"gpu": "gpu", **keys}.items()}
     return [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]

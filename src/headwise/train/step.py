@@ -6,6 +6,8 @@ entmax losses without Triton are the exception: they read the number of rows sti
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,14 +18,25 @@ from torch import Tensor, nn
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, TrainerConfig
 from headwise.data.batch import Batch
+from headwise.errors import require
 from headwise.losses.loss import Loss
 from headwise.model.family import Model
 from headwise.model.gates import gate_penalty
+from headwise.ops.triton.device import MISSING_TOOL
 from headwise.precision import autocast
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
 from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Schedule
+
+
+def check_compiler(config: TrainerConfig) -> None:
+    """Raise `ConfigError` if `torch.compile` has no compiler on this machine."""
+    compiler = os.environ.get("CXX", "g++")
+    missing = None if shutil.which(compiler) else f"no C++ compiler, install {compiler} or set CXX"
+    if config.device != "cpu" and torch.cuda.is_available():
+        missing = MISSING_TOOL
+    require(not (config.compile and missing), "trainer.compile", f"false ({missing})", True)
 
 
 class _Forward(nn.Module):

@@ -17,6 +17,9 @@ from headwise.data.sources.tables import (
     table_stem,
 )
 from headwise.errors import DataError, nearest
+from headwise.file_names import nfc
+
+CUT = "move a part of it, for example 5 %, to valid"
 
 
 class TableFolder:
@@ -36,6 +39,8 @@ class TableFolder:
         DataError: the folder does not exist, or shards of a table are missing.
     """
 
+    cut = "set data.valid_fraction=0.05 to validate on a part of it"
+
     def __init__(
         self,
         folder: Path,
@@ -44,7 +49,7 @@ class TableFolder:
         columns: Sequence[str] = (),
     ) -> None:
         self.folder, self.columns = Path(folder), columns
-        self.files = {split: list(stems) for split, stems in files.items()}
+        self.files = {nfc(split): list(stems) for split, stems in files.items()}
         self._hashes = FileHashes(cache_dir)
         if not self.folder.is_dir():
             raise DataError(_missing_folder(self.folder))
@@ -79,6 +84,7 @@ class TableFolder:
         problem = self._missing_side(stems)
         if problem:
             raise DataError(problem)
+        refuse_split_below(self.folder, split, stems)
         expected = self._expected(stems)
         names = sorted(path.name for path in self.folder.iterdir())
         closest = nearest(expected[0], names) or nearest(stems[0], names)
@@ -86,11 +92,11 @@ class TableFolder:
         raise DataError(
             f"{self.folder} has no split {split!r}: expected {', '.join(expected)} "
             f"(plain or .gz), or {stems[0]} with {', '.join(SUFFIXES)}; {hint}. "
-            f"{splits_there(split, self.splits())}"
+            f"{splits_there(split, self.splits(), self.cut)}"
         )
 
     def _find_splits(self) -> dict[str, list[Path]]:
-        named = {stem: [stem] for stem in self._stems()} | self.files
+        named = {nfc(stem): [stem] for stem in self._stems()} | self.files
         lists = {split: list(map(self._find, stems)) for split, stems in named.items()}
         return {split: next(filter(None, paths)) for split, paths in lists.items() if any(paths)}
 
@@ -122,6 +128,8 @@ class FolderSource(TableFolder):
         target: language code of the target side.
     """
 
+    cut = f"{CUT} (with the same endings, and the same first line of a .tsv or .csv file)"
+
     def __init__(
         self,
         folder: Path,
@@ -149,7 +157,7 @@ class FolderSource(TableFolder):
         """Raise a `DataError` if a split whose name starts with `prefix` has one side only."""
         for stem in sorted(self._stems()):
             problem = self._missing_side([stem]) if stem.startswith(prefix) else None
-            if problem and stem not in self._splits:
+            if problem and nfc(stem) not in self._splits:
                 raise DataError(problem)
 
     def _find(self, stem: str) -> list[Path]:
@@ -187,10 +195,25 @@ class FolderSource(TableFolder):
         return None
 
 
-def splits_there(split: str, known: Collection[str]) -> str:
-    """The end of the message for a missing split: other splits, and the key that names one."""
+def refuse_split_below(folder: Path, split: str, stems: Sequence[str]) -> None:
+    """Raise a `DataError` if tables of a split are in a folder of `folder`, or are mixed."""
+    for place in (folder, *sorted(folder.glob("[!.]*/"))):
+        if any(find_table(place, stem) for stem in stems):
+            raise DataError(f"{folder} has no {split}, but {place} has: set data.dir={place}")
+
+
+def splits_there(split: str, known: Collection[str], cut: str = CUT) -> str:
+    """The end of the message for a missing split: other splits, and the key that names one.
+
+    Args:
+        split: that is missing.
+        known: the splits there; a single one is for training alone.
+        cut: how to have a part of it for validation.
+    """
     value = {"train": "SPLIT", "valid": "SPLIT", "test": "[SPLIT]"}.get(split)
     advice = f"; name one with data.{split}={value}" if known and value else ""
+    if len(known) == 1:
+        advice = {"valid": f"; {cut}", "test": "; data.test=[] for no test set"}.get(split, advice)
     return f"Splits there: {', '.join(sorted(known)) or 'none'}{advice}"
 
 

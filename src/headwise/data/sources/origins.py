@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from headwise.config.data import DataConfig, FilesConfig, LabelledDataConfig
 from headwise.config.text_and_paths import changed_texts
 from headwise.errors import DataError, refuse
-from headwise.file_names import check_relative_path
+from headwise.file_names import check_relative_path, nfc
 
 DataWithOrigins = DataConfig | LabelledDataConfig
 
@@ -46,6 +46,7 @@ S = TypeVar("S", bound=Origin)
 
 def joined_splits(split: str, known: Collection[str]) -> list[str]:
     """The splits of a name: `a+b` is a, then b, unless `a+b` is one of `known`."""
+    split = nfc(split)
     return [split] if split in known else split.split("+")
 
 
@@ -69,16 +70,20 @@ def local_folder(config: FilesConfig) -> Path | None:
     return folder if root and config.folder and folder.is_dir() else None
 
 
-def log_paths(config: Any) -> None:
+def log_paths(config: Any, of_user: str | None = None) -> None:
     """Log once each path outside of the cache that the data of a run are read from.
 
     The run may be another person's: its paths are read as they are written. Those in a folder that
     is logged are not logged.
+
+    Args:
+        config: of the data.
+        of_user: a folder that the user named, in place of that of the run; it is not logged.
     """
     folder = local_folder(config) if isinstance(config, FilesConfig) else None
-    if folder is not None:
+    if folder is not None and of_user is None:
         _log_once("data.dir" if config.dir else "data.folder", str(folder))
-    elif isinstance(config, DataConfig) or getattr(config, "downloads", False):
+    elif folder is None and (isinstance(config, DataConfig) or getattr(config, "downloads", False)):
         return  # names in published archives
 
     def placed(path: str) -> str:

@@ -3,6 +3,9 @@
 A table of sentence pairs has one column (key) per language, or one column `translation` with both,
 as on the Hugging Face Hub; a table of labelled text has columns for texts and labels. Text files
 start with a header of column names, unless `columns` has the names.
+
+Quotation marks in tab-separated values are text. Only a cell in quotation marks with doubled ones
+inside, and no others, is unquoted as in RFC 4180: so pandas and Python's csv write a cell with `"`.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import glob
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +26,7 @@ from headwise.file_names import nfc
 
 _BATCH_ROWS = 2048
 MAX_ROW = 2**31 - 2  # bytes, about what a cell of Parquet has at most: a row may be a book
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.parquet")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)(-[0-9a-f]{16})?\.parquet")
 
 Row = tuple[str, Mapping[str, Any]]  # file and line, for messages; column -> value
 Select = Callable[[str, Sequence[str]], Sequence[str]]  # name of a file, columns -> those to read
@@ -34,8 +38,10 @@ def find_table(folder: Path, stem: str) -> list[Path]:
     Shards are `<stem>-00000-of-00003.parquet` or `<stem>/0000.parquet`, the Hub's two layouts.
 
     Raises:
-        DataError: a shard is missing.
+        DataError: a shard is missing, or the shards in a folder are of several tables.
     """
+    subfolder = folder / stem
+    folder, stem = subfolder.parent, subfolder.name
     for suffix in SUFFIXES:
         path = folder / f"{stem}{suffix}"
         if path.is_file():
@@ -43,17 +49,16 @@ def find_table(folder: Path, stem: str) -> list[Path]:
     # `train-*` also matches the shards of another table, `train-noisy`
     matches = sorted(folder.glob(f"{glob.escape(stem)}-*-of-*.parquet"))
     shards = [path for path in matches if table_stem(path) == stem]
-    if shards:
-        _check_complete(shards)
-        return shards
-    subfolder = folder / stem
-    return sorted(subfolder.glob("[!.]*.parquet")) if subfolder.is_dir() else []
+    if not shards and subfolder.is_dir():
+        shards = sorted(subfolder.glob("[!.]*.parquet"))
+    _check_complete(shards)
+    return shards
 
 
 def table_stem(path: Path) -> str | None:
     """The stem of a table, a shard or a folder of shards at `path`; None if it is none of these."""
     if path.is_dir():
-        return path.name if any(path.glob("[!.]*.parquet")) else None
+        return path.name if len(set(map(_shard_stem, path.glob("[!.]*.parquet")))) == 1 else None
     shard = _SHARD.fullmatch(path.name)
     if shard:
         return shard["stem"]
@@ -61,8 +66,24 @@ def table_stem(path: Path) -> str | None:
     return path.name.removesuffix(ending) if ending else None
 
 
+def _shard_stem(path: Path) -> str:
+    """The part of a name that is the same for the shards of a table."""
+    shard = _SHARD.fullmatch(path.name)
+    return shard["stem"] if shard else re.sub(r"\d+", "", path.stem)
+
+
 def _check_complete(shards: Sequence[Path]) -> None:
+    """Raise a `DataError` unless all are shards of one table, and none is missing."""
+    by_stem = {_shard_stem(path): path.name for path in shards}
+    if len(by_stem) > 1:
+        folder, names = shards[0].parent, " and ".join(sorted(by_stem.values())[:2])
+        raise DataError(
+            f"{folder} has several tables, as {names} differ not only in numbers: set "
+            f"data.dir={folder} if they are splits, else give each a folder"
+        )
     matches = [match for path in shards if (match := _SHARD.fullmatch(path.name))]
+    if not matches:
+        return
     expected, totals = int(matches[0]["total"]), {match["total"] for match in matches}
     missing = sorted(set(range(expected)) - {int(match["number"]) for match in matches})
     if missing or len(totals) > 1 or len(shards) > expected:
@@ -70,6 +91,19 @@ def _check_complete(shards: Sequence[Path]) -> None:
             f"{shards[0].parent} has {len(shards)} Parquet shards like {shards[0].name}; "
             f"expected {expected}, missing numbers: {', '.join(map(str, missing)) or 'none'}"
         )
+
+
+def class_names(path: Path, column: str) -> dict[str, str]:
+    """Number -> name of the classes in a column of a Parquet file of `datasets`; else empty."""
+    import pyarrow.parquet
+
+    # not Parquet (if it should be, reading its rows raises), of others, or another type of column
+    with suppress(pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError):
+        stored = json.loads(pyarrow.parquet.read_schema(path).metadata[b"huggingface"])
+        features = dict(stored["info"]["features"])
+        of_column = {nfc(name): features[name] for name in features}[nfc(column)]
+        return {str(i): nfc(name) for i, name in enumerate(of_column["names"])}
+    return {}
 
 
 def table_rows(paths: Sequence[Path], select: Select, columns: Sequence[str] = ()) -> Iterator[Row]:
@@ -123,9 +157,10 @@ def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tup
 def language_columns(codes: Sequence[str], name: str, columns: Sequence[str]) -> Sequence[str]:
     """The columns of sentence pairs in these languages; a `Select` for `codes`."""
     wanted = ["translation"] if "translation" in columns else codes
-    check_columns(
-        name, columns, wanted, "Columns must be the two language codes, or `translation` with both."
-    )
+    header = ",".join(codes) if ".csv" in name else f"{'⇥'.join(codes)} (⇥: a tab)"
+    advice = "Columns must be the two language codes, or `translation` with both: the first line "
+    advice += f"of a .tsv or .csv file must be {header}, in the order of its columns"
+    check_columns(name, columns, wanted, advice)
     return wanted
 
 
@@ -206,9 +241,16 @@ def _json_rows(
 def _tab_rows(
     stream: IO[bytes], name: str, select: Select, columns: Sequence[str]
 ) -> Iterator[Row]:
-    """Cells are taken literally: a quotation mark in a sentence is text, not syntax."""
+    """Quotation marks are text, but in cells that are quoted for them: see the module."""
     lines = enumerate(decoded_lines(stream, name, max_line=MAX_ROW), 1)
-    return _records(((number, line.split("\t")) for number, line in lines), name, select, columns)
+    rows = ((number, list(map(_unquoted, line.split("\t")))) for number, line in lines)
+    return _records(rows, name, select, columns)
+
+
+def _unquoted(cell: str) -> str:
+    inner = cell[1:-1]
+    is_quoted = cell == f'"{inner}"' and '""' in inner and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if is_quoted else cell
 
 
 def _comma_rows(

@@ -40,7 +40,8 @@ def _empty(tensor: Tensor) -> Tensor:
 
 def _precision(tensor: Tensor) -> str:
     """Return the precision of float32 matmuls, from torch's setting."""
-    return "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", "ieee")  # torch 2.9 and later
+    return "tf32" if precision == "tf32" else "ieee"
 
 
 class Cut(NamedTuple):

@@ -1,12 +1,14 @@
 """The C++ kernels: compiled at first use, and cached.
 
 The compiler is `CXX`, else the first of c++, g++ and clang++ on PATH. The library is cached
-per machine under a hash of sources, options and CPU. `HEADWISE_NATIVE=0` disables the
-kernels. Without kernels torch computes the same; `unavailable_reason()` returns why.
+per machine under a hash of sources, options, compiler and CPU; so is the reason of a failure.
+`HEADWISE_NATIVE=0` disables the kernels. Without kernels torch computes the same;
+`unavailable_reason()` returns why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -21,7 +23,8 @@ from pathlib import Path
 
 import torch
 
-from headwise.files import machine_cache_dir
+from headwise.errors import HeadwiseError
+from headwise.files import machine_cache_dir, write_text
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
@@ -35,6 +38,7 @@ OPTIONS = (
     "-fPIC",
 )
 COMPILE_TIMEOUT = 300  # seconds
+PASSING = ("exit status -", "signal", "Killed", "No space")  # failures that may end by themselves
 
 log = logging.getLogger(__name__)
 
@@ -65,27 +69,31 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
         return None, f"no C++ compiler: CXX is not set, {', '.join(COMPILERS)} are not found"
-    path = machine_cache_dir() / "native"
+    path = machine_cache_dir() / "native" / f"{_digest(compiler)}.so"
+    failed = path.with_suffix(".failed")
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(str(path)), None
     try:
-        path /= f"{_digest(compiler)}.so"
-        if not _loads(path):
-            log.info("compiling the kernels (once for this machine)")
-            _build(compiler, path)
+        if failed.is_file():
+            return None, _remembered(failed.read_text(encoding="utf-8"), failed)
+        log.info("compiling the kernels (once for this machine)")
+        _build(compiler, path)
         return ctypes.CDLL(str(path)), None
     except subprocess.CalledProcessError as error:
         first = next(iter((error.stderr or "").splitlines()), f"exit status {error.returncode}")
-        return None, f"{compiler} failed: {first}"
+        return None, _remembered(f"{compiler} failed: {first}", failed)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"{path}: {error}"
+        return None, _remembered(f"{path}: {error}", failed)
 
 
-def _loads(path: Path) -> bool:
-    """Return whether the library exists and can be loaded."""
-    try:
-        ctypes.CDLL(str(path))
-    except OSError:
-        return False
-    return True
+def _remembered(reason: str, failed: Path) -> str:
+    """Return the reason of a failure after a warning; the next process reads it from a file."""
+    if not any(word in reason for word in PASSING):
+        with contextlib.suppress(OSError, HeadwiseError):  # the cache is not writable
+            write_text(failed, reason)
+    advice = f"to compile them again, delete {failed} or set HEADWISE_CACHE=FOLDER (environment)"
+    log.warning("no C++ kernels, torch computes the same, slower (%s); %s", reason, advice)
+    return reason
 
 
 def _digest(compiler: str) -> str:
@@ -93,8 +101,11 @@ def _digest(compiler: str) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.glob("*.[hc]*")):
         digest.update(source.name.encode() + source.read_bytes())
+    program = next(map(shutil.which, shlex.split(compiler)), None)
+    changed = program and os.stat(program).st_mtime_ns  # when another version is installed
     # the library uses torch's OpenMP runtime
-    facts = (compiler, OPTIONS, platform.machine(), _cpu(), torch.__version__, torch.__file__)
+    torch_facts = torch.__version__, torch.__file__
+    facts = (compiler, changed, OPTIONS, platform.machine(), _cpu(), *torch_facts)
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:20]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
+from headwise.data.file_corpus import files_below
 from headwise.data.images import ImageCorpus, ImagePart
 from headwise.data.sources.lines import check_text, decoded_lines
 from headwise.data.sources.pictures import Image, stored_labels
@@ -34,7 +35,10 @@ class LabelledImages(ImageCorpus, ClassCorpus):
     def files(self, split: str) -> list[Path]:
         """See `FileCorpus.files`: of images, then of labels."""
         if not self.config.splits:
-            return self.files_of_folder(split, "a folder of pictures per class")
+            files = self.files_of_folder(split, "a folder of pictures per class")
+            for folder in sorted(((self.folder or Path()) / split).glob("[!.]*/")):
+                files_below(folder, "pictures of this class, or be removed")
+            return files
         parts = [*self.parts(split), *map(_of_labels, self.parts(split))]
         return list(dict.fromkeys(path for part in parts for path, _ in self.located(part)))
 

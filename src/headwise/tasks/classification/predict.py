@@ -5,6 +5,7 @@ Axes: N examples, R rows of a batch, D width, C classes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,9 +133,9 @@ class ClassifierRun(TrainedRun):
 
 
 def tsv_line(prediction: Prediction, *others: str) -> str:
-    """One line of a table of predictions; white space in cells is spaces."""
+    """One line of a table of predictions; tabs and line ends in cells become spaces."""
     cells = (prediction.label, f"{prediction.probability:.4f}", *others)
-    return "\t".join(" ".join(cell.split()) for cell in cells)
+    return "\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in cells)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from headwise.data.patches import grid_of
 from headwise.data.sources.digest import values_digest
 from headwise.data.tokenizer import COLUMN, EOS
 from headwise.data.tokenizer_training import vocabulary_limits
-from headwise.errors import DataError, refuse, require
+from headwise.errors import DataError, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Metric
@@ -283,9 +283,6 @@ class Classification(Task[PreparedClasses]):
     ) -> PreparedClasses:
         """See `Task.restored`: with the run's tokenizer and labels."""
         corpus = self.reopened(folder)
-        for split in splits:
-            if split not in (known := [self.config.data.train, *self.splits(corpus)]):
-                raise refuse("data.split", split, known)
         tokenizer = self.tokenizer
         if tokenizer is not None:
             tokenizer = replace(tokenizer, kind="given", folder=str(saved))

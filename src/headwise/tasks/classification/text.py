@@ -22,7 +22,7 @@ from headwise.data.sources.origins import (
     local_folder,
     origins_of,
 )
-from headwise.data.sources.tables import Row, Select, check_columns, one_line
+from headwise.data.sources.tables import Row, Select, check_columns, class_names, one_line
 from headwise.errors import DataError, refuse, require
 from headwise.file_names import check_file_name, nfc
 from headwise.tasks.classification.inputs import ClassCorpus
@@ -120,7 +120,9 @@ class LabelledText(ClassCorpus):
         names = "text", "pair", "label", "labels", "columns", "valid_fraction"
         settings = {name: getattr(self.config, name) for name in names}
         parts = [self.tables.identity(part) for part in self._parts(split)]
-        return combined_digest([*parts, json.dumps([split, settings], sort_keys=True)])
+        in_use = [] if self.config.labels else map(self._names_of_file, self._parts(split))
+        content = [split, settings, *filter(None, in_use)]
+        return combined_digest([*parts, json.dumps(content, sort_keys=True)])
 
     def path(self, split: str) -> Path:
         """The first file of a split."""
@@ -143,13 +145,17 @@ class LabelledText(ClassCorpus):
     def _located(self, split: str) -> Iterator[tuple[str, Texts, str]]:
         share, n_seen = self._share(split), Counter[str]()
         for part in self._parts(split):
+            names = self._names_of_file(part)
             for where, record in self.tables.rows(part, self._select):
-                label = self._label(record, where)
+                label = self._label(record, where, names)
                 before = n_seen[label]
                 n_seen[label] += 1
                 is_valid = math.floor((before + 1) * share) > math.floor(before * share)
                 if not share or is_valid == (split == self.config.valid):
                     yield where, texts_of(record, text_columns(self.config), where), label
+
+    def _names_of_file(self, part: str) -> dict[str, str]:
+        return class_names(self.tables.path(part), self.config.label)
 
     def _share(self, split: str) -> float:
         """Share of the rows of the files of a split that are for validation."""
@@ -164,13 +170,17 @@ class LabelledText(ClassCorpus):
 
     def _select(self, name: str, columns: Sequence[str]) -> list[str]:
         pair = "data.pair= (null: single texts)"
-        advice = f"Columns are set by data.text=, data.label= and {pair}"
+        advice = f"Columns are set by data.text=, data.label= and {pair}, those of files without a "
+        advice += f"header by data.columns=[{self.config.label},{self.config.text}]"
         wanted = [*text_columns(self.config), self.config.label]
         check_columns(name, columns, wanted, advice)
         return wanted
 
-    def _label(self, record: Mapping[str, Any], where: str) -> str:
-        """The name of the label; a number that is no name is an index into `data.labels`."""
+    def _label(self, record: Mapping[str, Any], where: str, of_file: Mapping[str, str]) -> str:
+        """The name of the label; a number that is no name is an index into `data.labels`.
+
+        Without these, or if they have the name too, it is an index into the names in the file.
+        """
         self._select(where, list(record))
         value, names = record[self.config.label], self.config.labels
         is_whole = isinstance(value, float) and value.is_integer()
@@ -182,6 +192,8 @@ class LabelledText(ClassCorpus):
         label = "" if value is None else nfc(str(int(value) if is_whole else value)).strip()
         if not label:
             raise DataError(f"{where}: no label in the column {self.config.label!r}")
+        name = of_file.get(label, label)
+        label = name if names is None or name in names else label
         if names is None or label in names:
             return label
         if label.isdecimal() and int(label) < len(names):

@@ -91,6 +91,12 @@ class SequenceTask(Task[NoFiles]):
         if rows.in_place and len(self.columns) == 2:
             name = type(rows).__name__
             raise ConfigError(f"task.layout must be decoder: targets of {name} are in place")
+        for split in (data.valid, *data.test):
+            key = f"data.{'max_length' if split == data.valid else 'test_lengths'}"
+            allowed = f"a length at which data.rows={type(rows).__name__} have targets"
+            numbers = range(self.n_rows(split))
+            has_target = any(self.rows(split, [n])[0].scored_T.any() for n in numbers)
+            require(has_target, key, allowed, self.length(split))
         longest = self.longest(max([data.max_length, *lengths]))
         most, positions = parts_of(self.config).positions.max_positions, max(longest.values())
         allowed = f"at least {positions}, as a row of the longest data.test_lengths has"

@@ -102,14 +102,24 @@ def _resampled(path: Path, sample_rate: int) -> Iterator[Audio]:
 
 
 def _mono(sound: Any, path: Path) -> Iterator[Audio]:
-    """Blocks of the mean of the channels; a `DataError` if the decoder does not deliver all."""
-    n_frames = 0
+    """Blocks of the mean of the channels; a `DataError` if the decoder does not deliver all.
+
+    Codecs with losses exceed 1 a little, which is cut; samples in floating point may be on any
+    scale and are refused.
+    """
+    n_frames, peak = 0, 0.0
     # not `blocks`, whose last block has uninitialised values after what the decoder delivers
     while len(block := sound.read(BLOCK, dtype="float32", always_2d=True)):
         if not np.isfinite(block).all():
             raise DataError(f"{path} has samples that are NaN or infinite")
         n_frames += len(block)
+        peak = max(peak, np.abs(block.mean(axis=1)).max())
         yield block.mean(axis=1)
+    if peak > 1 and sound.subtype in ("FLOAT", "DOUBLE"):
+        raise DataError(
+            f"{path} has a peak of {peak:.3g}, but samples are from -1 to 1: scale it, for example "
+            f"with ffmpeg -i OLD -af volume={0.99 / peak:.3g} NEW"
+        )
     if n_frames < sound.frames or _is_cut(sound.extra_info):
         raise DataError(
             f"{path} is cut short or damaged: only {n_frames / sound.samplerate:.2f} s can be "

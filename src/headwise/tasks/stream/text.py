@@ -19,7 +19,7 @@ from typing import IO, Any
 from headwise.config.data import TextDataConfig
 from headwise.data.file_corpus import FileCorpus, files_below
 from headwise.data.sources.archive import Archives, open_member
-from headwise.data.sources.folder import splits_there
+from headwise.data.sources.folder import refuse_split_below, splits_there
 from headwise.data.sources.lines import READ_ERRORS, open_bytes
 from headwise.data.sources.tables import (
     SUFFIXES,
@@ -246,6 +246,7 @@ class ColumnCorpus(TextCorpus):
             raise DataError(f"set data.dir=FOLDER, with one of {names}, and with the other splits")
         paths = find_table(self.folder, split)
         if not paths:
+            refuse_split_below(self.folder, split, [split])
             stems = {stem for path in self.folder.glob("[!.]*") if (stem := table_stem(path))}
             there = splits_there(split, stems)
             raise DataError(f"{names} not found in {self.folder}. {there}")

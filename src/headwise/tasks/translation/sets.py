@@ -56,7 +56,7 @@ def _corpus_sets(data: DataConfig, names: Sequence[str], folder: str | None) -> 
     data_dir = data.dir
     # the training text may be absent
     data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
-    log_paths(data)
+    log_paths(data, folder)
     try:
         corpus = open_corpus(data, machine_cache_dir())
     except DataError as error:

@@ -147,7 +147,8 @@ class Translation(Task[Pairs]):
     ) -> Evaluation:
         """See `Task.evaluate`: scores of translations, then losses.
 
-        The loss is left out if a reference is longer than the model's learned positions.
+        The loss is left out, with a note, if a reference is longer than the model's learned
+        positions.
         """
         assert isinstance(model, Transformer)
         measured, outputs = [], Outputs()
@@ -165,9 +166,12 @@ class Translation(Task[Pairs]):
             target = self.config.data.target
             measured.append(score_translations(outputs.texts, references[:n], target, scope))
         limit = model.target_embedding.max_positions
-        if limit is None or data.encoded(part.split).target.lengths[: part.n].max() + 1 <= limit:
+        longest = int(data.encoded(part.split).target.lengths[: part.n].max()) + 1
+        if limit is None or longest <= limit:
             batches = self.batches(data, part)
             measured.append(measure_losses(model, self.loss, batches, ranks, progress=progress))
+        elif isinstance(outputs, Translations):
+            outputs.note = f"left out: a reference of {longest} tokens, positions for {limit}"
         return Evaluation(measured, outputs)
 
     def contents(self, data: Pairs, split: str) -> tuple[str, str]:

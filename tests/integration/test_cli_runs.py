@@ -83,6 +83,10 @@ def test_finished_run_is_listed_with_its_scores(
     shutil.copytree(run, tmp_path / "other")
     settings = tmp_path / "other" / "config.yaml"
     settings.write_text(settings.read_text().replace("alpha_init: normal", "alpha_init: 1.5"))
+    typed = tmp_path / "other" / "overrides.yaml"  # the first typed neither
+    typed.write_text("[attention=softmax, trainer.log_every=9]")
+    assert list(listed(where="attention == 'alpha_entmax'")) == ["moved"]
+    assert list(listed(where="`trainer.log_every` > 0 and seed > 0")) == ["moved", "other"]
     by_numbers_and_texts = {"sort": "-attention.alpha_init"}
     assert list(listed(**by_numbers_and_texts)) == ["moved", "other"]
     write_run(tmp_path / "broken")  # without settings: its seed is an override, a text
@@ -195,7 +199,9 @@ def test_control_characters_are_not_printed(tmp_path: Path, printed: Any) -> Non
         ({"format": "yaml"}, "format must be one of csv, json, table"),
         ({"sort": "tset/bleu"}, "Did you mean test/bleu?"),
         ({"where": "`tset/bleu` > 1"}, "Did you mean test/bleu?"),
-        ({"where": "status = 'failed'"}, "A query of pandas is expected, such as status =="),
+        ({"where": "status = 'failed'"}, "Type where='status == \"failed\"'"),
+        ({"where": "status=failed"}, "Type where='status == \"failed\"'"),
+        ({"where": "seed=1 and a.b==true"}, "Type where='seed == 1 and `a.b` == True'"),
         (
             {"where": "status"},
             "columns: status, task, metric, update, max_updates, test/bleu, run",

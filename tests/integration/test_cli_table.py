@@ -97,6 +97,8 @@ def test_runs_fill_cells_by_settings_not_names(
         "tiny-differences.csv", "tiny.csv", "tiny.md", "tiny.tex",
     ]  # fmt: skip
     assert (tmp_path / "tables" / "tiny.md").read_text(encoding="utf-8") in text
+    assert "## Difference to 1.5-entmax" in table("baseline=entmax15").out
+    assert_rejected(table("baseline=entmax"), 2, "softmax", "entmax15")
     assert r"30.5 (r+)" in (tmp_path / "tables" / "tiny.tex").read_text(encoding="utf-8")
 
 
@@ -145,9 +147,9 @@ def test_unfinished_run_is_not_used(runs: Write, table: Tabulate, tmp_path: Path
     runs("c", "entmax15", 1, 1, status="interrupted")
     (failed / "error.json").write_text('{"error": "DataError", "message": "no\\ntext"}')
     text = table().out
-    assert "softmax × mine, seed 1: not finished (0 updates done)" in text
-    assert "softmax × mine, seed 2: failed: no text" in text
-    assert "entmax15 × mine, seed 1: not finished" in text
+    assert "softmax × mine, seed 1: interrupted (0 updates done)" in text
+    assert "softmax × mine, seed 2: failed (DataError: no text)" in text
+    assert "entmax15 × mine, seed 1: interrupted" in text
     assert not csv_rows(tmp_path)
     assert "- softmax × Mine, seed 1, 2: `headwise train" in text
 
@@ -215,6 +217,8 @@ def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_pat
     assert "the items of test differ" not in same.out
     other, means = compare("other", "b" * 16)
     assert_rejected(other, 1, "can be paired")
+    unfinished = headwise("compare", f"run={first}", f"other={runs('new', 'softmax', 1, None)}")
+    assert_rejected(unfinished, 1, "is interrupted; both runs must be finished")
     assert [row[:2] for row in means] == [row[:2] for row in scores]
     assert {cell for row in means for cell in row[3:]} <= {"–", ""}
     assert "the items of test differ (by their hash: another text" in other.out

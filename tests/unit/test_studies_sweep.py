@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from fabricated_runs import RECIPE, translations, write_run
+from headwise.config.commands import TableConfig
 from headwise.config.folders import composed
+from headwise.errors import ConfigError
 from headwise.files import locked
 from headwise.runs.results import Results
+from headwise.studies.match import SavedRun
 from headwise.studies.sweep import sweep_tables
 
 TRANSLATION = "data=files", "data.source=de", "data.target=en"
@@ -88,11 +92,11 @@ def test_seeds_are_averaged_and_ratios_are_to_softmax(tmp_path: Path) -> None:
         make_job(tmp_path, "model=tiny attention=softmax seed=1", **results(20, 120, 1.0)),
         {"overrides": ["model=tiny", "attention=softmax", "seed=2"], "error": "DataError: gone"},
     ])  # fmt: skip
-    named = ["BLEU test ↑", "BLEU other ↑", "runs", "tokens/s, softmax = 1"]
-    assert head.split(" | ")[1:5] == named
+    named = ["BLEU test ↑", "BLEU other ↑", "runs", "seeds", "tokens/s, softmax = 1"]
+    assert head.split(" | ")[1:6] == named
     # sample deviation of 10 and 14; median 60 against 120; (0.3 + 1 + 0.5 + 0.5)/4
-    assert sparse == "| sparsemax | 12.00 ± 2.83 | 24.00 ± 5.66 | 2 | 0.50 | 0.57 | – |"
-    assert softmax == "| softmax | 20.00 | 40.00 | 1 (1 failed) | 1.00 | 0.75 | – |"
+    assert sparse == "| sparsemax | 12.00 ± 2.83 | 24.00 ± 5.66 | 2 | 1, 2 | 0.50 | 0.57 | – |"
+    assert softmax == "| softmax | 20.00 | 40.00 | 1 (1 failed) | 1 | 1.00 | 0.75 | – |"
 
 
 # -- sameness -------------------------------------------------------------------------------------
@@ -255,20 +259,50 @@ def test_a_run_counts_once(tmp_path: Path) -> None:
 
 
 def test_jobs_are_counted_as_what_they_are(tmp_path: Path) -> None:
-    made = make_jobs(tmp_path, " | ".join(f"seed={n}" for n in range(5)))
-    _, failed, running, interrupted, gone = (Path(job["run"]) for job in made)
+    made = make_jobs(tmp_path, " | ".join(f"seed={n}" for n in range(6)))
+    _, failed, running, interrupted, gone, broken = (Path(job["run"]) for job in made)
     for run in (failed, running, interrupted):
         (run / "results.json").unlink()
     (failed / "error.json").write_text('{"error": "DataError", "message": "x"}')
     shutil.rmtree(gone)
-    recorded = [{"overrides": ["seed=5"], state: True} for state in ("interrupted", "pruned")]
+    (broken / "config.yaml").write_text("model: [")
+    recorded = [{"overrides": ["seed=9"], state: True} for state in ("interrupted", "pruned")]
     other = {"overrides": ["model=tiny", "seed=1"], "error": "x"}
     with locked(running / ".lock"):
         shown = counts([*made, *recorded, other])
-    states = "1 failed, 1 running, 2 interrupted, 1 not found, 1 pruned"
+    states = "1 failed, 1 running, 2 interrupted, 1 not found, 1 broken, 1 pruned"
     assert shown == f"alpha_entmax: 1 ({states}); model=tiny: 0 (1 failed)"
+    assert counts([{"run": SavedRun(broken)}]) == "all: 0 (1 broken)"
+    (note,) = sweep_tables([*made[:1], made[-1]])[1][0].notes
+    assert note.startswith(f"{broken} is not counted: {broken}/config.yaml is broken")
     alone = counts([other, {"overrides": [], "error": "x"}])
     assert alone == "model=tiny: 0 (1 failed); all: 0 (1 failed)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given", "baseline", "is_noted"),
+    [
+        ("attention=entmax15 | attention=softmax model=small", None, "softmax, model=small", False),
+        ("attention=entmax15 | attention=softmax pattern=fixed | attention=softmax model=small",
+         None, "softmax, pattern fixed", True),
+        ("attention=entmax15 | attention=sparsemax", None, "entmax15", True),
+        ("attention=entmax15 | attention=sparsemax", "sparsemax", "sparsemax", False),
+        ("attention=entmax15", None, "entmax15", False),
+    ],
+)  # fmt: skip
+def test_baseline(
+    tmp_path: Path, overrides: str, given: str | None, baseline: str, is_noted: bool
+) -> None:
+    _, (table,) = sweep_tables(make_jobs(tmp_path, overrides), 50, given)
+    assert f"tokens/s, {baseline} = 1" in table.headers
+    assert [baseline in note for note in table.notes] == [True] * is_noted
+
+
+@pytest.mark.parametrize("given", ["softmx", "softmax"])
+def test_unknown_and_ambiguous_baselines_are_refused(tmp_path: Path, given: str) -> None:
+    made = make_jobs(tmp_path, "attention=softmax pattern=fixed | attention=softmax model=small")
+    with pytest.raises(ConfigError, match=r"baseline.*softmax, pattern fixed"):
+        sweep_tables([*made, make_job(tmp_path, "attention=entmax15")], 50, given)
 
 
 # -- cost and heads -------------------------------------------------------------------------------
@@ -291,7 +325,7 @@ def test_ratios_are_of_medians(
         for name, by_seed in speeds.items()
         for seed, speed in enumerate(by_seed)
     ]
-    shown = [line.split(" | ")[2].removeprefix("tokens/s, ") for line in lines_of(jobs)]
+    shown = [line.split(" | ")[3].removeprefix("tokens/s, ") for line in lines_of(jobs)]
     assert shown == ratios
 
 
@@ -302,7 +336,7 @@ def test_mean_over_heads_includes_zeros_and_omits_missing_values(tmp_path: Path)
         make_job(tmp_path, "model=small seed=1", heads={"density": {"cross": [[0.0]]}}),
     ]
     lines = [line.split(" | ") for line in lines_of(jobs)[1:]]
-    assert [line[3] for line in lines] == ["0.20", "0.00"]
+    assert [line[4] for line in lines] == ["0.20", "0.00"]
 
 
 def test_runs_of_two_tasks_have_two_tables(tmp_path: Path) -> None:
@@ -330,7 +364,9 @@ def test_rows_are_compared_over_seeds(tmp_path: Path, make: Any) -> None:
             overrides, run = [f"attention={name}", f"seed={seed}"], tmp_path / f"{name}{seed}"
             write_run(run, make, [*RECIPE, *overrides], translations(n_wrong, 1))
             jobs.append({"overrides": overrides, "run": str(run)})
-    _, (_, differences) = sweep_tables(jobs, 50)
+    _, (table, differences) = sweep_tables(jobs, 50)
+    assert dict(table.rows)["entmax15"][-4] == "1–3"
+    assert signature(sweep_tables).parameters["n_resamples"].default == TableConfig.n_resamples
     assert differences.title == "Difference to softmax, in BLEU"
     ((name, (ours, over_seeds, over_items, _)),) = differences.rows
     assert name == "BLEU test ↑, entmax15"

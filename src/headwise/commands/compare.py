@@ -13,6 +13,7 @@ from headwise.errors import DataError, RunError, require
 from headwise.files import check_output, write_text
 from headwise.markdown import markdown_table
 from headwise.metrics.significance import mcnemar, paired_bootstrap
+from headwise.runs.listing import status
 from headwise.runs.record import existing_record
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, EMPTY, interval, signed
@@ -44,6 +45,9 @@ def compare(config: CompareConfig) -> None:
         existing_record(config.run, SavedRun),
         existing_record(config.other, SavedRun, "other"),
     )
+    for run in runs:
+        if run.results is None:
+            raise RunError(f"{run.folder} is {status(run)['status']}; both runs must be finished")
     same = type(runs[0].task) is type(runs[1].task)
     rows = list(_rows(*runs, config.n_resamples)) if same else []
     both = " and ".join(str(run.folder) for run in runs)

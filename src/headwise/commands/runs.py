@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from headwise.config.commands import RunsConfig
-from headwise.errors import ConfigError, HeadwiseError, counted, refuse, unknown
-from headwise.runs.fingerprint import last_typed
-from headwise.runs.listing import status
+from headwise.config.saved import TARGET
+from headwise.errors import ConfigError, HeadwiseError, counted, meant, refuse
+from headwise.runs.fingerprint import flat, last_typed
+from headwise.runs.listing import choice_of, status
 from headwise.runs.record import Record, export_records, find_records, frame_row
 
 Row = dict[str, Any]
 FORMATS = ("table", "csv", "json")
+TERM = re.compile(r"""(`[^`]+`|[\w./]+)\s*==?\s*([\w./+-]+|(?=["']))""")  # of a query
 
 
 def runs(config: RunsConfig) -> None:
@@ -52,7 +54,8 @@ def _listing(config: RunsConfig) -> tuple[list[Record], str]:
                 settings[key] = None
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if rows and (config.where or config.sort):
-        rows = _selected(rows, [_saved(records[row["run"]]) for row in rows], config)
+        saved = [_saved(records[row["run"]], settings.keys() - row.keys()) for row in rows]
+        rows = _selected(rows, saved, columns, config)
     common = {key for key in settings if len({row.get(key) for row in rows}) < 2}
     rows = [{key: value for key, value in row.items() if key not in common} for row in rows]
     chosen = [records[row["run"]] for row in rows]
@@ -63,19 +66,32 @@ def _listing(config: RunsConfig) -> tuple[list[Record], str]:
     return chosen, _table(rows, [key for key in settings if key not in common])
 
 
-def _saved(run: Record) -> Row:
-    """The row of a run in `headwise.records`; empty for a broken run."""
+def _saved(run: Record, untyped: Iterable[str]) -> Row:
+    """The row of a run in `headwise.records`, with all settings; empty for a broken run.
+
+    Args:
+        run: its record.
+        untyped: keys that other runs typed; those of groups get the name of the choice.
+    """
     with suppress(HeadwiseError):
-        return frame_row(run)
+        row = {**flat(run.settings), **frame_row(run)}
+        for group in untyped:
+            name, target = (row.get(f"{group}.{key}") for key in ("name", TARGET))
+            if name or target:
+                row[group] = name or choice_of(group, target)
+        return row
     return {}
 
 
-def _selected(rows: Sequence[Row], saved: Sequence[Row], config: RunsConfig) -> list[Row]:
+def _selected(
+    rows: Sequence[Row], saved: Sequence[Row], columns: Sequence[str], config: RunsConfig
+) -> list[Row]:
     """The rows that `where` holds for, in the order of `sort`.
 
     Args:
         rows: of the listing.
-        saved: of `headwise.records`, aligned with `rows`.
+        saved: see `_saved`; aligned with `rows`.
+        columns: of `rows`.
 
     Raises:
         ConfigError: a wrong query or column.
@@ -87,18 +103,22 @@ def _selected(rows: Sequence[Row], saved: Sequence[Row], config: RunsConfig) -> 
     for name in table:
         with suppress(ValueError, TypeError):  # overrides are texts
             table[name] = pd.to_numeric(table[name])
+    known = f"{', '.join(columns)}, keys of config.yaml"
     where, column = config.where or "", (config.sort or "run").removeprefix("-")
     for name in (*re.findall("`([^`]+)`", where), column):
         if name not in table:
-            raise unknown("", name, list(table))
+            raise ConfigError(f"{name} is not known; allowed: {known}.{meant(name, table)}")
     try:
         if where:  # @NAME has no meaning; a query is as trusted as the command line
             table = table.query(where, engine="python", local_dict={}, global_dict={})
     except Exception as error:  # of whatever the query evaluates
         reason = str(error).partition("\n")[0]
+        if (corrected := TERM.sub(_corrected, where)) != where:
+            quoted = corrected.replace("'", '"')
+            raise ConfigError(f"where={where}: {reason}. Type where='{quoted}'") from error
         raise ConfigError(
             f"where={where}: {reason}. A query of pandas is expected, such as "
-            f"status == 'finished'; columns: {', '.join(table)}"
+            f"status == 'finished'; columns: {known}"
         ) from error
     if config.sort is not None:
         is_ascending = not config.sort.startswith("-")
@@ -108,6 +128,14 @@ def _selected(rows: Sequence[Row], saved: Sequence[Row], config: RunsConfig) -> 
         except TypeError:  # numbers and texts
             table = table.sort_values(column, key=lambda values: values.astype(str), **options)
     return [rows[int(number)] for number in table.index]
+
+
+def _corrected(term: re.Match[str]) -> str:
+    """A term of a query with `==`, a text in quotes, and a key in backticks."""
+    name, value = term[1].strip("`"), term[2]
+    is_text = value and not re.fullmatch(r"[\d.e+-]+|true|false", value, re.IGNORECASE)
+    key = name if name.isidentifier() else f"`{name}`"
+    return f"{key} == " + (f'"{value}"' if is_text else value.title())
 
 
 def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from headwise.commands.analyze import analyze_folders
 from headwise.commands.sweep import Sweep
 from headwise.config.commands import AnalyzeConfig, TableConfig
 from headwise.config.folders import group_choices
-from headwise.errors import ConfigError, RunError, counted, require, unset
+from headwise.errors import ConfigError, RunError, counted, refuse, require, unset
 from headwise.files import write_text
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import find_records
@@ -84,13 +84,10 @@ def _sweep(config: TableConfig) -> None:
     for path in config.runs:
         folder = Path(path)
         records = Sweep(folder.name, folder).jobs()
-        jobs += records or [
-            {"overrides": run.part("overrides"), "run": run}
-            for run in find_records([path], SavedRun)
-        ]
+        jobs += records or [{"run": run} for run in find_records([path], SavedRun)]
     if not jobs:
         raise RunError(f"no runs in {', '.join(config.runs)}")
-    scores, tables = sweep_tables(jobs, config.n_resamples)
+    scores, tables = sweep_tables(jobs, config.n_resamples, config.baseline)
     name = Path(config.runs[0]).resolve().name if len(config.runs) == 1 else "runs"
     output = Path(config.output or "outputs/tables")
     text = "\n".join(table.markdown() for table in tables)
@@ -121,7 +118,11 @@ class _StudyRuns:
 def _study(config: TableConfig) -> None:
     if config.seeds is not None:
         check_seeds("seeds", config.seeds)
-    study = selected(read_study(config.study), config.rows, config.columns)
+    study = read_study(config.study)
+    study.baseline = config.baseline or study.baseline
+    if study.baseline not in (None, *study.rows):
+        raise refuse("baseline", study.baseline, study.rows)
+    study = selected(study, config.rows, config.columns)
     study_runs, failed = _gather(config, study), []
     tried: set[tuple[tuple[str, ...], int]] = set()
     while config.launch and (ready := _ready(study_runs.missing, tried)):

@@ -28,6 +28,7 @@ class TableConfig(Loading):
     runs: list[str] = path(list)  # folders, globs or the folder of a sweep; empty: of the study
     rows: list[str] | None = None  # null: all of the study
     columns: list[str] | None = None  # null: all of the study
+    baseline: str | None = None  # a row, or a part of its name; null: the study's, or softmax
     seeds: list[int] | None = None  # null: those of the study
     overrides: list[str] = field(default_factory=list)  # added to every recipe: ["data.dir=FOLDER"]
     n_resamples: int = 10_000  # of the intervals over items

@@ -71,7 +71,7 @@ class Summary:
                 raise RunError(f"{run.folder / NAME} is broken: {error}") from error
         config, results = run.part("config"), run.results
         try:
-            task = task_name(config["task"][TARGET])
+            task = choice_of("task", config["task"][TARGET])
             trainer = config["trainer"]
             overrides = [str(item) for item in run.part("overrides")]
             summary = cls(task, str(trainer["monitor"]), overrides, int(trainer["max_updates"]))
@@ -81,9 +81,10 @@ class Summary:
 
 
 @cache
-def task_name(target: str) -> str:
-    """The name of a task by its class; `Task.name` would import it, and torch."""
-    names = {class_name(group_node("task", name)[TARGET]): name for name in group_choices("task")}
+def choice_of(group: str, target: str) -> str:
+    """The choice of a group by its class, which is not imported: `Task.name` would load torch."""
+    choices = reversed(group_choices(group))  # of several the first
+    names = {class_name(group_node(group, name).get(TARGET)): name for name in choices}
     kind = class_name(target)
     return names.get(kind, str(kind).rpartition(".")[2].lower())  # the default of `Task.name`
 

@@ -14,6 +14,7 @@ from typing import Any
 from headwise.config.instantiate import target_class
 from headwise.config.saved import located
 from headwise.metrics.metric import Metric
+from headwise.runs.listing import status
 from headwise.runs.record import Record
 from headwise.studies.study import Recipe, decisive
 from headwise.tasks.evaluate import main_metric
@@ -134,10 +135,8 @@ def _assign(matching: Matching, run: SavedRun, recipe: Recipe, seeds: Sequence[i
 def _unfit(run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> str | None:
     """Return why a run of a recipe is not used, as the end of a message; None if it is used."""
     if run.results is None:
-        failed = (run.part("error") or {}).get("message")
-        if failed is not None:
-            return f": failed: {' '.join(str(failed).split())}"
-        return f": not finished ({run.updates:,} updates done)"
+        state = status(run)
+        return f": {state['status']} ({state.get('reason', f'{run.updates:,} updates done')})"
     if run.updates < recipe.max_updates and not run.results.stopped_early:
         return f": ended at {run.updates:,} of the recipe's {recipe.max_updates:,} updates"
     if run.seed not in seeds:

@@ -11,12 +11,14 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from headwise.errors import ConfigError, HeadwiseError, refuse
+from headwise.metrics.significance import N_RESAMPLES
 from headwise.runs.fingerprint import PATHS, last_typed
 from headwise.runs.folder import SETTINGS
 from headwise.runs.listing import status
@@ -31,33 +33,34 @@ from headwise.studies.tables import difference_table
 
 BASELINE = "softmax"
 HEADS = ("density", "diversity")
-STOPPED = ("interrupted", "pruned")  # keys of a job's record
-N_RESAMPLES = 2000  # at the end of every sweep
+STOPPED = ("interrupted", "pruned", "broken")  # keys of a job's record
 MAX_NOTES = 3
 
 
 def sweep_tables(
-    jobs: Sequence[Mapping[str, Any]], n_resamples: int = N_RESAMPLES
+    jobs: Sequence[Mapping[str, Any]], n_resamples: int = N_RESAMPLES, baseline: str | None = None
 ) -> tuple[pd.DataFrame, list[TextTable]]:
     """Return the scores, a row per run and split, and the tables of each corpus.
 
-    Scores are those of the main metric, mean ± sample standard deviation. The baseline is the row
-    named softmax, else the first row. Density and diversity are means over heads and layers, see
-    `headwise.analysis.collect.head_statistics`.
+    Scores are those of the main metric, mean ± sample standard deviation. Density and diversity are
+    means over heads and layers, see `headwise.analysis.collect.head_statistics`.
 
     Args:
         jobs: records of a sweep: overrides, and the run or its folder, an error, or interrupted.
         n_resamples: of the intervals over items.
+        baseline: a row, see `rows_named`; None: the row with softmax, else the first one.
 
     Raises:
-        RunError: a run is broken, or of another version.
+        ConfigError: `baseline` is no row, or several.
     """
-    runs = [_run(job) for job in jobs]
+    jobs, runs = zip(*map(_read, jobs), strict=True)
     corpora = corpus_rows([run for run in runs if run is not None])
     placed, notes = _placed(jobs, runs, corpora), {c.corpus: c.notes for c in corpora}
+    if baseline is not None and not rows_named(baseline, rows := placed.row.unique()):
+        raise refuse("baseline", baseline, rows)
     frames, tables = [], []
     for corpus, of_corpus in placed.groupby("corpus", sort=False):
-        scores, of_scores = _corpus_tables(of_corpus, notes.get(corpus, ()), n_resamples)
+        scores, of_scores = _corpus_tables(of_corpus, notes.get(corpus, ()), n_resamples, baseline)
         if placed.corpus.nunique() > 1:
             scores.column += f", {corpus}"
             for table in of_scores:
@@ -67,11 +70,35 @@ def sweep_tables(
     return pd.concat(frames), tables
 
 
-def _run(job: Mapping[str, Any]) -> SavedRun | None:
-    run: SavedRun | str | None = job.get("run")
-    if not isinstance(run, str):
-        return run
-    return SavedRun(Path(run)) if (Path(run) / SETTINGS).is_file() else None
+def rows_named(name: str, rows: Iterable[str]) -> list[str]:
+    """Return the row with a name, or the rows that have all its parts, such as softmax."""
+    rows, parts = list(rows), set(name.split(", "))
+    return [name] if name in rows else [row for row in rows if parts <= set(row.split(", "))]
+
+
+def _baseline(rows: Sequence[str], given: str | None) -> tuple[str, list[str]]:
+    """Return the baseline of a corpus, and a note if another row could be it."""
+    named = rows_named(given or BASELINE, rows)
+    if given and len(named) > 1:
+        raise ConfigError(f"baseline={given} is {len(named)} rows: {'; '.join(named)}")
+    first, is_only = (named or rows)[0], len(named or rows) == 1
+    which = f"the baseline is the first row{' with softmax' if named else ''}, {first}"
+    return first, [] if is_only else [f"{which}; headwise table … baseline=ROW sets another"]
+
+
+def _read(job: Mapping[str, Any]) -> tuple[Mapping[str, Any], SavedRun | None]:
+    """Return a job and its run; a run that cannot be read is a job that is broken."""
+    run = job.get("run")
+    if isinstance(run, str):
+        run = SavedRun(Path(run)) if (Path(run) / SETTINGS).is_file() else None
+    if run is None:
+        return job, None
+    try:
+        job = {"overrides": run.part("overrides"), **job}
+        _ = run.config, run.results, run.data
+    except (HeadwiseError, OSError) as error:
+        return {**job, "broken": f"{run.folder} is not counted: {error}"}, None
+    return job, run
 
 
 def _placed(
@@ -87,7 +114,7 @@ def _placed(
     places = {run: (corpus, row) for corpus, row, same in rows for run in same}
 
     def words(job: Mapping[str, Any]) -> tuple[str, ...]:
-        typed = last_typed(job["overrides"] or ())
+        typed = last_typed(job.get("overrides") or ())
         return tuple(word for word in typed if not re.match(r"\+*seed=", word))
 
     common = set.intersection(*(set(words(job)) for job in jobs))
@@ -101,26 +128,29 @@ def _placed(
             own = " ".join(w.removeprefix("attention=") for w in words(job) if w not in common)
             other = "not found" if "run" in job else "failed"
             state = next((state for state in STOPPED if state in job), other)
-            placed.append((*of_words.get(words(job), (alone, own or "all")), state, run))
+            place = of_words.get(words(job), (alone, own or "all"))
+            placed.append((*place, state, run, job.get("broken")))
         elif run in places:
             state = FINISHED if run.results else str(status(run)["status"])
-            placed.append((*places[run], state, run))
-    return pd.DataFrame(placed, columns=["corpus", "row", "state", "run"])
+            placed.append((*places[run], state, run, None))
+    return pd.DataFrame(placed, columns=["corpus", "row", "state", "run", "note"])
 
 
 def _corpus_tables(
-    placed: pd.DataFrame, notes: Sequence[str], n_resamples: int
+    placed: pd.DataFrame, notes: Sequence[str], n_resamples: int, given: str | None
 ) -> tuple[pd.DataFrame, list[TextTable]]:
     names = list(dict.fromkeys(placed.row))
     finished = placed[placed.state == FINISHED]
-    baseline = BASELINE if BASELINE in names else next(iter(finished.row), names[0])
+    baseline, on_baseline = _baseline(list(dict.fromkeys([*finished.row, *names])), given)
     scores = _scores(finished)
     metrics = {name: run.metric for name, run in zip(scores.column, scores.saved, strict=True)}
     compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
     of_columns = pairs.groupby("column", sort=False)
-    compared.notes = {"": [*notes]} | {name: [*unknown(scores)] for name, scores in of_columns}
+    compared.notes = {"": [*on_baseline, *placed.note.dropna(), *notes]} | {
+        name: [*unknown(scores)] for name, scores in of_columns
+    }
     compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
     tables = [_main(compared, placed, baseline)]
     if len(compared.differences):
@@ -159,6 +189,8 @@ def _main(compared: Compared, placed: pd.DataFrame, baseline: str) -> TextTable:
         columns[f"{column} {ARROWS[sign]}"] = scores.agg(mean_and_deviation, DECIMALS[sign])
     columns["runs"] = placed.groupby("row").state.agg(_counts)
     finished = placed[placed.state == FINISHED]
+    seeds = pd.Series([run.seed for run in finished.run], index=finished.row, dtype=object)
+    columns["seeds"] = seeds.groupby(level=0).agg(_seeds)
     names, results = list(finished.row), [run.results for run in finished.run]
     speeds = pd.Series([of_run.tokens_per_second for of_run in results], dtype=float)
     rows = list(dict.fromkeys(placed.row))
@@ -195,6 +227,13 @@ def _means_of_heads(names: Sequence[str], results: Sequence[Results]) -> pd.Seri
 
 def _shown(mean: float | None) -> str:
     return EMPTY if pd.isna(mean) else f"{mean:.2f}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    first, last = min(seeds), max(seeds)
+    if len(seeds) == last - first + 1 > 2:
+        return f"{first}–{last}"
+    return ", ".join(map(str, sorted(seeds)))
 
 
 def _counts(outcomes: pd.Series) -> str:

@@ -186,7 +186,8 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
         task[:] = [one if one in arguments else one.removeprefix("++") for one in task]
         try:
             started = Sweep.composed(config)
-            if not config.hydra.sweeper._target_.endswith(".OptunaSweeper"):  # several may search
+            # several processes may share a search
+            if not (config.dry_run or config.hydra.sweeper._target_.endswith(".OptunaSweeper")):
                 started.folder.mkdir(parents=True, exist_ok=True)
                 lock.enter_context(RunFolder(started.folder).claimed())
             started.begin()

@@ -288,7 +288,8 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
             file=sys.stderr,
         )
         return 1
-    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EEXIST):
+    of_name = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOENT)
+    if isinstance(error, OSError) and error.errno in of_name and error.filename:
         print(f"headwise: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     traceback.print_exception(error)

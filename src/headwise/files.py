@@ -203,15 +203,6 @@ def check_output(output: str) -> None:
         raise DataError(f"output={output} is a folder; give a file in it")
 
 
-def make_folder(path: Path) -> None:
-    """Create the folder of an output; raise `HeadwiseError` if that fails."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"{error.strerror}; name a folder that can be written"
-        raise HeadwiseError(f"the folder {path} cannot be created: {reason}") from error
-
-
 def matching_paths(pattern: Path) -> list[Path]:
     """The paths that match a glob; the part of it that exists, or all of it, is no pattern."""
     existing = next(path for path in (pattern, *pattern.parents) if os.path.exists(path))

@@ -201,7 +201,9 @@ def test_control_characters_are_not_printed(tmp_path: Path, printed: Any) -> Non
         ({"where": "`tset/bleu` > 1"}, "Did you mean test/bleu?"),
         ({"where": "status = 'failed'"}, "Type where='status == \"failed\"'"),
         ({"where": "status=failed"}, "Type where='status == \"failed\"'"),
-        ({"where": "seed=1 and a.b==true"}, "Type where='seed == 1 and `a.b` == True'"),
+        ({"where": "update=1 and test/bleu==true"}, "'update == 1 and `test/bleu` == True'"),
+        ({"where": 'run.eq("a=b") and task=x'}, """'run.eq("a=b") and task == "x"'"""),
+        ({"where": "status=failed or nothing=1"}, "columns: status, "),
         (
             {"where": "status"},
             "columns: status, task, metric, update, max_updates, test/bleu, run",
@@ -217,17 +219,17 @@ def test_wrong_options(tmp_path: Path, printed: Any, options: dict[str, Any], me
         printed(**options)
 
 
-def test_only_queries_with_commas_need_second_quotes(headwise: CommandLine, tmp_path: Path) -> None:
+def test_queries_are_as_typed(headwise: CommandLine, tmp_path: Path) -> None:
     write_run(tmp_path / "a", finished=True)
     runs = f"runs=[{tmp_path}]"
     failed = headwise.ok("runs", runs, 'where=status == "failed" and update < 3')
     assert failed.out == "status  update  left  task  run\n0 runs\n"
-    listed = headwise.ok("runs", runs, 'where="update in [0, 100]"')
-    assert listed.out.endswith("1 run: 1 finished\n")
+    for where in ("where=update in [0, 100]", 'where="update in [0, 100]"'):
+        assert headwise.ok("runs", runs, where).out.endswith("1 run: 1 finished\n")
     assert_rejected(headwise("runs", f"runs=[{tmp_path}/b]"), 1, "folder not found")
     none = headwise("runs", runs, 'where=status == "finishd"', f"export={tmp_path}/records")
     assert_rejected(none, 1, "no run to export, so nothing is written")
-    assert_rejected(headwise("runs", runs, "export=/proc/x"), 1, "export=/proc/x", "created")
+    assert_rejected(headwise("runs", runs, "export=/proc/x"), 1, "/proc/x: No such file")
 
 
 def test_listing_does_not_reject_a_start(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from fabricated_runs import RECIPE, translations, write_run
 from headwise.config.commands import TableConfig
 from headwise.config.folders import composed
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, RunError
 from headwise.files import locked
 from headwise.runs.results import Results
 from headwise.studies.match import SavedRun
@@ -272,7 +272,8 @@ def test_jobs_are_counted_as_what_they_are(tmp_path: Path) -> None:
         shown = counts([*made, *recorded, other])
     states = "1 failed, 1 running, 2 interrupted, 1 not found, 1 broken, 1 pruned"
     assert shown == f"alpha_entmax: 1 ({states}); model=tiny: 0 (1 failed)"
-    assert counts([{"run": SavedRun(broken)}]) == "all: 0 (1 broken)"
+    with pytest.raises(RunError, match="config.yaml is broken"):
+        counts([{"run": SavedRun(broken)}])
     (note,) = sweep_tables([*made[:1], made[-1]])[1][0].notes
     assert note.startswith(f"{broken} is not counted: {broken}/config.yaml is broken")
     alone = counts([other, {"overrides": [], "error": "x"}])

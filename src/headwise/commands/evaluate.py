@@ -12,7 +12,7 @@ from headwise.config.saved import current_search, named
 from headwise.data.sources.lines import read_pairs
 from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
-from headwise.files import locked, make_folder, read_json, write_json
+from headwise.files import locked, read_json, write_json
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
 from headwise.runs.results import Results
 from headwise.tasks.data import Sides
@@ -76,7 +76,7 @@ def evaluate(config: EvaluateConfig) -> None:
 def _out(config: EvaluateConfig) -> RunFolder:
     """The folder for the results, which can be written."""
     if config.output is not None:
-        make_folder(Path(config.output))
+        Path(config.output).mkdir(parents=True, exist_ok=True)
         return RunFolder(Path(config.output))
     run = RunFolder.existing(config.run)
     run.check_writable("set output=FOLDER, or ")

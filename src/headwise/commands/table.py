@@ -19,7 +19,7 @@ from headwise.commands.sweep import Sweep
 from headwise.config.commands import AnalyzeConfig, TableConfig
 from headwise.config.folders import group_choices
 from headwise.errors import ConfigError, RunError, counted, refuse, require, unset
-from headwise.files import make_folder, write_text
+from headwise.files import write_text
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import find_records
 from headwise.studies.compare import judge
@@ -67,7 +67,7 @@ def _write(
     output: Path, name: str, text: str, tex: str, frames: Mapping[str, pd.DataFrame]
 ) -> None:
     """Write NAME.md and NAME.tex, and frames as NAME.csv or NAME-FRAME.csv."""
-    make_folder(output)
+    output.mkdir(parents=True, exist_ok=True)
     contents = {f"{name}.md": text, f"{name}.tex": tex}
     for key, frame in frames.items():
         if len(frame) or not key:

@@ -23,7 +23,7 @@ from headwise.config.saved import current, named
 from headwise.config.schema import Config
 from headwise.errors import RunError, counted, meant
 from headwise.file_names import check_file_name
-from headwise.files import is_locked, make_folder, matching_paths, read_json, replacing
+from headwise.files import is_locked, matching_paths, read_json, replacing
 from headwise.runs.fingerprint import comparable
 from headwise.runs.folder import (
     ARCHIVE,
@@ -288,7 +288,7 @@ def export_records(records: Sequence[Record], folder: Path, overwrite: bool = Fa
     names = Counter(record.folder.name for record in records)
     if repeated := [name for name, n in names.items() if n > 1]:
         raise RunError(f"several runs are called {repeated[0]}: export them to several archives")
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     # both files are complete before the first is replaced
     with replacing(folder / SUMS) as sums, replacing(folder / ARCHIVE) as archive:
         with zipfile.ZipFile(sums, "w") as arrays:

@@ -29,7 +29,7 @@ NUMBER = re.compile(
 )
 # An element of a list, mapping or sweep.
 ELEMENT = re.compile(r"""[^][{}(),:\s"'](?:[^][{}(),:]*[^][{}(),:\s])?|"[^"]*"|'[^']*'""")
-FREE_TEXT = ("prompt", "sentence", "where")  # keys whose values are no syntax of Hydra
+FREE_TEXT = ("baseline", "prompt", "sentence", "where")  # keys whose values are no syntax of Hydra
 # Key, or choice as group=choice, of an earlier version -> what to do instead.
 REMOVED = {
     "activation=silu": "use activation=gelu",

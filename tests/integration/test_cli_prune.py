@@ -193,15 +193,10 @@ def test_pruned_run_works_with_all_commands(
 
 
 def test_run_without_heads_is_rejected(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
-    bare = f"run={tmp_path / 'bare'}"
-    headwise.ok(
-        "prune",
-        f"run={run}",
-        "keep={encoder_self:[[]],decoder_self:[[]],cross:[[]]}",
-        f"output={tmp_path / 'bare'}",
-    )
+    bare, none = tmp_path / "bare", "keep={encoder_self:[[]],decoder_self:[[]],cross:[[]]}"
+    headwise.ok("prune", f"run={run}", none, f"output={bare}")
     for arguments in (["fraction=0.5"], ["table=true", "sites=[cross]"]):
-        assert_rejected(headwise("prune", bare, *arguments), 1, "no heads to prune")
+        assert_rejected(headwise("prune", f"run={bare}", *arguments), 1, "no heads to prune")
 
 
 def test_pruned_run_can_be_fine_tuned(

@@ -37,9 +37,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ("variable", "names"),
     [("", ""), ("-1", ""), ("NoDevFiles", ""), ("1,-1,0", "1"), ("GPU-8932f9,2", "GPU-8932f9 2")],
 )
-def test_gpus_are_those_that_cuda_sees(
-    variable: str, names: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_of_cuda(variable: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert _visible_gpus() == names.split()
 

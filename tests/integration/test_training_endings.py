@@ -83,7 +83,7 @@ def test_extended_run_equals_one_run(runs: Runs) -> None:
     assert "; losses: another -> " in output
     assert "linear maps" not in output
     now = read_json(path)
-    assert f"threads (trainer.threads): 63 -> {now['threads']}" in output
+    assert f"threads: 63 -> {now['threads']}" in output
     assert (now["update"], now["earlier"]) == (5, [environment])
     assert f"resuming in {path.parent} at update 5, logged to 7" in output
     runs.train("at-once", {**changes, "trainer.max_updates": 6})

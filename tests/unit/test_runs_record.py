@@ -255,6 +255,7 @@ def test_frame_has_a_row_a_run(folders: Path, archive: Path) -> None:
     assert list(frames[0].seed) == [1, 3, 9]
     assert set(frames[0]["attention._target_"]) == {"AlphaEntmax"}
     assert frames[0]["test/bleu"].notna().tolist() == [True, True, False]
+    assert "test/search" not in frames[0]
     # what tells recipes of equal settings apart
     row = frames[0].iloc[1]
     assert {key: row[key] for key in HASHES} == HASHES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from omegaconf import OmegaConf
 from fabricated_runs import RECIPE, translations, write_run
 from headwise.config.commands import TableConfig
 from headwise.config.folders import composed
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, RunError
 from headwise.files import locked
 from headwise.runs.results import Results
 from headwise.studies.match import SavedRun
-from headwise.studies.sweep import sweep_tables
+from headwise.studies.sweep import N_RESAMPLES, sweep_tables
 
 TRANSLATION = "data=files", "data.source=de", "data.target=en"
 PLAIN_TEXT = ("data=text",)
@@ -272,7 +271,8 @@ def test_jobs_are_counted_as_what_they_are(tmp_path: Path) -> None:
         shown = counts([*made, *recorded, other])
     states = "1 failed, 1 running, 2 interrupted, 1 not found, 1 broken, 1 pruned"
     assert shown == f"alpha_entmax: 1 ({states}); model=tiny: 0 (1 failed)"
-    assert counts([{"run": SavedRun(broken)}]) == "all: 0 (1 broken)"
+    with pytest.raises(RunError, match="is broken"):
+        counts([{"run": SavedRun(broken)}])
     (note,) = sweep_tables([*made[:1], made[-1]])[1][0].notes
     assert note.startswith(f"{broken} is not counted: {broken}/config.yaml is broken")
     alone = counts([other, {"overrides": [], "error": "x"}])
@@ -280,22 +280,20 @@ def test_jobs_are_counted_as_what_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "given", "baseline", "is_noted"),
+    ("overrides", "given", "baseline", "n_notes"),
     [
-        ("attention=entmax15 | attention=softmax model=small", None, "softmax, model=small", False),
+        ("attention=entmax15 | attention=softmax model=small", None, "softmax, model=small", 0),
         ("attention=entmax15 | attention=softmax pattern=fixed | attention=softmax model=small",
-         None, "softmax, pattern fixed", True),
-        ("attention=entmax15 | attention=sparsemax", None, "entmax15", True),
-        ("attention=entmax15 | attention=sparsemax", "sparsemax", "sparsemax", False),
-        ("attention=entmax15", None, "entmax15", False),
+         None, "softmax, pattern fixed", 1),
+        ("attention=entmax15 | attention=sparsemax", None, "entmax15", 1),
+        ("attention=entmax15 | attention=sparsemax", "sparsemax", "sparsemax", 0),
+        ("attention=entmax15", None, "entmax15", 0),
     ],
 )  # fmt: skip
-def test_baseline(
-    tmp_path: Path, overrides: str, given: str | None, baseline: str, is_noted: bool
-) -> None:
+def test_baseline(tmp_path: Path, overrides: str, given: Any, baseline: str, n_notes: int) -> None:
     _, (table,) = sweep_tables(make_jobs(tmp_path, overrides), 50, given)
     assert f"tokens/s, {baseline} = 1" in table.headers
-    assert [baseline in note for note in table.notes] == [True] * is_noted
+    assert [baseline in note for note in table.notes] == [True] * n_notes
 
 
 @pytest.mark.parametrize("given", ["softmx", "softmax"])
@@ -366,7 +364,7 @@ def test_rows_are_compared_over_seeds(tmp_path: Path, make: Any) -> None:
             jobs.append({"overrides": overrides, "run": str(run)})
     _, (table, differences) = sweep_tables(jobs, 50)
     assert dict(table.rows)["entmax15"][-4] == "1–3"
-    assert signature(sweep_tables).parameters["n_resamples"].default == TableConfig.n_resamples
+    assert TableConfig.n_resamples == N_RESAMPLES
     assert differences.title == "Difference to softmax, in BLEU"
     ((name, (ours, over_seeds, over_items, _)),) = differences.rows
     assert name == "BLEU test ↑, entmax15"

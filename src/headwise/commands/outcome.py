@@ -30,8 +30,8 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
     """Return scores, α, paths, the next `command`, and what was not scored, for the terminal."""
     of_run, config = quote(f"run={folder.path}"), read_config(folder)
     evaluation = f"headwise evaluate {of_run} 'data.test=[NAME]'"
-    is_shared = bool(getattr(config.data, "split", None))  # one file, all of which was used
-    has_no_test = not (is_shared or results.scores.keys() - {config.data.valid})
+    # with data.split all of one file was used
+    is_tested = getattr(config.data, "split", None) or results.scores.keys() - {config.data.valid}
     phases = results.other_seconds
     others = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases.items())
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
@@ -46,7 +46,7 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
         *([f"{command:<11} headwise {command} {of_run}"] if command else []),
-        *([f"not scored  a test set: {evaluation}"] if has_no_test else []),
+        *([] if is_tested else [f"not scored  a test set: {evaluation}"]),
     ]
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from headwise.runs.record import Record, export_records, find_records, frame_row
 
 Row = dict[str, Any]
 FORMATS = ("table", "csv", "json")
-TERM = re.compile(r"""(`[^`]+`|[\w./]+)\s*==?\s*([\w./+-]+|(?=["']))""")  # of a query
+# Of a query: a text, or a key and its value.
+TERM = re.compile(r"""("[^"]*"|'[^']*')|(`[^`]+`|[\w./]+)\s*==?\s*([\w./+-]+|(?=["']))""")
 
 
 def runs(config: RunsConfig) -> None:
@@ -54,7 +56,7 @@ def _listing(config: RunsConfig) -> tuple[list[Record], str]:
                 settings[key] = None
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if rows and (config.where or config.sort):
-        saved = [_saved(records[row["run"]], settings.keys() - row.keys()) for row in rows]
+        saved = [_saved(records[row["run"]], row) for row in rows]
         rows = _selected(rows, saved, columns, config)
     common = {key for key in settings if len({row.get(key) for row in rows}) < 2}
     rows = [{key: value for key, value in row.items() if key not in common} for row in rows]
@@ -66,21 +68,17 @@ def _listing(config: RunsConfig) -> tuple[list[Record], str]:
     return chosen, _table(rows, [key for key in settings if key not in common])
 
 
-def _saved(run: Record, untyped: Iterable[str]) -> Row:
-    """The row of a run in `headwise.records`, with all settings; empty for a broken run.
-
-    Args:
-        run: its record.
-        untyped: keys that other runs typed; those of groups get the name of the choice.
-    """
-    with suppress(HeadwiseError):
-        row = {**flat(run.settings), **frame_row(run)}
-        for group in untyped:
-            name, target = (row.get(f"{group}.{key}") for key in ("name", TARGET))
-            if name or target:
-                row[group] = name or choice_of(group, target)
-        return row
-    return {}
+def _saved(run: Record, row: Row) -> Row:
+    """The row of a run with choices of groups, all settings, and that of `headwise.records`."""
+    with suppress(HeadwiseError):  # broken
+        settings = flat(run.settings)
+        classes = {
+            key[: -len(TARGET) - 1]: settings[key] for key in settings if key.endswith(TARGET)
+        }
+        choices = {group: choice_of(group, target) for group, target in classes.items()}
+        names = {key[:-5]: settings[key] for key in settings if key.endswith(".name")}
+        return {**choices, **names, **row, **settings, **frame_row(run)}
+    return row
 
 
 def _selected(
@@ -90,7 +88,7 @@ def _selected(
 
     Args:
         rows: of the listing.
-        saved: see `_saved`; aligned with `rows`.
+        saved: with more columns, see `_saved`; aligned with `rows`.
         columns: of `rows`.
 
     Raises:
@@ -98,8 +96,7 @@ def _selected(
     """
     import pandas as pd  # the listing alone does not wait for it
 
-    joined = [{**row, **more} for row, more in zip(rows, saved, strict=True)]
-    table = pd.DataFrame(joined, index=[str(number) for number in range(len(rows))])
+    table = pd.DataFrame(saved, index=[str(number) for number in range(len(rows))])
     for name in table:
         with suppress(ValueError, TypeError):  # overrides are texts
             table[name] = pd.to_numeric(table[name])
@@ -108,21 +105,21 @@ def _selected(
     for name in (*re.findall("`([^`]+)`", where), column):
         if name not in table:
             raise ConfigError(f"{name} is not known; allowed: {known}.{meant(name, table)}")
+    # @NAME has no meaning; a query is as trusted as the command line
+    query = partial(table.query, engine="python", local_dict={}, global_dict={})
     try:
-        if where:  # @NAME has no meaning; a query is as trusted as the command line
-            table = table.query(where, engine="python", local_dict={}, global_dict={})
+        if where:
+            table = query(where)
     except Exception as error:  # of whatever the query evaluates
         reason = str(error).partition("\n")[0]
-        if (corrected := TERM.sub(_corrected, where)) != where:
-            quoted = corrected.replace("'", '"')
-            raise ConfigError(f"where={where}: {reason}. Type where='{quoted}'") from error
-        raise ConfigError(
-            f"where={where}: {reason}. A query of pandas is expected, such as "
-            f"status == 'finished'; columns: {known}"
-        ) from error
+        example = "A query of pandas is expected, such as status == 'finished'"
+        advice, corrected = f"{example}; columns: {known}", TERM.sub(_corrected, where)
+        with suppress(Exception):
+            query(corrected)
+            advice = "Type where='{}'".format(corrected.replace("'", '"'))
+        raise ConfigError(f"where={where}: {reason}. {advice}") from error
     if config.sort is not None:
-        is_ascending = not config.sort.startswith("-")
-        options: dict[str, Any] = {"ascending": is_ascending, "kind": "stable"}
+        options: dict[str, Any] = {"ascending": not config.sort.startswith("-"), "kind": "stable"}
         try:
             table = table.sort_values(column, **options)
         except TypeError:  # numbers and texts
@@ -132,10 +129,10 @@ def _selected(
 
 def _corrected(term: re.Match[str]) -> str:
     """A term of a query with `==`, a text in quotes, and a key in backticks."""
-    name, value = term[1].strip("`"), term[2]
-    is_text = value and not re.fullmatch(r"[\d.e+-]+|true|false", value, re.IGNORECASE)
+    text, name, value = term[1], (term[2] or "").strip("`"), term[3]
+    is_text = value and not re.fullmatch(r"[-+.]?\d[\d.e+-]*|true|false", value, re.IGNORECASE)
     key = name if name.isidentifier() else f"`{name}`"
-    return f"{key} == " + (f'"{value}"' if is_text else value.title())
+    return text or f"{key} == " + (f'"{value}"' if is_text else value.title())
 
 
 def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:

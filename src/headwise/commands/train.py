@@ -284,10 +284,8 @@ class _Run:
         kernels = {"kernels": kernels_of(model, self.task.loss, precision, device)}
         now = read_json(self.folder.path / "environment.json") | kernels
         self.folder.write_json("environment.json", now)
-        changed = changes(self.before, now) if self.before else []
-        if changed:
-            what = "; ".join(changed)
-            log.warning("resumed with other software or threads, results may change: %s", what)
+        if self.before and (changed := "; ".join(changes(self.before, now))):
+            log.warning("resumed with other software or threads, results may change: %s", changed)
 
     def _trainer(
         self, model: Model, prepared: Data, batches: Prefetched, records: RunLog

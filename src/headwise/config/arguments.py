@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from headwise.config.folders import group_choices
@@ -28,7 +29,7 @@ NUMBER = re.compile(
 )
 # An element of a list, mapping or sweep.
 ELEMENT = re.compile(r"""[^][{}(),:\s"'](?:[^][{}(),:]*[^][{}(),:\s])?|"[^"]*"|'[^']*'""")
-FREE_TEXT = ("prompt", "sentence")  # keys in which ${ is text
+FREE_TEXT = ("baseline", "prompt", "sentence", "where")  # keys whose values are no syntax of Hydra
 # Key, or choice as group=choice, of an earlier version -> what to do instead.
 REMOVED = {
     "activation=silu": "use activation=gelu",
@@ -48,13 +49,11 @@ def quoted(argument: str, text: Container[str] = ()) -> str:
     """Quote the value of `key=value` if Hydra cannot parse it: non-ASCII letters, = and the like.
 
     Of lists, mappings and sweeps each such element is quoted. Values that Hydra parses are
-    unchanged, except for numbers in keys of `text`, where 1e3 would become 1000.0, and ${ in
-    free text.
+    unchanged, except for numbers in keys of `text`, where 1e3 would become 1000.0, and free text.
     """
     key, equals, value = argument.partition("=")
-    if key in FREE_TEXT:
-        value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-        argument = f"{key}={value}"
+    if key in FREE_TEXT and value != "null":
+        return f"{key}=" + _in_quotes(re.sub(r"(\\*)\$\{", r"\1\1\\${", value), is_text=True)
     if key.lstrip("+") in text and not set(value).intersection("\"'{($"):
         value = NUMBER.sub(r'\1"\2"', value)
         argument = f"{key}{equals}{value}"
@@ -65,17 +64,17 @@ def quoted(argument: str, text: Container[str] = ()) -> str:
     return f"{key}={whole}"
 
 
-def _in_quotes(value: str) -> str:
-    """A value in quotes, unchanged if it has them or Hydra can parse it."""
+def _in_quotes(value: str, is_text: bool = False) -> str:
+    """A value in quotes; unchanged if Hydra can parse it, text only if it has quotes."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    try:
+    with suppress(HydraException):
         OverridesParser.create().parse_override(f"key={value}")
-        return value
-    except HydraException:
-        escaped = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), value)
-        return value if value.startswith(('"', "'")) else f'"{escaped}"'
+        if not is_text or value.startswith(('"', "'")):
+            return value
+    escaped = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), value)
+    return f'"{escaped}"'
 
 
 def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

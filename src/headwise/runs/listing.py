@@ -71,7 +71,8 @@ class Summary:
                 raise RunError(f"{run.folder / NAME} is broken: {error}") from error
         config, results = run.part("config"), run.results
         try:
-            task = choice_of("task", config["task"][TARGET])
+            # the default of `Task.name`
+            task = choice_of("task", kind := config["task"][TARGET]) or kind.split(".")[-1].lower()
             trainer = config["trainer"]
             overrides = [str(item) for item in run.part("overrides")]
             summary = cls(task, str(trainer["monitor"]), overrides, int(trainer["max_updates"]))
@@ -81,12 +82,14 @@ class Summary:
 
 
 @cache
-def choice_of(group: str, target: str) -> str:
-    """The choice of a group by its class, which is not imported: `Task.name` would load torch."""
-    choices = reversed(group_choices(group))  # of several the first
-    names = {class_name(group_node(group, name).get(TARGET)): name for name in choices}
-    kind = class_name(target)
-    return names.get(kind, str(kind).rpartition(".")[2].lower())  # the default of `Task.name`
+def choice_of(group: str, target: str) -> str | None:
+    """The choice of a group with a class, which is not imported: `Task.name` would load torch.
+
+    None if no choice or several have it.
+    """
+    classes = ((name, group_node(group, name).get(TARGET)) for name in group_choices(group))
+    names = [name for name, kind in classes if class_name(kind) == class_name(target)]
+    return names[0] if len(names) == 1 else None
 
 
 def status(run: Record) -> dict[str, Any]:

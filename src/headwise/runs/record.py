@@ -288,10 +288,7 @@ def export_records(records: Sequence[Record], folder: Path, overwrite: bool = Fa
     names = Counter(record.folder.name for record in records)
     if repeated := [name for name, n in names.items() if n > 1]:
         raise RunError(f"several runs are called {repeated[0]}: export them to several archives")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"export={folder} cannot be created: {error.strerror}") from error
+    folder.mkdir(parents=True, exist_ok=True)
     # both files are complete before the first is replaced
     with replacing(folder / SUMS) as sums, replacing(folder / ARCHIVE) as archive:
         with zipfile.ZipFile(sums, "w") as arrays:
@@ -338,5 +335,6 @@ def frame_row(run: Record) -> dict[str, Any]:
     if (results := run.results) is not None:
         row |= {key: getattr(results, key) for key in COSTS}
         for split, scores in results.scores.items():
-            row |= {f"{split}/{name}": entry.get("score") for name, entry in scores.items()}
+            of_split = {name: entry["score"] for name, entry in scores.items() if "score" in entry}
+            row |= {f"{split}/{name}": score for name, score in of_split.items()}
     return row

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.errors import ConfigError, HeadwiseError, refuse
+from headwise.errors import ConfigError, HeadwiseError, RunError, refuse
 from headwise.metrics.significance import N_RESAMPLES
 from headwise.runs.fingerprint import PATHS, last_typed
 from headwise.runs.folder import SETTINGS
@@ -52,8 +52,11 @@ def sweep_tables(
 
     Raises:
         ConfigError: `baseline` is no row, or several.
+        RunError: all runs are broken.
     """
     jobs, runs = zip(*map(_read, jobs), strict=True)
+    if all("broken" in job for job in jobs):
+        raise RunError(jobs[0]["broken"])
     corpora = corpus_rows([run for run in runs if run is not None])
     placed, notes = _placed(jobs, runs, corpora), {c.corpus: c.notes for c in corpora}
     if baseline is not None and not rows_named(baseline, rows := placed.row.unique()):
@@ -94,7 +97,7 @@ def _read(job: Mapping[str, Any]) -> tuple[Mapping[str, Any], SavedRun | None]:
     if run is None:
         return job, None
     try:
-        job = {"overrides": run.part("overrides"), **job}
+        job = job if "overrides" in job else {"overrides": run.part("overrides"), **job}
         _ = run.config, run.results, run.data
     except (HeadwiseError, OSError) as error:
         return {**job, "broken": f"{run.folder} is not counted: {error}"}, None

@@ -186,8 +186,8 @@ def difference_table(
             "Over items: paired bootstrap over the items of the test set (Koehn 2004), "
             f"{n_resamples:,} draws, the same items for both rows and all seeds; of windows of one "
             "text, blocks of neighbours.",
-            "p is over the items, with these seeds: of other seeds only the interval over seeds "
-            "speaks. It is two-sided. ≤ marks the smallest p-value that this many draws can give.",
+            "p is two-sided, over the items, with these seeds fixed; only the interval over seeds "
+            "is about other seeds. ≤ marks the smallest p-value that this many draws can give.",
         ]
     unit = _common_metric(study) or "the metric of each column"
     is_ours = np.isin(frame.columns, ["ours", OVER_SEEDS])

@@ -60,7 +60,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     pairs = {"torch": [str(one.get("versions", {}).get("torch")) for one in (before, now)]}
     for part, kernel in now.get("kernels", {}).items():
         pairs[part] = [before.get("kernels", {}).get(part, kernel), kernel]
-    # threads compute on CPUs
-    keys = {"threads (trainer.threads)": "threads"} if now["gpu"] is None else {}
-    pairs |= {k: [before.get(v, now[v]), now[v]] for k, v in {"gpu": "gpu", **keys}.items()}
+    for key in ["gpu"] if now["gpu"] else ["gpu", "threads"]:
+        pairs[key] = [before.get(key, now[key]), now[key]]
     return [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]

@@ -109,16 +109,19 @@ def test_sharded_test_sets_are_named_after_their_tables(tmp_path: Path) -> None:
 
 
 def test_folder_with_the_layout_of_the_hub_is_named(tmp_path: Path) -> None:
-    for stem in ("train", "validation", "test"):
-        path = tmp_path / "data" / f"{stem}-00000-of-00001.parquet"
-        write_parquet(path, translations(("a", "b"), sentences("a", "b", 3, stem)))
+    pairs = translations(("a", "b"), sentences("a", "b", 3, "x"))
+    for stem in ("data/train", "data/validation", "data/test", "more/train"):
+        write_parquet(tmp_path / f"{stem}-00000-of-00001.parquet", pairs)
     options = {"source": "a", "target": "b"}
-    with pytest.raises(DataError, match=r"no train, but .*set data\.dir=.*/data$"):
+    with pytest.raises(DataError, match=r"no train, but .*/data or data\.dir=.*/more$"):
         open_named_corpus(tmp_path, "files", dir=str(tmp_path), **options)
     with pytest.raises(DataError, match="has several tables"):
         open_named_corpus(tmp_path, "files", dir=str(tmp_path), train="data", **options)
     corpus = open_named_corpus(tmp_path, "files", dir=str(tmp_path / "data"), **options)
     assert corpus.splits() == ["test", "train", "valid", "validation"]
+    (tmp_path / "data").rename(tmp_path / "more" / "test_data")
+    with pytest.raises(DataError, match="test_data has several tables"):
+        open_named_corpus(tmp_path, "files", dir=str(tmp_path / "more"), valid="train", **options)
 
 
 def test_source_and_target_set_the_direction(tmp_path: Path) -> None:

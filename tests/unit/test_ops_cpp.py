@@ -106,10 +106,14 @@ def test_failed_compilation_is_named_and_not_repeated(
 
 
 @pytest.mark.usefixtures("cleared_library_cache")
-def test_killed_compilation_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    killed = Mock(side_effect=subprocess.CalledProcessError(-15, "c++"))
-    monkeypatch.setattr(build, "_call", killed)
-    assert "status -15" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path))
+@pytest.mark.parametrize(
+    "error", [subprocess.CalledProcessError(-15, "c++"), subprocess.TimeoutExpired("c++", 300)]
+)
+def test_ended_compilation_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    monkeypatch.setattr(build, "_call", Mock(side_effect=error))
+    assert "c++" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path))
     assert list((tmp_path / "native").iterdir()) == []
 
 

@@ -318,9 +318,9 @@ def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bo
 
 
 def _usable(values: Tensor) -> bool:
-    is_dense = values.device.type == "cpu" and values.layout is torch.strided
-    is_dense = is_dense and not is_transformed()
-    return is_dense and values.dtype in DTYPES and bool(torch.backends.mkldnn.enabled)
+    is_plain = values.device.type == "cpu" and values.layout is torch.strided
+    is_plain = is_plain and not is_transformed()
+    return is_plain and values.dtype in DTYPES and bool(torch.backends.mkldnn.enabled)
 
 
 def _big(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> bool:

@@ -338,5 +338,6 @@ def frame_row(run: Record) -> dict[str, Any]:
     if (results := run.results) is not None:
         row |= {key: getattr(results, key) for key in COSTS}
         for split, scores in results.scores.items():
-            row |= {f"{split}/{name}": entry.get("score") for name, entry in scores.items()}
+            scored = {name: entry["score"] for name, entry in scores.items() if "score" in entry}
+            row |= {f"{split}/{name}": score for name, score in scored.items()}
     return row

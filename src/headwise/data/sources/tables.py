@@ -79,7 +79,7 @@ def _check_complete(shards: Sequence[Path]) -> None:
         folder, names = shards[0].parent, " and ".join(sorted(by_stem.values())[:2])
         raise DataError(
             f"{folder} has several tables, as {names} differ not only in numbers: set "
-            f"data.dir={folder} if they are splits, else give each a folder"
+            f"data.dir={folder} if they are splits, else rename them or give each a folder"
         )
     matches = [match for path in shards if (match := _SHARD.fullmatch(path.name))]
     if not matches:
@@ -243,8 +243,12 @@ def _tab_rows(
 ) -> Iterator[Row]:
     """Quotation marks are text, but in cells that are quoted for them: see the module."""
     lines = enumerate(decoded_lines(stream, name, max_line=MAX_ROW), 1)
-    rows = ((number, list(map(_unquoted, line.split("\t")))) for number, line in lines)
-    return _records(rows, name, select, columns)
+    return _records(((n, _tab_cells(line)) for n, line in lines), name, select, columns)
+
+
+def _tab_cells(line: str) -> list[str]:
+    cells = line.split("\t")
+    return list(map(_unquoted, cells)) if '""' in line else cells
 
 
 def _unquoted(cell: str) -> str:

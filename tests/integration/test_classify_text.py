@@ -135,10 +135,8 @@ def test_set_that_the_training_did_not_score_is_scored(
     assert_rejected(headwise("evaluate", f"run={run}", "data.test=[tost]"), 1, "test, train, valid")
     about = read_json(run / "data.json")
     (run / "data.json").write_text(json.dumps(about | {"labels": ["0", "1", "2"]}))  # as of 0.1.0
-    classes = datasets.ClassLabel(names=about["labels"])
-    features = datasets.Features({"label": classes, "text": datasets.Value("string")})
-    labels, texts, _ = map(list, zip(*rows(21, 2), strict=True))
-    table = datasets.Dataset.from_dict({"label": labels, "text": texts}, features)
+    frame = pd.DataFrame(rows(21, 2), columns=["label", "text", "other"])
+    table = datasets.Dataset.from_pandas(frame).class_encode_column("label")
     for split in ("train", "valid", "test"):
         table.to_parquet(tmp_path / f"{split}.parquet")
     headwise.ok("evaluate", f"run={run}", f"data.dir={tmp_path}", "data.test=[test]", "name=old")

@@ -140,12 +140,9 @@ def test_fingerprint_depends_on_text_cleaning_and_limit(tmp_path: Path) -> None:
     without_tests = open_named_corpus(tmp_path, "multi30k", dir=folder, test=[])
     assert without_tests.fingerprint() in fingerprints
     assert without_tests.config.test == []  # the default test sets are not added
-    fingerprints.add(
-        open_named_corpus(tmp_path, "multi30k", dir=folder, max_train_pairs=2).fingerprint()
-    )
-    fingerprints.add(
-        open_named_corpus(tmp_path, "multi30k", dir=folder, cleaning={"max_words": 9}).fingerprint()
-    )
+    for change in ({"max_train_pairs": 2}, {"cleaning": {"max_words": 9}}):
+        corpus = open_named_corpus(tmp_path, "multi30k", dir=folder, **change)
+        fingerprints.add(corpus.fingerprint())
     with (tmp_path / "text" / "train.de").open("a") as stream:
         stream.write("noch ein Satz\n")
     fingerprints.add(open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint())

@@ -319,8 +319,8 @@ def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bo
 
 def _usable(values: Tensor) -> bool:
     is_plain = values.device.type == "cpu" and values.layout is torch.strided
-    is_plain = is_plain and not is_transformed()
-    return is_plain and values.dtype in DTYPES and bool(torch.backends.mkldnn.enabled)
+    is_enabled = bool(torch.backends.mkldnn.enabled) and not is_transformed()
+    return is_plain and is_enabled and values.dtype in DTYPES
 
 
 def _big(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> bool:

@@ -100,9 +100,8 @@ def class_names(path: Path, column: str) -> dict[str, str]:
     # not Parquet (if it should be, reading its rows raises), of others, or another type of column
     with suppress(pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError):
         stored = json.loads(pyarrow.parquet.read_schema(path).metadata[b"huggingface"])
-        features = dict(stored["info"]["features"])
-        of_column = {nfc(name): features[name] for name in features}[nfc(column)]
-        return {str(i): nfc(name) for i, name in enumerate(of_column["names"])}
+        features = {nfc(key): value for key, value in dict(stored["info"]["features"]).items()}
+        return {str(i): nfc(name) for i, name in enumerate(features[nfc(column)]["names"])}
     return {}
 
 
@@ -157,7 +156,7 @@ def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tup
 def language_columns(codes: Sequence[str], name: str, columns: Sequence[str]) -> Sequence[str]:
     """The columns of sentence pairs in these languages; a `Select` for `codes`."""
     wanted = ["translation"] if "translation" in columns else codes
-    header = ",".join(codes) if ".csv" in name else f"{'⇥'.join(codes)} (⇥: a tab)"
+    header = ",".join(codes) if ".csv" in name[-7:] else f"{'⇥'.join(codes)} (⇥: a tab)"
     advice = "Columns must be the two language codes, or `translation` with both: the first line "
     advice += f"of a .tsv or .csv file must be {header}, in the order of its columns"
     check_columns(name, columns, wanted, advice)

@@ -145,6 +145,4 @@ def _build(compiler: str, path: Path) -> None:
 
 
 def _call(command: list[str]) -> None:
-    env = {**os.environ, "LC_ALL": "C"}  # `PASSING` is English
-    run = functools.partial(subprocess.run, timeout=COMPILE_TIMEOUT, env=env)
-    run(command, check=True, capture_output=True, text=True)
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT)

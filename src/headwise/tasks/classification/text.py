@@ -174,9 +174,8 @@ class LabelledText(ClassCorpus):
         return known_parts(self.config, split, self.tables.splits())
 
     def _select(self, name: str, columns: Sequence[str]) -> list[str]:
-        pair = "data.pair= (null: single texts)"
-        advice = f"Columns are set by data.text=, data.label= and {pair}, those of files without a "
-        advice += f"header by data.columns=[{self.config.label},{self.config.text}]"
+        advice = "Columns are set by data.text=, data.label= and data.pair= (null: single texts); "
+        advice += f"without a header by data.columns=[{self.config.label},{self.config.text}]"
         wanted = [*text_columns(self.config), self.config.label]
         check_columns(name, columns, wanted, advice)
         return wanted

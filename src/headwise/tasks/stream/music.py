@@ -113,8 +113,7 @@ def _mono(sound: Any, path: Path) -> Iterator[Audio]:
         if not np.isfinite(block).all():
             raise DataError(f"{path} has samples that are NaN or infinite")
         n_frames += len(block)
-        mono = block.mean(axis=1)
-        peak = max(peak, np.abs(mono).max())
+        peak = max(peak, np.abs(mono := block.mean(axis=1)).max())
         yield mono
     if peak > 1 and sound.subtype in ("FLOAT", "DOUBLE"):
         raise DataError(

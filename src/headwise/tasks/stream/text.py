@@ -249,8 +249,7 @@ class ColumnCorpus(TextCorpus):
         if not paths:
             refuse_split_below(self.folder, split, [split])
             stems = {stem for path in self.folder.glob("[!.]*") if (stem := table_stem(path))}
-            there = splits_there(split, stems)
-            raise DataError(f"{names} not found in {self.folder}. {there}")
+            raise DataError(f"{names} not found in {self.folder}. {splits_there(split, stems)}")
         return paths
 
     def chunks(self, split: str) -> Iterator[bytes]:

@@ -157,8 +157,7 @@ def test_only_training_text_is_filtered(tmp_path: Path) -> None:
     corpus = open_named_corpus(tmp_path, "wmt16_ro_en", dir=str(tmp_path), max_train_pairs=2)
     train = corpus.train_text()
     assert list(train) == [("Așa este.", "So it is."), ("țară", "land")]
-    dropped = {"empty": 1, "max_words": 1}
-    counts = {"read": 4, "kept": 2, "dropped": dropped, "truncated": True}
+    counts = {"read": 4, "kept": 2, "dropped": {"empty": 1, "max_words": 1}, "truncated": True}
     assert train.report["cleaning"] == counts
     test = corpus.read("test_newstest2016")
     assert len(test[0]) == 5

@@ -226,8 +226,11 @@ def test_check_is_remembered_per_build_and_source(
 @needs_kernels
 def test_precision_may_be_set_by_backend(scores: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "failure", lambda built: None)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    assert (entmax15(scores).sum(-1) - 1).abs().max() < 1e-6
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert (entmax15(scores).sum(-1) - 1).abs().max() < 1e-6
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
 
 
 @needs_kernels

@@ -18,6 +18,7 @@ from command_line import (
     small_overrides,
     write_corpus,
 )
+from headwise import records
 from slow_marks import slow_but
 
 # override -> part of the message with the correction
@@ -163,6 +164,7 @@ def test_target_as_long_as_positions_is_accepted(headwise: CommandLine, tmp_path
     note = scores["test_b"]["note"]["loss"]  # longer than the positions
     assert f"positions for {n_tokens}" in note
     assert note in logged
+    assert "test_b/note" not in records(results.parent)
 
 
 def test_prepare_checks_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ def test_compiled_training_needs_a_compiler(
     more = ("trainer.compile=true", "trainer.device=cpu", f"dry_run={dry_run}")
     result = headwise("train", *small_overrides(tmp_path, *more))
     assert_rejected(result, 2, "trainer.compile must be false", "install no-compiler")
+    of_gpu = small_overrides(tmp_path, more[0], "trainer.device=cuda", "dry_run=true")
+    assert headwise("train", *of_gpu).code == 0, "for a GPU of another machine"
 
 
 def test_training_uses_prepared_data(headwise: CommandLine, tmp_path: Path) -> None:

@@ -109,16 +109,19 @@ def test_sharded_test_sets_are_named_after_their_tables(tmp_path: Path) -> None:
 
 
 def test_folder_with_the_layout_of_the_hub_is_named(tmp_path: Path) -> None:
-    for stem in ("train", "validation", "test"):
-        path = tmp_path / "data" / f"{stem}-00000-of-00001.parquet"
-        write_parquet(path, translations(("a", "b"), sentences("a", "b", 3, stem)))
+    pairs = translations(("a", "b"), sentences("a", "b", 3, "x"))
+    for stem in ("data/train", "data/validation", "data/test", "more/train"):
+        write_parquet(tmp_path / f"{stem}-00000-of-00001.parquet", pairs)
     options = {"source": "a", "target": "b"}
-    with pytest.raises(DataError, match=r"no train, but .*set data\.dir=.*/data$"):
+    with pytest.raises(DataError, match=r"no train, but .*/data or data\.dir=.*/more$"):
         open_named_corpus(tmp_path, "files", dir=str(tmp_path), **options)
     with pytest.raises(DataError, match="has several tables"):
         open_named_corpus(tmp_path, "files", dir=str(tmp_path), train="data", **options)
     corpus = open_named_corpus(tmp_path, "files", dir=str(tmp_path / "data"), **options)
     assert corpus.splits() == ["test", "train", "valid", "validation"]
+    (tmp_path / "data").rename(tmp_path / "more" / "test_data")
+    with pytest.raises(DataError, match="test_data has several tables"):
+        open_named_corpus(tmp_path, "files", dir=str(tmp_path / "more"), valid="train", **options)
 
 
 def test_source_and_target_set_the_direction(tmp_path: Path) -> None:
@@ -137,12 +140,9 @@ def test_fingerprint_depends_on_text_cleaning_and_limit(tmp_path: Path) -> None:
     without_tests = open_named_corpus(tmp_path, "multi30k", dir=folder, test=[])
     assert without_tests.fingerprint() in fingerprints
     assert without_tests.config.test == []  # the default test sets are not added
-    fingerprints.add(
-        open_named_corpus(tmp_path, "multi30k", dir=folder, max_train_pairs=2).fingerprint()
-    )
-    fingerprints.add(
-        open_named_corpus(tmp_path, "multi30k", dir=folder, cleaning={"max_words": 9}).fingerprint()
-    )
+    for change in ({"max_train_pairs": 2}, {"cleaning": {"max_words": 9}}):
+        corpus = open_named_corpus(tmp_path, "multi30k", dir=folder, **change)
+        fingerprints.add(corpus.fingerprint())
     with (tmp_path / "text" / "train.de").open("a") as stream:
         stream.write("noch ein Satz\n")
     fingerprints.add(open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint())
@@ -157,8 +157,7 @@ def test_only_training_text_is_filtered(tmp_path: Path) -> None:
     corpus = open_named_corpus(tmp_path, "wmt16_ro_en", dir=str(tmp_path), max_train_pairs=2)
     train = corpus.train_text()
     assert list(train) == [("Așa este.", "So it is."), ("țară", "land")]
-    dropped = {"empty": 1, "max_words": 1}
-    counts = {"read": 4, "kept": 2, "dropped": dropped, "truncated": True}
+    counts = {"read": 4, "kept": 2, "dropped": {"empty": 1, "max_words": 1}, "truncated": True}
     assert train.report["cleaning"] == counts
     test = corpus.read("test_newstest2016")
     assert len(test[0]) == 5

@@ -229,14 +229,14 @@ def test_folders_that_cannot_be_flushed_are_left(
     assert (tmp_path / "x").read_text() == "text"
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
 def test_file_system_without_fsync_is_one_warning(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "unknown to it")))
     write_text(tmp_path / "x", "text")
     JsonlWriter(tmp_path / "y").sync()
-    assert [os.strerror(number) in record.getMessage() for record in caplog.records] == [True]
+    (message,) = caplog.messages
+    assert "no fsync here (unknown to it)" in message
 
 
 def test_input_is_never_all_in_memory(tmp_path: Path) -> None:

@@ -106,11 +106,13 @@ def test_failed_compilation_is_named_and_not_repeated(
 
 
 @pytest.mark.usefixtures("cleared_library_cache")
-def test_killed_compilation_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    killed = Mock(side_effect=subprocess.CalledProcessError(-15, "c++"))
-    monkeypatch.setattr(build, "_call", killed)
-    assert "status -15" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path))
-    assert list((tmp_path / "native").iterdir()) == []
+def test_ended_compilation_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed, slow = subprocess.CalledProcessError(-15, "c++"), subprocess.TimeoutExpired("c++", 300)
+    for error, message in (killed, "status -15"), (slow, "timed out"):
+        build._library.cache_clear()
+        monkeypatch.setattr(build, "_call", Mock(side_effect=error))
+        assert message in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path))
+        assert list((tmp_path / "native").iterdir()) == []
 
 
 @pytest.mark.usefixtures("cleared_library_cache")

@@ -343,6 +343,8 @@ def test_missing_and_empty_text_is_refused(tmp_path: Path, monkeypatch: pytest.M
     message += r"train\. Splits there: part; name one "
     with pytest.raises(DataError, match=message + r"with data\.train=SPLIT$"):
         TextCorpus(missing, tmp_path).path("train")
+    with pytest.raises(DataError, match=r"set data\.file=train\.txt data\.split=\[0.9,0.05,0.05\]"):
+        TextCorpus(missing, tmp_path).path("valid")
     with pytest.raises(DataError, match=r"is missing: put enwik8\.zip into .* or enwik8"):
         named(tmp_path, "enwik8", f"data.dir={tmp_path}").path("train")
 

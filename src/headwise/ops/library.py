@@ -12,11 +12,11 @@ CPP, TRITON = "C++", "Triton"
 
 
 def matmul_precision() -> str:
-    """Return torch's setting for float32 matrix products; "mixed" if it is set by backend."""
+    """Return torch's setting for float32 matrix products; of CUDA if it is set by backend."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # torch.backends.….fp32_precision is set
-        return "mixed"
+        return f"{torch.backends.cuda.matmul.fp32_precision} of CUDA"
 
 
 class Library(NamedTuple):

@@ -318,9 +318,9 @@ def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bo
 
 
 def _usable(values: Tensor) -> bool:
-    is_dense = values.device.type == "cpu" and values.layout is torch.strided
-    is_dense = is_dense and not is_transformed()
-    return is_dense and values.dtype in DTYPES and bool(torch.backends.mkldnn.enabled)
+    is_plain = values.device.type == "cpu" and values.layout is torch.strided
+    is_enabled = bool(torch.backends.mkldnn.enabled) and not is_transformed()
+    return is_plain and is_enabled and values.dtype in DTYPES
 
 
 def _big(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> bool:

@@ -335,6 +335,5 @@ def frame_row(run: Record) -> dict[str, Any]:
     if (results := run.results) is not None:
         row |= {key: getattr(results, key) for key in COSTS}
         for split, scores in results.scores.items():
-            of_split = {name: entry["score"] for name, entry in scores.items() if "score" in entry}
-            row |= {f"{split}/{name}": score for name, score in of_split.items()}
+            row |= {f"{split}/{key}": e["score"] for key, e in scores.items() if "score" in e}
     return row

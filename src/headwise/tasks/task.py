@@ -68,6 +68,8 @@ class Part:
 class Outputs:
     """What a model made of items, such as translations; by default nothing is written of it."""
 
+    note = ""  # why there is no loss
+
     def write(self, folder: RunFolder, name: Path, tracker: Tracker) -> Mapping[str, Any]:
         """Write the outputs of a split; return scores that are no metrics, as in results.json.
 
@@ -76,7 +78,7 @@ class Outputs:
             name: of the split, with the subfolder.
             tracker: which logs a part of them.
         """
-        return {}
+        return {"note": {"loss": self.note}} if self.note else {}
 
     def write_validation(self, folder: RunFolder, tracker: Tracker, update: int) -> None:
         """Write the outputs of a validation after `update` updates."""

@@ -154,7 +154,9 @@ class FolderSource(TableFolder):
         return table_pairs(paths, self.source, self.target)
 
     def require_both_sides(self, prefix: str) -> None:
-        """Raise a `DataError` if a split whose name starts with `prefix` has one side only."""
+        """Raise a `DataError` if a split named `prefix…` has one side only, or several tables."""
+        for path in self.folder.glob(f"{prefix}*/"):
+            find_table(self.folder, path.name)
         for stem in sorted(self._stems()):
             problem = self._missing_side([stem]) if stem.startswith(prefix) else None
             if problem and nfc(stem) not in self._splits:
@@ -197,9 +199,10 @@ class FolderSource(TableFolder):
 
 def refuse_split_below(folder: Path, split: str, stems: Sequence[str]) -> None:
     """Raise a `DataError` if tables of a split are in a folder of `folder`, or are mixed."""
-    for place in (folder, *sorted(folder.glob("[!.]*/"))):
-        if any(find_table(place, stem) for stem in stems):
-            raise DataError(f"{folder} has no {split}, but {place} has: set data.dir={place}")
+    below = (folder, *sorted(folder.glob("[!.]*/")))
+    if places := [str(place) for place in below if any(find_table(place, s) for s in stems)]:
+        set_to = " or data.dir=".join(places[:5])
+        raise DataError(f"{folder} has no {split}, but {places[0]} has: set data.dir={set_to}")
 
 
 def splits_there(split: str, known: Collection[str], cut: str = CUT) -> str:
@@ -207,12 +210,12 @@ def splits_there(split: str, known: Collection[str], cut: str = CUT) -> str:
 
     Args:
         split: that is missing.
-        known: the splits there; a single one is for training alone.
+        known: the splits there; a single one, test sets aside, is for training alone.
         cut: how to have a part of it for validation.
     """
     value = {"train": "SPLIT", "valid": "SPLIT", "test": "[SPLIT]"}.get(split)
     advice = f"; name one with data.{split}={value}" if known and value else ""
-    if len(known) == 1:
+    if sum(not name.startswith("test") for name in known) == 1:
         advice = {"valid": f"; {cut}", "test": "; data.test=[] for no test set"}.get(split, advice)
     return f"Splits there: {', '.join(sorted(known)) or 'none'}{advice}"
 

@@ -79,7 +79,7 @@ def _check_complete(shards: Sequence[Path]) -> None:
         folder, names = shards[0].parent, " and ".join(sorted(by_stem.values())[:2])
         raise DataError(
             f"{folder} has several tables, as {names} differ not only in numbers: set "
-            f"data.dir={folder} if they are splits, else give each a folder"
+            f"data.dir={folder} if they are splits, else rename them or give each a folder"
         )
     matches = [match for path in shards if (match := _SHARD.fullmatch(path.name))]
     if not matches:
@@ -100,9 +100,8 @@ def class_names(path: Path, column: str) -> dict[str, str]:
     # not Parquet (if it should be, reading its rows raises), of others, or another type of column
     with suppress(pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError):
         stored = json.loads(pyarrow.parquet.read_schema(path).metadata[b"huggingface"])
-        features = dict(stored["info"]["features"])
-        of_column = {nfc(name): features[name] for name in features}[nfc(column)]
-        return {str(i): nfc(name) for i, name in enumerate(of_column["names"])}
+        features = {nfc(key): value for key, value in dict(stored["info"]["features"]).items()}
+        return {str(i): nfc(name) for i, name in enumerate(features[nfc(column)]["names"])}
     return {}
 
 
@@ -157,7 +156,7 @@ def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tup
 def language_columns(codes: Sequence[str], name: str, columns: Sequence[str]) -> Sequence[str]:
     """The columns of sentence pairs in these languages; a `Select` for `codes`."""
     wanted = ["translation"] if "translation" in columns else codes
-    header = ",".join(codes) if ".csv" in name else f"{'⇥'.join(codes)} (⇥: a tab)"
+    header = ",".join(codes) if ".csv" in name[-7:] else f"{'⇥'.join(codes)} (⇥: a tab)"
     advice = "Columns must be the two language codes, or `translation` with both: the first line "
     advice += f"of a .tsv or .csv file must be {header}, in the order of its columns"
     check_columns(name, columns, wanted, advice)
@@ -243,8 +242,12 @@ def _tab_rows(
 ) -> Iterator[Row]:
     """Quotation marks are text, but in cells that are quoted for them: see the module."""
     lines = enumerate(decoded_lines(stream, name, max_line=MAX_ROW), 1)
-    rows = ((number, list(map(_unquoted, line.split("\t")))) for number, line in lines)
-    return _records(rows, name, select, columns)
+    return _records(((n, _tab_cells(line)) for n, line in lines), name, select, columns)
+
+
+def _tab_cells(line: str) -> list[str]:
+    cells = line.split("\t")
+    return list(map(_unquoted, cells)) if '""' in line else cells
 
 
 def _unquoted(cell: str) -> str:

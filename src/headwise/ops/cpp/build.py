@@ -1,9 +1,9 @@
 """The C++ kernels: compiled at first use, and cached.
 
 The compiler is `CXX`, else the first of c++, g++ and clang++ on PATH. The library is cached
-per machine under a hash of sources, options, compiler and CPU; so is the reason of a failure.
-`HEADWISE_NATIVE=0` disables the kernels. Without kernels torch computes the same;
-`unavailable_reason()` returns why.
+per machine under a hash of sources, options, compiler and CPU; so is the reason of a failure,
+until the compiler's file changes. `HEADWISE_NATIVE=0` disables the kernels. Without kernels torch
+computes the same; `unavailable_reason()` returns why.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ OPTIONS = (
     "-fPIC",
 )
 COMPILE_TIMEOUT = 300  # seconds
-PASSING = ("exit status -", "signal", "Killed", "No space")  # failures that may end by themselves
+# failures that may end by themselves
+PASSING = ("exit status -", "signal", "Killed", "timed out", "memory", "No space")
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,9 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
     if compiler is None:
         return None, f"no C++ compiler: CXX is not set, {', '.join(COMPILERS)} are not found"
     path = machine_cache_dir() / "native" / f"{_digest(compiler)}.so"
-    failed = path.with_suffix(".failed")
+    program = next(map(shutil.which, shlex.split(compiler)), None)
+    changed = program and os.stat(program).st_mtime_ns  # when another version is installed
+    failed = path.with_suffix(f".{changed}.failed")
     with contextlib.suppress(OSError):
         return ctypes.CDLL(str(path)), None
     try:
@@ -101,11 +104,8 @@ def _digest(compiler: str) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.glob("*.[hc]*")):
         digest.update(source.name.encode() + source.read_bytes())
-    program = next(map(shutil.which, shlex.split(compiler)), None)
-    changed = program and os.stat(program).st_mtime_ns  # when another version is installed
     # the library uses torch's OpenMP runtime
-    torch_facts = torch.__version__, torch.__file__
-    facts = (compiler, changed, OPTIONS, platform.machine(), _cpu(), *torch_facts)
+    facts = (compiler, OPTIONS, platform.machine(), _cpu(), torch.__version__, torch.__file__)
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:20]
 

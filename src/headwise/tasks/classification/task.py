@@ -282,11 +282,12 @@ class Classification(Task[PreparedClasses]):
         self, saved: Path, splits: Sequence[str], folder: str | None = None
     ) -> PreparedClasses:
         """See `Task.restored`: with the run's tokenizer and labels."""
-        corpus = self.reopened(folder)
-        tokenizer = self.tokenizer
+        corpus, labels, tokenizer = self.reopened(folder), labels_of(saved), self.tokenizer
+        if isinstance(corpus, LabelledText):
+            corpus = replace(corpus, saved=labels)
         if tokenizer is not None:
             tokenizer = replace(tokenizer, kind="given", folder=str(saved))
-        return prepare_classes(corpus, tokenizer, labels_of(saved), splits)
+        return prepare_classes(corpus, tokenizer, labels, splits)
 
     def figures(self, run: Record, name: str) -> dict[str, Figure]:
         """See `Task.figures`: the confusion matrix of each split."""

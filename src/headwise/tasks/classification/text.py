@@ -83,10 +83,12 @@ class LabelledText(ClassCorpus):
     Attributes:
         config: where the files are, and their columns.
         cache_dir: folder of encoded data, downloads and file hashes.
+        saved: names of the classes of a run.
     """
 
     config: LabelledDataConfig
     cache_dir: Path
+    saved: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         check_labelled_config(self.config)
@@ -120,8 +122,8 @@ class LabelledText(ClassCorpus):
         names = "text", "pair", "label", "labels", "columns", "valid_fraction"
         settings = {name: getattr(self.config, name) for name in names}
         parts = [self.tables.identity(part) for part in self._parts(split)]
-        in_use = [] if self.config.labels else map(self._names_of_file, self._parts(split))
-        content = [split, settings, *filter(None, in_use)]
+        in_use = [list(self._names_of_file(part).values()) for part in self._parts(split)]
+        content = [split, settings, *(n for n in in_use if n not in ([], self.config.labels))]
         return combined_digest([*parts, json.dumps(content, sort_keys=True)])
 
     def path(self, split: str) -> Path:
@@ -155,7 +157,10 @@ class LabelledText(ClassCorpus):
                     yield where, texts_of(record, text_columns(self.config), where), label
 
     def _names_of_file(self, part: str) -> dict[str, str]:
-        return class_names(self.tables.path(part), self.config.label)
+        """Names of numbers in the files of a part; none if other classes are known."""
+        names = class_names(self.tables.path(part), self.config.label)
+        known = self.saved or self.config.labels or ()  # runs of 0.1.0 saved numbers
+        return names if {*names.values(), "-1"}.issuperset(known) else {}  # -1: no label
 
     def _share(self, split: str) -> float:
         """Share of the rows of the files of a split that are for validation."""
@@ -169,18 +174,14 @@ class LabelledText(ClassCorpus):
         return known_parts(self.config, split, self.tables.splits())
 
     def _select(self, name: str, columns: Sequence[str]) -> list[str]:
-        pair = "data.pair= (null: single texts)"
-        advice = f"Columns are set by data.text=, data.label= and {pair}, those of files without a "
-        advice += f"header by data.columns=[{self.config.label},{self.config.text}]"
+        advice = "Columns are set by data.text=, data.label= and data.pair= (null: single texts); "
+        advice += f"without a header by data.columns=[{self.config.label},{self.config.text}]"
         wanted = [*text_columns(self.config), self.config.label]
         check_columns(name, columns, wanted, advice)
         return wanted
 
     def _label(self, record: Mapping[str, Any], where: str, of_file: Mapping[str, str]) -> str:
-        """The name of the label; a number that is no name is an index into `data.labels`.
-
-        Without these, or if they have the name too, it is an index into the names in the file.
-        """
+        """The name of the label; a number is an index into those of the file or `data.labels`."""
         self._select(where, list(record))
         value, names = record[self.config.label], self.config.labels
         is_whole = isinstance(value, float) and value.is_integer()
@@ -192,8 +193,7 @@ class LabelledText(ClassCorpus):
         label = "" if value is None else nfc(str(int(value) if is_whole else value)).strip()
         if not label:
             raise DataError(f"{where}: no label in the column {self.config.label!r}")
-        name = of_file.get(label, label)
-        label = name if names is None or name in names else label
+        label = of_file.get(label, label)
         if names is None or label in names:
             return label
         if label.isdecimal() and int(label) < len(names):

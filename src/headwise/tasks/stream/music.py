@@ -113,8 +113,8 @@ def _mono(sound: Any, path: Path) -> Iterator[Audio]:
         if not np.isfinite(block).all():
             raise DataError(f"{path} has samples that are NaN or infinite")
         n_frames += len(block)
-        peak = max(peak, np.abs(block.mean(axis=1)).max())
-        yield block.mean(axis=1)
+        peak = max(peak, np.abs(mono := block.mean(axis=1)).max())
+        yield mono
     if peak > 1 and sound.subtype in ("FLOAT", "DOUBLE"):
         raise DataError(
             f"{path} has a peak of {peak:.3g}, but samples are from -1 to 1: scale it, for example "

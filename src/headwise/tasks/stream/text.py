@@ -19,7 +19,7 @@ from typing import IO, Any
 from headwise.config.data import TextDataConfig
 from headwise.data.file_corpus import FileCorpus, files_below
 from headwise.data.sources.archive import Archives, open_member
-from headwise.data.sources.folder import refuse_split_below, splits_there
+from headwise.data.sources.folder import CUT, refuse_split_below, splits_there
 from headwise.data.sources.lines import READ_ERRORS, open_bytes
 from headwise.data.sources.tables import (
     SUFFIXES,
@@ -194,7 +194,8 @@ class TextCorpus(FileCorpus[TextDataConfig]):
             )
             if folder and names == [f"{split}.txt"]:
                 stems = {path.name.partition(".txt")[0] for path in folder.glob("[!.]*.txt*")}
-                message = f"{message}. {splits_there(split, stems)}"
+                shares = f"data.file={self.config.train}.txt data.split=[0.9,0.05,0.05]"
+                message = f"{message}. {splits_there(split, stems, f'set {shares}, or {CUT}')}"
             raise DataError(message)
         entries = self.config.downloads
         archive = {"files": [entry["file"] for entry in entries], "downloads": entries}
@@ -248,8 +249,7 @@ class ColumnCorpus(TextCorpus):
         if not paths:
             refuse_split_below(self.folder, split, [split])
             stems = {stem for path in self.folder.glob("[!.]*") if (stem := table_stem(path))}
-            there = splits_there(split, stems)
-            raise DataError(f"{names} not found in {self.folder}. {there}")
+            raise DataError(f"{names} not found in {self.folder}. {splits_there(split, stems)}")
         return paths
 
     def chunks(self, split: str) -> Iterator[bytes]:

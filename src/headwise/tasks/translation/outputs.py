@@ -27,13 +27,11 @@ class Translations(Outputs):
         sources: sentences.
         references: aligned with them.
         translations: of the same sentences.
-        note: why there is no loss.
     """
 
     sources: Sequence[str]
     references: Sequence[str]
     translations: Sequence[TranslatedSentence]
-    note: str = ""
 
     @property
     def texts(self) -> list[str]:
@@ -44,7 +42,7 @@ class Translations(Outputs):
         """See `Outputs.write`.
 
         Writes `<name>.txt`, `.ref.txt`, its hash `.ref.sha256` (as of `sha256sum`) and `.src.txt`
-        to `hypotheses/`. Returns the note, and with a sparse output map "search": `search_summary`.
+        to `hypotheses/`. Returns, with a sparse output map, "search", see `search_summary`.
         """
         path = folder.path / HYPOTHESES / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +54,8 @@ class Translations(Outputs):
         rows = list(zip(self.sources, self.references, self.texts, strict=True))[:MAX_LOGGED]
         tracker.log_table(f"hypotheses/{name}", ["source", "reference", "hypothesis"], rows)
         searches = search_summary(translation.search for translation in self.translations)
-        notes = {"note": {"loss": self.note}} if self.note else {}
-        return ({"search": searches} if searches else {}) | notes
+        notes = super().write(folder, name, tracker)
+        return {**notes, "search": searches} if searches else notes
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:

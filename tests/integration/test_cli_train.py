@@ -114,7 +114,6 @@ def test_arguments_and_limits_of_variant_are_checked(
     [
         (9_000, {}, "vocab_size=4000 (now 8000) and trainer.max_updates=5000 (now 10000)"),
         (9_000, {"init_from": "RUN"}, "set at most trainer.max_updates=5000 (now 10000)"),
-        (9_000, {"trainer": SimpleNamespace(max_updates=3_000)}, "vocab_size=4000 (now 8000)"),
         (20_000, {}, ""),
     ],
 )

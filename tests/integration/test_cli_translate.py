@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
+from unittest.mock import Mock
 
 import pytest
 
@@ -242,39 +243,31 @@ def test_lines_of_a_pipe_are_translated_before_more_arrive(
     headwise: CommandLine, run: Path, piece: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All complete lines that are there at once in one batch."""
-    blocks: list[list[str]] = []
-
-    def recorded(run: TranslationRun, lines: list[str], *rest: Any) -> Any:
-        blocks.append(lines)
-        return translate(run, lines, *rest)
-
-    translate = TranslationRun.translate
-    monkeypatch.setattr(TranslationRun, "translate", recorded)
+    translate = Mock(side_effect=package.load(run).translate)
+    monkeypatch.setattr(TranslationRun, "translate", translate)
     (source, to_source), (output, to_output) = os.pipe(), os.pipe()
     n_lines, has_rest = piece.count("\n"), not piece.endswith("\n")
 
     def feed() -> int:
-        with (
-            open(to_source, "wb", buffering=0) as stream,
-            open(output, "rb", buffering=0) as answers,
-        ):
+        with open(output, "rb", 0) as answers, open(to_source, "wb", 0) as stream:
             for _ in range(2):
                 stream.write(piece.encode())
                 for _ in range(n_lines):
-                    assert select.select([answers], [], [], 60)[0]
+                    assert select.select([answers], [], [], 20)[0]
                     answers.readline()
             stream.close()
             return len(answers.readlines())
 
     with ThreadPoolExecutor() as pool:
         n_last = pool.submit(feed)
-        headwise.ok(
-            "translate", f"run={run}", f"input=/dev/fd/{source}", f"output=/dev/fd/{to_output}"
-        )
+        paths = f"input=/dev/fd/{source}", f"output=/dev/fd/{to_output}"
+        headwise.ok("translate", f"run={run}", *paths)
         os.close(to_output)
         assert n_last.result() == has_rest
     os.close(source)
-    assert [len(block) for block in blocks] == [n_lines, n_lines] + [1] * has_rest
+    assert [len(call.args[0]) for call in translate.call_args_list] == [n_lines, n_lines] + [
+        1
+    ] * has_rest
 
 
 @pytest.mark.slow

@@ -55,8 +55,7 @@ def input_blocks(path: str | None, size: int) -> Iterator[list[str]]:
 
 def _stream_blocks(path: str | None, size: int) -> Iterator[list[str]]:
     name = "stdin" if path in (None, STDIN) else str(path)
-    opened = nullcontext(sys.stdin.buffer) if name == "stdin" else open_bytes(Path(name))
-    with opened as stream:
+    with nullcontext(sys.stdin.buffer) if name == "stdin" else open_bytes(Path(name)) as stream:
         arriving = Arriving(stream)
         yield from in_blocks(decoded_lines(arriving, name, True), size, arriving.waits)
 

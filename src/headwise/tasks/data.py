@@ -82,9 +82,8 @@ def warn_of_small_text(config: Config, n_rows: int, sizes: Sizes) -> None:
         n_rows: training pairs or labelled texts.
         sizes: of the vocabularies.
     """
-    is_own = config.init_from is None and config.tokenizer.folder is None
-    n_used = is_own * max(sizes.values()), config.trainer.max_updates
-    limits = zip(MOST_OF_SMALL_TEXT.items(), n_used, strict=True)
-    large = [f"{key}={most} (now {n})" for (key, most), n in limits if n > most]
+    n_tokens = 0 if config.init_from or config.tokenizer.folder else max(sizes.values())
+    used = zip(MOST_OF_SMALL_TEXT.items(), (n_tokens, config.trainer.max_updates), strict=True)
+    large = [f"{key}={most} (now {n})" for (key, most), n in used if n > most]
     if n_rows < SMALL_TEXT and large:
         log.warning("%d training rows are few: set at most %s", n_rows, " and ".join(large))

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from headwise.errors import DataError
 from headwise.files import is_stream
@@ -27,14 +27,6 @@ CHUNK = 2**16  # bytes, as many as a pipe holds
 ONE_A_LINE = "Write one sentence a line; tr '\\r' '\\n' converts carriage returns to line feeds"
 # Raised by the standard library for a truncated compressed file or another format.
 READ_ERRORS = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
-
-
-class Readable(Protocol):
-    """What `decoded_lines` needs of a file."""
-
-    def readline(self, size: int, /) -> bytes:
-        """The next line, or its first bytes; empty at the end."""
-        ...
 
 
 class Arriving:
@@ -120,7 +112,7 @@ def decode_line(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> 
 
 
 def decoded_lines(
-    stream: Readable,
+    stream: IO[bytes] | Arriving,
     name: str,
     may_be_empty: bool = False,
     encoding: str = "utf-8",

@@ -98,12 +98,7 @@ def _remembered(reason: str, failed: Path) -> str:
 
 def _warned(reason: str, advice: str) -> str:
     """Return the reason after a warning, once per process."""
-    log.warning(
-        "no C++ kernels, torch computes the same and forms the weights of attention: slower, with "
-        "more memory (%s); %s",
-        reason,
-        advice,
-    )
+    log.warning("no C++ kernels: torch forms attention weights, slower (%s); %s", reason, advice)
     return reason
 
 

@@ -20,6 +20,9 @@ def records(*paths: str | Path) -> Any:
 
     Args:
         paths: folders with runs, globs, or archives that `headwise runs export=…` wrote.
+
+    Raises:
+        RunError: a folder does not exist, or a file of a run is broken.
     """
     from headwise.runs.record import frame
 

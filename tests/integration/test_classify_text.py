@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import shutil
@@ -180,8 +179,7 @@ def test_new_texts_are_labelled_from_files_tables_and_pipes(
     with open(lines, "rb") as stream:
         settings = [f"input=/dev/fd/{stream.fileno()}", "output=-"]
         assert headwise.ok("predict", f"run={single}", *settings).out == expected
-    stdin = io.TextIOWrapper(io.BytesIO(lines.read_bytes()))
-    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(sys, "stdin", lines.open())
     blocks: list[int] = []
     predict = ClassifierRun.predict
 

@@ -270,7 +270,7 @@ def test_table_of_runs_without_a_study(headwise: CommandLine, runs: Write, tmp_p
 def test_missing_folder_is_rejected(table: Tabulate, tmp_path: Path) -> None:
     result = table()
     assert result.code == 1
-    assert f"runs={tmp_path / 'runs'}: folder not found" in result.err
+    assert f"{tmp_path / 'runs'}: folder not found" in result.err
 
 
 def test_page_and_figures_get_the_given_arguments(

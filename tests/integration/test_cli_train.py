@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from headwise.config.schema import SITES
 from headwise.files import read_json
 from headwise.runs.record import Record
 from headwise.tasks.check import _warn_of_warmup
+from headwise.tasks.data import warn_of_small_text
 from headwise.track.jsonl import read_jsonl
 from training_runs import ROOT, run_python
 
@@ -105,6 +107,23 @@ def test_arguments_and_limits_of_variant_are_checked(
     result = headwise("train", *toy_options, *small, cross, "sites.cross.scale=wide")
     assert_rejected(result, 2, "sites.cross.scale must be a number, got 'wide'")
     headwise.ok("train", *toy_options, *small, cross, "dry_run=true")
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "changes", "expected"),
+    [
+        (9_000, {}, "vocab_size=4000 (now 8000) and trainer.max_updates=5000 (now 10000)"),
+        (9_000, {"init_from": "RUN"}, "set at most trainer.max_updates=5000 (now 10000)"),
+        (20_000, {}, ""),
+    ],
+)
+def test_settings_of_a_large_text_are_named_for_a_small_one(
+    n_rows: int, changes: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, tokenizer = SimpleNamespace(max_updates=10_000), SimpleNamespace(folder=None)
+    config: Any = {"init_from": None, "trainer": trainer, "tokenizer": tokenizer, **changes}
+    warn_of_small_text(SimpleNamespace(**config), n_rows, {"source": 500, "target": 8_000})
+    assert [expected in message for message in caplog.messages] == [True] * bool(expected)
 
 
 def test_dry_run_prints_the_cost_and_writes_nothing(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+from unittest.mock import Mock
 
 import pytest
 
@@ -55,12 +57,16 @@ def test_stdout_has_only_translations(
     assert sorted(path.name for path in source.parent.iterdir()) == ["text.de", "text.en"]
 
 
-def pipe_of(text: str) -> str:
+def pipe_of(text: bytes) -> str:
     """A path like that of <(command), which can be read once."""
     reader, writer = os.pipe()
-    with open(writer, "w", encoding="utf-8") as stream:
+    with open(writer, "wb") as stream:
         stream.write(text)
     return f"/dev/fd/{reader}"
+
+
+def stdin_of(text: bytes, encoding: str = "utf-8") -> TextIO:
+    return open(pipe_of(text), encoding=encoding)
 
 
 def test_pipes_are_read_and_written(
@@ -70,17 +76,17 @@ def test_pipes_are_read_and_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = "".join(f"{line}\n" for line in SOURCES)
+    text = "".join(f"{line}\n" for line in SOURCES).encode()
     monkeypatch.chdir(tmp_path)
     result = headwise.ok("translate", f"run={run}", f"input={pipe_of(text)}", "output=-")
     assert result.out.splitlines() == expected
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    monkeypatch.setattr(sys, "stdin", stdin_of(text))
     reader, writer = os.pipe()
     headwise.ok("translate", f"run={run}", "input=-", f"output=/dev/fd/{writer}")
     os.close(writer)
     with open(reader, encoding="utf-8") as stream:
         assert stream.read().splitlines() == expected
-    settings = [f"run={run}", f"input={pipe_of('Haus')}", f"reference={pipe_of('house')}"]
+    settings = [f"run={run}", f"input={pipe_of(b'Haus')}", f"reference={pipe_of(b'house')}"]
     assert len(headwise.ok("translate", *settings).out.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -106,8 +112,8 @@ def test_line_numbers_of_a_pipe_continue_over_buffers(
     headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwise.model.transformer.Transformer.max_source", 15)
-    text = "Hund\nKatze\n" + "Hund sieht Haus " * 9 + "\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    text = b"Hund\nKatze\n" + b"Hund sieht Haus " * 9 + b"\n"
+    monkeypatch.setattr(sys, "stdin", stdin_of(text))
     result = headwise("translate", f"run={run}", "buffer_size=2")
     assert (result.code, len(result.out.splitlines())) == (1, 2)
     assert "source line 3 has" in result.err
@@ -192,10 +198,10 @@ def test_stdin_is_utf8_for_any_locale(
     headwise: CommandLine, run: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "".join(f"{line}\n" for line in SOURCES).encode()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="latin-1"))
+    monkeypatch.setattr(sys, "stdin", stdin_of(text, "latin-1"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)  # typed, but the output is a file
     assert headwise("translate", f"run={run}").out.splitlines() == expected
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")))
+    monkeypatch.setattr(sys, "stdin", stdin_of(b"caf\xe9\n"))
     assert_rejected(headwise("translate", f"run={run}"), 1, "stdin, line 1: not UTF-8")
 
 
@@ -232,6 +238,38 @@ def start(run: Path, *arguments: str, **streams: object) -> subprocess.Popen[byt
     return subprocess.Popen(command, cwd=ROOT, **streams)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.parametrize("piece", ["\n", "Hund\n", "\ufeffHund sieht Häuser\n\nHa"])
+def test_lines_of_a_pipe_are_translated_before_more_arrive(
+    headwise: CommandLine, run: Path, piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All complete lines that are there at once in one batch."""
+    translate = Mock(side_effect=package.load(run).translate)
+    monkeypatch.setattr(TranslationRun, "translate", translate)
+    (source, to_source), (output, to_output) = os.pipe(), os.pipe()
+    n_lines, has_rest = piece.count("\n"), not piece.endswith("\n")
+
+    def feed() -> int:
+        with open(output, "rb", 0) as answers, open(to_source, "wb", 0) as stream:
+            for _ in range(2):
+                stream.write(piece.encode())
+                for _ in range(n_lines):
+                    assert select.select([answers], [], [], 20)[0]
+                    answers.readline()
+            stream.close()
+            return len(answers.readlines())
+
+    with ThreadPoolExecutor() as pool:
+        n_last = pool.submit(feed)
+        paths = f"input=/dev/fd/{source}", f"output=/dev/fd/{to_output}"
+        headwise.ok("translate", f"run={run}", *paths)
+        os.close(to_output)
+        assert n_last.result() == has_rest
+    os.close(source)
+    assert [len(call.args[0]) for call in translate.call_args_list] == [n_lines, n_lines] + [
+        1
+    ] * has_rest
+
+
 @pytest.mark.slow
 def test_closed_output_pipe_is_no_error(run: Path, tmp_path: Path) -> None:
     source = tmp_path / "long.de"
@@ -251,12 +289,12 @@ def test_translations_before_an_error_are_kept(
     """And before a kill: they are on the disk before the next line is read."""
     partial = tmp_path / f"out.{os.getpid()}.tmp"
 
-    def lines(path: str) -> Iterator[str]:
-        yield SOURCES[0]
+    def blocks(path: str, size: int) -> Iterator[list[str]]:
+        yield SOURCES[:size]
         assert partial.read_text(encoding="utf-8") == f"{expected[0]}\n"
         raise DataError("no more")
 
-    monkeypatch.setattr("headwise.commands.translate.input_lines", lines)
+    monkeypatch.setattr("headwise.commands.translate.input_blocks", blocks)
     result = headwise("translate", f"run={run}", f"output={tmp_path / 'out'}", "buffer_size=1")
     kept = f"what was written before is in {partial}\n"
     assert (result.code, result.err) == (1, f"{kept}headwise: no more\n")

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from headwise.commands.output import input_lines
+from headwise.commands.output import input_blocks
 from headwise.data.cache import make_once
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer
 from headwise.errors import HeadwiseError, RunError
@@ -242,6 +242,6 @@ def test_file_system_without_fsync_is_one_warning(
 def test_input_is_never_all_in_memory(tmp_path: Path) -> None:
     (tmp_path / "in").write_text("a line of text\n" * 30_000)
     tracemalloc.start()
-    assert sum(1 for _ in input_lines(str(tmp_path / "in"))) == 30_000
+    assert sum(map(len, input_blocks(str(tmp_path / "in"), 100))) == 30_000
     assert tracemalloc.get_traced_memory()[1] < 200_000
     tracemalloc.stop()

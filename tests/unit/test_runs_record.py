@@ -256,6 +256,11 @@ def test_frame_has_a_row_a_run(folders: Path, archive: Path) -> None:
     assert set(frames[0]["attention._target_"]) == {"AlphaEntmax"}
     assert frames[0]["test/bleu"].notna().tolist() == [True, True, False]
     assert "test/search" not in frames[0]
+    for name in frames[0]:
+        groups = frames[0].groupby(name, dropna=False)  # every value has a hash
+        assert groups.ngroups == frames[0][name].nunique(dropna=False), name
+    with pytest.raises(RunError, match=r"^runs/of/mine: "):
+        headwise.records("runs/of/mine")
     # what tells recipes of equal settings apart
     row = frames[0].iloc[1]
     assert {key: row[key] for key in HASHES} == HASHES

@@ -1,17 +1,20 @@
-"""Files and pipes of commands that apply a run to text: checks, and output in blocks of lines."""
+"""Files and pipes of commands that apply a run to text: checks, input and output in blocks."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
-from headwise.data.sources.lines import decoded_lines, stream_lines
+from headwise.data.sources.lines import Arriving, decoded_lines, open_bytes, stream_lines
 from headwise.errors import DataError, require
 from headwise.files import STDIN, STDOUT, check_output, is_stream, replacing
+
+T = TypeVar("T")
 
 
 def check_paths(
@@ -34,17 +37,41 @@ def check_paths(
         check_output(output)
 
 
-def input_lines(path: str | None) -> Iterator[str]:
-    """Yield the lines of a file, or of standard input, which are never all in memory.
+def input_blocks(path: str | None, size: int) -> Iterator[list[str]]:
+    """Return the lines of a file, or of standard input, which are never all in memory.
+
+    Args:
+        path: of the file; None: standard input.
+        size: lines of a block; of a pipe or terminal those that are there at once, up to so many.
 
     Raises:
         DataError: a line that is not text; of a file that can be read twice before the first line.
     """
-    if path in (None, STDIN):
-        return decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
-    if not is_stream(path):
-        deque(stream_lines(Path(path), may_be_empty=True), maxlen=0)
-    return stream_lines(Path(path), may_be_empty=True)
+    if path is None or is_stream(path):
+        return _stream_blocks(path, size)
+    deque(stream_lines(Path(path), may_be_empty=True), maxlen=0)
+    return in_blocks(stream_lines(Path(path), may_be_empty=True), size)
+
+
+def _stream_blocks(path: str | None, size: int) -> Iterator[list[str]]:
+    name = "stdin" if path in (None, STDIN) else str(path)
+    with nullcontext(sys.stdin.buffer) if name == "stdin" else open_bytes(Path(name)) as stream:
+        arriving = Arriving(stream)
+        yield from in_blocks(decoded_lines(arriving, name, True), size, arriving.waits)
+
+
+def in_blocks(
+    items: Iterable[T], size: int, ends: Callable[[], bool] = lambda: False
+) -> Iterator[list[T]]:
+    """Yield lists of `size` items; of fewer at the end, and where `ends()` after an item."""
+    block: list[T] = []
+    for item in items:
+        block.append(item)
+        if len(block) == size or ends():
+            yield block
+            block = []
+    if block:
+        yield block
 
 
 def write_blocks(output: str | None, blocks: Iterable[Sequence[str]]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import count
 from pathlib import Path
 
-from headwise.commands.output import check_paths, input_lines, write_blocks
+from headwise.commands.output import check_paths, in_blocks, input_blocks, write_blocks
 from headwise.config.commands import PredictConfig
 from headwise.data.file_corpus import files_below
 from headwise.data.sources.tables import check_columns, table_rows, table_stem
@@ -21,19 +21,17 @@ def predict(config: PredictConfig) -> None:
     """Write a line per example: prediction, probability, and text or file, separated by tabs."""
     check_paths(config.buffer_size, config.output, {"input": config.input}, may_be_folder=True)
     run: ClassifierRun = load_selected(config.run, config, "predict")
-    examples: Iterator[Sequence[str]]
+    examples: Iterator[Sequence[Sequence[str]]]
     if run.tokenizer is None:
-        examples = _pictures(config.input)
+        examples = in_blocks(_pictures(config.input), config.buffer_size)
     else:
-        examples = _texts(run.columns, config.input)
-    write_blocks(config.output, _blocks(run, examples, config.buffer_size))
+        examples = _texts(run.columns, config.input, config.buffer_size)
+    write_blocks(config.output, _blocks(run, examples))
 
 
-def _blocks(
-    run: ClassifierRun, examples: Iterator[Sequence[str]], buffer_size: int
-) -> Iterator[list[str]]:
+def _blocks(run: ClassifierRun, examples: Iterator[Sequence[Sequence[str]]]) -> Iterator[list[str]]:
     yield ["\t".join((*COLUMNS, *run.columns))]
-    while block := list(islice(examples, buffer_size)):
+    for block in examples:
         yield [tsv_line(p, *e) for p, e in zip(run.predict(block), block, strict=True)]
 
 
@@ -45,13 +43,17 @@ def _pictures(path: str | None) -> Iterator[Sequence[str]]:
     return ((str(file),) for file in files)
 
 
-def _texts(columns: Sequence[str], path: str | None) -> Iterator[Texts]:
-    """The texts, or pairs, of a table, or of lines of a file or standard input."""
+def _texts(columns: Sequence[str], path: str | None, size: int) -> Iterator[list[Texts]]:
+    """The texts, or pairs, of a table, or of lines of a file or standard input, in blocks."""
     if path is not None and Path(path).is_dir():
         raise DataError(f"input={path} is a folder, but the run classifies text: name a file")
     if path is not None and table_stem(Path(path)):
-        return _of_table(Path(path), columns)
-    return _of_lines(input_lines(path), "stdin" if path in (None, STDIN) else path, columns)
+        return in_blocks(_of_table(Path(path), columns), size)
+    name, number = "stdin" if path in (None, STDIN) else path, count(1)
+    return (
+        [_of_line(line, f"{name}, line {next(number)}", columns) for line in block]
+        for block in input_blocks(path, size)
+    )
 
 
 def _of_table(path: Path, columns: Sequence[str]) -> Iterator[Texts]:
@@ -64,12 +66,11 @@ def _of_table(path: Path, columns: Sequence[str]) -> Iterator[Texts]:
         yield texts_of(record, columns, where)
 
 
-def _of_lines(lines: Iterator[str], name: str, columns: Sequence[str]) -> Iterator[Texts]:
-    for number, line in enumerate(lines, 1):
-        texts = (line,) if len(columns) == 1 else tuple(line.split("\t"))
-        if len(texts) != len(columns):
-            raise DataError(
-                f"{name}, line {number}: {len(texts)} texts; the run classifies pairs, "
-                f"{' and '.join(columns)}, separated by a tab"
-            )
-        yield texts
+def _of_line(line: str, where: str, columns: Sequence[str]) -> Texts:
+    texts = (line,) if len(columns) == 1 else tuple(line.split("\t"))
+    if len(texts) != len(columns):
+        raise DataError(
+            f"{where}: {len(texts)} texts; the run classifies pairs, "
+            f"{' and '.join(columns)}, separated by a tab"
+        )
+    return texts

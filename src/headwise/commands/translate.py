@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 
-from headwise.commands.output import check_paths, input_lines, write_blocks
+from headwise.commands.output import check_paths, input_blocks, write_blocks
 from headwise.config.commands import TranslateConfig
 from headwise.data.sources.lines import read_lines, stream_lines
 from headwise.errors import HeadwiseError
@@ -19,7 +19,7 @@ PROMPT = "> "
 
 
 def translate(config: TranslateConfig) -> None:
-    """Translate a file or stdin in blocks of `buffer_size` lines; interactive at a terminal."""
+    """Translate a file, or what a pipe has, up to `buffer_size` lines at once; or typed lines."""
     paths = {"input": config.input, "reference": config.reference}
     check_paths(config.buffer_size, config.output, paths)
     run: TranslationRun = load_selected(config.run, config, "translate")
@@ -28,24 +28,25 @@ def translate(config: TranslateConfig) -> None:
     if is_typed and config.reference is None and is_terminal:
         _interactive(run)
         return
-    sources = input_lines(config.input)
+    sources = input_blocks(config.input, config.buffer_size)
     if config.reference is not None:
-        blocks = iter([_score_lines(run, list(sources), read_lines(Path(config.reference), True))])
+        lines = list(chain.from_iterable(sources))
+        blocks = iter([_score_lines(run, lines, read_lines(Path(config.reference), True))])
     else:
         path = Path(config.input or STDIN)
         if run.model.max_source is not None and not is_stream(path):  # fail before translating
             for number, line in enumerate(stream_lines(path, may_be_empty=True), 1):
                 run.translator.check_sources([run.normaliser.source(line)], number)
-        blocks = _translated_blocks(run, sources, config.buffer_size, config.progress)
+        blocks = _translated_blocks(run, sources, config.progress)
     write_blocks(config.output, blocks)
 
 
 def _translated_blocks(
-    run: TranslationRun, sources: Iterator[str], buffer_size: int, progress: bool
+    run: TranslationRun, sources: Iterator[list[str]], progress: bool
 ) -> Iterator[list[str]]:
     """Yield blocks: one line per sentence, or n-best lines `number<TAB>score<TAB>text`."""
     first = 1
-    while block := list(islice(sources, buffer_size)):
+    for block in sources:
         translations = run.translate(block, progress, first)
         if run.translator.config.n_best == 1:
             yield [translation.text for translation in translations]

@@ -126,7 +126,7 @@ class PredictConfig(RunSelection):
 
     input: str | None = path(stream=STDIN)  # lines, table, picture or a folder of them; null: stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
-    buffer_size: int = 10_000  # texts or pictures that are read and labelled at a time
+    buffer_size: int = 10_000  # texts or pictures labelled at a time; of a pipe at most
 
 
 @dataclass
@@ -163,7 +163,7 @@ class TranslateConfig(SearchSelection):
     input: str | None = path(stream=STDIN)  # a file; null reads stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
     reference: str | None = path(stream=STDIN)  # score these translations instead (forced decoding)
-    buffer_size: int = 10_000  # lines that are read, sorted by length and translated at a time
+    buffer_size: int = 10_000  # lines translated at a time; of a pipe at most
 
 
 @dataclass

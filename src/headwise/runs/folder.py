@@ -323,7 +323,7 @@ def list_folders(
         path = Path(pattern).expanduser()
         paths, is_of_archive = matching_paths(path), (path.parent / ARCHIVE).is_file()
         if not (paths or is_of_archive or missing_ok):
-            raise RunError(f"runs={pattern}: folder not found")
+            raise RunError(f"{pattern}: folder not found")
         for run, names in chain.from_iterable(_scan(one, 2) for one in paths):
             if not run.name.startswith("."):  # unfinished pruned runs
                 about = os.stat(run)  # the same for all paths of a folder

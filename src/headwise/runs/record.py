@@ -24,7 +24,7 @@ from headwise.config.schema import Config
 from headwise.errors import RunError, counted, meant
 from headwise.file_names import check_file_name
 from headwise.files import is_locked, matching_paths, read_json, replacing
-from headwise.runs.fingerprint import comparable
+from headwise.runs.fingerprint import canonical, comparable
 from headwise.runs.folder import (
     ARCHIVE,
     SETTINGS,
@@ -325,15 +325,16 @@ def frame(paths: Sequence[str | Path]) -> pd.DataFrame:
 
 
 def frame_row(run: Record) -> dict[str, Any]:
-    """The row of a run in `frame`, without its folder.
+    """The row of a run in `frame`, without its folder; lists and mappings are JSON texts.
 
     Raises:
         RunError: a file of the run is broken, or a key of its settings is not known.
     """
     row, data = comparable(run.settings), run.part("data") or {}
-    row |= {key: data[key] for key in CONTENTS if key in data} | data.get("swept", {})
+    row |= {key: data.get(key) for key in CONTENTS} | data.get("swept", {})
     if (results := run.results) is not None:
         row |= {key: getattr(results, key) for key in COSTS}
         for split, scores in results.scores.items():
             row |= {f"{split}/{key}": e["score"] for key, e in scores.items() if "score" in e}
-    return row
+    # `groupby` needs values with a hash
+    return {k: canonical(v) if isinstance(v, (list, dict)) else v for k, v in row.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import select
 import tarfile
 import zipfile
 import zlib
@@ -22,9 +23,45 @@ from headwise.errors import DataError
 from headwise.files import is_stream
 
 MAX_LINE = 2**20  # bytes
+CHUNK = 2**16  # bytes, as many as a pipe holds
 ONE_A_LINE = "Write one sentence a line; tr '\\r' '\\n' converts carriage returns to line feeds"
 # Raised by the standard library for a truncated compressed file or another format.
 READ_ERRORS = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+
+
+class Arriving:
+    """The lines of a pipe, terminal or file that another process may still be writing.
+
+    Args:
+        stream: open, unread; with `read1` and a descriptor.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self._unread, self._ended = bytearray(), False
+
+    def readline(self, size: int, /) -> bytes:
+        """The next line, or its first bytes; waits for it."""
+        while not self._has_line():
+            self._read()
+        end = self._unread.find(b"\n", 0, size) + 1
+        line = bytes(self._unread[: end or size])
+        del self._unread[: len(line)]
+        return line
+
+    def waits(self) -> bool:
+        """Whether `readline` would wait: neither a whole line nor the end is there."""
+        while not self._has_line() and select.select([self.stream], [], [], 0)[0]:
+            self._read()
+        return not self._has_line()
+
+    def _has_line(self) -> bool:
+        return self._ended or b"\n" in self._unread or len(self._unread) > MAX_LINE
+
+    def _read(self) -> None:
+        chunk = self.stream.read1(CHUNK)  # type: ignore[attr-defined]
+        self._unread += chunk
+        self._ended = not chunk  # of a terminal, which could be read again
 
 
 @contextmanager
@@ -75,7 +112,7 @@ def decode_line(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> 
 
 
 def decoded_lines(
-    stream: IO[bytes],
+    stream: IO[bytes] | Arriving,
     name: str,
     may_be_empty: bool = False,
     encoding: str = "utf-8",

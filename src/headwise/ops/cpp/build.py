@@ -69,7 +69,8 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
         return None, "HEADWISE_NATIVE=0"
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
-        return None, f"no C++ compiler: CXX is not set, {', '.join(COMPILERS)} are not found"
+        reason = f"no C++ compiler: CXX is not set, {', '.join(COMPILERS)} are not found"
+        return None, _warned(reason, "install g++ or clang++, or set CXX (environment)")
     path = machine_cache_dir() / "native" / f"{_digest(compiler)}.so"
     program = next(map(shutil.which, shlex.split(compiler)), None)
     changed = program and os.stat(program).st_mtime_ns  # when another version is installed
@@ -95,7 +96,12 @@ def _remembered(reason: str, failed: Path) -> str:
         with contextlib.suppress(OSError, HeadwiseError):  # the cache is not writable
             write_text(failed, reason)
     advice = f"to compile them again, delete {failed} or set HEADWISE_CACHE=FOLDER (environment)"
-    log.warning("no C++ kernels, torch computes the same, slower (%s); %s", reason, advice)
+    return _warned(reason, advice)
+
+
+def _warned(reason: str, advice: str) -> str:
+    """Return the reason after a warning, once per process."""
+    log.warning("no C++ kernels: torch forms attention weights, slower (%s); %s", reason, advice)
     return reason
 
 

@@ -55,7 +55,7 @@ from headwise.tasks.classification.prepare import (
 )
 from headwise.tasks.classification.reading import SITE, example, given_examples, patch_id, places_of
 from headwise.tasks.classification.text import LabelledText
-from headwise.tasks.data import Sizes
+from headwise.tasks.data import Sizes, warn_of_small_text
 from headwise.tasks.reading import Candidates, Reading, Spelling
 from headwise.tasks.task import Evaluation, Extra, Part, Task
 from headwise.train.distributed import Ranks
@@ -249,6 +249,8 @@ class Classification(Task[PreparedClasses]):
 
     def examples(self, data: PreparedClasses, ranks: Ranks, scratch: Path) -> Examples:
         split, kept = data.split(self.config.data.train), self._training_rows(data)
+        if ranks.is_main and not self.is_image:
+            warn_of_small_text(self.config, len(kept), data.sizes)
         budget = self.config.trainer.max_tokens, self.config.seed, ranks.n_shares
         return TrainingClasses(split, kept, *budget)
 

@@ -23,7 +23,7 @@ from headwise.metrics.metric import Metric
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.transformer import Transformer, encoder_decoder_sites
-from headwise.tasks.data import Sides, Sizes
+from headwise.tasks.data import Sides, Sizes, warn_of_small_text
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.reading import Candidates, Reading, Spelling
 from headwise.tasks.task import Evaluation, Outputs, Part, Task
@@ -120,6 +120,8 @@ class Translation(Task[Pairs]):
         config, trainer, dropout = self.config, self.config.trainer, self.config.tokenizer.dropout
         progress = trainer.progress and ranks.is_main
         settings = dropout, config.seed, scratch, trainer.n_workers, progress
+        if ranks.is_main:
+            warn_of_small_text(config, len(data.train), data.sizes)
         return TrainingPairs(
             EpochSplits(data, *settings) if dropout else data.train,
             trainer.max_tokens,

@@ -133,7 +133,7 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | No
                 from headwise.commands.search import RunningTrial, open_study
 
                 trial = RunningTrial(open_study(sweep.folder, hydra.sweeper), number)
-            run = train(config, overrides, sweep.name, has_log, trial, swept=sweep.swept)
+            run = train(config, overrides, sweep.name, trial, swept=sweep.swept)
             sweep.record(number, overrides, run, None)
             value = None if trial is None else trial.value(config, run)
         except Interrupted as error:
@@ -272,12 +272,14 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
         return 2 if isinstance(error, ConfigError) else 1
     if _is_out_of_memory(error):
         lines = str(error).splitlines()
-        print(
-            f"headwise: out of memory ({lines[0] if lines else type(error).__name__}). Lower "
-            "trainer.max_tokens (trainer.accumulate makes up for it), decode.max_tokens, or the "
-            "model's size.",
-            file=sys.stderr,
-        )
+        advice = " Lower max_tokens." if hasattr(KINDS[config_name], "max_tokens") else ""
+        if config_name == "train":
+            advice = (
+                " Lower trainer.max_tokens (trainer.accumulate makes up for it), "
+                "decode.max_tokens, or the model's size."
+            )
+        reason = lines[0] if lines else type(error).__name__
+        print(f"headwise: out of memory ({reason}).{advice}", file=sys.stderr)
         return 1
     if isinstance(error, OSError) and error.errno in {*DISK_FULL, *NOT_WRITABLE}:
         where = error.filename or "output"

@@ -172,16 +172,24 @@ def test_prepare_checks_tokenizer_before_data(headwise: CommandLine, tmp_path: P
     assert_rejected(result, 2, "tokenizer.character_coverage", "in [0.98, 1]", "got 2")
 
 
-def test_out_of_memory_is_reported_with_advice(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("train", "Lower trainer.max_tokens"),
+        *((command, "Lower max_tokens.") for command in ("evaluate", "analyze", "sample")),
+        ("page", "tried)."),
+    ],
+)
+def test_out_of_memory_is_reported_with_keys_of_the_command(
+    headwise: CommandLine, command: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **others: object) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] can't allocate memory: you tried")
 
-    monkeypatch.setattr("headwise.train.trainer.Trainer.run", fail)
-    write_corpus(tmp_path / "text")
-    result = headwise("train", *small_overrides(tmp_path))
-    assert_rejected(result, 1, "out of memory", "Lower trainer.max_tokens", "can't allocate memory")
+    monkeypatch.setattr(f"headwise.commands.{command}.{command}", fail)
+    result = headwise(command, *([] if command == "train" else ["run=x"]))
+    assert_rejected(result, 1, "out of memory", "can't allocate memory", advice)
+    assert ("max_tokens" in result.err) == (command != "page")
 
 
 def test_unexpected_errors_have_a_traceback(

@@ -127,6 +127,18 @@ def test_scores_of_other_search_or_weights_are_replaced(headwise: CommandLine, r
     assert names == {"test_a"}
 
 
+def test_scores_do_not_depend_on_the_tokens_of_a_batch(headwise: CommandLine, run: Path) -> None:
+    loaded = package.load(run, max_tokens=8)
+    assert loaded.config.trainer.max_tokens == loaded.translator.config.max_tokens == 8
+    evaluate = "evaluate", f"run={run}", "data.test=[test_a]"
+    headwise.ok(*evaluate, "max_tokens=8")
+    scores = read_results(run)["scores"]["test_a"]
+    assert "overwritten" not in headwise.ok(*evaluate, "max_tokens=4096").out
+    for metric, entry in read_results(run)["scores"]["test_a"].items():
+        assert entry["score"] == pytest.approx(scores[metric]["score"], rel=1e-6)
+    assert_rejected(headwise(*evaluate, "max_tokens=0"), 2, "max_tokens must be at least 1")
+
+
 def test_joined_sets_are_scored_as_one(headwise: CommandLine, run: Path) -> None:
     joined = "test_b+test_a"
     headwise.ok("evaluate", f"run={run}", f"data.test=[{joined},test_a]")
@@ -202,11 +214,12 @@ def test_downloads_use_the_cache_of_this_machine(
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
     with serve_folder(tmp_path / "served") as address:
         origins = archive_origin({code: f"{address}/x.{code}" for code in ("de", "en")}, "{}")
-        run_cache = str(tmp_path / "their" / "cache")
+        (tmp_path / "their" / "encoded").mkdir(parents=True)  # a folder of another program
+        run_cache = str(tmp_path / "their")
         change_config(run, data__dir=None, data__origins=origins, paths__cache=run_cache)
         headwise.ok("evaluate", f"run={run}", "data.test=[test_x]")
     assert (tmp_path / "ours" / "downloads" / "theirs" / "de").is_file()
-    assert not (tmp_path / "their").exists()
+    assert [path.name for path in (tmp_path / "their").rglob("*")] == ["encoded"]
 
 
 def test_test_sets_are_read_from_the_run_folder(

@@ -28,6 +28,7 @@ from headwise.data.images import ImageCorpus
 from headwise.data.sources.hub import HubSource
 from headwise.data.sources.origins import _log_once, local_folder, log_paths
 from headwise.errors import ConfigError
+from headwise.files import machine_cache_dir
 from headwise.runs.folder import ARCHIVE
 from headwise.runs.record import Record, archived
 from headwise.runs.results import Results
@@ -200,7 +201,7 @@ def test_each_path_of_a_run_is_logged_once(
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path))
     _log_once.cache_clear()
     with caplog.at_level("INFO"):
-        log_paths(data)
-        log_paths(data)
+        log_paths(data, machine_cache_dir())
+        log_paths(data, machine_cache_dir())
     shown = [record.getMessage().partition(" of the run: ")[2] for record in caplog.records]
     assert shown == paths.replace("HOME", str(tmp_path)).split()

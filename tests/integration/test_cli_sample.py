@@ -53,7 +53,7 @@ def test_samples_are_printed_and_written(headwise: CommandLine, run: Path, tmp_p
     prompt, output = tmp_path / "prompt.txt", tmp_path / "out.txt"
     prompt.write_text("Häus", encoding="utf-8")
     from_file = (options[0], f"prompt_file={prompt}", *options[2:], f"output={output}")
-    headwise.ok("sample", *from_file, "n=3", "batch_size=3")
+    headwise.ok("sample", *from_file, "n=3", "max_tokens=1")
     assert numbered(output.read_bytes().decode()) == {k: samples[k] for k in (1, 2, 3)}
     reader, writer = os.pipe()
     os.write(writer, b"H\xc3\xa4us")

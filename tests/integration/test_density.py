@@ -26,6 +26,7 @@ from headwise.analysis.tables import HEADS
 from headwise.config.commands import PruneDataConfig
 from headwise.config.register import typed
 from headwise.data.lossless import text_ids
+from headwise.data.sources import origins
 from headwise.data.tokenizer import BOS, N_SPECIALS, Tokenizer
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
@@ -188,6 +189,21 @@ def test_evaluate_scores_other_splits_and_checkpoints(
     assert items[:, 3].sum() == len(text)
 
 
+def test_later_commands_use_the_cache_of_the_training_and_other_batches(
+    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
+    origins._log_once.cache_clear()
+    out = headwise.ok("evaluate", f"run={run}", "name=small", f"max_tokens={WINDOW}").out
+    assert "reading paths.cache of the run: " in out
+    assert not (tmp_path / "ours").exists()
+    found, expected = (
+        read_json(run / f"{name}.json")["scores"]["test"] for name in ("small", "results")
+    )
+    for metric, entry in expected.items():
+        assert found[metric]["score"] == pytest.approx(entry["score"], rel=1e-6)
+
+
 def test_longer_windows_are_scored_without_and_with_scaling(
     headwise: CommandLine, overrides: list[str], run: Path
 ) -> None:
@@ -312,7 +328,7 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
         *slow_but(
             [
                 ("trainer.monitor=bleu", "bits_per_byte"),
-                ("positions=learned positions.max_positions=8", "data.window=16"),
+                ("positions=learned positions.max_positions=8", "data.window must be at most 8"),
                 (
                     "decode.min_context=16",
                     "must be at least 0 and below data.window=16",

@@ -50,6 +50,6 @@ def test_requeued_job_ends_with_the_same_bits_in_one_row(sweeps: Sweeps, tmp_pat
     result = started.wait()
     assert result.code == 0, result.output
     log = (run / "log.txt").read_text()
-    assert "SIGTERM: stopping after this update" in log
+    assert "stopped at update" in log
     assert run_outputs(run) == straight_outputs(tmp_path / "straight")[0]
     assert [job.get("run") for job in sweeps.records("submitit_slurm")] == [str(run)]

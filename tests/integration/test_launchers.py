@@ -55,7 +55,7 @@ def test_submitit_requeues_after_a_save(sweeps: Sweeps, straight: list[dict[str,
     result = started.wait()
     assert result.code == 0, result.output
     (run,) = sweeps.runs("submitit_local")
-    assert "stopping after this update" in (run / "log.txt").read_text()
+    assert "stopped at update" in (run / "log.txt").read_text()
     assert run_outputs(run) == straight[0]
     (record,) = sweeps.records("submitit_local")
     assert record["run"] == str(run)
@@ -86,11 +86,11 @@ def test_submitit_saves_at_a_signal(
     for run in runs:
         assert (run / "checkpoints" / "last.pt").is_file(), stopped.output
         assert not (run / "results.json").exists()
-        assert "stopping after this update" in (run / "log.txt").read_text()
+        assert "stopped at update" in (run / "log.txt").read_text()
         command = read_json(run / "environment.json")["command"]
         assert command[1] == "-m", "the command of the user, not of the job's process"
-    folders = [*runs, *(sweeps.folder / "submitit_local" / "sweeps").glob("sweep-*")]
-    printed = [path.read_text() for folder in folders for path in folder.glob("*log*")]
+    logs = (sweeps.folder / "submitit_local" / "sweeps").glob("sweep-*/*.log")
+    printed = [path.read_text() for path in logs]
     assert sum(text.count("encoding 200 pairs") for text in printed) == 1, "data is prepared once"
     sweeps.slow.unlink()
     resumed = sweeps.in_one_process("submitit_local", "seed=1,2")

@@ -115,7 +115,7 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path, site: s
     scores = read_json(run / "results.json")["scores"]
     assert curve[0]["accuracy"] == pytest.approx(scores["valid"]["accuracy"]["score"])
     assert curve[0]["loss"] == pytest.approx(scores["valid"]["loss"]["score"]) != curve[-1]["loss"]
-    assert_rejected(headwise("analyze", f"run={run}", "data.split=tset"), 2, "data.split", "test")
+    assert_rejected(headwise("analyze", f"run={run}", "data.split=tset"), 2, "a split of", "test")
 
 
 def test_run_is_evaluated_and_shown(headwise: CommandLine, run: Path, site: str) -> None:

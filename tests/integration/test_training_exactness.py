@@ -79,6 +79,9 @@ def test_run_stopped_by_signal_is_bitwise_equal(
     assert update % 5  # not an update at which it saves anyway
     assert f"resuming in {folder} at update {update}\n" in runs.train(outputs)
     assert run_outputs(folder) == whole
+    log = (folder / "log.txt").read_text()
+    resumed = f"INFO resuming in {folder} at update {update}\n"
+    assert -1 < log.find(f"stopped at update {update}") < log.find(resumed)
 
 
 @pytest.mark.slow

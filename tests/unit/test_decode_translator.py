@@ -214,7 +214,7 @@ def test_out_of_memory_error_names_settings_to_lower(was_training: bool) -> None
     model = build().train(was_training)
     translator = Translator(model, PAIR, CONFIG, output=OutputMap(no_memory, is_sparse=False))
     message = (
-        r"out of memory on cpu: lower decode\.max_tokens \(now 300\) or decode\.beam \(now 4\)"
+        r"lower max_tokens, in training decode\.max_tokens \(now 300\) or decode\.beam \(now 4\)"
     )
     with pytest.raises(RunError, match=message):
         translator.translate(["5 6"])

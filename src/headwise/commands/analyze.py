@@ -87,7 +87,7 @@ def _folders(config: AnalyzeConfig) -> list[RunFolder]:
 def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     """Analyse one run unless its analysis is current; returns the folder of the analysis."""
     run = load_selected(folder.path, config)
-    max_tokens = min(run.config.trainer.max_tokens, MAX_TOKENS)
+    max_tokens = config.max_tokens or min(run.config.trainer.max_tokens, MAX_TOKENS)
     items = inspected(run, config.data, max_tokens, MAX_HEAD_TOKENS)
     about = _about(config, run, items)
     out = folder.path / FOLDER

@@ -93,10 +93,11 @@ def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> tuple[
     """
     before = read_json(path, missing_ok=True)
     scores = before.pop("scores", {})
-    content = {**content, "decode": current_search(content["decode"], search)}
-    if scores and "decode" in before:
-        with suppress(ConfigError):  # of a later version, so with other settings
-            before["decode"] = current_search(before["decode"], search)
+    for settings in (content := dict(content), before):
+        if "decode" in settings:
+            with suppress(ConfigError):  # of a later version, so with other settings
+                settings["decode"] = current_search(settings["decode"], search)
+                settings["decode"].pop("max_tokens", None)  # affects memory alone
     return (scores, {}) if before == content else ({}, scores)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from headwise.config.schema import Config
@@ -14,7 +13,7 @@ def prepare(config: Config) -> None:
     """Clean, tokenize and encode `config.data`; print the counts."""
     task = checked_task(config)
     started = time.perf_counter()
-    corpus = task.open(Path(config.paths.cache))
+    corpus = task.open(task.cache)
     prepared: Any = task.prepare(corpus)
     print(" ".join((config.data.name, "-".join(task.languages))) + f": {prepared.folder}")
     for name, value in prepared.report.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.config.commands import SampleConfig
+from headwise.data.plan import windows_per_batch
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import DataError, refuse, require
 from headwise.files import STDOUT, check_output, is_stream
@@ -41,6 +42,9 @@ def sample(config: SampleConfig) -> None:
     prompts = _prompts(config, samples)
     n_prompt = len(prompts[0])
     n_tokens = samples.n_tokens(n_prompt, config.length)
+    longest = min(n_prompt + n_tokens, samples.size)
+    n_rows = windows_per_batch(config.max_tokens or sys.maxsize, longest)
+    batch_size = min(config.batch_size, n_rows)
     if n_prompt + n_tokens > samples.size:
         log.info("longer than data.window=%d: see `length` in --help", samples.size)
     model = run.model.double() if config.precision == "fp64" else run.model
@@ -48,8 +52,8 @@ def sample(config: SampleConfig) -> None:
     rows: list[list[int]] = []
     with progress_bar("sample", config.progress, config.n * n_tokens, " tokens") as bar:
         settings = {"advance": bar.update, **samples.settings}
-        for first in range(0, config.n, config.batch_size):
-            of_batch = prompts[first : first + config.batch_size]
+        for first in range(0, config.n, batch_size):
+            of_batch = prompts[first : first + batch_size]
             numbers = range(first + 1, first + 1 + len(of_batch))
             batch = draw_samples(
                 model, output_map, of_batch, numbers, n_tokens, sampling, **settings

@@ -128,7 +128,7 @@ class Sweep:
         self._record(number).unlink(missing_ok=True)
 
     def log(self, number: int) -> Path:
-        """The file with the output of a job in another process until its run is known."""
+        """The file with the output of a job in another process."""
         return self.folder / f"{number}.log"
 
     def record(

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pandas as pd
 from headwise.analysis.tables import read_settings
 from headwise.commands.analyze import analyze_folders
 from headwise.commands.sweep import Sweep
-from headwise.config.commands import AnalyzeConfig, TableConfig
+from headwise.config.commands import AnalyzeConfig, Batching, TableConfig
 from headwise.config.folders import group_choices
 from headwise.errors import ConfigError, RunError, counted, refuse, require, unset
 from headwise.files import write_text
@@ -216,8 +216,8 @@ def _analysed(config: TableConfig, runs: Sequence[SavedRun]) -> set[Path]:
     folders = dict.fromkeys(run.folder for run in runs)
     with_weights = [str(f) for f in folders if any(RunFolder(f).checkpoints.glob("*.pt"))]
     if with_weights:
-        checkpoint, device = config.checkpoint, config.device
-        analyze_folders(AnalyzeConfig(runs=with_weights, checkpoint=checkpoint, device=device))
+        shared = {field.name: getattr(config, field.name) for field in fields(Batching)}
+        analyze_folders(AnalyzeConfig(runs=with_weights, **shared))
     analysed = {run.folder for run in runs if read_settings(run)}
     if without := [folder for folder in folders if folder not in analysed]:
         number = counted(len(without), "run")

@@ -25,14 +25,14 @@ from headwise.data.file_corpus import Corpus
 from headwise.data.prefetch import Prefetched
 from headwise.data.sources.digest import combined_digest
 from headwise.errors import Interrupted, RunError
-from headwise.files import output_to, read_json, remove_partial
+from headwise.files import read_json, remove_partial
 from headwise.model.family import Model
 from headwise.precision import use_deterministic_kernels
 from headwise.runs.environment import CONVERTERS, git_commit, rank_variables, versions
 from headwise.runs.failure import error_recorded
 from headwise.runs.folder import RunFolder
 from headwise.runs.listing import Summary
-from headwise.runs.log import RunLog
+from headwise.runs.log import LogFile, RunLog, text_log
 from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.seed import seed_everything
@@ -63,7 +63,6 @@ def train(
     config: Config,
     overrides: list[str],
     group: str | None = None,
-    has_log: bool = False,
     trial: Trial | None = None,
     started: float | None = None,
     swept: Collection[str] = (),
@@ -74,7 +73,6 @@ def train(
         config: composed by Hydra; derived settings are filled in.
         overrides: the command line, for the folder's name and record.
         group: name of the sweep, for the tracker.
-        has_log: append the output of training to log.txt in the run folder instead of printing it.
         trial: of a search, to which validations are reported.
         started: when the process of this run alone started, by `time.perf_counter`.
         swept: keys with several values in the sweep of this run.
@@ -87,7 +85,7 @@ def train(
     """
     clock = Clock(started)
     rank, *_ = rank_variables()
-    with stop_request("" if rank else SAVING) as stop:
+    with text_log() as held_log, stop_request("" if rank else SAVING) as stop:
         task = checked_task(config)
         check_compiler(config.trainer)
         if config.dry_run:
@@ -102,7 +100,7 @@ def train(
         with process_group(config.trainer.device) as ranks:
             use_deterministic_kernels(ranks.device)
             with ranks.first_alone():  # the first rank downloads, the others read the cache
-                corpus = task.open(Path(config.paths.cache))
+                corpus = task.open(task.cache)
                 about = identity(config, container, corpus, swept)
             outputs = Path(config.paths.outputs, config.experiment_name)
             folder = RunFolder.locate(outputs, overrides, about["identity"], container)
@@ -119,16 +117,14 @@ def train(
                 prepared = task.prepare(corpus)
             # a job of a search that was adopted may still be running
             with _locked(folder, ranks, overrides, wait=trial is not None):
+                held_log.setTarget(LogFile(folder.path) if ranks.is_main else logging.NullHandler())
                 if ranks.is_main:
                     check_checkpoints(folder)
                 ranks.barrier()
                 of_run = folder, ranks_of_run(folder, ranks), clock, stop, trial
                 run = _Run(task, overrides, about, *of_run)
                 run.describe(container)
-                with (
-                    output_to(folder.path / "log.txt" if has_log else None),
-                    _tracker(config, folder, ranks, group, container) as tracker,
-                ):
+                with _tracker(config, folder, ranks, group, container) as tracker:
                     run.train(corpus, prepared, tracker)
     return folder.path
 

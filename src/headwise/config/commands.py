@@ -21,7 +21,16 @@ class Loading:
 
 
 @dataclass
-class TableConfig(Loading):
+class Batching(Loading):
+    """Keys of the commands that apply a run to many items."""
+
+    max_tokens: int | None = (
+        None  # of a batch with padding; affects memory and time; null: as in training
+    )
+
+
+@dataclass
+class TableConfig(Batching):
     """`scripts/table.py`: the tables of a study, or of a sweep."""
 
     study: Any = None  # a yaml of conf/study; see `headwise.studies.study.Study`; null: a sweep
@@ -94,7 +103,7 @@ class RunsConfig:
 
 
 @dataclass
-class RunSelection(Loading):
+class RunSelection(Batching):
     """Keys of the commands that apply one run."""
 
     run: str = path(MISSING)  # its folder
@@ -197,7 +206,7 @@ class AnalyzeDataConfig(PruneDataConfig):
 
 
 @dataclass
-class AnalyzeConfig(RunOrRuns):
+class AnalyzeConfig(RunOrRuns, Batching):
     """`scripts/analyze.py`: tables of measures of the heads of a run."""
 
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -11,11 +12,23 @@ from typing import Any
 
 from headwise.data.sources.digest import combined_digest
 from headwise.file_names import check_file_name
-from headwise.files import locked, rename
+from headwise.files import locked, machine_cache_dir, rename
 
 MANIFEST = "manifest.json"
+ENCODED = "encoded"  # folder of the cache
 
 log = logging.getLogger(__name__)
+
+
+def cache_of_training(saved: str) -> Path:
+    """`paths.cache` of a run if it is a cache that can be written to here, else this machine's.
+
+    The run may be another person's: a cache has encoded data of headwise in it.
+    """
+    encoded = Path(saved, ENCODED)
+    is_cache = any(encoded.glob(f"*/{MANIFEST}"))
+    can_write = all(os.access(folder, os.W_OK) for folder in (saved, encoded))
+    return Path(saved) if is_cache and can_write else machine_cache_dir()
 
 
 def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -63,7 +76,7 @@ def prepared(
     hashed = splits if training is None else {s: splits[s] for s in splits if s in training}
     trained = {**identity, "splits": hashed}
     every, digest = (combined_digest([json.dumps(i, sort_keys=True)]) for i in (identity, trained))
-    folder = cache_dir / "encoded" / f"{name}-{every[:16]}"
+    folder = cache_dir / ENCODED / f"{name}-{every[:16]}"
     return folder, digest, make_once(folder, make)
 
 

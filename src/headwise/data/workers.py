@@ -81,7 +81,7 @@ def in_order(
     except BrokenProcessPool as error:
         raise HeadwiseError(
             f"one of {n_workers} encoding processes was killed, perhaps out of memory; "
-            "try again with a smaller trainer.n_workers"
+            "free some memory, or train with a smaller trainer.n_workers"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

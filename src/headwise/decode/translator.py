@@ -219,7 +219,7 @@ class Translator:
                 yield
         except torch.OutOfMemoryError as error:
             raise RunError(
-                f"out of memory on {self.device}: lower decode.max_tokens "
+                f"out of memory on {self.device}: lower max_tokens, in training decode.max_tokens "
                 f"(now {self.config.max_tokens}) or decode.beam (now {self.config.beam})"
             ) from error
 

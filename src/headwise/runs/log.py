@@ -1,8 +1,12 @@
-"""The two records of a run, also sent to its tracker."""
+"""The records of a run: of numbers, also sent to its tracker, and log.txt."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from logging.handlers import MemoryHandler
+from pathlib import Path
 
 from headwise.runs.folder import RunFolder
 from headwise.track.base import HeadValues, Tracker
@@ -70,3 +74,43 @@ class RunLog:
         """Close the files, not the tracker."""
         for file in self._files:
             file.close()
+
+
+class LogFile(logging.FileHandler):
+    """Appends to log.txt of a run.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignore a full disk: it is no reason to end a training that can still save."""
+
+
+@contextmanager
+def text_log() -> Iterator[MemoryHandler]:
+    """Hold what is logged in the block, warnings of Python and the error that ends it included.
+
+    `setTarget` of the handler passes all of it to another one, which is closed after the block.
+    """
+    root, held = logging.getLogger(), MemoryHandler(capacity=0)  # nothing waits for more records
+    logging.captureWarnings(True)
+    root.addHandler(held)
+    try:
+        yield held
+    except BaseException as error:  # printed by the command
+        text = f"{type(error).__name__}: {error}"
+        held.handle(logging.makeLogRecord({"levelname": "ERROR", "msg": text}))
+        raise
+    finally:
+        root.removeHandler(held)
+        logging.captureWarnings(False)
+        target = held.target
+        held.close()
+        if target is not None:
+            with suppress(OSError):
+                target.close()

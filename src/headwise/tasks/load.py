@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from headwise.attention.parts import Scaling
-from headwise.config.commands import EvaluateConfig, Loading, SearchSelection
+from headwise.config.commands import Batching, EvaluateConfig, SearchSelection
 from headwise.config.instantiate import target_class
 from headwise.config.schema import Config, SitesConfig
-from headwise.errors import ConfigError, RunError
+from headwise.data.cache import cache_of_training
+from headwise.errors import ConfigError, RunError, require
 from headwise.files import read_json
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks.task import TrainedRun, task_of
@@ -28,6 +29,7 @@ def load(
     checkpoint: str = "auto",
     device: str = "auto",
     scaling: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
     **search: Any,
 ) -> TrainedRun:
     """Load a run of any task, with the methods of its task (`Task.run`).
@@ -37,19 +39,27 @@ def load(
         checkpoint: auto, best, last, average, `update_<n>` or `<n>`.
         device: auto, cpu or cuda.
         scaling: node with a `_target_`, for all sites of a run that was trained without scaling.
+        max_tokens: of a batch, in place of those of the training and of the search; affects memory
+            and time alone.
         search: settings of the search that replace the run's, such as beam=10.
 
     Raises:
         RunError: the folder holds no run, or one of another version.
         CheckpointError: the checkpoint does not exist or cannot be read.
-        ConfigError: an unknown device, an invalid setting of the search, a scaling with weights, or
-            one for a run that was trained with its own.
+        ConfigError: an unknown device, `max_tokens` below 1, an invalid setting of the search, a
+            scaling with weights, or one for a run that was trained with its own.
     """
     run_device = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
     if scaling is not None:
         config = _scaled(config, scaling)
+    if max_tokens is not None:
+        require(max_tokens >= 1, "max_tokens", "at least 1", max_tokens)
+        config.trainer.max_tokens = max_tokens
+        if hasattr(config.decode, "max_tokens"):  # of a search
+            config.decode.max_tokens = max_tokens
+    config.paths.cache = str(cache_of_training(config.paths.cache))
     task = task_of(config)
     path = checkpoint_path(folder, checkpoint)  # raises before the model is built
     sizes = read_json(folder.path / "data.json")["sizes"]
@@ -60,7 +70,7 @@ def load(
     return task.run(folder, task, model, sizes, path, run_device).searching(search)
 
 
-def load_selected(run: str | Path, selection: Loading, command: str = "") -> Any:
+def load_selected(run: str | Path, selection: Batching, command: str = "") -> Any:
     """Load a run with the checkpoint, device and search of a command; see `load`.
 
     Args:
@@ -72,7 +82,8 @@ def load_selected(run: str | Path, selection: Loading, command: str = "") -> Any
     keep_freed_memory()
     search: Mapping[str, Any] = selection.decode if isinstance(selection, SearchSelection) else {}
     scaling = selection.scaling if isinstance(selection, EvaluateConfig) else None
-    loaded = load(run, selection.checkpoint, selection.device, scaling, **search)
+    settings = selection.checkpoint, selection.device, scaling, selection.max_tokens
+    loaded = load(run, *settings).searching(search)
     if command not in ("", loaded.task.command):
         name = f"{loaded.folder.path} is a run of task={loaded.task.name}"
         raise RunError(f"{name}: headwise {command} does not apply to it")

@@ -27,7 +27,6 @@ from headwise.data.loader import Examples
 from headwise.data.sources.digest import content_digest, values_digest
 from headwise.data.sources.origins import log_paths
 from headwise.errors import ConfigError, DataError, RunError, refuse, require, unknown
-from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.family import Model
@@ -186,6 +185,11 @@ class Task(ABC, Generic[D]):
         return type(self).__name__.lower()
 
     @property
+    def cache(self) -> Path:
+        """Folder of encoded data and downloads."""
+        return Path(self.config.paths.cache)
+
+    @property
     def languages(self) -> tuple[str, ...]:
         """Language codes of the data, source first."""
         codes = (getattr(self.config.data, key, None) for key in ("source", "target", "language"))
@@ -339,8 +343,8 @@ class Task(ABC, Generic[D]):
     def reopened(self, folder: str | None) -> Any:
         """Open the data of a run, or in another folder; its paths are logged before."""
         task = self.reading(folder)
-        log_paths(task.config.data, folder)
-        return task.open(machine_cache_dir())
+        log_paths(task.config.data, task.cache, folder)
+        return task.open(task.cache)
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> D:
         """Splits of the data of a run, encoded as in its training.
@@ -357,7 +361,7 @@ class Task(ABC, Generic[D]):
         corpus = self.reopened(folder)
         for split in splits:
             if split not in self.splits(corpus):
-                raise refuse("data.split", split, self.splits(corpus))
+                raise refuse("a split of the run", split, self.splits(corpus))
         return self.prepare(corpus)
 
     def of_files(self, saved: Path, sets: Mapping[str, Sides]) -> D:

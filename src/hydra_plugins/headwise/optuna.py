@@ -83,7 +83,7 @@ class OptunaSweeper(Sweeper):
         metric = monitored(task)
         direction = "maximize" if metric.better == "higher" else "minimize"
         space, seeds, fixed = self._parse(arguments)
-        corpus = task.open(Path(settings.paths.cache))
+        corpus = task.open(task.cache)
         length = ["trainer.max_updates"]  # finished trials are not trained for longer
         run = identity(settings, asdict(settings), corpus, length)["identity"]
         of_params = sorted({*fixed} - {*arguments})  # the others are in the settings

@@ -164,7 +164,7 @@ class _Launcher(BaseSubmititLauncher):  # type: ignore[misc]
         else:
             error = RunError(
                 "the process of the job was killed (out of memory?) or its machine failed; its "
-                f"output is in log.txt of the run and {sweep.log(number)}"
+                f"output is in {sweep.log(number)}"
             )
             sweep.record(number, overrides, None, error)
         ended = JobReturn(overrides=overrides, status=JobStatus.FAILED)

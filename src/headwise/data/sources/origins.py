@@ -20,6 +20,7 @@ from headwise.config.data import DataConfig, FilesConfig, LabelledDataConfig
 from headwise.config.text_and_paths import changed_texts
 from headwise.errors import DataError, refuse
 from headwise.file_names import check_relative_path, nfc
+from headwise.files import machine_cache_dir
 
 DataWithOrigins = DataConfig | LabelledDataConfig
 
@@ -70,16 +71,19 @@ def local_folder(config: FilesConfig) -> Path | None:
     return folder if root and config.folder and folder.is_dir() else None
 
 
-def log_paths(config: Any, of_user: str | None = None) -> None:
-    """Log once each path outside of the cache that the data of a run are read from.
+def log_paths(config: Any, cache_dir: Path, of_user: str | None = None) -> None:
+    """Log once each path that the data of a run are read from: the cache, and what is outside.
 
     The run may be another person's: its paths are read as they are written. Those in a folder that
     is logged are not logged.
 
     Args:
         config: of the data.
+        cache_dir: logged if it is not that of this machine.
         of_user: a folder that the user named, in place of that of the run; it is not logged.
     """
+    if cache_dir != machine_cache_dir():
+        _log_once("paths.cache", str(cache_dir))
     folder = local_folder(config) if isinstance(config, FilesConfig) else None
     if folder is not None and of_user is None:
         _log_once("data.dir" if config.dir else "data.folder", str(folder))

@@ -27,7 +27,6 @@ from headwise.data.sources.digest import values_digest
 from headwise.data.tokenizer import COLUMN, EOS
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.errors import DataError, require
-from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Metric
 from headwise.model.build import build_classifier, check_model, parts_of
@@ -180,7 +179,7 @@ class Classification(Task[PreparedClasses]):
         return [replace(metric, has_interval=True) for metric in metrics]
 
     def check(self) -> None:
-        self.open(machine_cache_dir())
+        self.open(self.cache)
         config = on_patches(self.config)
         data = config.data
         share = data.label_fraction

@@ -18,7 +18,6 @@ from headwise.config.data import (
 )
 from headwise.data.lossless import lossless
 from headwise.data.tokenizer import TOKENIZER, Tokenizer
-from headwise.files import machine_cache_dir
 from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
@@ -80,7 +79,7 @@ class Density(StreamTask):
 
     def samples(self, folder: RunFolder) -> Samples[Any]:
         """Prompts and files of samples of a run."""
-        corpus = self.open(machine_cache_dir())
+        corpus = self.open(self.cache)
         tokenizer, options = Tokenizer.load(folder.path / TOKENIZER), self.config.tokenizer
         samples = SAMPLES[type(self.config.data)](corpus, tokenizer)
         # every character of the training text has a token: single bytes are not drawn

@@ -14,7 +14,6 @@ from headwise.config.schema import Config
 from headwise.data.lossless import content_ids, ids_text, lossless, text_ids
 from headwise.data.tokenizer import BOS, COLUMN, TOKENIZER, Tokenizer
 from headwise.errors import DataError
-from headwise.files import machine_cache_dir
 from headwise.model.build import parts_of
 from headwise.model.family import Model
 from headwise.tasks.reading import MAX_WEIGHTS, Axes, Candidates, Item, Reading, View, selected
@@ -69,7 +68,7 @@ def value_candidates(ids: Ints, data: Any, tokenizer: Tokenizer, split: str) -> 
 def given_texts(run: TrainedRun, texts: Sequence[Any]) -> Iterator[Reading]:
     """Texts, each truncated to one window, and to `MAX_TOKENS`."""
     data = run.config.data
-    corpus = run.task.open(machine_cache_dir())
+    corpus = run.task.open(run.task.cache)
     for tokenizer, ids in encoded_texts(run, texts):
         starts = [n for n in range(len(ids)) if starts_document(ids.tolist(), n, corpus, tokenizer)]
         stream = TokenStream(ids, None, np.array(starts), data.document_mask)

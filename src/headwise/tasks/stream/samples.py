@@ -94,7 +94,7 @@ class Samples(Generic[C]):
 
     def documents(self, split: str) -> Iterator[bytes]:
         """Return the images or pieces of a split."""
-        log_paths(self.corpus.config)
+        log_paths(self.corpus.config, self.corpus.cache_dir)
         return self.corpus.chunks(split)
 
     def n_tokens(self, n_prompt: int, length: int | None) -> int:

@@ -29,7 +29,6 @@ from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, TOKENIZER, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.decode.hypothesis import search_name
 from headwise.errors import DataError, require
-from headwise.files import machine_cache_dir
 from headwise.metrics.metric import Floats, Metric
 from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
@@ -94,7 +93,7 @@ class StreamTask(Task[PreparedTokens]):
     def check(self) -> None:
         config, window = self.config, self.config.data.window
         require(window >= 1, "data.window", "at least 1", window)
-        self.open(machine_cache_dir())
+        self.open(self.cache)
         fits = is_text(config) or config.tokenizer.kind == "byte"
         kind = f"byte with data={config.data.name}"
         require(fits, "tokenizer.kind", kind, config.tokenizer.kind)
@@ -115,8 +114,8 @@ class StreamTask(Task[PreparedTokens]):
         whole = f"a multiple of the {period} values of positions.shape"
         for key, window in (("data.window", self.row_tokens), ("decode.window", self._window)):
             require(window >= 1, key, "at least 1", window)
-            fits, allowed = longest is None or longest >= window, f"at least {key}={window}"
-            require(fits, "positions.max_positions", allowed, longest)
+            fits, allowed = longest is None or longest >= window, f"at most {longest}"
+            require(fits, key, f"{allowed} (positions.max_positions)", window)
             require(period is None or window % period == 0, key, whole, window)
         key = "data.window" if windows.window is None else "decode.window"
         allowed = f"at least 0 and below {key}={window}"

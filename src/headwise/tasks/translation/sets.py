@@ -10,7 +10,6 @@ from headwise.config.data import DataConfig
 from headwise.data.sources.lines import read_pairs
 from headwise.data.sources.origins import log_paths
 from headwise.errors import DataError
-from headwise.files import machine_cache_dir
 from headwise.tasks.data import Sides
 from headwise.tasks.translation.corpus import open_corpus
 
@@ -18,7 +17,7 @@ HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and referenc
 
 
 def named_sets(
-    data: DataConfig, saved: Path, names: Sequence[str], folder: str | None = None
+    data: DataConfig, saved: Path, names: Sequence[str], cache: Path, folder: str | None = None
 ) -> dict[str, Sides]:
     """Sources and references by set, from the run folder or else from the corpus.
 
@@ -26,16 +25,17 @@ def named_sets(
         data: of a run of translation.
         saved: the run folder.
         names: sets.
+        cache: folder of encoded data and downloads.
         folder: of a corpus; all sets are read from it if given.
 
     Raises:
         DataError: a set does not exist, or its sides are not aligned.
     """
     if folder is not None:
-        return _corpus_sets(data, names, folder)
+        return _corpus_sets(data, names, cache, folder)
     there = saved_sets(saved)
     absent = [name for name in names if name not in there]
-    others = _corpus_sets(data, absent, None) if absent else {}
+    others = _corpus_sets(data, absent, cache, None) if absent else {}
     return {name: others[name] if name in others else _saved_set(saved, name) for name in names}
 
 
@@ -51,14 +51,16 @@ def _saved_set(saved: Path, name: str) -> Sides:
     return read_pairs(*files)
 
 
-def _corpus_sets(data: DataConfig, names: Sequence[str], folder: str | None) -> dict[str, Sides]:
+def _corpus_sets(
+    data: DataConfig, names: Sequence[str], cache: Path, folder: str | None
+) -> dict[str, Sides]:
     """Sets of the run's corpus, or of that in a folder."""
     data_dir = data.dir
     # the training text may be absent
     data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
-    log_paths(data, folder)
+    log_paths(data, cache, folder)
     try:
-        corpus = open_corpus(data, machine_cache_dir())
+        corpus = open_corpus(data, cache)
     except DataError as error:
         if data_dir is None or folder is not None:
             raise

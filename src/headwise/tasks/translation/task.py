@@ -197,7 +197,7 @@ class Translation(Task[Pairs]):
 
     def restored(self, saved: Path, splits: Sequence[str], folder: str | None = None) -> Pairs:
         """See `Task.restored`: from the run folder, or else from the corpus."""
-        sets = named_sets(self.config.data, saved, splits, folder)
+        sets = named_sets(self.config.data, saved, splits, self.cache, folder)
         return EncodedTexts(TokenizerPair.load(saved), sets)
 
     def of_files(self, saved: Path, sets: Mapping[str, Sides]) -> Pairs:

@@ -27,6 +27,7 @@ CONFIG_ERRORS = {
     "trainr.max_updates=3": "Did you mean trainer.max_updates?",
     "attention@sites.cros=softmax": "attention@sites.cross",
     "atention=softmax": "Did you mean attention?",
+    "pattern=window pattern.strid=3": "pattern=fixed|strided, which has pattern.stride",
     "optimizer._target_=torch.optim.SGD optimizer.momentm=0": "Did you mean +optimizer.momentum?",
     # no key=value
     "seed": "'seed' is not key=value",

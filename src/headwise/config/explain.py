@@ -75,11 +75,13 @@ def _hint(error: Exception, config_name: str) -> str | None:
         return None
     typed_key = key.group(1) or key.group(2)
     known = [*known_keys(config_name), *_arguments(error)]
-    if typed_key not in known:
-        return nearest(typed_key, known)
-    group, _, name = typed_key.partition(".")
+    close = typed_key if typed_key in known else nearest(typed_key, known)
+    group, _, name = (close or "").partition(".")
+    there: Any = getattr(error.__cause__ or error, "parent_node", None)
+    if close != typed_key and (name in (there or {}) or typed_key.rpartition(".")[0] != group):
+        return close
     choices = [c for c in group_choices(group) if name in group_node(group, c)]
-    return f"{group}={'|'.join(choices)}, which has {typed_key}" if choices else None
+    return f"{group}={'|'.join(choices)}, which has {close}" if choices else close
 
 
 def _arguments(error: Exception) -> list[str]:

@@ -179,11 +179,12 @@ class WandbTracker(WandbConfig, Tracker):
         run, self._run = self._run, None
         if run is None:
             return
+        errors: tuple[type[Exception], ...] = (*self._errors, HeadwiseError)
         try:
             run.finish(exit_code=0 if status == "finished" else 1)
             if self.is_active and self.lines is not None:
                 write_json(Path(run.dir).parent / LINES, {"lines": self.lines})
-        except (*self._errors, HeadwiseError) as error:
+        except errors as error:
             self._disable(error)
 
     def _start(self, mode: str | None) -> Any:

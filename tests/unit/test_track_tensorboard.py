@@ -16,7 +16,6 @@ from headwise.runs.log import RunLog
 from headwise.track.base import head_metrics
 from headwise.track.jsonl import read_jsonl
 from headwise.track.tensorboard_tracker import TensorBoardTracker
-from published_images import write_wav
 
 
 def process(run: Path, n_lines: int, updates: range) -> TensorBoardTracker:
@@ -49,9 +48,7 @@ def test_tags_are_those_of_the_records_once_each(tmp_path: Path) -> None:
     process(tmp_path, 0, range(7))  # killed after that of update 4
     tracker = process(tmp_path, 5, range(5, 10))
     Image.new("RGBA", (8, 8)).save(tmp_path / "alpha.png")
-    write_wav(tmp_path / "1.wav", np.zeros((8, 1)), 12_000)
     tracker.log_image("figures/alpha", tmp_path / "alpha.png")
-    tracker.log_audio("samples/1", tmp_path / "1.wav", 9)
     tracker.log_table("hypotheses/test", ["source", "hypothesis"], [["ein Hund", "a|dog"]])
     tracker.summary({"test/bleu": 33.0})
     tracker.finish("finished")
@@ -69,7 +66,6 @@ def test_tags_are_those_of_the_records_once_each(tmp_path: Path) -> None:
     histograms = events.Histograms("alpha/cross/histogram")
     assert [(e.step, e.histogram_value.num) for e in histograms] == [(u, 3) for u in range(10)]
     assert tags["images"] == ["figures/alpha"]
-    assert tags["audio"] == ["samples/1"]
     assert tags["tensors"] == ["config/text_summary", "hypotheses/test/text_summary"]
 
 

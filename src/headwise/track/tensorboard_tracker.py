@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import wave
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,16 +71,9 @@ class TensorBoardTracker(Tracker):
             image_HWC = np.asarray(file.convert("RGB"))
         self._send(lambda writer: writer.add_image(name, image_HWC, step, dataformats="HWC"))
 
-    def log_audio(self, name: str, path: Path, update: int) -> None:
-        with wave.open(str(path)) as file:  # 16 bits, one channel, as `write_wav`
-            values = np.frombuffer(file.readframes(file.getnframes()), np.int16) / 32768
-            rate = file.getframerate()
-        self._send(lambda writer: writer.add_audio(name, values[None], update, rate))
-
     def summary(self, values: Mapping[str, Any]) -> None:
         """See `Tracker.summary`; scalars `summary/<name>`, since `<name>` is of validations."""
-        scores = {f"summary/{name}": value for name, value in values.items()}
-        self._send(lambda writer: _add_scalars(writer, self._update, scores))
+        self.log(self._update, {f"summary/{name}": value for name, value in values.items()})
 
     def finish(self, status: str) -> None:
         if self._writer is not None:

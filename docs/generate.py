@@ -46,7 +46,7 @@ GROUPS = {  # key of a group -> its class
     "decode": schema.DecodeConfig,
     "data": DataConfig,
     "data.cleaning": CleaningConfig,
-    "tracker": schema.TrackerConfig,
+    "tracker": schema.WandbConfig,
     "paths": schema.PathsConfig,
 }
 OTHER_DATA: dict[str, dict[str, type]] = {  # choice of data -> its groups with other keys

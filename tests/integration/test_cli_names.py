@@ -124,7 +124,7 @@ def test_argument_of_a_class_can_be_left_out(headwise: CommandLine) -> None:
      "-c job -p tracker tracker=none seed=3"],
 )  # fmt: skip
 def test_options_are_anywhere_among_the_settings(line: str, headwise: CommandLine) -> None:
-    assert "kind: none" in headwise.ok("train", *line.split()).out
+    assert "track.base.Tracker" in headwise.ok("train", *line.split()).out
 
 
 @pytest.mark.parametrize(

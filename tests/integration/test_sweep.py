@@ -125,16 +125,11 @@ def test_jobs_share_a_group_finish_trackers_and_free_models(
     models: list[weakref.ref[Any]] = []
     alive: list[int] = []
 
-    class Fake(Tracker):
-        def finish(self, status: str) -> None:
-            statuses.append(status)
-
-    def make_tracker(config: Any, folder: Path, group: str | None, _: Any) -> Fake:
+    def start(_: Tracker, folder: Path, group: str | None, config: Any) -> None:
         gc.collect()
         alive.append(sum(model() is not None for model in models))
         assert len(statuses) == len(groups), "the previous job has finished its tracker"
         groups.append(group)
-        return Fake()
 
     from headwise.tasks.translation.task import build_model as original
 
@@ -143,7 +138,8 @@ def test_jobs_share_a_group_finish_trackers_and_free_models(
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr("headwise.commands.train.make_tracker", make_tracker)
+    monkeypatch.setattr(Tracker, "start", start)
+    monkeypatch.setattr(Tracker, "finish", lambda _, status: statuses.append(status))
     monkeypatch.setattr("headwise.tasks.translation.task.build_model", build)
     # the second fails while it holds the model, whose memory must be free for the third
     result = headwise(

@@ -25,7 +25,7 @@ from headwise.model.transformer import encoder_decoder_sites
 from headwise.precision import resolve_precision
 from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
-from headwise.track.wandb_tracker import check_tracker
+from headwise.track.base import Tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.trainer import check_trainer_config
@@ -83,7 +83,7 @@ def test_every_choice_composes(make: Any, choices: list[str]) -> None:
     built = typed(config)
     check_tokenizer_config(built.tokenizer)
     check_trainer_config(built.trainer)
-    check_tracker(built.tracker)
+    instantiate(built.tracker, "tracker", Tracker).check()
     if isinstance(built.decode, DecodeConfig):  # windows are tested with their data
         check_decode_config(built.decode)
 

@@ -36,7 +36,7 @@ def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any) -> Non
     overrides = (
         "paths.outputs=/elsewhere",
         "tracker=none",
-        "tracker.project=other",
+        "+tracker.project=other",
         "experiment_name=other",
         "data.dir=/elsewhere",
         "data.test=[valid]",

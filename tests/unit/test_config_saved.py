@@ -172,6 +172,11 @@ def test_greedy_search_is_read_as_a_beam_of_one(
     assert current(settings) == current(settings_of(f"decode.beam={beam}"))
 
 
+def test_tracker_of_an_earlier_version_is_read(settings_of: Callable[..., Settings]) -> None:
+    tracker = {"kind": "wandb", "project": None, "tags": ["demo"], "init_timeout": 20}
+    assert read_back(current({**settings_of(), "tracker": tracker})).tracker == tracker
+
+
 def test_removed_keys_are_absent() -> None:
     kinds = [*SCHEMAS.values(), *get_type_hints(Config).values(), Config]
     kinds = {kind.__name__: kind for kind in kinds if is_dataclass(kind)}

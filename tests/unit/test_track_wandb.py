@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -16,14 +17,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from headwise.config.schema import TrackerConfig
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import WandbConfig
 from headwise.errors import ConfigError
+from headwise.runs.folder import RunFolder
+from headwise.runs.log import RunLog
 from headwise.track.base import Tracker, head_metrics
-from headwise.track.wandb_tracker import (
-    check_tracker,
-    choose_mode,
-    make_tracker,
-)
+from headwise.track.wandb_tracker import WandbTracker, choose_mode
 from published_images import write_wav
 
 RUN = "alpha_entmax-seed1"
@@ -56,10 +56,11 @@ def _end_service() -> Iterator[None]:
         wandb.teardown()
 
 
-def make(tmp_path: Path, config: TrackerConfig, group: str | None = "sweep") -> Any:
+def make(tmp_path: Path, tracker: Tracker, group: str | None = "sweep") -> Any:
     run_dir = tmp_path / RUN
     run_dir.mkdir(exist_ok=True)
-    return make_tracker(config, run_dir, group, {"seed": 1})
+    tracker.start(run_dir, group, {"seed": 1})
+    return tracker
 
 
 def log_everything(tracker: Any, image: Path | None = None) -> None:
@@ -122,29 +123,29 @@ def test_with_a_key_a_run_is_online(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(wandb, "init", lambda **arguments: calls.append(arguments) or FakeRun())
     for mode in (None, "online", "offline"):
-        make(tmp_path, TrackerConfig(mode=mode))
+        make(tmp_path, WandbTracker(mode=mode))
     assert [call["mode"] for call in calls] == ["online", "online", "offline"]
     # a resumed run keeps its id; a new run in a folder of that name gets another
     first, resumed, offline = (call["settings"].run_id for call in calls)
-    assert first == resumed != offline is None
+    assert first == resumed == offline
     assert [call["settings"].resume for call in calls] == ["allow", "allow", None]
     (tmp_path / RUN / "wandb-id.txt").unlink()
-    make(tmp_path, TrackerConfig())
+    make(tmp_path, WandbTracker())
     assert calls[-1]["settings"].run_id.startswith("seed1-")
     assert calls[-1]["settings"].run_id != first
 
 
-def test_invalid_settings_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"tracker\.kind.*wandb.*Did you mean wandb"):
-        make(tmp_path, TrackerConfig(kind="wandbb"))
-    with pytest.raises(ConfigError, match=r"tracker\.mode.*Did you mean offline"):
-        check_tracker(TrackerConfig(mode="ofline"))
-    with pytest.raises(ConfigError, match=r"tracker\.init_timeout"):
-        check_tracker(TrackerConfig(init_timeout=0))
+def test_invalid_settings_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    for settings, message in (
+        (WandbConfig(mode="ofline"), r"tracker\.mode.*Did you mean offline"),
+        (WandbConfig(init_timeout=0), r"tracker\.init_timeout"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            instantiate(settings, "tracker", Tracker)
     monkeypatch.setenv("WANDB_MODE", "ofline")
     with pytest.raises(ConfigError, match=r"WANDB_MODE.*offline"):
-        check_tracker(TrackerConfig())
-    check_tracker(TrackerConfig(mode="offline"))  # then the environment is not read
+        WandbTracker().check()
+    WandbTracker(mode="offline").check()  # then the environment is not read
 
 
 @pytest.mark.parametrize(
@@ -170,10 +171,10 @@ def test_keys_precede_variables_and_these_our_defaults(
         return FakeRun()
 
     monkeypatch.setattr(wandb, "init", init)
-    make(tmp_path, TrackerConfig(mode="online"))
+    make(tmp_path, WandbTracker(mode="online"))
     monkeypatch.setenv(variable, "must")
-    make(tmp_path, TrackerConfig(mode="online"))
-    make(tmp_path, TrackerConfig(mode="online", **config))
+    make(tmp_path, WandbTracker(mode="online"))
+    make(tmp_path, WandbTracker(mode="online", **config))
     lists = setting == "run_tags"
     expected = [default, "must", "mine" if config else "must"]
     assert seen == [(value,) if lists and value else value for value in expected]
@@ -194,16 +195,14 @@ def test_what_wandb_refuses_is_refused_with_its_reason(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=expected) as refused:
-        check_tracker(TrackerConfig(**config))
+        WandbTracker(**config).check()
     assert "\n" not in str(refused.value)
-    check_tracker(TrackerConfig(mode="disabled", **config))
+    WandbTracker(mode="disabled", **config).check()
 
 
 def test_none_and_disabled_write_nothing(tmp_path: Path) -> None:
-    for config in (TrackerConfig(kind="none"), TrackerConfig(mode="disabled")):
-        tracker = make(tmp_path, config)
-        log_everything(tracker)
-        assert type(tracker) is Tracker
+    for tracker in (Tracker(tags=["of an experiment"]), WandbTracker(mode="disabled")):
+        log_everything(make(tmp_path, tracker))
     assert list((tmp_path / RUN).iterdir()) == []
 
 
@@ -230,7 +229,7 @@ def test_offline_run_contains_everything(tmp_path: Path, monkeypatch: pytest.Mon
     image = tmp_path / "alpha.png"
     Image.new("RGB", (8, 8)).save(image)
     monkeypatch.setenv("WANDB_MODE", "disabled")  # the config has priority
-    log_everything(make(tmp_path, TrackerConfig(mode="offline", tags=["t"])), image)
+    log_everything(make(tmp_path, WandbTracker(mode="offline", tags=["t"])), image)
     (file,) = (tmp_path / RUN / "wandb").glob("offline-run-*/run-*.wandb")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -258,7 +257,7 @@ def test_online_run_without_network_falls_back_to_offline_with_one_warning(
         return run
 
     monkeypatch.setattr(wandb, "init", init)
-    tracker = make(tmp_path, TrackerConfig(mode="online", init_timeout=7))
+    tracker = make(tmp_path, WandbTracker(mode="online", init_timeout=7))
     assert modes == ["online", "offline"]
     assert tracker.is_active
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
@@ -285,7 +284,7 @@ def test_error_disables_wandb_once(
     run = FakeRun(error=error)
     init = Mock(return_value=run, side_effect=None if starts else error)
     monkeypatch.setattr(wandb, "init", init)
-    tracker = make(tmp_path, TrackerConfig(mode="offline"))
+    tracker = make(tmp_path, WandbTracker(mode="offline"))
     log_everything(tracker)
     assert not tracker.is_active
     assert run.exit_code == (0 if starts else -1)
@@ -293,17 +292,16 @@ def test_error_disables_wandb_once(
     run.error = ZeroDivisionError()  # a defect
     init.side_effect = None
     with pytest.raises(ZeroDivisionError):
-        make(tmp_path, TrackerConfig(mode="offline")).log(1, {})
+        make(tmp_path, WandbTracker(mode="offline")).log(1, {})
 
 
 def test_no_prompt_on_a_terminal(tmp_path: Path) -> None:
     pty = pytest.importorskip("pty")
     program = f"""
         from pathlib import Path
-        from headwise.config.schema import TrackerConfig
-        from headwise.track.wandb_tracker import make_tracker
-        folder = Path({str(tmp_path)!r})
-        tracker = make_tracker(TrackerConfig(mode="online"), folder, None, {{}})
+        from headwise.track.wandb_tracker import WandbTracker
+        tracker = WandbTracker(mode="online")
+        tracker.start(Path({str(tmp_path)!r}), None, {{}})
         tracker.log(1, {{"train/loss": 1.0}})
         tracker.finish("finished")
     """
@@ -324,3 +322,30 @@ def test_no_prompt_on_a_terminal(tmp_path: Path) -> None:
         process.wait()
         os.close(master_end)
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
+
+
+def test_resumed_offline_run_is_one_run_with_each_update_once(tmp_path: Path) -> None:
+    for n_lines, updates, status in (
+        (0, range(1, 6), None),  # as if it were killed
+        (3, range(4, 8), "interrupted"),
+        (5, range(6, 11), "failed"),
+        (8, range(9, 13), "finished"),
+    ):
+        tracker = make(tmp_path, WandbTracker(mode="offline"))
+        records = RunLog(RunFolder(tmp_path / RUN), tracker)
+        records.rewind(n_lines, n_lines)
+        for update in updates:
+            records.log(update, {"train/loss": 1 / update})
+            records.log_heads(update, {"alpha": {"cross": [[1 + 1 / update]]}})
+        records.close()
+        tracker.finish(status) if status else tracker._run.finish()
+    ids, rows = set(), []
+    for file in (tmp_path / RUN).glob("wandb/offline-run-*/*.wandb"):
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        content = [json.loads(line) for line in output.splitlines()]
+        ids |= {record["run"]["run_id"] for record in content if "run" in record}
+        rows += [record["history"]["item"] for record in content if "history" in record]
+    assert len(ids) == 1
+    for name in ("train/loss", "alpha/cross/layer1/head1"):
+        assert sorted(row["update"] for row in rows if name in row) == list(range(1, 13)), name

@@ -20,6 +20,7 @@ import torch
 from headwise.analysis.collect import alphas, filled, reported
 from headwise.commands.finished import check_checkpoints, final_results, valid_scores
 from headwise.commands.outcome import draw, summary
+from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.file_corpus import Corpus
 from headwise.data.prefetch import Prefetched
@@ -42,7 +43,6 @@ from headwise.tasks.evaluate import main_metric, score, valid_heads, validate
 from headwise.tasks.identity import identity, init_weights
 from headwise.tasks.task import Task
 from headwise.track.base import Tracker
-from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
 from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
@@ -154,7 +154,8 @@ def _tracker(
     if not ranks.is_main:
         yield Tracker()
         return
-    tracker = make_tracker(config.tracker, folder.path, group, container)
+    tracker = instantiate(config.tracker, "tracker", Tracker)
+    tracker.start(folder.path, group, container)
     status = "failed"
     try:
         yield tracker

@@ -40,6 +40,7 @@ REMOVED = {
     "hydra/launcher=joblib": "use hydra/launcher=submitit_local, a process per job",
     "paths=default": "set paths.outputs and paths.cache",
     "task.whole_words": "task=masked_lm chooses single tokens",
+    "tracker.kind": "use tracker=wandb, tracker=tensorboard or tracker=none",
     "trainer.gradient_sum": "gradients are summed while the backward pass runs",
 }
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")  # variables of jobs

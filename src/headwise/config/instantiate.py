@@ -16,6 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -36,7 +37,9 @@ WORDS = {
 
 
 def as_container(node: Any) -> Any:
-    """A node as plain dicts and lists, with interpolations resolved."""
+    """A node, or the dataclass of one, as plain dicts and lists, with interpolations resolved."""
+    if is_dataclass(node) and not isinstance(node, type):
+        return asdict(node)
     if isinstance(node, (DictConfig, ListConfig)):
         return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     return node
@@ -122,7 +125,7 @@ def instantiate(node: Any, key: str, kind: type = object, /, **runtime: Any) -> 
 
 def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], key: str) -> None:
     parameters = inspect.signature(target).parameters
-    allowed = [name for name in parameters if name not in runtime and name != "params"]
+    allowed = [name for name in parameters if name not in {*runtime, "params", "_target_"}]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     extra = sorted(name for name in runtime if name not in parameters and not takes_any)
     if extra:

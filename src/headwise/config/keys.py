@@ -17,7 +17,8 @@ from headwise.errors import ConfigError, require, unknown
 
 S = TypeVar("S")
 
-DECODE = ("search", "windows")  # the schemas of `decode`; the others are of `data`
+# Schema -> its group; the others are of `data`.
+GROUP_OF = {"search": "decode", "windows": "decode", "wandb": "tracker"}
 # Groups whose keys are checked by constructors.
 OPEN_GROUPS = [name for name, hint in get_type_hints(Config).items() if hint is Any]
 
@@ -90,7 +91,7 @@ def _hints(config_name: str) -> Iterator[tuple[str, Any]]:
     yield from _hints_of(KINDS[config_name])
     names = [field.name for field in fields(KINDS[config_name])]
     for name, kind in SCHEMAS.items():
-        group = "decode" if name in DECODE else "data"
+        group = GROUP_OF.get(name, "data")
         if config_name == "train" or (group == "decode" and group in names):
             yield from _hints_of(kind, f"{group}.")
 

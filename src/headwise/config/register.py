@@ -30,7 +30,7 @@ from headwise.config.data import (
     SequenceConfig,
     TextDataConfig,
 )
-from headwise.config.schema import UNCHOSEN, Config, DecodeConfig, WindowsConfig
+from headwise.config.schema import UNCHOSEN, Config, DecodeConfig, WandbConfig, WindowsConfig
 from headwise.config.text_and_paths import expand_paths, install
 
 KINDS: dict[str, type] = {  # command -> dataclass
@@ -61,6 +61,7 @@ SCHEMAS: dict[str, type] = {
     "sequence": SequenceConfig,
     "search": DecodeConfig,
     "windows": WindowsConfig,
+    "wandb": WandbConfig,
 }
 
 

@@ -46,7 +46,7 @@ def saved_classes() -> dict[str, str]:
     """Name -> path of the classes of headwise that settings may name."""
     texts = (path.read_text(encoding="utf-8") for path in config_dir().rglob("*.yaml"))
     paths = {path for text in texts for path in re.findall(rf"{TARGET}: (headwise\.\S+)", text)}
-    paths |= {f"{kind.__module__}.{kind.__qualname__}" for kind in SCHEMAS.values()}
+    paths |= {kind._target_ for kind in SCHEMAS.values()}  # type: ignore[attr-defined]
     return {path.rpartition(".")[2]: path for path in sorted(paths)}
 
 
@@ -175,10 +175,11 @@ def read_back(settings: Mapping[str, Any]) -> Config:
     """
     content = located(settings)
     merged = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), content))
-    for group in ("data", "decode"):
+    kinds = {class_name(kind._target_): kind for kind in SCHEMAS.values()}  # type: ignore
+    for group in ("data", "decode", "tracker"):
         if not isinstance(settings[group], Mapping):
             raise ConfigError(f"{group} is not a mapping")
-        kind = {kind.__name__: kind for kind in SCHEMAS.values()}.get(settings[group].get(TARGET))
+        kind = kinds.get(settings[group].get(TARGET))
         if kind is not None:
             merged[group] = OmegaConf.merge(OmegaConf.structured(kind), merged[group])
     return typed(merged)

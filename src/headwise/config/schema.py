@@ -106,10 +106,10 @@ class DecodeConfig:
 
 
 @dataclass
-class TrackerConfig:
+class WandbConfig:
     """Weights & Biases; the jsonl files of the run folder are always written."""
 
-    kind: str = "wandb"  # wandb or none
+    _target_: str = "headwise.track.wandb_tracker.WandbTracker"
     project: str | None = None  # of W&B; null: WANDB_PROJECT, else headwise
     entity: str | None = None  # of W&B: user or team; null: WANDB_ENTITY, else its default
     mode: str | None = None  # online, offline, disabled; null: WANDB_MODE, else by the API key
@@ -160,7 +160,7 @@ class Config:
     scheduler: Any = MISSING
     trainer: TrainerConfig = MISSING
     decode: Any = MISSING
-    tracker: TrackerConfig = MISSING
+    tracker: Any = MISSING
     paths: PathsConfig = MISSING
     experiment_name: str = "default"  # folder of the run, under outputs
     seed: int = 1  # of weights, dropout and order

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 from headwise.runs.folder import RunFolder
 from headwise.track.base import HeadValues, Tracker
-from headwise.track.jsonl import JsonlWriter
+from headwise.track.jsonl import JsonlWriter, read_jsonl
 
 LAYER_STATISTICS = ("diversity",)  # one number per layer, not per head
 
@@ -27,28 +28,37 @@ class RunLog:
         self.tracker: Tracker = tracker if tracker is not None else Tracker()
         paths = () if folder is None else (folder.metrics, folder.heads)
         self._files = [JsonlWriter(path) for path in paths]
+        self._logged = [0, 0]  # lines that the tracker has from earlier processes
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write scalars named split/name."""
         if self._files:
             self._files[0].write({"update": update, **metrics})
-            self.tracker.log(update, metrics)
+            self._mirror(0, self._files[0].n_lines, update, metrics)
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
         """Write statistics of heads: name -> site -> layers -> heads.
 
         The tracker gets statistics per layer as `attention/<name>/<site>/layer<i>`.
         """
-        if not self._files:
+        if self._files:
+            self._files[1].write({"update": update, **heads})
+            self._mirror(1, self._files[1].n_lines, update, heads)
+
+    def _mirror(self, file: int, line: int, update: int, values: Mapping[str, Any]) -> None:
+        """Send a line of a file to the tracker, unless it has that line."""
+        if line <= self._logged[file]:
             return
-        self._files[1].write({"update": update, **heads})
-        per_head = {name: sites for name, sites in heads.items() if name not in LAYER_STATISTICS}
+        if file == 0:
+            self.tracker.log(update, values)
+            return
+        per_head = {name: sites for name, sites in values.items() if name not in LAYER_STATISTICS}
         per_layer = {
             f"attention/{name}/{site}/layer{layer}": value
             for name in LAYER_STATISTICS
-            for site, layers in heads.get(name, {}).items()
-            for layer, values in enumerate(layers, start=1)
-            for value in values
+            for site, layers in values.get(name, {}).items()
+            for layer, of_layer in enumerate(layers, start=1)
+            for value in of_layer
             if value is not None
         }
         if per_head:
@@ -61,9 +71,20 @@ class RunLog:
         return [file.n_lines for file in self._files] or [0, 0]
 
     def rewind(self, *n_lines: int) -> None:
-        """Truncate the records to these lengths, those at a checkpoint."""
+        """Truncate the records to these lengths, those at a checkpoint.
+
+        The tracker then gets the lines up to there that it does not have.
+        """
+        self._logged = list(self.tracker.lines or n_lines)
         for file, n in zip(self._files, n_lines, strict=False):
             file.rewind(n)
+        records = [read_jsonl(file.path) for file in self._files]
+        if records:
+            self.tracker.rewind(max((r["update"] for part in records for r in part), default=-1))
+        for number, part in enumerate(records):
+            for line, record in enumerate(part, start=1):
+                record.pop("nonfinite", None)
+                self._mirror(number, line, record.pop("update"), record)
 
     def sync(self) -> None:
         """Flush the records to disk."""
@@ -74,6 +95,8 @@ class RunLog:
         """Close the files, not the tracker."""
         for file in self._files:
             file.close()
+        if self._files:
+            self.tracker.lines = list(map(max, self._logged, self.n_lines()))
 
 
 class LogFile(logging.FileHandler):

@@ -22,7 +22,7 @@ from headwise.precision import check_precision, resolve_precision
 from headwise.runs.fingerprint import canonical, flat
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import Task, task_of
-from headwise.track.wandb_tracker import check_tracker
+from headwise.track.base import Tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.repulsion import Repulsion
@@ -50,7 +50,7 @@ def checked_task(config: Config) -> Task[Any]:
     require(fits, "data", f"a {wanted} with task={name}", data)
     check_trainer_config(config.trainer)
     check_precision(config.trainer.precision, "trainer.precision")
-    check_tracker(config.tracker)
+    instantiate(config.tracker, "tracker", Tracker).check()
     check_tokenizer_config(config.tokenizer)
     check_file_name("experiment_name", config.experiment_name)
     require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)

@@ -20,7 +20,40 @@ HeadNumbers = Mapping[str, Sequence[Sequence[int]]]
 
 
 class Tracker:
-    """A mirror of a run, which mirrors nothing here; nothing is read from a tracker."""
+    """A mirror of a run, which mirrors nothing here; nothing is read from a tracker.
+
+    Args:
+        other: settings of another tracker, such as the `tags` of an experiment; without effect.
+
+    Attributes:
+        lines: numbers of lines of metrics.jsonl and heads.jsonl that a resumed run need not log,
+            as earlier processes did; lines between these and the checkpoint are logged from the
+            files. None: everything up to the checkpoint was logged, what follows is logged again.
+    """
+
+    lines: Sequence[int] | None = None
+
+    def __init__(self, **other: Any) -> None:
+        pass
+
+    def check(self) -> None:
+        """Validate settings and environment, before data is read.
+
+        Raises:
+            ConfigError: the run could not be logged.
+        """
+
+    def start(self, run_dir: Path, group: str | None, config: Mapping[str, Any]) -> None:
+        """Open the tracker; only the first rank does.
+
+        Args:
+            run_dir: the run folder.
+            group: name of the sweep, or None.
+            config: the resolved config as plain dicts, lists, strings and numbers.
+        """
+
+    def rewind(self, update: int) -> None:
+        """Discard what earlier processes logged after `update`, which is logged again; -1: all."""
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Log scalars after `update` updates, named `split/name`."""

@@ -3,24 +3,27 @@
 It never prompts, never blocks longer than its time-outs, and never stops the training. Without a
 network or an API key, data is saved offline in the run folder; `wandb sync` uploads them later.
 
-An online run saves its id in the run folder and continues under it on resume. An offline run cannot
-be continued: resuming starts a second W&B run of the same name and group.
+A resumed run continues under the id in its folder. Offline, each process writes a folder of its
+own, which is complete once it is closed: that of a killed process is removed, and its scalars are
+logged again from the records of the run.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.config.schema import TrackerConfig
-from headwise.errors import ConfigError, refuse, require
-from headwise.files import write_text
+from headwise.config.schema import WandbConfig
+from headwise.errors import ConfigError, HeadwiseError, refuse, require
+from headwise.files import read_json, write_json, write_text
 from headwise.track.base import (
     HeadNumbers,
     HeadValues,
@@ -29,33 +32,17 @@ from headwise.track.base import (
     numbered,
 )
 
-KINDS = ("wandb", "none")
 MODES = ("online", "offline", "disabled")
 FINISH_TIMEOUT_SECONDS = 60.0  # `wandb sync` uploads the rest
 HISTOGRAM_BINS = 64
+LINES = "lines.json"  # in W&B's folder of a closed run: see `Tracker.lines`
 # key of `tracker` -> W&B's setting
 SETTINGS = {"project": "project", "entity": "entity", "group": "run_group", "tags": "run_tags"}
 
 log = logging.getLogger(__name__)
 
 
-def check_tracker(config: TrackerConfig) -> None:
-    """Validate the tracker settings.
-
-    Raises:
-        ConfigError: names the key and its allowed values, or W&B's reason to refuse it.
-    """
-    if config.kind not in KINDS:
-        raise refuse("tracker.kind", config.kind, KINDS)
-    if config.mode is not None and config.mode not in MODES:
-        raise refuse("tracker.mode", config.mode, MODES)
-    require(config.init_timeout > 0, "tracker.init_timeout", "> 0 seconds", config.init_timeout)
-    if config.kind == "wandb" and choose_mode(config.mode) != "disabled":
-        with suppress(ImportError):
-            wandb_settings(config, {})
-
-
-def wandb_settings(config: TrackerConfig, defaults: Mapping[str, Any]) -> Any:
+def wandb_settings(config: WandbConfig, defaults: Mapping[str, Any]) -> Any:
     """W&B's settings: the config's values, else those of WANDB_ variables, else `defaults`.
 
     Raises:
@@ -92,31 +79,6 @@ def _refused(name: str) -> Iterator[None]:
         raise ConfigError(f"{name} is refused by W&B: {reason}") from error
 
 
-def make_tracker(
-    config: TrackerConfig, run_dir: Path, group: str | None, container: Mapping[str, Any]
-) -> Tracker:
-    """Create the tracker that `config` selects.
-
-    Args:
-        config: the group `tracker`; its `group` overrides the argument.
-        run_dir: the run folder, whose name the W&B run gets. Offline data is in its `wandb`.
-        group: name of the sweep, or None.
-        container: the resolved config as plain dicts, lists, strings and numbers.
-
-    Raises:
-        ConfigError: an unknown kind or mode.
-    """
-    check_tracker(config)
-    mode = choose_mode(config.mode) if config.kind == "wandb" else "disabled"
-    if mode == "disabled":
-        return Tracker()
-    try:
-        return WandbTracker(config, run_dir, group, container, mode)
-    except ImportError as error:
-        log.warning("W&B is disabled: %s; `pip install wandb`, or set tracker=none", error)
-        return Tracker()
-
-
 def choose_mode(mode: str | None) -> str | None:
     """Return online, offline or disabled: `mode`, else WANDB_MODE; None if neither is set."""
     if mode is not None:
@@ -128,38 +90,49 @@ def choose_mode(mode: str | None) -> str | None:
     return variable or None
 
 
-class WandbTracker(Tracker):
-    """Mirrors a run in W&B; the x axis is `update`.
+@dataclass(eq=False)
+class WandbTracker(WandbConfig, Tracker):
+    """Mirrors a run in W&B; the x axis is `update`. The settings are those of `WandbConfig`.
 
-    Args:
-        config, run_dir, group, container: see `make_tracker`.
-        mode: online, offline, or None: online if wandb has an API key. An online run that cannot
-            start (no network, an invalid key) falls back to offline.
+    With `mode` None, and no WANDB_MODE, a run is online if wandb has an API key. An online run that
+    cannot start (no network, an invalid key) falls back to offline.
 
     Attributes:
-        is_active: False after W&B raised an error.
+        is_active: False before the start, in the mode disabled and after W&B raised an error.
 
     Raises:
-        ImportError: wandb is not installed.
+        ConfigError: names the key and its allowed values.
     """
 
-    def __init__(
-        self,
-        config: TrackerConfig,
-        run_dir: Path,
-        group: str | None,
-        container: Mapping[str, Any],
-        mode: str | None,
-    ) -> None:
-        import wandb
+    def __post_init__(self) -> None:
+        if self.mode is not None and self.mode not in MODES:
+            raise refuse("mode", self.mode, MODES)
+        require(self.init_timeout > 0, "init_timeout", "> 0 seconds", self.init_timeout)
+        self.is_active = False
+        self._run: Any = None
 
+    def check(self) -> None:
+        """See `Tracker.check`; names the key or variable, with W&B's reason to refuse it."""
+        if choose_mode(self.mode) != "disabled":
+            with suppress(ImportError):
+                wandb_settings(self, {})
+
+    def start(self, run_dir: Path, group: str | None, config: Mapping[str, Any]) -> None:
+        """See `Tracker.start`; the setting `group` precedes the argument."""
+        mode = choose_mode(self.mode)
+        if mode == "disabled":
+            return
+        try:
+            import wandb
+        except ImportError as error:
+            log.warning("W&B is disabled: %s; `pip install wandb`, or set tracker=none", error)
+            return
         self._wandb: Any = wandb
-        self._config = config
         self._run_dir = run_dir
-        self._container = dict(container)
+        self._container = dict(config)
         self._errors = _wandb_errors()
         self.is_active = True
-        self._head_numbers: HeadNumbers | None = container.get("model", {}).get("heads")
+        self._head_numbers: HeadNumbers | None = config.get("model", {}).get("heads")
         self._defaults = {
             "project": "headwise",
             "run_name": run_dir.name,
@@ -174,13 +147,15 @@ class WandbTracker(Tracker):
             "x_disable_stats": True,
             "x_save_requirements": False,
         }
-        self._run: Any = self._start(mode)
+        self._run = self._start(mode)
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         self._send(lambda run: run.log({"update": update, **metrics}))
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
         """See `Tracker.log_heads`; α also as a histogram per site, `alpha/<site>/histogram`."""
+        if not self.is_active:
+            return
         row: dict[str, Any] = {"update": update, **head_metrics(heads, self._head_numbers)}
         row.update(self._alpha_histograms(heads.get("alpha", {})))
         self._send(lambda run: run.log(row))
@@ -202,10 +177,14 @@ class WandbTracker(Tracker):
     def finish(self, status: str) -> None:
         self.summary({"status": status})
         run, self._run = self._run, None
+        if run is None:
+            return
+        errors: tuple[type[Exception], ...] = (*self._errors, HeadwiseError)
         try:
-            if run is not None:
-                run.finish(exit_code=0 if status == "finished" else 1)
-        except self._errors as error:
+            run.finish(exit_code=0 if status == "finished" else 1)
+            if self.is_active and self.lines is not None:
+                write_json(Path(run.dir).parent / LINES, {"lines": self.lines})
+        except errors as error:
             self._disable(error)
 
     def _start(self, mode: str | None) -> Any:
@@ -220,6 +199,7 @@ class WandbTracker(Tracker):
                 return None
             if mode == "online" or not isinstance(error, self._wandb.errors.UsageError):
                 log.warning("W&B is not reachable (%s); this run is logged offline", _line(error))
+                self._wandb.teardown()  # the id would be in use
             return self._start("offline")
         if mode == "offline":
             log.info("W&B: offline; `wandb sync %s` uploads it", Path(run.dir).parent)
@@ -228,14 +208,28 @@ class WandbTracker(Tracker):
         return run
 
     def _init(self, mode: str) -> Any:
-        resume = {} if mode == "offline" else {"run_id": run_id(self._run_dir), "resume": "allow"}
+        resume = {"run_id": run_id(self._run_dir)}
+        if mode == "offline":
+            self.lines = self._closed_lines(resume["run_id"])
+        else:
+            resume["resume"] = "allow"
         with _no_terminal():
-            settings = wandb_settings(self._config, {**self._defaults, **resume})
-            settings.init_timeout = float(self._config.init_timeout)
+            settings = wandb_settings(self, {**self._defaults, **resume})
+            settings.init_timeout = float(self.init_timeout)
             run = self._wandb.init(mode=mode, settings=settings, config=self._container)
         run.define_metric("update")
         run.define_metric("*", step_metric="update")
         return run
+
+    def _closed_lines(self, identifier: str) -> list[int]:
+        """Return the lines in W&B's folders; remove those of offline processes that were killed."""
+        lines = [0, 0]
+        for folder in self._run_dir.glob(f"wandb/*run-*-{identifier}*"):
+            if (folder / LINES).is_file():
+                lines = max(lines, read_json(folder / LINES)["lines"])
+            elif folder.name.startswith("offline"):
+                shutil.rmtree(folder)
+        return lines
 
     def _send(self, send: Callable[[Any], None]) -> None:
         if self._run is None or not self.is_active:
@@ -276,7 +270,9 @@ def _wandb_errors() -> tuple[type[Exception], ...]:
     from wandb.sdk import mailbox
 
     # OSError: a dead service (ConnectionResetError), full disks and time-outs.
-    return (wandb.errors.Error, OSError, mailbox.MailboxClosedError, mailbox.HandleAbandonedError)
+    closed = (mailbox.MailboxClosedError, mailbox.HandleAbandonedError)
+    refused = getattr(mailbox.mailbox_handle, "ServerResponseError", OSError)  # an id in use
+    return (wandb.errors.Error, OSError, refused, *closed)
 
 
 def _line(error: Exception) -> str:

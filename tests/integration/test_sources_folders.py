@@ -16,7 +16,7 @@ from corpus_writers import (
     write_parquet,
     write_text,
 )
-from headwise.errors import DataError
+from headwise.errors import ConfigError, DataError
 from headwise.tasks.translation.corpus import open_corpus
 
 # name -> (languages in file names, stems of the files of a local folder)
@@ -89,6 +89,25 @@ def test_a_file_is_a_split_of_its_own_name(tmp_path: Path) -> None:
     assert corpus.config.test == ["test"]  # not twice
     assert list(corpus.text("test")) == sentences("a", "b", 3, "test2")
     assert list(corpus.text("dev")) == sentences("a", "b", 3, "train")
+
+
+def test_splits_may_be_shares_of_one_file(tmp_path: Path) -> None:
+    pairs = sentences("a", "b", 20)
+    write_text(tmp_path, "train", ("a", "b"), pairs, gz=False)
+    options = {"dir": str(tmp_path), "source": "a", "target": "b"}
+    corpus = open_named_corpus(tmp_path, "files", split=[0.8, 0.15, 0.05], **options)
+    assert corpus.config.test == ["test"]
+    parts = [list(corpus.text(split)) for split in ("train", "valid", "test")]
+    assert parts == [pairs[:16], pairs[16:19], pairs[19:]]
+    other = open_named_corpus(tmp_path, "files", split=[0.8, 0.2], **options)
+    assert (
+        len({corpus.fingerprint(), other.fingerprint(), *map(corpus.identity, other.splits())}) == 4
+    )
+    write_text(tmp_path, "valid", ("a", "b"), pairs, gz=False)
+    with pytest.raises(DataError, match="has its own valid"):
+        open_named_corpus(tmp_path, "files", split=[0.9, 0.1], **options)
+    with pytest.raises(ConfigError, match=r"data\.split must be unset"):
+        open_named_corpus(tmp_path, "files", split=[0.9, 0.1], source="a", target="b")
 
 
 def test_sharded_test_sets_are_named_after_their_tables(tmp_path: Path) -> None:
@@ -212,7 +231,7 @@ def test_missing_split_is_rejected_by_name(tmp_path: Path, test: str) -> None:
     [
         ("text", "train.de.gz train.en.gz", r"expected train.de, train.en .*closest.*train\.d"),
         ("text", "train.de.gz train.en.gz", r"there: .*; name one with data\.train=SPLIT$"),
-        ("text", "valid.de.gz valid.en.gz test", r"there: train; move a part of it.* to valid"),
+        ("text", "valid.de.gz valid.en.gz test", r"there: train; set data\.split=\[0\.95"),
         ("text", "train.en.gz", r"its other side train\.en .*closest.*train\.en\.gz_"),
         ("text", "test_2016_flickr.de.gz", r"its other side test_2016_flickr\.de "),
         ("texts", "", r"does not exist\. Did you mean .*text\?"),

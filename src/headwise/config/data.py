@@ -198,6 +198,7 @@ class DataConfig(FilesConfig):
     source: str = MISSING  # language code of the input side
     target: str = MISSING  # language code of the output side
     files: dict[str, list[str]] = path(dict)  # split -> alternative file stems
+    split: list[float] = field(default_factory=list)  # shares of train for train, valid and test
     test: list[str] = field(default_factory=list)  # test sets, scored at the end of a run
     origins: list[Any] = field(default_factory=list)  # tried in order if no folder is set
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)

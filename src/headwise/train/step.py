@@ -33,7 +33,7 @@ from headwise.train.schedule import Schedule
 def check_compiler(config: TrainerConfig) -> None:
     """Raise `ConfigError` if `torch.compile` has no compiler on this machine."""
     compiler = os.environ.get("CXX", "g++")
-    missing = None if shutil.which(compiler) else f"no C++ compiler, install {compiler} or set CXX"
+    missing = None if shutil.which(compiler) else f"no {compiler}: install g++ or set CXX"
     if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
         missing = MISSING_TOOL
     require(not (config.compile and missing), "trainer.compile", f"false ({missing})", True)

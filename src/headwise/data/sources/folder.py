@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from headwise.data.sources.digest import FileHashes, combined_digest
 from headwise.data.sources.lines import file_pairs
+from headwise.data.sources.shares import SPLITS, share_range
 from headwise.data.sources.tables import (
     SUFFIXES,
     Row,
@@ -126,9 +128,10 @@ class FolderSource(TableFolder):
         folder, files, cache_dir: see `TableFolder`.
         source: language code of the source side.
         target: language code of the target side.
+        shares: of the pairs of `train` for train, valid and test, in order; empty: all files.
     """
 
-    cut = f"{CUT} (with the same endings, and the same first line of a .tsv or .csv file)"
+    cut = "set data.split=[0.95,0.05] to validate on its last pairs, or [0.9,0.05,0.05]"
 
     def __init__(
         self,
@@ -137,9 +140,20 @@ class FolderSource(TableFolder):
         target: str,
         files: Mapping[str, Sequence[str]],
         cache_dir: Path,
+        shares: Sequence[float] = (),
     ) -> None:
-        self.source, self.target = source, target
+        self.source, self.target, self.shares = source, target, shares
         super().__init__(folder, files, cache_dir)
+        for split in SPLITS[1 : len(shares)]:
+            if split in self._splits:
+                raise DataError(f"data.split={list(shares)}, but {folder} has its own {split}")
+            self._splits |= {split: self._splits["train"]} if "train" in self._splits else {}
+
+    def identity(self, split: str) -> str:
+        """Hash of the split's files, their endings and the share."""
+        share = [split, *map(str, self.shares)] if self._is_share(split) else []
+        identity = super().identity(split)
+        return combined_digest([identity, *share]) if share else identity
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """The split's sentences, streamed.
@@ -148,10 +162,19 @@ class FolderSource(TableFolder):
             DataError: missing, misaligned, empty, not UTF-8 or damaged.
         """
         self.require(split)
+        if not self._is_share(split):
+            return self._pairs(split)
+        size = sum(1 for _ in self._pairs(split))
+        return islice(self._pairs(split), *share_range(split, self.shares, size))
+
+    def _pairs(self, split: str) -> Iterator[tuple[str, str]]:
         paths = self._splits[split]
         if table_stem(paths[0]) is None:
             return file_pairs(*paths)
         return table_pairs(paths, self.source, self.target)
+
+    def _is_share(self, split: str) -> bool:
+        return split in SPLITS[: len(self.shares)]
 
     def require_both_sides(self, prefix: str) -> None:
         """Raise a `DataError` if a split named `prefix…` has one side only, or several tables."""

@@ -175,7 +175,7 @@ class LabelledText(ClassCorpus):
 
     def _select(self, name: str, columns: Sequence[str]) -> list[str]:
         advice = "Columns are set by data.text=, data.label= and data.pair= (null: single texts); "
-        advice += f"without a header by data.columns=[{self.config.label},{self.config.text}]"
+        advice += f"without a header by data.columns=[{self.config.text},{self.config.label}]"
         wanted = [*text_columns(self.config), self.config.label]
         check_columns(name, columns, wanted, advice)
         return wanted

@@ -7,7 +7,6 @@ Without a folder, the published archive of a text is downloaded.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from headwise.data.file_corpus import FileCorpus, files_below
 from headwise.data.sources.archive import Archives, open_member
 from headwise.data.sources.folder import CUT, refuse_split_below, splits_there
 from headwise.data.sources.lines import READ_ERRORS, open_bytes
+from headwise.data.sources.shares import SPLITS, check_shares, share_range
 from headwise.data.sources.tables import (
     SUFFIXES,
     check_columns,
@@ -34,7 +34,6 @@ from headwise.file_names import check_file_name
 from headwise.tasks.stream.stream import MAX_CHUNK
 
 ENDINGS = ("", ".gz", ".zip")  # of a file; a zip holds a file of the name before its ending
-SPLITS = ("train", "valid", "test")  # the order of `data.split`
 HEADING = re.compile(rb" ?= [^=]+ = *\r?$")  # " = Title = ", after a blank line, as in WikiText
 # `data.documents` -> whether a line starts a document, given the line before
 STARTS: dict[str, Callable[[bytes, bytes], bool]] = {
@@ -79,8 +78,7 @@ def check_text_config(config: TextDataConfig) -> None:
         )
     if not shares:
         return
-    fit = len(shares) in (2, 3) and min(shares) > 0 and math.isclose(math.fsum(shares), 1)
-    require(fit, "data.split", "two or three shares with the sum 1", shares)
+    check_shares(shares)
     for split in splits:
         _require_share(split, shares)
 
@@ -151,12 +149,7 @@ class TextCorpus(FileCorpus[TextDataConfig]):
     def _range(self, split: str, stream: IO[bytes]) -> tuple[int, int]:
         """The bytes [first, end) of a split in its file."""
         size = stream.seek(0, os.SEEK_END)
-        if not self.config.split:
-            return 0, size
-        number = SPLITS.index(split)
-        shares = [math.fsum(self.config.split[:n]) for n in (number, number + 1)]
-        first, end = (math.floor(size * share + 1e-6) for share in shares)
-        return first, size if number + 1 == len(self.config.split) else end
+        return share_range(split, self.config.split, size) if self.config.split else (0, size)
 
     @contextmanager
     def _opened(self, split: str) -> Iterator[IO[bytes]]:

@@ -28,7 +28,8 @@ from headwise.data.sources.origins import (
     local_folder,
     origins_of,
 )
-from headwise.errors import ConfigError, DataError
+from headwise.data.sources.shares import check_shares
+from headwise.errors import ConfigError, DataError, require
 from headwise.file_names import check_file_name
 from headwise.runs.environment import package_versions
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
@@ -192,6 +193,7 @@ def check_data_config(config: DataConfig) -> None:
         raise ConfigError(
             f"data.max_train_pairs must be null or at least 1, got {config.max_train_pairs}"
         )
+    check_shares(config.split)
     for key in ("name", "source", "target", "train", "valid"):
         check_file_name(f"data.{key}", getattr(config, key))
     for split in config.test:
@@ -205,8 +207,12 @@ def _opened(config: DataConfig, cache_dir: Path) -> Source:
     languages = {"source": config.source, "target": config.target}
     origins: Iterator[Source] = origins_of(config, cache_dir, folder, languages)
     if folder is not None:
-        text = FolderSource(folder, config.source, config.target, config.files, cache_dir)
-        return from_folder(config, [text, *origins], text)
+        text = FolderSource(
+            folder, **languages, files=config.files, cache_dir=cache_dir, shares=config.split
+        )
+        sources: list[Source] = [text, *(() if config.split else origins)]
+        return from_folder(config, sources, text)
+    require(not config.split, "data.split", "unset without data.dir=FOLDER", config.split)
     stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
     names = ", ".join(f"{stem}.{code}" for stem in stems for code in languages.values())
     return from_origins(config, origins, f"{names} (plain or .gz; or .parquet, .jsonl, .tsv, .csv)")

@@ -58,6 +58,7 @@ def _corpus_sets(
     data_dir = data.dir
     # the training text may be absent
     data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
+    data = replace(data, split=[]) if folder else data
     log_paths(data, cache, folder)
     try:
         corpus = open_corpus(data, cache)

@@ -151,7 +151,7 @@ def test_compiled_training_needs_a_compiler(
     monkeypatch.setenv("CXX", "no-compiler")
     more = ("trainer.compile=true", "trainer.device=cpu", f"dry_run={dry_run}")
     result = headwise("train", *small_overrides(tmp_path, *more))
-    assert_rejected(result, 2, "trainer.compile must be false", "install no-compiler")
+    assert_rejected(result, 2, "trainer.compile must be false", "no no-compiler: install g++")
     of_gpu = small_overrides(tmp_path, more[0], "trainer.device=cuda", "dry_run=true")
     assert headwise("train", *of_gpu).code == 0, "for a GPU of another machine"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from headwise.track.jsonl import read_jsonl
 from headwise.track.tensorboard_tracker import TensorBoardTracker
 
 
-def process(run: Path, n_lines: int, updates: range) -> TensorBoardTracker:
+def process(run: Path, n_lines: int, updates: Iterable[int] = ()) -> TensorBoardTracker:
     """Log updates as a process that resumes with `n_lines` and is then killed."""
     tracker = TensorBoardTracker(tags=["of an experiment"])
     tracker.start(run, None, {"seed": 1})
@@ -46,7 +46,8 @@ def test_tags_are_those_of_the_records_once_each(tmp_path: Path) -> None:
 
     process(tmp_path, 0, range(4))  # killed before a checkpoint
     process(tmp_path, 0, range(7))  # killed after that of update 4
-    tracker = process(tmp_path, 5, range(5, 10))
+    process(tmp_path, 5, range(5, 10))
+    tracker = process(tmp_path, 10)  # killed after the last update
     Image.new("RGBA", (8, 8)).save(tmp_path / "alpha.png")
     tracker.log_image("figures/alpha", tmp_path / "alpha.png")
     tracker.log_table("hypotheses/test", ["source", "hypothesis"], [["ein Hund", "a|dog"]])
@@ -67,6 +68,14 @@ def test_tags_are_those_of_the_records_once_each(tmp_path: Path) -> None:
     assert [(e.step, e.histogram_value.num) for e in histograms] == [(u, 3) for u in range(10)]
     assert tags["images"] == ["figures/alpha"]
     assert tags["tensors"] == ["config/text_summary", "hypotheses/test/text_summary"]
+
+
+def test_folder_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tensorboard").write_text("a file")
+    process(tmp_path, 0, range(2)).finish("finished")
+    assert caplog.text.count("TensorBoard logging stopped") == 1
 
 
 def test_missing_package_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

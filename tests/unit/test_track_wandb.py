@@ -77,6 +77,11 @@ def log_everything(tracker: Any, image: Path | None = None) -> None:
     tracker.finish("finished")
 
 
+def inspected(file: Path) -> str:
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 class FakeRun:
     """Stand-in for wandb's run; `log` and `finish` raise `error`."""
 
@@ -231,8 +236,7 @@ def test_offline_run_contains_everything(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("WANDB_MODE", "disabled")  # the config has priority
     log_everything(make(tmp_path, WandbTracker(mode="offline", tags=["t"])), image)
     (file,) = (tmp_path / RUN / "wandb").glob("offline-run-*/run-*.wandb")
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    output = inspected(file)
     for text in (
         "train/loss", "alpha/encoder_self/layer1/head2", "alpha/encoder_self/histogram",
         "attention/density/cross/layer2/head1", "valid/hypotheses", "figures/alpha", "test/bleu",
@@ -324,28 +328,25 @@ def test_no_prompt_on_a_terminal(tmp_path: Path) -> None:
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
 
 
-def test_resumed_offline_run_is_one_run_with_each_update_once(tmp_path: Path) -> None:
-    for n_lines, updates, status in (
-        (0, range(1, 6), None),  # as if it were killed
-        (3, range(4, 8), "interrupted"),
-        (5, range(6, 11), "failed"),
-        (8, range(9, 13), "finished"),
-    ):
+def test_newest_folder_of_a_resumed_offline_run_has_each_update_once(tmp_path: Path) -> None:
+    wandb_folder, uploaded = tmp_path / RUN / "wandb", set[Path]()
+    for n_lines, updates in (0, range(1, 6)), (3, range(4, 8)), (5, range(6, 13)):
         tracker = make(tmp_path, WandbTracker(mode="offline"))
         records = RunLog(RunFolder(tmp_path / RUN), tracker)
         records.rewind(n_lines, n_lines)
         for update in updates:
-            records.log(update, {"train/loss": 1 / update})
+            records.log(update, {"train/loss": 1 / update, "train/lr": float("nan")})
             records.log_heads(update, {"alpha": {"cross": [[1 + 1 / update]]}})
         records.close()
-        tracker.finish(status) if status else tracker._run.finish()
-    ids, rows = set(), []
-    for file in (tmp_path / RUN).glob("wandb/offline-run-*/*.wandb"):
-        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        content = [json.loads(line) for line in output.splitlines()]
-        ids |= {record["run"]["run_id"] for record in content if "run" in record}
-        rows += [record["history"]["item"] for record in content if "history" in record]
-    assert len(ids) == 1
+        tracker.finish("interrupted")
+        (file,) = set(wandb_folder.glob("offline-run-*/*.wandb")) - uploaded
+        if n_lines == 3:
+            file.with_suffix(".wandb.synced").touch()
+            uploaded.add(file)
+    assert len(list(wandb_folder.glob("offline-run-*"))) == 2
+    content = [json.loads(line) for line in inspected(file).splitlines()]
+    (start,) = (record["run"] for record in content if "run" in record)
+    assert start["run_id"] == (tmp_path / RUN / "wandb-id.txt").read_text().strip()
+    rows = [record["history"]["item"] for record in content if "history" in record]
     for name in ("train/loss", "alpha/cross/layer1/head1"):
         assert sorted(row["update"] for row in rows if name in row) == list(range(1, 13)), name

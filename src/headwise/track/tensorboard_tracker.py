@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,16 @@ class TensorBoardTracker(Tracker):
         self._config = config
         self._head_numbers: HeadNumbers | None = config.get("model", {}).get("heads")
 
-    def rewind(self, update: int) -> None:
+    def rewind(self, update: int) -> bool:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(self._folder), purge_step=update + 1)
+        self._update = max(update, 0)
+        with self._stopped_by_errors():
+            self._writer = SummaryWriter(str(self._folder), purge_step=update + 1)
         settings = f"```\n{json.dumps(self._config, indent=2)}\n```"
         if update < 0:
             self._send(lambda writer: writer.add_text("config", settings, 0))
+        return False
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         self._update = update
@@ -76,16 +80,19 @@ class TensorBoardTracker(Tracker):
         self.log(self._update, {f"summary/{name}": value for name, value in values.items()})
 
     def finish(self, status: str) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._send(lambda writer: writer.close())
 
     def _send(self, send: Callable[[Any], None]) -> None:
         """Call with the writer; events are on the disk afterwards, so that a kill loses none."""
-        if self._writer is None:
-            return
+        if self._writer is not None:
+            with self._stopped_by_errors():
+                send(self._writer)
+                self._writer.flush()
+
+    @contextmanager
+    def _stopped_by_errors(self) -> Iterator[None]:
         try:
-            send(self._writer)
-            self._writer.flush()
+            yield
         except OSError as error:
             log.warning("TensorBoard logging stopped (%s); the run continues", error)
             self._writer = None

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def make(tmp_path: Path, tracker: Tracker, group: str | None = "sweep") -> Any:
 def log_everything(tracker: Any, image: Path | None = None) -> None:
     tracker.log(10, {"train/loss": 3.5})
     tracker.log_heads(10, HEADS)
-    tracker.log_table("valid/hypotheses", ["source", "hypothesis"], [["ein Hund", "a dog"]])
+    tracker.log_table("valid/hypotheses", ["source", "hypothesis"], [("ein Hund", "a dog")])
     if image is not None:
         tracker.log_image("figures/alpha", image)
         tracker.log_image("samples", image, 10)
@@ -108,7 +107,6 @@ class FakeRun:
     ("mode", "environment", "expected"),
     [
         (None, None, None),
-        (None, "", None),
         (None, "disabled", "disabled"),
         (None, "dryrun", "offline"),
         ("offline", "online", "offline"),
@@ -160,7 +158,6 @@ def test_invalid_settings_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         ("WANDB_RUN_GROUP", "run_group", "sweep", {"group": "mine"}),
         ("WANDB_TAGS", "run_tags", None, {"tags": ["mine"]}),
         ("WANDB_NAME", "run_name", RUN, {}),
-        ("WANDB_RESUME", "resume", "allow", {}),
     ],
 )
 def test_keys_precede_variables_and_these_our_defaults(
@@ -254,7 +251,6 @@ def test_online_run_without_network_falls_back_to_offline_with_one_warning(
 
     def init(**arguments: Any) -> FakeRun:
         modes.append(arguments["mode"])
-        assert arguments["settings"].run_group == "sweep"
         assert arguments["settings"].init_timeout == 7
         if arguments["mode"] == "online":
             raise wandb.errors.CommError("no route\nto host")
@@ -277,12 +273,9 @@ def test_online_run_without_network_falls_back_to_offline_with_one_warning(
 @pytest.mark.parametrize("error", [ConnectionResetError("service died"), OSError(28, "full")])
 @pytest.mark.parametrize("starts", [True, False])
 def test_error_disables_wandb_once(
-    error: OSError,
-    starts: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    error: OSError, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+) -> None:  # fmt: skip
     import wandb
 
     run = FakeRun(error=error)
@@ -311,25 +304,17 @@ def test_no_prompt_on_a_terminal(tmp_path: Path) -> None:
     """
     master_end, terminal_end = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"} | {"TERM": "xterm"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)],
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], check=False, timeout=60,
         stdin=terminal_end, stdout=subprocess.DEVNULL, stderr=terminal_end, env=environment,
     )  # fmt: skip
+    assert process.returncode == 0, os.read(master_end, 4000).decode()
     os.close(terminal_end)
-    try:
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert process.poll() == 0, os.read(master_end, 4000).decode()
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master_end)
+    os.close(master_end)
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
 
 
 def test_newest_folder_of_a_resumed_offline_run_has_each_update_once(tmp_path: Path) -> None:
-    wandb_folder, uploaded = tmp_path / RUN / "wandb", set[Path]()
     for n_lines, updates in (0, range(1, 6)), (3, range(4, 8)), (5, range(6, 13)):
         tracker = make(tmp_path, WandbTracker(mode="offline"))
         records = RunLog(RunFolder(tmp_path / RUN), tracker)
@@ -339,11 +324,10 @@ def test_newest_folder_of_a_resumed_offline_run_has_each_update_once(tmp_path: P
             records.log_heads(update, {"alpha": {"cross": [[1 + 1 / update]]}})
         records.close()
         tracker.finish("interrupted")
-        (file,) = set(wandb_folder.glob("offline-run-*/*.wandb")) - uploaded
+        *_, file = sorted(tmp_path.glob("*/wandb/offline-run-*/*.wandb"), key=os.path.getmtime)
         if n_lines == 3:
             file.with_suffix(".wandb.synced").touch()
-            uploaded.add(file)
-    assert len(list(wandb_folder.glob("offline-run-*"))) == 2
+    assert len(list(tmp_path.glob("*/wandb/offline-run-*"))) == 2  # one was uploaded
     content = [json.loads(line) for line in inspected(file).splitlines()]
     (start,) = (record["run"] for record in content if "run" in record)
     assert start["run_id"] == (tmp_path / RUN / "wandb-id.txt").read_text().strip()

@@ -86,6 +86,13 @@ def head_metrics(
     }
 
 
+def alphas_by_name(heads: Mapping[str, HeadValues]) -> dict[str, list[float]]:
+    """Return the finite α of each site by the name of its histogram, `alpha/<site>/histogram`."""
+    sites = heads.get("alpha", {}).items()
+    values = {site: [value for _, value in numbered({site: layers})] for site, layers in sites}
+    return {f"alpha/{site}/histogram": finite for site, finite in values.items() if finite}
+
+
 def numbered(
     values: HeadValues, present: HeadNumbers | None = None
 ) -> Iterator[tuple[tuple[str, int, int], float]]:

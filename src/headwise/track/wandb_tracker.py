@@ -21,16 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headwise.config.schema import WandbConfig
 from headwise.errors import ConfigError, refuse, require
 from headwise.files import write_text
-from headwise.track.base import (
-    HeadNumbers,
-    HeadValues,
-    Tracker,
-    head_metrics,
-    numbered,
-)
+from headwise.track.base import HeadNumbers, HeadValues, Tracker, alphas_by_name, head_metrics
 
 MODES = ("online", "offline", "disabled")
 FINISH_TIMEOUT_SECONDS = 60.0  # `wandb sync` uploads the rest
@@ -170,12 +166,13 @@ class WandbTracker(WandbConfig, Tracker):
         if not self.is_active:
             return
         row: dict[str, Any] = {"update": update, **head_metrics(heads, self._head_numbers)}
-        row.update(self._alpha_histograms(heads.get("alpha", {})))
+        for name, alphas in alphas_by_name(heads).items():
+            counts = np.histogram(alphas, bins=HISTOGRAM_BINS, range=(1.0, max(2.0, *alphas)))
+            row[name] = self._wandb.Histogram(np_histogram=counts)
         self._send(lambda run: run.log(row))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        data = [list(row) for row in rows]
-        self._send(lambda run: run.log({name: self._wandb.Table(list(columns), data)}))
+        self._send(lambda run: run.log({name: self._wandb.Table(list(columns), list(rows))}))
 
     def log_image(self, name: str, path: Path, update: int | None = None) -> None:
         at = {} if update is None else {"update": update}
@@ -190,10 +187,9 @@ class WandbTracker(WandbConfig, Tracker):
     def finish(self, status: str) -> None:
         self.summary({"status": status})
         run, self._run = self._run, None
-        if run is None:
-            return
         try:
-            run.finish(exit_code=0 if status == "finished" else 1)
+            if run is not None:
+                run.finish(exit_code=0 if status == "finished" else 1)
         except self._errors as error:
             self._disable(error)
 
@@ -212,10 +208,8 @@ class WandbTracker(WandbConfig, Tracker):
                 if self._wandb.run is None:  # it would end that run of the caller
                     self._wandb.teardown()  # the id is in use until then
             return self._start("offline")
-        if mode == "offline":
-            log.info("W&B: offline; `wandb sync %s` uploads it", Path(run.dir).parent)
-        else:
-            log.info("W&B: %s", run.url)
+        offline = f"offline; `wandb sync {Path(run.dir).parent}` uploads it"
+        log.info("W&B: %s", offline if mode == "offline" else run.url)
         return run
 
     def _init(self, mode: str) -> Any:
@@ -240,17 +234,6 @@ class WandbTracker(WandbConfig, Tracker):
         if self.is_active:
             log.warning("W&B logging stopped (%s); the run continues", _line(error))
         self.is_active = False
-
-    def _alpha_histograms(self, alphas: HeadValues) -> dict[str, Any]:
-        import numpy as np
-
-        histograms: dict[str, Any] = {}
-        for site, layers in alphas.items():
-            finite = [value for _, value in numbered({site: layers})]
-            if finite:
-                counts = np.histogram(finite, bins=HISTOGRAM_BINS, range=(1.0, max(2.0, *finite)))
-                histograms[f"alpha/{site}/histogram"] = self._wandb.Histogram(np_histogram=counts)
-        return histograms
 
 
 def run_id(run_dir: Path) -> str:

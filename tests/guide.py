@@ -47,7 +47,6 @@ NOT_RUN = {
     "make": "installs packages, or runs these tests",
     "pip": "installs packages",
     "wandb": "needs a network and an account",
-    "WANDB_RESUME=allow": "needs a network and an account",
     "python -m benchmarks": "measures for minutes to hours; see test_benchmarks.py",
     "OMP_NUM_THREADS=1": "measures for hours; see test_benchmarks.py",
     "HEADWISE_DATA=FOLDER": "measures for hours on a corpus",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -28,13 +28,12 @@ class RunLog:
         self.tracker: Tracker = tracker if tracker is not None else Tracker()
         paths = () if folder is None else (folder.metrics, folder.heads)
         self._files = [JsonlWriter(path) for path in paths]
-        self._logged = [0, 0]  # lines that the tracker has from earlier processes
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Write scalars named split/name."""
         if self._files:
             self._files[0].write({"update": update, **metrics})
-            self._mirror(0, self._files[0].n_lines, update, metrics)
+            self.tracker.log(update, metrics)
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
         """Write statistics of heads: name -> site -> layers -> heads.
@@ -43,22 +42,16 @@ class RunLog:
         """
         if self._files:
             self._files[1].write({"update": update, **heads})
-            self._mirror(1, self._files[1].n_lines, update, heads)
+            self._track_heads(update, heads)
 
-    def _mirror(self, file: int, line: int, update: int, values: Mapping[str, Any]) -> None:
-        """Send a line of a file to the tracker, unless it has that line."""
-        if line <= self._logged[file]:
-            return
-        if file == 0:
-            self.tracker.log(update, values)
-            return
-        per_head = {name: sites for name, sites in values.items() if name not in LAYER_STATISTICS}
+    def _track_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
+        per_head = {name: sites for name, sites in heads.items() if name not in LAYER_STATISTICS}
         per_layer = {
             f"attention/{name}/{site}/layer{layer}": value
             for name in LAYER_STATISTICS
-            for site, layers in values.get(name, {}).items()
-            for layer, of_layer in enumerate(layers, start=1)
-            for value in of_layer
+            for site, layers in heads.get(name, {}).items()
+            for layer, values in enumerate(layers, start=1)
+            for value in values
             if value is not None
         }
         if per_head:
@@ -71,20 +64,17 @@ class RunLog:
         return [file.n_lines for file in self._files] or [0, 0]
 
     def rewind(self, *n_lines: int) -> None:
-        """Truncate the records to these lengths, those at a checkpoint.
-
-        The tracker then gets the lines up to there that it does not have.
-        """
-        self._logged = list(self.tracker.lines or n_lines)
+        """Truncate the records to these lengths, those at a checkpoint; see `Tracker.rewind`."""
         for file, n in zip(self._files, n_lines, strict=False):
             file.rewind(n)
         records = [read_jsonl(file.path) for file in self._files]
-        if records:
-            self.tracker.rewind(max((r["update"] for part in records for r in part), default=-1))
-        for number, part in enumerate(records):
-            for line, record in enumerate(part, start=1):
-                record.pop("nonfinite", None)
-                self._mirror(number, line, record.pop("update"), record)
+        update = max((record["update"] for part in records for record in part), default=-1)
+        if records and self.tracker.rewind(update):
+            sends: tuple[Callable[[int, Any], None], ...] = (self.tracker.log, self._track_heads)
+            for part, send in zip(records, sends, strict=True):
+                for record in part:
+                    record.pop("nonfinite", None)
+                    send(record.pop("update"), record)
 
     def sync(self) -> None:
         """Flush the records to disk."""
@@ -95,8 +85,6 @@ class RunLog:
         """Close the files, not the tracker."""
         for file in self._files:
             file.close()
-        if self._files:
-            self.tracker.lines = list(map(max, self._logged, self.n_lines()))
 
 
 class LogFile(logging.FileHandler):
@@ -132,8 +120,7 @@ def text_log() -> Iterator[MemoryHandler]:
     finally:
         root.removeHandler(held)
         logging.captureWarnings(False)
-        target = held.target
+        target = held.target or logging.NullHandler()
         held.close()
-        if target is not None:
-            with suppress(OSError):
-                target.close()
+        with suppress(OSError):
+            target.close()

@@ -24,14 +24,7 @@ class Tracker:
 
     Args:
         other: settings of another tracker, such as the `tags` of an experiment; without effect.
-
-    Attributes:
-        lines: numbers of lines of metrics.jsonl and heads.jsonl that a resumed run need not log,
-            as earlier processes did; lines between these and the checkpoint are logged from the
-            files. None: everything up to the checkpoint was logged, what follows is logged again.
     """
-
-    lines: Sequence[int] | None = None
 
     def __init__(self, **other: Any) -> None:
         pass
@@ -52,8 +45,13 @@ class Tracker:
             config: the resolved config as plain dicts, lists, strings and numbers.
         """
 
-    def rewind(self, update: int) -> None:
-        """Discard what earlier processes logged after `update`, which is logged again; -1: all."""
+    def rewind(self, update: int) -> bool:
+        """Discard what earlier processes logged after `update`, which is logged again; -1: all.
+
+        Returns:
+            Whether the scalars and statistics up to `update` are to be logged again as well.
+        """
+        return False
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Log scalars after `update` updates, named `split/name`."""
@@ -86,6 +84,13 @@ def head_metrics(
         for name, values in heads.items()
         for (site, layer, head), value in numbered(values, present)
     }
+
+
+def alphas_by_name(heads: Mapping[str, HeadValues]) -> dict[str, list[float]]:
+    """Return the finite α of each site by the name of its histogram, `alpha/<site>/histogram`."""
+    sites = heads.get("alpha", {}).items()
+    values = {site: [value for _, value in numbered({site: layers})] for site, layers in sites}
+    return {f"alpha/{site}/histogram": finite for site, finite in values.items() if finite}
 
 
 def numbered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ import numpy as np
 
 from headwise.errors import ConfigError
 from headwise.markdown import markdown_table
-from headwise.track.base import HeadNumbers, HeadValues, Tracker, head_metrics, numbered
-
-FOLDER = "tensorboard"
+from headwise.track.base import HeadNumbers, HeadValues, Tracker, alphas_by_name, head_metrics
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +27,7 @@ class TensorBoardTracker(Tracker):
     def __init__(self, **other: Any) -> None:
         super().__init__(**other)
         self._writer: Any = None
+        self._is_active = False
         self._update = 0  # the last one
 
     def check(self) -> None:
@@ -38,30 +37,31 @@ class TensorBoardTracker(Tracker):
             )
 
     def start(self, run_dir: Path, group: str | None, config: Mapping[str, Any]) -> None:
-        self._folder = run_dir / FOLDER
+        self._folder = run_dir / "tensorboard"
         self._config = config
         self._head_numbers: HeadNumbers | None = config.get("model", {}).get("heads")
 
-    def rewind(self, update: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(self._folder), purge_step=update + 1)
+    def rewind(self, update: int) -> bool:
+        self._is_active, self._update, self._purge_step = True, max(update, 0), update + 1
         settings = f"```\n{json.dumps(self._config, indent=2)}\n```"
         if update < 0:
-            self._send(lambda writer: writer.add_text("config", settings, 0))
+            self._send("add_text", "config", settings, 0)
+        return False
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         self._update = update
-        self._send(lambda writer: _add_scalars(writer, update, metrics))
+        for name, value in metrics.items():
+            self._send("add_scalar", name, value, update)
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
         """See `Tracker.log_heads`; α also as a histogram per site, `alpha/<site>/histogram`."""
         self.log(update, head_metrics(heads, self._head_numbers))
-        self._send(lambda writer: _add_histograms(writer, update, heads.get("alpha", {})))
+        for name, alphas in alphas_by_name(heads).items():
+            self._send("add_histogram", name, np.array(alphas), update)
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         table = markdown_table(columns, [list(map(str, row)) for row in rows], numeric=False)
-        self._send(lambda writer: writer.add_text(name, table, self._update))
+        self._send("add_text", name, table, self._update)
 
     def log_image(self, name: str, path: Path, update: int | None = None) -> None:
         from PIL import Image
@@ -69,35 +69,26 @@ class TensorBoardTracker(Tracker):
         step = self._update if update is None else update
         with Image.open(path) as file:
             image_HWC = np.asarray(file.convert("RGB"))
-        self._send(lambda writer: writer.add_image(name, image_HWC, step, dataformats="HWC"))
+        self._send("add_image", name, image_HWC, step, dataformats="HWC")
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """See `Tracker.summary`; scalars `summary/<name>`, since `<name>` is of validations."""
         self.log(self._update, {f"summary/{name}": value for name, value in values.items()})
 
     def finish(self, status: str) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._send("close")
 
-    def _send(self, send: Callable[[Any], None]) -> None:
-        """Call with the writer; events are on the disk afterwards, so that a kill loses none."""
-        if self._writer is None:
+    def _send(self, method: str, *arguments: Any, **options: Any) -> None:
+        """Call a method of the writer; its event is then on the disk: a kill does not lose it."""
+        if not self._is_active:
             return
+        from torch.utils.tensorboard import SummaryWriter
+
         try:
-            send(self._writer)
+            if self._writer is None:
+                self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+            getattr(self._writer, method)(*arguments, **options)
             self._writer.flush()
         except OSError as error:
             log.warning("TensorBoard logging stopped (%s); the run continues", error)
-            self._writer = None
-
-
-def _add_scalars(writer: Any, update: int, values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        writer.add_scalar(name, value, update)
-
-
-def _add_histograms(writer: Any, update: int, alphas: HeadValues) -> None:
-    for site, layers in alphas.items():
-        finite = [value for _, value in numbered({site: layers})]
-        if finite:
-            writer.add_histogram(f"alpha/{site}/histogram", np.array(finite), update)
+            self._is_active = False

@@ -4,8 +4,8 @@ It never prompts, never blocks longer than its time-outs, and never stops the tr
 network or an API key, data is saved offline in the run folder; `wandb sync` uploads them later.
 
 A resumed run continues under the id in its folder. Offline, each process writes a folder of its
-own, which is complete once it is closed: that of a killed process is removed, and its scalars are
-logged again from the records of the run.
+own, which a kill leaves incomplete: that of a resumed run starts with the records of the run, and
+replaces the earlier ones.
 """
 
 from __future__ import annotations
@@ -21,21 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headwise.config.schema import WandbConfig
-from headwise.errors import ConfigError, HeadwiseError, refuse, require
-from headwise.files import read_json, write_json, write_text
-from headwise.track.base import (
-    HeadNumbers,
-    HeadValues,
-    Tracker,
-    head_metrics,
-    numbered,
-)
+from headwise.errors import ConfigError, refuse, require
+from headwise.files import write_text
+from headwise.track.base import HeadNumbers, HeadValues, Tracker, alphas_by_name, head_metrics
 
 MODES = ("online", "offline", "disabled")
 FINISH_TIMEOUT_SECONDS = 60.0  # `wandb sync` uploads the rest
 HISTOGRAM_BINS = 64
-LINES = "lines.json"  # in W&B's folder of a closed run: see `Tracker.lines`
 # key of `tracker` -> W&B's setting
 SETTINGS = {"project": "project", "entity": "entity", "group": "run_group", "tags": "run_tags"}
 
@@ -149,6 +144,20 @@ class WandbTracker(WandbConfig, Tracker):
         }
         self._run = self._start(mode)
 
+    def rewind(self, update: int) -> bool:
+        """See `Tracker.rewind`: all is logged again, unless an online run continues.
+
+        Earlier offline folders that were not uploaded are removed.
+        """
+        if self._run is None or self._run.resumed:
+            return False
+        folder = Path(self._run.dir).parent
+        for earlier in folder.parent.glob(f"offline-run-*-{run_id(self._run_dir)}*"):
+            if earlier != folder and not any(earlier.glob("*.synced")):
+                log.info("W&B: removing %s; updates are logged again, samples not", earlier)
+                shutil.rmtree(earlier, ignore_errors=True)
+        return True
+
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         self._send(lambda run: run.log({"update": update, **metrics}))
 
@@ -157,12 +166,13 @@ class WandbTracker(WandbConfig, Tracker):
         if not self.is_active:
             return
         row: dict[str, Any] = {"update": update, **head_metrics(heads, self._head_numbers)}
-        row.update(self._alpha_histograms(heads.get("alpha", {})))
+        for name, alphas in alphas_by_name(heads).items():
+            counts = np.histogram(alphas, bins=HISTOGRAM_BINS, range=(1.0, max(2.0, *alphas)))
+            row[name] = self._wandb.Histogram(np_histogram=counts)
         self._send(lambda run: run.log(row))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        data = [list(row) for row in rows]
-        self._send(lambda run: run.log({name: self._wandb.Table(list(columns), data)}))
+        self._send(lambda run: run.log({name: self._wandb.Table(list(columns), list(rows))}))
 
     def log_image(self, name: str, path: Path, update: int | None = None) -> None:
         at = {} if update is None else {"update": update}
@@ -177,14 +187,10 @@ class WandbTracker(WandbConfig, Tracker):
     def finish(self, status: str) -> None:
         self.summary({"status": status})
         run, self._run = self._run, None
-        if run is None:
-            return
-        errors: tuple[type[Exception], ...] = (*self._errors, HeadwiseError)
         try:
-            run.finish(exit_code=0 if status == "finished" else 1)
-            if self.is_active and self.lines is not None:
-                write_json(Path(run.dir).parent / LINES, {"lines": self.lines})
-        except errors as error:
+            if run is not None:
+                run.finish(exit_code=0 if status == "finished" else 1)
+        except self._errors as error:
             self._disable(error)
 
     def _start(self, mode: str | None) -> Any:
@@ -199,20 +205,15 @@ class WandbTracker(WandbConfig, Tracker):
                 return None
             if mode == "online" or not isinstance(error, self._wandb.errors.UsageError):
                 log.warning("W&B is not reachable (%s); this run is logged offline", _line(error))
-                self._wandb.teardown()  # the id would be in use
+                if self._wandb.run is None:  # it would end that run of the caller
+                    self._wandb.teardown()  # the id is in use until then
             return self._start("offline")
-        if mode == "offline":
-            log.info("W&B: offline; `wandb sync %s` uploads it", Path(run.dir).parent)
-        else:
-            log.info("W&B: %s", run.url)
+        offline = f"offline; `wandb sync {Path(run.dir).parent}` uploads it"
+        log.info("W&B: %s", offline if mode == "offline" else run.url)
         return run
 
     def _init(self, mode: str) -> Any:
-        resume = {"run_id": run_id(self._run_dir)}
-        if mode == "offline":
-            self.lines = self._closed_lines(resume["run_id"])
-        else:
-            resume["resume"] = "allow"
+        resume = {"run_id": run_id(self._run_dir), "resume": None if mode == "offline" else "allow"}
         with _no_terminal():
             settings = wandb_settings(self, {**self._defaults, **resume})
             settings.init_timeout = float(self.init_timeout)
@@ -220,16 +221,6 @@ class WandbTracker(WandbConfig, Tracker):
         run.define_metric("update")
         run.define_metric("*", step_metric="update")
         return run
-
-    def _closed_lines(self, identifier: str) -> list[int]:
-        """Return the lines in W&B's folders; remove those of offline processes that were killed."""
-        lines = [0, 0]
-        for folder in self._run_dir.glob(f"wandb/*run-*-{identifier}*"):
-            if (folder / LINES).is_file():
-                lines = max(lines, read_json(folder / LINES)["lines"])
-            elif folder.name.startswith("offline"):
-                shutil.rmtree(folder)
-        return lines
 
     def _send(self, send: Callable[[Any], None]) -> None:
         if self._run is None or not self.is_active:
@@ -243,17 +234,6 @@ class WandbTracker(WandbConfig, Tracker):
         if self.is_active:
             log.warning("W&B logging stopped (%s); the run continues", _line(error))
         self.is_active = False
-
-    def _alpha_histograms(self, alphas: HeadValues) -> dict[str, Any]:
-        import numpy as np
-
-        histograms: dict[str, Any] = {}
-        for site, layers in alphas.items():
-            finite = [value for _, value in numbered({site: layers})]
-            if finite:
-                counts = np.histogram(finite, bins=HISTOGRAM_BINS, range=(1.0, max(2.0, *finite)))
-                histograms[f"alpha/{site}/histogram"] = self._wandb.Histogram(np_histogram=counts)
-        return histograms
 
 
 def run_id(run_dir: Path) -> str:

@@ -274,10 +274,8 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
         lines = str(error).splitlines()
         advice = " Lower max_tokens." if hasattr(KINDS[config_name], "max_tokens") else ""
         if config_name == "train":
-            advice = (
-                " Lower trainer.max_tokens (trainer.accumulate makes up for it), "
-                "decode.max_tokens, or the model's size."
-            )
+            keys = "trainer.max_tokens (trainer.accumulate makes up for it), decode.max_tokens"
+            advice = f" Lower {keys}, or the model's size."
         reason = lines[0] if lines else type(error).__name__
         print(f"headwise: out of memory ({reason}).{advice}", file=sys.stderr)
         return 1

@@ -96,8 +96,8 @@ def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> tuple[
     for settings in (before, new):
         if "decode" in settings:
             with suppress(ConfigError):  # of a later version, so with other settings
-                settings["decode"] = current_search(settings["decode"], search)
-                settings["decode"].pop("max_tokens", None)  # affects memory alone
+                # `max_tokens` affects memory alone
+                settings["decode"] = current_search(settings["decode"], search) | {"max_tokens": 0}
     return (scores, {}) if before == new else ({}, scores)
 
 

@@ -181,10 +181,4 @@ def aligned(
 
 def file_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     """Aligned lines of two plain or `.gz` files."""
-    with open_bytes(source) as first, open_bytes(target) as second:
-        yield from aligned(
-            decoded_lines(first, str(source)),
-            decoded_lines(second, str(target)),
-            str(source),
-            str(target),
-        )
+    return aligned(stream_lines(source), stream_lines(target), str(source), str(target))

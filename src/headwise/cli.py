@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.arguments import accepted_before_jobs, checked_arguments
+from headwise.config.commands import SearchSelection
 from headwise.config.explain import explain_composition
 from headwise.config.folders import config_dir
 from headwise.config.keys import check_settings
@@ -271,14 +272,13 @@ def report_error(error: Exception, config_name: str = "train", composed: bool = 
         print(f"headwise: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     if _is_out_of_memory(error):
-        lines = str(error).splitlines()
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         advice = " Lower max_tokens." if hasattr(KINDS[config_name], "max_tokens") else ""
         if config_name == "train":
-            advice = (
-                " Lower trainer.max_tokens (trainer.accumulate makes up for it), "
-                "decode.max_tokens, or the model's size."
-            )
-        reason = lines[0] if lines else type(error).__name__
+            keys = "trainer.max_tokens (trainer.accumulate makes up for it), decode.max_tokens"
+            advice = f" Lower {keys}, or the model's size."
+        elif issubclass(KINDS[config_name], SearchSelection):
+            advice = " Lower max_tokens, or decode.beam of a search."
         print(f"headwise: out of memory ({reason}).{advice}", file=sys.stderr)
         return 1
     if isinstance(error, OSError) and error.errno in {*DISK_FULL, *NOT_WRITABLE}:

@@ -175,12 +175,11 @@ def test_new_texts_are_labelled_from_files_tables_and_pipes(
             frame.to_parquet(path, index=False)
         else:
             frame.to_json(path, orient="records", lines=True)
-        assert (
-            headwise.ok("predict", f"run={single}", f"input={path}", "max_tokens=8").out == expected
-        )
+        settings = f"run={single}", f"input={path}", "max_tokens=8"
+        assert headwise.ok("predict", *settings).out == expected
     with open(lines, "rb") as stream:
-        settings = [f"input=/dev/fd/{stream.fileno()}", "output=-"]
-        assert headwise.ok("predict", f"run={single}", *settings).out == expected
+        settings = f"run={single}", f"input=/dev/fd/{stream.fileno()}", "output=-"
+        assert headwise.ok("predict", *settings).out == expected
     monkeypatch.setattr(sys, "stdin", lines.open())
     blocks: list[int] = []
     predict = ClassifierRun.predict

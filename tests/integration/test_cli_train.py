@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from command_line import CommandLine, assert_rejected, run_folders, small_overrides, write_corpus
 from headwise.analysis.tables import OTHERS
@@ -120,9 +121,9 @@ def test_arguments_and_limits_of_variant_are_checked(
 def test_settings_of_a_large_text_are_named_for_a_small_one(
     n_rows: int, changes: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer, tokenizer = SimpleNamespace(max_updates=10_000), SimpleNamespace(folder=None)
-    config: Any = {"init_from": None, "trainer": trainer, "tokenizer": tokenizer, **changes}
-    warn_of_small_text(SimpleNamespace(**config), n_rows, {"source": 500, "target": 8_000})
+    given = {"init_from": None, "trainer": {"max_updates": 10_000}, "tokenizer": {"folder": None}}
+    config: Any = OmegaConf.create({**given, **changes})
+    warn_of_small_text(config, n_rows, {"source": 500, "target": 8_000})
     assert [expected in message for message in caplog.messages] == [True] * bool(expected)
 
 

@@ -265,9 +265,8 @@ def test_lines_of_a_pipe_are_translated_before_more_arrive(
         os.close(to_output)
         assert n_last.result() == has_rest
     os.close(source)
-    assert [len(call.args[0]) for call in translate.call_args_list] == [n_lines, n_lines] + [
-        1
-    ] * has_rest
+    sizes = [len(call.args[0]) for call in translate.call_args_list]
+    assert sizes == [n_lines, n_lines, *[1] * has_rest]
 
 
 @pytest.mark.slow

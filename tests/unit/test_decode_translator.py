@@ -18,7 +18,7 @@ from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
 from headwise.decode import translator as translator_module
 from headwise.decode.translator import Translator, check_lengths
-from headwise.errors import DataError, RunError
+from headwise.errors import DataError
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.blocks import PreNorm, Residual
 from headwise.model.parts import SINUSOIDAL, Parts
@@ -203,24 +203,6 @@ def test_model_keeps_its_mode_and_stays_trainable(beam: int) -> None:
     model(ids, torch.tensor([40]), ids).sum().backward()
     # no inference tensors remain: distributed training writes to parameters and buffers
     assert not any(state.is_inference() for state in (*model.parameters(), *model.buffers()))
-
-
-def no_memory(_: torch.Tensor) -> torch.Tensor:
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-@pytest.mark.parametrize("was_training", [True, False])
-def test_out_of_memory_error_names_settings_to_lower(was_training: bool) -> None:
-    model = build().train(was_training)
-    translator = Translator(model, PAIR, CONFIG, output=OutputMap(no_memory, is_sparse=False))
-    message = (
-        r"lower max_tokens, in training decode\.max_tokens \(now 300\) or decode\.beam \(now 4\)"
-    )
-    with pytest.raises(RunError, match=message):
-        translator.translate(["5 6"])
-    with pytest.raises(RunError, match=message):
-        translator.score(["5 6"], ["7"])
-    assert all(module.training == was_training for module in model.modules())
 
 
 @pytest.mark.parametrize(

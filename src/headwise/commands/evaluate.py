@@ -91,14 +91,14 @@ def _earlier_scores(path: Path, content: dict[str, Any], search: type) -> tuple[
         content: weights and settings of the new scores.
         search: the dataclass of `decode`.
     """
-    before = read_json(path, missing_ok=True)
+    before, new = read_json(path, missing_ok=True), dict(content)
     scores = before.pop("scores", {})
-    for settings in (content := dict(content), before):
+    for settings in (before, new):
         if "decode" in settings:
             with suppress(ConfigError):  # of a later version, so with other settings
-                settings["decode"] = current_search(settings["decode"], search)
-                settings["decode"].pop("max_tokens", None)  # affects memory alone
-    return (scores, {}) if before == content else ({}, scores)
+                # `max_tokens` affects memory alone
+                settings["decode"] = current_search(settings["decode"], search) | {"max_tokens": 0}
+    return (scores, {}) if before == new else ({}, scores)
 
 
 def _note_replaced(path: Path, scores: Any) -> None:

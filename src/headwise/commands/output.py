@@ -54,8 +54,9 @@ def input_blocks(path: str | None, size: int) -> Iterator[list[str]]:
 
 
 def _stream_blocks(path: str | None, size: int) -> Iterator[list[str]]:
-    name = "stdin" if path in (None, STDIN) else str(path)
-    with nullcontext(sys.stdin.buffer) if name == "stdin" else open_bytes(Path(name)) as stream:
+    is_stdin = path in (None, STDIN)
+    name = "stdin" if is_stdin else str(path)
+    with nullcontext(sys.stdin.buffer) if is_stdin else open_bytes(Path(name)) as stream:
         arriving = Arriving(stream)
         yield from in_blocks(decoded_lines(arriving, name, True), size, arriving.waits)
 

@@ -31,7 +31,8 @@ def translate(config: TranslateConfig) -> None:
     sources = input_blocks(config.input, config.buffer_size)
     if config.reference is not None:
         lines = list(chain.from_iterable(sources))
-        blocks = iter([_score_lines(run, lines, read_lines(Path(config.reference), True))])
+        scores = run.score(lines, read_lines(Path(config.reference), True))
+        blocks = iter([[f"{score.log_prob:.4f}\t{score.n_tokens}" for score in scores]])
     else:
         path = Path(config.input or STDIN)
         if run.model.max_source is not None and not is_stream(path):  # fail before translating
@@ -57,11 +58,6 @@ def _translated_blocks(
                 for text, score in translation.n_best
             ]
         first += len(block)
-
-
-def _score_lines(run: TranslationRun, sources: list[str], references: list[str]) -> list[str]:
-    scores = run.score(sources, references)
-    return [f"{score.log_prob:.4f}\t{score.n_tokens}" for score in scores]
 
 
 def _interactive(run: TranslationRun) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
-from headwise.config.folders import config_dir, group_choices, group_node
+from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import target_class
-from headwise.config.keys import known_keys
+from headwise.config.keys import choices_with, known_keys
 from headwise.config.schema import UNCHOSEN
 from headwise.errors import ConfigError, nearest, refuse, unset
 
@@ -77,11 +77,11 @@ def _hint(error: Exception, config_name: str) -> str | None:
     known = [*known_keys(config_name), *_arguments(error)]
     close = typed_key if typed_key in known else nearest(typed_key, known)
     group, _, name = (close or "").partition(".")
-    there: Any = getattr(error.__cause__ or error, "parent_node", None)
-    if close != typed_key and (name in (there or {}) or typed_key.rpartition(".")[0] != group):
-        return close
-    choices = [c for c in group_choices(group) if name in group_node(group, c)]
-    return f"{group}={'|'.join(choices)}, which has {close}" if choices else close
+    there: Any = getattr(error.__cause__ or error, "parent_node", None) or {}
+    is_of_others = name not in there and typed_key.rpartition(".")[0] == group
+    if is_of_others and (choices := choices_with(group, name)):
+        return f"{group}={'|'.join(choices)}, which has {close}"
+    return None if close == typed_key else close
 
 
 def _arguments(error: Exception) -> list[str]:

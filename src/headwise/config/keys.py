@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, cast, get_args, get_type_hints
@@ -9,7 +10,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from headwise.config.folders import group_choices, group_node
+from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.instantiate import fits, in_words
 from headwise.config.register import KINDS, SCHEMAS
 from headwise.config.schema import SITE_GROUPS, SITES, Config
@@ -99,6 +100,14 @@ def _hints(config_name: str) -> Iterator[tuple[str, Any]]:
 def text_keys(config_name: str) -> set[str]:
     """The keys of a command whose values are text or lists of text."""
     return {key for key, hint in _hints(config_name) if {hint, *get_args(hint)} & {str, list[str]}}
+
+
+def choices_with(group: str, name: str) -> list[str]:
+    """The choices of a group that have a key, in their yaml or in its dataclass."""
+    kinds = [f"/schema/{n}@" for n, kind in SCHEMAS.items() if name in get_type_hints(kind)]
+    has_key = re.compile("|".join([f"^{re.escape(name)}:", *kinds]), re.MULTILINE)
+    texts = {c: (config_dir() / group / f"{c}.yaml").read_text() for c in group_choices(group)}
+    return [choice for choice, text in texts.items() if has_key.search(text)]
 
 
 def known_keys(config_name: str) -> list[str]:

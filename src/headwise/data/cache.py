@@ -26,9 +26,10 @@ def cache_of_training(saved: str) -> Path:
     The run may be another person's: a cache has encoded data of headwise in it.
     """
     encoded = Path(saved, ENCODED)
-    is_cache = any(encoded.glob(f"*/{MANIFEST}"))
-    can_write = all(os.access(folder, os.W_OK) for folder in (saved, encoded))
-    return Path(saved) if is_cache and can_write else machine_cache_dir()
+    # first, as `glob` raises for what is in a folder without access, such as another person's home
+    can_write = all(os.access(folder, os.R_OK | os.W_OK | os.X_OK) for folder in (saved, encoded))
+    is_cache = can_write and any(encoded.glob(f"*/{MANIFEST}"))
+    return Path(saved) if is_cache else machine_cache_dir()
 
 
 def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from headwise.decode.hypothesis import (
 from headwise.decode.incremental import TranslationModel
 from headwise.decode.prepared import PreparedModel, supports
 from headwise.decode.scoring import TargetScore, score_ids
-from headwise.errors import DataError, RunError
+from headwise.errors import DataError
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.family import evaluating
 from headwise.model.transformer import Transformer
@@ -111,7 +111,7 @@ class Translator:
 
         Raises:
             DataError: a string instead of a list, or a sentence above the maximum length (by line).
-            RunError: out of memory, or non-finite logits.
+            RunError: non-finite logits.
         """
         require_lines(sentences)
         ids = self._source_ids(sentences, first_line)
@@ -120,7 +120,7 @@ class Translator:
         batches = longest_first(np.array(lengths), self.config.max_tokens // self.config.beam)
         translations = [EMPTY] * len(sentences)
         bar = progress_bar("translating", progress, len(lines), " sentences")
-        with self._ready(), self._for_search(sum(lengths)) as model, bar:
+        with self._for_search(sum(lengths)) as model, bar:
             for indices in batches:
                 batch = [lines[index] for index in indices]
                 results = self._search(model, [ids[line] for line in batch])
@@ -138,7 +138,6 @@ class Translator:
         Raises:
             DataError: unequal numbers of lines, an empty source line, or a line longer than the
                 model's learned positions.
-            RunError: out of memory.
         """
         require_lines(sources, targets)
         if len(sources) != len(targets):
@@ -155,7 +154,7 @@ class Translator:
         lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
         batches = longest_first(np.array(lengths), self.config.max_tokens // SCORING_SHARE)
         scores: dict[int, TargetScore] = {}
-        with self._ready():
+        with evaluating(self.model), autocast(self.device, self.config.precision):
             for batch in batches:
                 source, target = ([ids[i] for i in batch] for ids in (source_ids, target_ids))
                 of_batch = score_ids(self.model, source, target, self.device, self.output)
@@ -184,16 +183,17 @@ class Translator:
 
     @contextmanager
     def _for_search(self, n_tokens: int) -> Iterator[TranslationModel]:
-        """Yield the prepared model if it supports this one, or the model with packed weights.
+        """Yield the model for a search: prepared if it supports this one, or with packed weights.
 
         Args:
             n_tokens: of all sources.
         """
         dtype = matmul_dtype(self.config.precision, self.device)
-        prepared = PreparedModel(self.model, dtype) if supports(self.model, dtype) else None
         is_long = n_tokens * self.config.beam >= ROWS_WORTH_PACKING
-        with packed_weights(self.model) if is_long and prepared is None else nullcontext():
-            yield prepared or self.model
+        with evaluating(self.model), autocast(self.device, self.config.precision):
+            prepared = PreparedModel(self.model, dtype) if supports(self.model, dtype) else None
+            with packed_weights(self.model) if is_long and prepared is None else nullcontext():
+                yield prepared or self.model
 
     def _search(
         self, model: TranslationModel, sources: Sequence[Sequence[int]]
@@ -210,18 +210,6 @@ class Translator:
         scores = [hypothesis.score for hypothesis in hypotheses]
         pairs = tuple(zip(lines, scores, strict=True))
         return TranslatedSentence(lines[0], scores[0], pairs, tuple(hypotheses))
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Set evaluation mode and autocast; turn out of memory into a RunError."""
-        try:
-            with evaluating(self.model), autocast(self.device, self.config.precision):
-                yield
-        except torch.OutOfMemoryError as error:
-            raise RunError(
-                f"out of memory on {self.device}: lower max_tokens, in training decode.max_tokens "
-                f"(now {self.config.max_tokens}) or decode.beam (now {self.config.beam})"
-            ) from error
 
 
 def require_lines(*sides: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from dataclasses import asdict
 from typing import Any, cast
@@ -40,6 +41,7 @@ def checked_task(config: Config) -> Task[Any]:
     for key, value in flat(asdict(config)).items():
         is_utf8 = not re.search("[\ud800-\udfff]", canonical(value))  # other bytes of a path
         require(is_utf8, key, "UTF-8 (HEADWISE_CACHE and HOME are in paths.cache)", value)
+    config.paths.cache = os.path.abspath(config.paths.cache)  # later commands may run elsewhere
     task = task_of(config)
     tasks, name = getattr(config.data, "tasks", None), task.name
     allowed = f"{' or '.join(tasks or ())} with data={getattr(config.data, 'name', None)}"

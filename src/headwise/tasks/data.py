@@ -14,7 +14,7 @@ Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
 Sides = tuple[Sequence[str], Sequence[str]]  # aligned lines: what is read, and what is predicted
 SMALL_TEXT = 20_000  # training pairs or labelled texts
 # More are for a larger text, see `vocab_size` and `max_updates` in conf/data.
-MOST_OF_SMALL_TEXT = {"tokenizer.vocab_size": 4_000, "trainer.max_updates": 5_000}
+MOST = (("tokenizer.vocab_size", 4_000), ("trainer.max_updates", 5_000))
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def warn_of_small_text(config: Config, n_rows: int, sizes: Sizes) -> None:
         sizes: of the vocabularies.
     """
     n_tokens = 0 if config.init_from or config.tokenizer.folder else max(sizes.values())
-    used = zip(MOST_OF_SMALL_TEXT.items(), (n_tokens, config.trainer.max_updates), strict=True)
+    used = zip(MOST, (n_tokens, config.trainer.max_updates), strict=True)
     large = [f"{key}={most} (now {n})" for (key, most), n in used if n > most]
     if n_rows < SMALL_TEXT and large:
-        log.warning("%d training rows are few: set at most %s", n_rows, " and ".join(large))
+        log.warning("only %d training examples: set at most %s", n_rows, " and ".join(large))

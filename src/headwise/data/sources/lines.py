@@ -42,26 +42,21 @@ class Arriving:
 
     def readline(self, size: int, /) -> bytes:
         """The next line, or its first bytes; waits for it."""
-        while not self._has_line():
-            self._read()
+        self.waits(None)
         end = self._unread.find(b"\n", 0, size) + 1
         line = bytes(self._unread[: end or size])
         del self._unread[: len(line)]
         return line
 
-    def waits(self) -> bool:
-        """Whether `readline` would wait: neither a whole line nor the end is there."""
-        while not self._has_line() and select.select([self.stream], [], [], 0)[0]:
-            self._read()
-        return not self._has_line()
-
-    def _has_line(self) -> bool:
-        return self._ended or b"\n" in self._unread or len(self._unread) > MAX_LINE
-
-    def _read(self) -> None:
-        chunk = self.stream.read1(CHUNK)  # type: ignore[attr-defined]
-        self._unread += chunk
-        self._ended = not chunk  # of a terminal, which could be read again
+    def waits(self, timeout: float | None = 0) -> bool:
+        """Whether no whole line and no end is there after `timeout` seconds; None: it waits."""
+        while not (self._ended or b"\n" in self._unread or len(self._unread) > MAX_LINE):
+            if not select.select([self.stream], [], [], timeout)[0]:
+                return True
+            chunk = self.stream.read1(CHUNK)  # type: ignore[attr-defined]
+            self._unread += chunk
+            self._ended = not chunk  # of a terminal, which could be read again
+        return False
 
 
 @contextmanager
@@ -186,10 +181,4 @@ def aligned(
 
 def file_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     """Aligned lines of two plain or `.gz` files."""
-    with open_bytes(source) as first, open_bytes(target) as second:
-        yield from aligned(
-            decoded_lines(first, str(source)),
-            decoded_lines(second, str(target)),
-            str(source),
-            str(target),
-        )
+    return aligned(stream_lines(source), stream_lines(target), str(source), str(target))

@@ -35,7 +35,7 @@ def run(
     data = SimpleNamespace(test=["news"], valid="valid", dir=None, source=source)
     tokenizer = train_tokenizer(iter(["ab"] * 9), TokenizerConfig(kind="byte"))
     TokenizerPair(tokenizer, tokenizer, joint=True).save(folder)
-    config: Any = SimpleNamespace(data=data)
+    config: Any = SimpleNamespace(data=data, paths=SimpleNamespace(cache="cache"))
     none: Any = None
     task = Translation(config)
     return TranslationRun(RunFolder(folder), task, none, {}, folder, torch.device("cpu"))

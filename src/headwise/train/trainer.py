@@ -34,6 +34,7 @@ from headwise.track.base import HeadValues, Tracker
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.interrupt import StopRequest
 from headwise.train.memory import peak_memory, return_free_pages
+from headwise.train.processors import ProcessorWatch
 from headwise.train.progress import Progress
 from headwise.train.state import TrainState
 from headwise.train.step import TrainingStep
@@ -177,6 +178,7 @@ class Trainer:
             state.update, config.max_updates, config.progress and self.ranks.is_main
         )
         self._logged = state.tokens, self.seconds
+        watch = ProcessorWatch()
         if state.update == 0:
             self._log_heads()  # the first point of the trajectories
         elif state.update < config.max_updates and not state.stopped_early:
@@ -186,6 +188,8 @@ class Trainer:
                 self._counted_at = time.perf_counter()
                 self.update()
                 progress.advance()
+                if self.ranks.is_main:
+                    watch.check()
                 last = state.update == config.max_updates
                 if state.update % config.log_every == 0 or last:
                     self._log(progress)

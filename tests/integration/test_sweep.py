@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -223,18 +224,32 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("line", PATHS)
-def test_folder_of_a_sweep_is_that_of_the_composed_config(
-    line: str, headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("command_line.compose_once", lambda patch: None)
+@pytest.fixture
+def write_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sweeps train nothing, in a folder of their own; writes experiment/mine.yaml there."""
     monkeypatch.setattr("headwise.commands.train.train", lambda *_, swept: tmp_path)
     monkeypatch.setattr(Sweep, "summary", lambda self: None)
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment").mkdir()
-    yaml = "# @package _global_\npaths:\n  outputs: ~/from_yaml\n"
-    (tmp_path / "experiment" / "mine.yaml").write_text(yaml, encoding="utf-8")
+
+    def write(yaml: str) -> None:
+        text = f"# @package _global_\n{yaml}"
+        (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+
+    return write
+
+
+@pytest.mark.parametrize("line", PATHS)
+def test_folder_of_a_sweep_is_that_of_the_composed_config(
+    line: str,
+    headwise: CommandLine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write_experiment: Callable[[str], None],
+) -> None:
+    monkeypatch.setattr("command_line.compose_once", lambda patch: None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_experiment("paths:\n  outputs: ~/from_yaml\n")
     headwise.ok("train", *shlex.split(line.format(tmp_path)), "seed=1,2")
     (folder,) = tmp_path.rglob("sweep-*/")
     assert folder.parent == tmp_path / PATHS[line] / "sweeps"
@@ -254,14 +269,9 @@ KEYS_OF_CHOICES = {
 
 @pytest.mark.parametrize("line", KEYS_OF_CHOICES)
 def test_jobs_have_keys_of_their_choices(
-    line: str, headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, headwise: CommandLine, tmp_path: Path, write_experiment: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr("headwise.commands.train.train", lambda *_, swept: tmp_path)
-    monkeypatch.setattr(Sweep, "summary", lambda self: None)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiment").mkdir()
-    yaml = "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
-    (tmp_path / "experiment" / "mine.yaml").write_text(yaml, encoding="utf-8")
+    write_experiment("hydra: {sweeper: {params: {seed: '1,2'}}}\n")
     result = headwise("train", "-m", *line.split())
     if message := KEYS_OF_CHOICES[line]:
         return assert_rejected(result, 2, message)

@@ -23,7 +23,7 @@ def process(run: Path, n_lines: int, updates: Iterable[int] = ()) -> TensorBoard
     tracker = TensorBoardTracker(tags=["of an experiment"])
     tracker.start(run, None, {"seed": 1})
     records = RunLog(RunFolder(run), tracker)
-    records.rewind(n_lines, n_lines)
+    records.rewind(n_lines - 1, n_lines, n_lines)
     for update in updates:
         records.log(update, {"train/loss": 1 / (1 + update), "train/lr": float("nan")})
         alpha = {"cross": [[1 + 1 / (1 + update), None], [1.5, 2.0]]}

@@ -318,7 +318,7 @@ def test_newest_folder_of_a_resumed_offline_run_has_each_update_once(tmp_path: P
     for n_lines, updates in (0, range(1, 6)), (3, range(4, 8)), (5, range(6, 13)):
         tracker = make(tmp_path, WandbTracker(mode="offline"))
         records = RunLog(RunFolder(tmp_path / RUN), tracker)
-        records.rewind(n_lines, n_lines)
+        records.rewind(n_lines or -1, n_lines, n_lines)
         for update in updates:
             records.log(update, {"train/loss": 1 / update, "train/lr": float("nan")})
             records.log_heads(update, {"alpha": {"cross": [[1 + 1 / update]]}})

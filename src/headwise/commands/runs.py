@@ -72,11 +72,10 @@ def _saved(run: Record, row: Row) -> Row:
     """The row of a run with choices of groups, all settings, and that of `headwise.records`."""
     with suppress(HeadwiseError):  # broken
         settings = flat(run.settings)
-        classes = {
-            key[: -len(TARGET) - 1]: settings[key] for key in settings if key.endswith(TARGET)
-        }
+        ending, of_name = f".{TARGET}", ".name"
+        classes = {k.removesuffix(ending): v for k, v in settings.items() if k.endswith(ending)}
         choices = {group: choice_of(group, target) for group, target in classes.items()}
-        names = {key[:-5]: settings[key] for key in settings if key.endswith(".name")}
+        names = {k.removesuffix(of_name): v for k, v in settings.items() if k.endswith(of_name)}
         return {**choices, **names, **row, **settings, **frame_row(run)}
     return row
 

@@ -24,9 +24,7 @@ class Loading:
 class Batching(Loading):
     """Keys of the commands that apply a run to many items."""
 
-    max_tokens: int | None = (
-        None  # of a batch with padding; affects memory and time; null: as in training
-    )
+    max_tokens: int | None = None  # of a batch, padded; affects memory, time; null: as in training
 
 
 @dataclass

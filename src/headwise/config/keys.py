@@ -106,8 +106,8 @@ def choices_with(group: str, name: str) -> list[str]:
     """The choices of a group that have a key, in their yaml or in its dataclass."""
     kinds = [f"/schema/{n}@" for n, kind in SCHEMAS.items() if name in get_type_hints(kind)]
     has_key = re.compile("|".join([f"^{re.escape(name)}:", *kinds]), re.MULTILINE)
-    texts = {c: (config_dir() / group / f"{c}.yaml").read_text() for c in group_choices(group)}
-    return [choice for choice, text in texts.items() if has_key.search(text)]
+    paths = {choice: config_dir() / group / f"{choice}.yaml" for choice in group_choices(group)}
+    return [c for c, path in paths.items() if has_key.search(path.read_text(encoding="utf-8"))]
 
 
 def known_keys(config_name: str) -> list[str]:

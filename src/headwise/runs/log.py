@@ -63,16 +63,19 @@ class RunLog:
         """Lengths of the two records in lines; 0 on ranks that do not write."""
         return [file.n_lines for file in self._files] or [0, 0]
 
-    def rewind(self, *n_lines: int) -> None:
-        """Truncate the records to these lengths, those at a checkpoint; see `Tracker.rewind`."""
+    def rewind(self, update: int, *n_lines: int) -> None:
+        """Truncate the records to what they were at a checkpoint; see `Tracker.rewind`.
+
+        Args:
+            update: of the checkpoint; -1 without one.
+            n_lines: lengths of the two records there.
+        """
         for file, n in zip(self._files, n_lines, strict=False):
             file.rewind(n)
-        records = [read_jsonl(file.path) for file in self._files]
-        update = max((record["update"] for part in records for record in part), default=-1)
-        if records and self.tracker.rewind(update):
+        if self._files and self.tracker.rewind(update):
             sends: tuple[Callable[[int, Any], None], ...] = (self.tracker.log, self._track_heads)
-            for part, send in zip(records, sends, strict=True):
-                for record in part:
+            for file, send in zip(self._files, sends, strict=True):
+                for record in read_jsonl(file.path):
                     record.pop("nonfinite", None)
                     send(record.pop("update"), record)
 

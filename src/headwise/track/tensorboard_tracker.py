@@ -52,16 +52,19 @@ class TensorBoardTracker(Tracker):
         self._update = update
         for name, value in metrics.items():
             self._send("add_scalar", name, value, update)
+        self._send("flush")
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
         """See `Tracker.log_heads`; α also as a histogram per site, `alpha/<site>/histogram`."""
         self.log(update, head_metrics(heads, self._head_numbers))
         for name, alphas in alphas_by_name(heads).items():
             self._send("add_histogram", name, np.array(alphas), update)
+        self._send("flush")
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         table = markdown_table(columns, [list(map(str, row)) for row in rows], numeric=False)
         self._send("add_text", name, table, self._update)
+        self._send("flush")
 
     def log_image(self, name: str, path: Path, update: int | None = None) -> None:
         from PIL import Image
@@ -70,6 +73,7 @@ class TensorBoardTracker(Tracker):
         with Image.open(path) as file:
             image_HWC = np.asarray(file.convert("RGB"))
         self._send("add_image", name, image_HWC, step, dataformats="HWC")
+        self._send("flush")
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """See `Tracker.summary`; scalars `summary/<name>`, since `<name>` is of validations."""
@@ -79,7 +83,7 @@ class TensorBoardTracker(Tracker):
         self._send("close")
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> None:
-        """Call a method of the writer; its event is then on the disk: a kill does not lose it."""
+        """Call a method of the writer; "flush" writes its events, so that a kill loses none."""
         if not self._is_active:
             return
         from torch.utils.tensorboard import SummaryWriter
@@ -88,7 +92,6 @@ class TensorBoardTracker(Tracker):
             if self._writer is None:
                 self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
             getattr(self._writer, method)(*arguments, **options)
-            self._writer.flush()
         except OSError as error:
             log.warning("TensorBoard logging stopped (%s); the run continues", error)
             self._is_active = False

@@ -42,7 +42,7 @@ def resume_or_start(trainer: Trainer) -> None:
     """
     folder = trainer.folder
     if not can_resume(folder):
-        trainer.records.rewind(0, 0)  # left over from before the first checkpoint
+        trainer.records.rewind(-1, 0, 0)  # left over from before the first checkpoint
         return
     # load to CPU; load_state_dict then moves state to the device
     trainer.restore(load_checkpoint(folder.last))

@@ -157,7 +157,8 @@ class Trainer:
         if self.ranks.is_main:
             sums = (self.state.window_loss, self.state.window_measure)
             self.step.window.copy_(torch.tensor(sums, dtype=torch.float64))
-        self.records.rewind(self.state.metrics_lines, self.state.heads_lines)
+        lengths = self.state.metrics_lines, self.state.heads_lines
+        self.records.rewind(self.state.update, *lengths)
         self._saved_at = self.state.update
         if self.ranks.is_main:
             self._remove_old()  # a process killed while saving leaves one too many

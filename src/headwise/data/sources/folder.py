@@ -147,13 +147,15 @@ class FolderSource(TableFolder):
         for split in SPLITS[1 : len(shares)]:
             if split in self._splits:
                 raise DataError(f"data.split={list(shares)}, but {folder} has its own {split}")
-            self._splits |= {split: self._splits["train"]} if "train" in self._splits else {}
+            if "train" in self._splits:
+                self._splits[split] = self._splits["train"]
 
     def identity(self, split: str) -> str:
         """Hash of the split's files, their endings and the share."""
-        share = [split, *map(str, self.shares)] if self._is_share(split) else []
         identity = super().identity(split)
-        return combined_digest([identity, *share]) if share else identity
+        if not self._is_share(split):
+            return identity
+        return combined_digest([identity, split, *map(str, self.shares)])
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """The split's sentences, streamed.

@@ -40,7 +40,7 @@ def find_table(folder: Path, stem: str) -> list[Path]:
     Raises:
         DataError: a shard is missing, or the shards in a folder are of several tables.
     """
-    subfolder = folder / stem
+    subfolder = folder / stem  # a stem may be a path
     folder, stem = subfolder.parent, subfolder.name
     for suffix in SUFFIXES:
         path = folder / f"{stem}{suffix}"
@@ -95,9 +95,11 @@ def _check_complete(shards: Sequence[Path]) -> None:
 
 def class_names(path: Path, column: str) -> dict[str, str]:
     """Number -> name of the classes in a column of a Parquet file of `datasets`; else empty."""
+    if path.suffix != ".parquet":
+        return {}
     import pyarrow.parquet
 
-    # not Parquet (if it should be, reading its rows raises), of others, or another type of column
+    # damaged (reading its rows raises), not of `datasets`, or another type of column
     with suppress(pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError):
         stored = json.loads(pyarrow.parquet.read_schema(path).metadata[b"huggingface"])
         features = {nfc(key): value for key, value in dict(stored["info"]["features"]).items()}

@@ -92,7 +92,7 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
 
 def _remembered(reason: str, failed: Path) -> str:
     """Return the reason of a failure after a warning; the next process reads it from a file."""
-    if not any(word in reason for word in PASSING):
+    if not (failed.is_file() or any(word in reason for word in PASSING)):
         with contextlib.suppress(OSError, HeadwiseError):  # the cache is not writable
             write_text(failed, reason)
     advice = f"to compile them again, delete {failed} or set HEADWISE_CACHE=FOLDER (environment)"

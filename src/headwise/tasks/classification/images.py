@@ -36,8 +36,11 @@ class LabelledImages(ImageCorpus, ClassCorpus):
         """See `FileCorpus.files`: of images, then of labels."""
         if not self.config.splits:
             files = self.files_of_folder(split, "a folder of pictures per class")
-            for folder in sorted(((self.folder or Path()) / split).glob("[!.]*/")):
-                files_below(folder, "pictures of this class, or be removed")
+            top = (self.folder or Path()) / split
+            classes = {path.parts[len(top.parts)] for path in files}
+            for folder in sorted(top.glob("[!.]*/")):
+                if folder.name not in classes:
+                    files_below(folder, "pictures of this class, or be removed")
             return files
         parts = [*self.parts(split), *map(_of_labels, self.parts(split))]
         return list(dict.fromkeys(path for part in parts for path, _ in self.located(part)))

@@ -50,3 +50,12 @@ def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def is_for_export() -> bool:
+    """Return whether a model is traced for a file that is to run without headwise."""
+    if torch.jit.is_scripting():
+        return False
+    return (
+        torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export()
+    )

@@ -16,11 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from headwise.nn.functional import MAPS, Keys, Scores, attend_heads, in_autocast, repeated
+from headwise.ops.family import ALPHAS
 
-NAME = "headwise"  # of the attention implementation
+# Names of the attention implementation. The second is for parts that compute `eager` attention, with
+# masks as eager attention gets them: they may read them elsewhere, and never use `is_causal`.
+NAME, EAGER = "headwise", "headwise_eager"
+NAMES = (NAME, EAGER)
 HEAD_ALPHA = "head_alpha"  # attribute of a sparse attention: its `HeadAlpha` or `FixedMap`
 # Keyword arguments of attention functions; masks already contain what the last ones restrict.
 KNOWN = {
@@ -32,6 +36,7 @@ KNOWN = {
 Recorder = Callable[[nn.Module, Tensor, Keys], None]
 # Whether the model that is called was asked for its weights; some models do not tell their layers.
 _ASKED: ContextVar[tuple[bool, ...]] = ContextVar("asked", default=())
+_MESH: ContextVar[Any] = ContextVar("mesh", default=None)  # of the model that was called last
 _RECORDERS: ContextVar[tuple[Recorder, ...]] = ContextVar("recorders", default=())
 
 
@@ -41,6 +46,8 @@ class FixedMap(nn.Module):
     def __init__(self, n_heads: int, attention: str) -> None:
         super().__init__()
         self.n_heads, self.attention = n_heads, attention
+        if attention != "softmax":  # saved, so that loaders that do not know it name it
+            self.register_buffer("alpha", torch.tensor(ALPHAS[MAPS[attention]]))
 
     def forward(self) -> None:
         """Return None: there is no α."""
@@ -79,8 +86,8 @@ def attention_forward(
     maps = getattr(module, HEAD_ALPHA, None)
     if maps is None:
         raise ValueError(
-            f"this {type(module).__name__} is not sparse, but shares its config with a model that "
-            "is: give each model its own config, by copy.deepcopy"
+            f"this {type(module).__name__} has no sparse heads, though its attn_implementation is "
+            f"{NAME!r}: call headwise.hf.sparsify(model)"
         )
     query, key, value = in_autocast(query, key, value)  # rotated queries are float32, values not
     n_queries, bias = query.shape[2], position_bias
@@ -96,6 +103,8 @@ def attention_forward(
     keys = Keys(attention_mask, is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     alpha = maps()  # also of a module that PEFT has wrapped
+    if alpha is not None and query.shape[1] != len(alpha):  # tensor parallel
+        alpha = of_rank(alpha, query.shape[1], _MESH.get())
     alpha = None if alpha is None else alpha[None, :, None, None]
     recorders: tuple[Recorder, ...] = ()
     is_asked = bool(kwargs.get("output_attentions"))
@@ -109,7 +118,36 @@ def attention_forward(
     if weights is not None:
         for recorder in recorders:
             recorder(module, weights, keys)
-    return context.transpose(1, 2), weights if is_asked else None
+    # contiguous, as sdpa's: some models view it
+    return context.transpose(1, 2).contiguous(), weights if is_asked else None
+
+
+def eager_attention_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """Return what `attention_forward` does; without a mask, all keys are visible."""
+    return attention_forward(*args, **{**kwargs, "is_causal": False})
+
+
+class _OfRank(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor, n_heads: int, group: Any) -> Tensor:
+        ctx.n, ctx.first, ctx.group = len(alpha), group.rank() * n_heads, group
+        return alpha[ctx.first : ctx.first + n_heads].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        whole = grad.new_zeros(ctx.n)
+        whole[ctx.first : ctx.first + len(grad)] = grad
+        torch.distributed.all_reduce(whole, group=ctx.group)
+        return whole, None, None
+
+
+def of_rank(alpha: Tensor, n_heads: int, mesh: Any) -> Tensor:
+    """Return α of the heads of this rank under tensor parallelism."""
+    group = None if mesh is None else mesh.get_group("tp" if mesh.ndim > 1 else 0)
+    if group is None or group.size() * n_heads != len(alpha):
+        raise ValueError(f"{len(alpha)} heads have an α, but the attention computes {n_heads}")
+    sharded: Tensor = _OfRank.apply(alpha, n_heads, group)  # type: ignore[no-untyped-call]
+    return sharded
 
 
 @contextmanager
@@ -128,11 +166,13 @@ def note_call(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
     Raises:
         RuntimeError: its attention implementation was changed, which leaves α without effect.
     """
-    if model.config._attn_implementation != NAME:
+    if model.config._attn_implementation not in NAMES:
         raise RuntimeError(
             f"attn_implementation={model.config._attn_implementation!r} was set on a sparse model, "
             "whose α would have no effect: call headwise.hf.desparsify before"
         )
+    if getattr(model, "_device_mesh", None) is not None:
+        _MESH.set(model._device_mesh)
     if not torch.compiler.is_compiling():
         asked = _ASKED.get()
         _ASKED.set((*asked, bool(kwargs.get("output_attentions")) or any(asked[-1:])))
@@ -150,5 +190,7 @@ def alpha_of(module: nn.Module) -> Tensor | None:
     return None if alpha is None else alpha.detach()
 
 
+AttentionInterface.register(EAGER, eager_attention_forward)
+AttentionMaskInterface.register(EAGER, eager_mask)
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,19 +1,23 @@
-"""Load sparse models that `save_pretrained` saved."""
+"""Build and load sparse models from configs that say so.
+
+Transformers builds a model, calls its `post_init`, and then loads weights. With `headwise.hf`
+imported, a model whose config has the settings of `sparsify` is sparse from there on: for all of
+Transformers' loaders, and for parts.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from headwise.hf.interface import HEAD_ALPHA
-from headwise.hf.sparsify import BEFORE, SETTINGS, make_sparse
+from headwise.hf.sparsify import attach_built
 
 
-def from_pretrained(kind: type, folder: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load a sparse model with its α.
-
-    Transformers' own `from_pretrained` would load the dense model, and leave α unread.
+def from_pretrained(kind: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load a sparse model with its α: `kind.from_pretrained`, which must find some.
 
     Args:
         kind: an Auto class, such as `AutoModelForCausalLM`, or a class of models.
@@ -28,50 +32,27 @@ def from_pretrained(kind: type, folder: Any, *args: Any, **kwargs: Any) -> Any:
         ValueError: the model was not saved sparse.
     """
     wants_info = kwargs.pop("output_loading_info", False)
-    loaded = _sparse(kind).from_pretrained(folder, *args, output_loading_info=True, **kwargs)
-    model, info = loaded
-    if not hasattr(model, BEFORE):
+    model, info = kind.from_pretrained(folder, *args, output_loading_info=True, **kwargs)
+    if not any(hasattr(module, HEAD_ALPHA) for module in model.modules()):
         raise ValueError(
             f"{folder} has no sparse heads: headwise.hf.sparsify(….from_pretrained(…)) adds them"
         )
-    model.__class__ = type(model).__mro__[1]
     # heads that the saved model did not have
     for name in (*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])):
         if name.endswith(f".{HEAD_ALPHA}.bias"):
             model.get_submodule(name.removesuffix(".bias")).reset_parameters()
-    return loaded if wants_info else model
+    return (model, info) if wants_info else model
 
 
-def _sparse(kind: type) -> Any:
-    """Return a subclass whose models are sparse from their construction, if their config is."""
-    if hasattr(kind, "_model_mapping"):
-        mapping = _SparseMapping(kind._model_mapping)
-        return type(kind.__name__, (kind,), {"_model_mapping": mapping})
+def _build_sparse() -> None:
+    post_init = PreTrainedModel.post_init
 
-    def __init__(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
-        kind.__init__(self, *args, **kwargs)  # type: ignore[misc]
-        settings = getattr(self.config, SETTINGS, None)
-        if settings is not None:
-            make_sparse(self, settings)
+    @functools.wraps(post_init)
+    def wrapped(self: PreTrainedModel) -> None:
+        post_init(self)
+        attach_built(self)
 
-    names = {"__init__": __init__, "__module__": kind.__module__}
-    return type(kind.__name__, (kind,), names)
+    PreTrainedModel.post_init = wrapped
 
 
-class _SparseMapping:
-    """The mapping of an Auto class from configs to classes of models, made sparse."""
-
-    def __init__(self, mapping: Any) -> None:
-        self.mapping = mapping
-
-    def __getitem__(self, config: type) -> Any:
-        kinds = self.mapping[config]
-        if isinstance(kinds, list | tuple):
-            return [_sparse(kind) for kind in kinds]
-        return _sparse(kinds)
-
-    def __contains__(self, config: type) -> bool:
-        return config in self.mapping
-
-    def keys(self) -> Any:
-        return self.mapping.keys()
+_build_sparse()

@@ -14,9 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headwise.hf.interface import (
+    EAGER,
     HEAD_ALPHA,
     KNOWN,
     NAME,
+    NAMES,
     FixedMap,
     forget_call,
     note_call,
@@ -75,20 +77,32 @@ def sparsify(
         "alpha_init": float(alpha_init),
         "alpha_lr_factor": float(alpha_lr_factor),
     }
-    if hasattr(model, BEFORE):
-        if getattr(model.config, SETTINGS) != settings:
-            raise ValueError(
-                f"the model is sparse already, with {getattr(model.config, SETTINGS)}: "
-                "call headwise.hf.desparsify(model) before"
-            )
-        return given
-    settings_before = getattr(model.config, SETTINGS, None)
-    if settings_before is not None and model.config._attn_implementation != NAME:
+    if (now := getattr(model.config, SETTINGS, None)) is not None and any(
+        now[key] != settings[key] for key in ("attention", "layers", "alpha_lr_factor")
+    ):
         raise ValueError(
-            "the model was saved sparse, and loaded dense: load it by "
-            "headwise.hf.from_pretrained(AutoModel…, FOLDER)"
+            f"the model is sparse already, with {now}: call headwise.hf.desparsify(model) before"
         )
-    make_sparse(model, settings)
+    by_name = attentions(model)
+    if all(hasattr(module, HEAD_ALPHA) for module in by_name.values()):
+        return given
+    if dense := _left_dense(model, by_name):
+        warnings.warn(
+            f"{type(model).__name__}: {', '.join(dense)} keep softmax, as they do not use "
+            "Transformers' AttentionInterface",
+            stacklevel=2,
+        )
+    chosen = _chosen(list(by_name), layers, model.base_model_prefix)
+    settings["maps"] = {name: attention if name in chosen else "softmax" for name in by_name}
+    attach(model, settings)
+    if given is not model and attention == "alpha_entmax":
+        warnings.warn(
+            "α stays as it is: PEFT saves what it adds alone. To train α, call sparsify before, "
+            "and PEFT with modules_to_save=['head_alpha']",
+            stacklevel=2,
+        )
+        for module in by_name.values():
+            getattr(module, HEAD_ALPHA).requires_grad_(False)
     return given
 
 
@@ -103,39 +117,78 @@ def _unwrapped(model: Any) -> PreTrainedModel:
     return model
 
 
-def make_sparse(model: PreTrainedModel, settings: dict[str, Any]) -> None:
-    """Make a model sparse with the arguments of `sparsify`; errors as there."""
-    by_name = attentions(model)
-    if dense := _left_dense(model, by_name):
-        warnings.warn(
-            f"{type(model).__name__}: {', '.join(dense)} keep softmax, as they do not use "
-            "Transformers' AttentionInterface",
-            stacklevel=3,
-        )
-    chosen = _chosen(list(by_name), settings["layers"], model.base_model_prefix)
-    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    configs = {id(x.config): x.config for x in (*parts, *by_name.values())}.values()
-    if any(config._attn_implementation == NAME for config in configs):
-        raise ValueError("the model shares its config with a sparse model; copy.deepcopy it before")
-    maps: dict[str, nn.Module] = {}
-    for name, module in by_name.items():
-        kind = settings["attention"] if name in chosen else "softmax"
-        n_heads = _n_heads(name, module)
-        maps[name] = FixedMap(n_heads, kind)
-        if kind == "alpha_entmax":
-            start = settings["alpha_init"], settings["alpha_lr_factor"]
-            maps[name] = HeadAlpha(n_heads, *start, device=next(module.parameters()).device)
-    for name, module in by_name.items():  # nothing fails from here on
-        setattr(module, HEAD_ALPHA, maps[name].train(module.training))
-    handles = []
-    before = [(config, config._attn_implementation) for config in configs]
-    for config in configs:  # not of the model alone: parts of composite models have their own
-        config._attn_implementation = NAME
-    for part in parts:
-        handles.append(part.register_forward_pre_hook(note_call, with_kwargs=True))
-        handles.append(part.register_forward_hook(forget_call, always_call=True))
-    setattr(model.config, SETTINGS, settings)
+def attach(model: PreTrainedModel, settings: dict[str, Any]) -> None:
+    """Give attentions the maps of `settings`, by name; those that have one keep it.
+
+    The config of every part gets the settings of its own attentions, so that parts that are saved
+    or loaded alone know theirs too.
+    """
+    modules = dict(model.named_modules())
+    maps: dict[nn.Module, nn.Module] = {}
+    start = settings["alpha_init"], settings["alpha_lr_factor"]
+    for name, kind in settings["maps"].items():
+        if not hasattr(module := modules[name], HEAD_ALPHA):
+            n_heads = _n_heads(name, module)
+            if kind == "alpha_entmax":
+                maps[module] = HeadAlpha(n_heads, *start, device=device_of(module))
+            else:
+                maps[module] = FixedMap(n_heads, kind)
+    for module, own in maps.items():  # nothing fails from here on
+        setattr(module, HEAD_ALPHA, own.train(module.training))
+    before: dict[int, tuple[Any, str]] = {}
+    handles: list[Any] = []
+    prefixes = {f"{name}.".removeprefix("."): m for name, m in modules.items()}
+    parts = {p: m for p, m in prefixes.items() if isinstance(m, PreTrainedModel)}
+    own_configs = {id(p.config): p for p in parts.values()}
+    for module in (*parts.values(), *(modules[name] for name in settings["maps"])):
+        config, part = module.config, own_configs.get(id(module.config), model)
+        if inner := module.__dict__.pop(BEFORE, None):  # a part that was loaded sparse
+            before |= inner[0]
+            handles += inner[1]
+        elif isinstance(module, PreTrainedModel):
+            handles.append(module.register_forward_pre_hook(note_call, with_kwargs=True))
+            handles.append(module.register_forward_hook(forget_call, always_call=True))
+        kind = config._attn_implementation
+        if kind in NAMES or kind is None:
+            kind = "sdpa" if part._supports_sdpa else "eager"
+        before.setdefault(id(config), (config, kind))
+    for config, kind in before.values():
+        part = own_configs.get(id(config), model)
+        is_eager = kind == "eager" and not part._supports_sdpa
+        config._attn_implementation = EAGER if is_eager else NAME
+    for prefix, part in reversed(parts.items()):  # the outermost of those that share a config last
+        own_maps = {
+            name.removeprefix(prefix): kind
+            for name, kind in settings["maps"].items()
+            if name.startswith(prefix)
+        }
+        if own_maps:
+            setattr(part.config, SETTINGS, {**settings, "maps": own_maps})
     setattr(model, BEFORE, (before, handles))
+
+
+def attach_built(model: PreTrainedModel) -> None:
+    """After a model was built: make it sparse if its config says so."""
+    settings = getattr(model.config, SETTINGS, None)
+    if settings is None:
+        return
+    names = {name for name, _ in model.named_modules()}
+    base = f"{model.base_model_prefix}."
+    maps = {}
+    for name, kind in settings["maps"].items():  # of the model with its head, or without
+        spellings = (name, name.removeprefix(base), base + name)
+        if (own := next((s for s in spellings if s in names), None)) is not None:
+            maps[own] = kind
+    if maps:
+        attach(model, {**settings, "maps": maps})
+
+
+def device_of(module: nn.Module) -> Any:
+    """Return where an attention computes: of offloaded models, not where its weights are."""
+    for inner in module.modules():
+        if (device := getattr(getattr(inner, "_hf_hook", None), "execution_device", None)) is not None:
+            return device
+    return next((weight.device for weight in module.parameters()), None)
 
 
 def desparsify(model: PreTrainedModel) -> PreTrainedModel:
@@ -150,12 +203,12 @@ def desparsify(model: PreTrainedModel) -> PreTrainedModel:
     before, handles = getattr(model, BEFORE)
     for handle in handles:
         handle.remove()
-    for config, implementation in before:
+    for config, implementation in before.values():
         config._attn_implementation = implementation
+        config.__dict__.pop(SETTINGS, None)
     for module in [module for module in model.modules() if hasattr(module, HEAD_ALPHA)]:
         delattr(module, HEAD_ALPHA)
     delattr(model, BEFORE)
-    delattr(model.config, SETTINGS)
     return given
 
 

@@ -24,6 +24,7 @@ from headwise.attention.place import Place, Site
 from headwise.data.batch import Batch, Column
 from headwise.hf.heads import COLUMNS, places
 from headwise.hf.interface import HEAD_ALPHA, alpha_of, recording
+from headwise.hf.sparsify import device_of
 from headwise.model.family import evaluating
 from headwise.nn.functional import Keys
 
@@ -105,7 +106,7 @@ def _for_each_call(
 ) -> None:
     """Call `on_block` with the weights of every attention on every batch."""
     inputs: Mapping[str, Any] = {}
-    device = next(model.parameters()).device
+    device = device_of(model)
 
     def observe(module: nn.Module, weights_BHQK: Tensor, keys: Keys) -> None:
         attention = measured.of.get(module)
@@ -128,7 +129,8 @@ def _for_each_call(
         )  # fmt: skip
         on_block(_batch(columns, n_batch, (n_queries, n_keys), weights_BHQK.device), call)
 
-    with evaluating(model), torch.no_grad(), recording(observe):
+    force_eager = torch.compiler.set_stance("force_eager")  # compiled calls record nothing
+    with evaluating(model), torch.no_grad(), force_eager, recording(observe):
         for inputs in batches:
             on_device = {
                 name: value.to(device) if isinstance(value, Tensor) else value

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from headwise.compilation import is_for_export
 from headwise.entmax import alpha_entmax
 from headwise.ops.attention.operator import attend
 from headwise.ops.dropout.operator import dropout as drop
@@ -157,7 +158,7 @@ def attend_heads(
         dropout: rate on the weights; those returned are without it.
         need_weights: whether weights must be formed.
     """
-    if not need_weights and scores.is_plain:
+    if not need_weights and scores.is_plain and not is_for_export():
         # kernels on GPUs have one α per head
         is_per_row = alpha is not None and alpha.shape[0] * alpha.shape[2] > 1
         context = attend(
@@ -167,7 +168,8 @@ def attend_heads(
         if context is not None:
             return context, None
     weights_BHQK = _weights(query_BHQE, key_BHKE, power, alpha, scores)
-    return drop(weights_BHQK, dropout).to(value_BHKF.dtype) @ value_BHKF, weights_BHQK
+    kept_BHQK = weights_BHQK if is_for_export() else drop(weights_BHQK, dropout)
+    return kept_BHQK.to(value_BHKF.dtype) @ value_BHKF, weights_BHQK
 
 
 def _weights(

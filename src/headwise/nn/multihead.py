@@ -211,12 +211,12 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.alpha is not None:
-            start = self.alpha.bias.detach()
-            if start.is_meta:
-                start = HeadAlpha(
-                    self.num_heads, self.alpha.init, self.alpha.lr_factor
-                ).bias.detach()
-            state_dict.setdefault(f"{prefix}alpha.bias", start)
+            start = self.alpha
+            if start.bias.is_meta:
+                start = HeadAlpha(self.num_heads, start.init, start.lr_factor)
+            if f"{prefix}alpha.bias" not in state_dict:
+                state_dict[f"{prefix}alpha.factor"] = start.factor.detach()
+                state_dict[f"{prefix}alpha.bias"] = start.bias.detach()
 
     def extra_repr(self) -> str:
         """Return the map, for printing a model."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.compilation import is_for_export
 from headwise.ops import dispatch
 from headwise.ops.cpp.call import readable
 from headwise.ops.family import ALPHAS, Power, beta_of, check_alpha
@@ -37,6 +38,8 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
     Raises:
         ValueError: α outside [1, 2], on a CPU.
     """
+    if is_for_export():
+        return reference.weights(scores_BHQK, ALPHAS[power] if alpha is None else alpha, mask)
     weights_BHQK: Tensor = _OPERATOR(scores_BHQK, alpha, mask, int(power))
     return weights_BHQK
 

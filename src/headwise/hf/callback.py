@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from headwise.hf.heads import heads
 
@@ -16,7 +16,7 @@ class AlphaCallback(TrainerCallback):  # type: ignore[misc]
     """Log α of every head, as `alpha/<site>/layer<i>/head<j>`, to every tracker of a Trainer.
 
     Trackers log before the callbacks that a Trainer is constructed with, so this one is added in
-    front of them: `AlphaCallback(batches).add_to(trainer)`.
+    front of them: `AlphaCallback(batches).add_to(trainer)`. What a Trainer prints stays as it is.
 
     Args:
         batches: inputs of the model on which density and entropy of every head are measured at
@@ -30,12 +30,16 @@ class AlphaCallback(TrainerCallback):  # type: ignore[misc]
     def add_to(self, trainer: Trainer) -> AlphaCallback:
         """Add the callback to a Trainer, in front of its trackers; return the callback.
 
+        Those that print, or draw the progress bar, are put last.
+
         Raises:
             ValueError: the model of the Trainer has no sparse heads.
         """
         heads(trainer.model)
-        trainer.callback_handler.callbacks.insert(0, self)
-        trainer.callback_handler.callbacks.append(_AfterTrackers(self))
+        handler, printers = trainer.callback_handler, (PrinterCallback, ProgressCallback)
+        last = [x for x in handler.callbacks if isinstance(x, printers)]
+        trackers = [x for x in handler.callbacks if x not in last]
+        handler.callbacks = [self, *trackers, _AfterTrackers(self), *last]
         return self
 
     def on_log(

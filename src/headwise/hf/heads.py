@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
-from headwise.hf.interface import HEAD_ALPHA, alpha_of, recording
+from headwise.hf.interface import HEAD_ALPHA, recording
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,16 +48,30 @@ def places(model: nn.Module) -> dict[nn.Module, tuple[str, str, int]]:
     return by_module
 
 
+def alphas(model: nn.Module) -> dict[nn.Module, Tensor | None]:
+    """Return α (H,) of every sparse attention, None for those without a learned α."""
+    whole = getattr(model, "summon_full_params", None)  # FSDP version 1 cuts parameters
+    with torch.no_grad(), nullcontext() if whole is None else whole(model, writeback=False):
+        alpha_H = {module: getattr(module, HEAD_ALPHA)() for module in places(model)}
+    for module, alpha in alpha_H.items():
+        if alpha is not None and len(alpha) != getattr(module, HEAD_ALPHA).n_heads:
+            raise ValueError(
+                "α is sharded: hand over the model that FullyShardedDataParallel returned"
+            )
+    return alpha_H
+
+
 def heads(model: nn.Module) -> pd.DataFrame:
     """Return α of every head: a table of module, site, layer, head and alpha.
 
-    Layers and heads count from 1. α is missing for heads without an α of their own.
+    Layers and heads count from 1. α is missing for heads without an α of their own. Under FSDP,
+    all processes must call this, with the model that FSDP returned.
     """
     import pandas as pd
 
-    rows = []
+    rows, alpha_H = [], alphas(model)
     for module, (name, site, layer) in places(model).items():
-        alpha = alpha_of(module)
+        alpha = alpha_H[module]
         values = [None] * getattr(module, HEAD_ALPHA).n_heads if alpha is None else alpha.tolist()
         rows += [(name, site, layer, head, value) for head, value in enumerate(values, 1)]
     return pd.DataFrame(rows, columns=["module", "site", "layer", "head", "alpha"])

@@ -21,8 +21,8 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from headwise.nn.functional import MAPS, Keys, Scores, attend_heads, in_autocast, repeated
 from headwise.ops.family import ALPHAS
 
-# Names of the attention implementation. The second is for parts that compute `eager` attention, with
-# masks as eager attention gets them: they may read them elsewhere, and never use `is_causal`.
+# Names of the attention implementation. The second is for parts that compute `eager` attention,
+# with masks as eager attention gets them: they may read them elsewhere, and never use `is_causal`.
 NAME, EAGER = "headwise", "headwise_eager"
 NAMES = (NAME, EAGER)
 HEAD_ALPHA = "head_alpha"  # attribute of a sparse attention: its `HeadAlpha` or `FixedMap`
@@ -36,7 +36,6 @@ KNOWN = {
 Recorder = Callable[[nn.Module, Tensor, Keys], None]
 # Whether the model that is called was asked for its weights; some models do not tell their layers.
 _ASKED: ContextVar[tuple[bool, ...]] = ContextVar("asked", default=())
-_MESH: ContextVar[Any] = ContextVar("mesh", default=None)  # of the model that was called last
 _RECORDERS: ContextVar[tuple[Recorder, ...]] = ContextVar("recorders", default=())
 
 
@@ -104,7 +103,7 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     alpha = maps()  # also of a module that PEFT has wrapped
     if alpha is not None and query.shape[1] != len(alpha):  # tensor parallel
-        alpha = of_rank(alpha, query.shape[1], _MESH.get())
+        alpha = of_rank(alpha, query.shape[1], module)
     alpha = None if alpha is None else alpha[None, :, None, None]
     recorders: tuple[Recorder, ...] = ()
     is_asked = bool(kwargs.get("output_attentions"))
@@ -127,27 +126,22 @@ def eager_attention_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor |
     return attention_forward(*args, **{**kwargs, "is_causal": False})
 
 
-class _OfRank(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, alpha: Tensor, n_heads: int, group: Any) -> Tensor:
-        ctx.n, ctx.first, ctx.group = len(alpha), group.rank() * n_heads, group
-        return alpha[ctx.first : ctx.first + n_heads].clone()
+def of_rank(alpha: Tensor, n_heads: int, attention: nn.Module) -> Tensor:
+    """Return α of the heads that this process computes under tensor parallelism.
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        whole = grad.new_zeros(ctx.n)
-        whole[ctx.first : ctx.first + len(grad)] = grad
-        torch.distributed.all_reduce(whole, group=ctx.group)
-        return whole, None, None
+    The gradient is that of all heads, on every process.
 
+    Raises:
+        ValueError: the weights of the attention are not sharded by heads.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # Transformers' weights
 
-def of_rank(alpha: Tensor, n_heads: int, mesh: Any) -> Tensor:
-    """Return α of the heads of this rank under tensor parallelism."""
-    group = None if mesh is None else mesh.get_group("tp" if mesh.ndim > 1 else 0)
-    if group is None or group.size() * n_heads != len(alpha):
+    mesh = next((w.device_mesh for w in attention.parameters() if isinstance(w, DTensor)), None)
+    if mesh is None or mesh.size() * n_heads != len(alpha):
         raise ValueError(f"{len(alpha)} heads have an α, but the attention computes {n_heads}")
-    sharded: Tensor = _OfRank.apply(alpha, n_heads, group)  # type: ignore[no-untyped-call]
-    return sharded
+    whole = DTensor.from_local(alpha, mesh, [Replicate()])
+    own: Tensor = whole.redistribute(placements=[Shard(0)]).to_local()
+    return own
 
 
 @contextmanager
@@ -171,8 +165,6 @@ def note_call(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
             f"attn_implementation={model.config._attn_implementation!r} was set on a sparse model, "
             "whose α would have no effect: call headwise.hf.desparsify before"
         )
-    if getattr(model, "_device_mesh", None) is not None:
-        _MESH.set(model._device_mesh)
     if not torch.compiler.is_compiling():
         asked = _ASKED.get()
         _ASKED.set((*asked, bool(kwargs.get("output_attentions")) or any(asked[-1:])))
@@ -182,12 +174,6 @@ def forget_call(model: Any, args: Any, output: Any) -> None:
     """After a model was called: forget what `note_call` noted."""
     if not torch.compiler.is_compiling():
         _ASKED.set(_ASKED.get()[:-1])
-
-
-def alpha_of(module: nn.Module) -> Tensor | None:
-    """Return α (H,) of a sparse attention, or None if it has no α of its own."""
-    alpha: Tensor | None = getattr(module, HEAD_ALPHA)()
-    return None if alpha is None else alpha.detach()
 
 
 AttentionInterface.register(EAGER, eager_attention_forward)

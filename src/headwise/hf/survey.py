@@ -22,8 +22,8 @@ from headwise.analysis.survey import survey
 from headwise.analysis.tables import DENSITY, FINDINGS, HEADS, LAYERS
 from headwise.attention.place import Place, Site
 from headwise.data.batch import Batch, Column
-from headwise.hf.heads import COLUMNS, places
-from headwise.hf.interface import HEAD_ALPHA, alpha_of, recording
+from headwise.hf.heads import COLUMNS, alphas, places
+from headwise.hf.interface import HEAD_ALPHA, recording
 from headwise.hf.sparsify import device_of
 from headwise.model.family import evaluating
 from headwise.nn.functional import Keys
@@ -52,9 +52,10 @@ class _Model:
 
     def __init__(self, model: nn.Module) -> None:
         self.of: dict[nn.Module, _Attention] = {}
+        alpha_H = alphas(model)
         for module, (_, site, layer) in places(model).items():
             place = Place(site, layer, getattr(module, HEAD_ALPHA).n_heads, 1)
-            self.of[module] = _Attention(place, alpha_of(module))
+            self.of[module] = _Attention(place, alpha_H[module])
         counts = Counter(attention.place.site for attention in self.of.values())
         self.sites = tuple(Site(name, n, *COLUMNS[name]) for name, n in counts.items())
 
@@ -68,6 +69,9 @@ def record(
 ) -> dict[str, pd.DataFrame]:
     """Measure every head on some inputs, as `headwise analyze` does.
 
+    An attention that several layers share, as in ALBERT, is one attention: its rows are over all of
+    its calls. Models that `torch.compile` has compiled are called without their compiled code.
+
     Args:
         model: a sparse model; called in evaluation mode without gradients.
         batches: keyword arguments of `model`, such as tokenizers return, with tensors; or one.
@@ -78,7 +82,8 @@ def record(
         (histograms), and `findings`: those that need no words.
 
     Raises:
-        ValueError: no attention was measured: there are no batches, or the model is compiled.
+        ValueError: no attention was measured: there are no batches.
+        TypeError: a batch is no dict, or has a list in place of a tensor.
     """
     if isinstance(batches, Mapping):
         batches = [batches]
@@ -86,7 +91,7 @@ def record(
     blocks = partial(_for_each_call, model, batches, measured)
     result = survey(measured, blocks, {}, max_offset)
     if not result.tables["density"]:
-        raise ValueError("no attention was measured: no batches, or the model is compiled")
+        raise ValueError("no attention was measured: there are no batches")
     about = {
         "counts": {},
         "languages": "",
@@ -106,7 +111,7 @@ def _for_each_call(
 ) -> None:
     """Call `on_block` with the weights of every attention on every batch."""
     inputs: Mapping[str, Any] = {}
-    device = device_of(model)
+    device, main = device_of(model), getattr(model, "main_input_name", "input_ids")
 
     def observe(module: nn.Module, weights_BHQK: Tensor, keys: Keys) -> None:
         attention = measured.of.get(module)
@@ -132,6 +137,11 @@ def _for_each_call(
     force_eager = torch.compiler.set_stance("force_eager")  # compiled calls record nothing
     with evaluating(model), torch.no_grad(), force_eager, recording(observe):
         for inputs in batches:
+            if not isinstance(inputs, Mapping) or isinstance(inputs.get(main), list):
+                raise TypeError(
+                    f"batches must be dicts of tensors, with {main} among them; "
+                    "tokenizers return such with return_tensors='pt'"
+                )
             on_device = {
                 name: value.to(device) if isinstance(value, Tensor) else value
                 for name, value in inputs.items()

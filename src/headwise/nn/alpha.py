@@ -5,13 +5,15 @@ Axes: H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim import optimizer as optimizers
 
 _ALL: WeakSet[HeadAlpha] = WeakSet()
 
@@ -20,13 +22,16 @@ class HeadAlpha(nn.Module):
     """α of every head: 1 + factor · bias, clamped to [1, 2].
 
     At α = 1 a head is softmax (Correia, Niculae and Martins 2019). Unlike the sigmoid of
-    `headwise.attention.alpha_entmax`, α reaches both ends of its range. There, only gradients
-    that lead further out are blocked. `bias` is named so because optimisers of Transformers leave
-    parameters with this name without weight decay, which would pull α to 1.
+    `headwise.attention.alpha_entmax`, α reaches both ends of its range. `bias` is named so because
+    optimizers of Transformers apply no weight decay to parameters of this name; it would pull α
+    to 1.
 
     The gradient of `bias` is that of α, so a step moves α `lr_factor` times as far as other
-    weights, under SGD as under Adam. After each step of an optimizer of torch that has `bias`, it is
-    put back into its range; nothing is changed in `forward`. `factor` is saved beside `bias`.
+    weights, under SGD as under Adam. `forward` changes nothing. Around each step of a
+    `torch.optim.Optimizer` that has `bias`, hooks keep α in its range: before it, gradients of α
+    at a bound that lead further out become 0 (after they are summed over batches and processes;
+    those of a closure stay as they are); after it, `bias` is clamped. `factor` is saved beside
+    `bias`.
 
     Args:
         n_heads: number of heads.
@@ -62,7 +67,7 @@ class HeadAlpha(nn.Module):
         _ALL.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # also of a copy
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         _ALL.add(self)
 
     def reset_parameters(self) -> None:
@@ -73,16 +78,9 @@ class HeadAlpha(nn.Module):
     def forward(self) -> Tensor:
         """Return α (H,), float32, also under autocast and in models of half precision."""
         bias = self.bias.full_tensor() if hasattr(self.bias, "full_tensor") else self.bias
-        if torch.is_grad_enabled() and bias.requires_grad and not torch.jit.is_tracing():
-            alpha: Tensor = _Bounded.apply(bias.float(), self.factor)  # type: ignore[no-untyped-call]
-            return alpha
-        return (1 + self.factor * bias.float()).clamp(1.0, 2.0)
-
-    @torch.no_grad()
-    def project(self) -> None:
-        """Put `bias` back to where α is in [1, 2]: a step of Adam may lead beyond a bound."""
-        bias = self.bias.to_local() if hasattr(self.bias, "to_local") else self.bias
-        torch.minimum(bias, 1 / self.factor, out=bias).clamp_min_(0)
+        bias = bias.float()
+        alpha = (1 + self.factor * bias.detach()).clamp(1.0, 2.0)
+        return alpha + (bias - bias.detach())  # + 0, which has the gradient of α
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HeadAlpha:
         before = self.bias.data, self.factor
@@ -112,32 +110,48 @@ class HeadAlpha(nn.Module):
         return f"{self.n_heads} heads, α {span}{learned}"
 
 
-class _Bounded(torch.autograd.Function):
-    """α = 1 + factor · bias in [1, 2]; `bias` gets α's gradient, unless it leads further out."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(bias: Tensor, factor: Tensor) -> Tensor:
-        return (1 + factor * bias).clamp(1.0, 2.0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (alpha,) = ctx.saved_tensors
-        is_outward = ((alpha <= 1) & (grad > 0)) | ((alpha >= 2) & (grad < 0))
-        return grad.masked_fill(is_outward, 0.0), None
+def _local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor that may be sharded."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
-def _project(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """After a step: put what the optimizer has of α back into its range."""
-    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+def _bounded(optimizer: optimizers.Optimizer) -> Iterator[tuple[HeadAlpha, Tensor, Tensor, Any]]:
+    """Yield what an optimizer has of α: the module, `bias`, its bound, the group of parameters."""
+    groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
     for alpha in [*_ALL]:
-        if id(alpha.bias) in stepped:
-            alpha.project()
+        if (group := groups.get(id(alpha.bias))) is not None:
+            bias = _local(alpha.bias)
+            yield alpha, bias, 1 / alpha.factor.to(bias.device), group
 
 
-register_optimizer_step_post_hook(_project)
+@torch.no_grad()
+def _before_step(optimizer: optimizers.Optimizer, args: Any, kwargs: Any) -> None:
+    """Set gradients of α at a bound that lead further out to 0: momentum would hold it there."""
+    for alpha, bias, highest, group in _bounded(optimizer):
+        if alpha.bias.grad is not None:
+            if group.get("weight_decay"):
+                _warn_of_decay()
+            grad = _local(alpha.bias.grad)
+            down = -grad if group.get("maximize") else grad
+            grad.masked_fill_(((bias <= 0) & (down > 0)) | ((bias >= highest) & (down < 0)), 0.0)
+
+
+@torch.no_grad()
+def _after_step(optimizer: optimizers.Optimizer, args: Any, kwargs: Any) -> None:
+    """Clamp `bias`: a step of Adam may lead beyond a bound, and α would take as long to return."""
+    for _, bias, highest, _ in _bounded(optimizer):
+        torch.minimum(bias, highest, out=bias).clamp_min_(0)
+
+
+@functools.cache  # once
+def _warn_of_decay() -> None:
+    warnings.warn(
+        "weight decay pulls α of sparse heads to 1: put the parameters of HeadAlpha modules into a "
+        "group of the optimizer with weight_decay=0",
+        stacklevel=2,
+    )
+
+
+optimizers.register_optimizer_step_pre_hook(_before_step)
+optimizers.register_optimizer_step_post_hook(_after_step)

@@ -82,12 +82,16 @@ class Tracker(TrainerCallback):
         self.logged.append(dict(logs))
 
 
-def test_callback_hands_alpha_to_trackers_and_history(tmp_path: Path) -> None:
+def test_callback_hands_alpha_to_trackers_and_history(tmp_path: Path, capsys: Any) -> None:
     model, tracker, batch = sparse("llama"), Tracker(), inputs("llama", "right")
+    model.compile(backend="eager")
     run = trainer(model, tmp_path, callbacks=[tracker], eval_strategy="steps", eval_steps=6)
     callback = AlphaCallback([batch])
     assert callback.add_to(run) is callback
     run.train()
+    printed = capsys.readouterr().out
+    assert "eval_loss" in printed
+    assert "head" not in printed
     name = "decoder_self/layer2/head4"
     alpha = [row[f"alpha/{name}"] for row in run.state.log_history if f"alpha/{name}" in row]
     assert len(alpha) >= 4

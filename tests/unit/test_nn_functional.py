@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headwise.entmax import alpha_entmax
-from headwise.nn import HeadAlpha
 from headwise.nn.functional import attention
 
 
@@ -109,28 +108,6 @@ def test_scale_is_a_number() -> None:
         attention(query, query, query, alpha=1.5, scale=torch.tensor(0.3, requires_grad=True))
 
 
-def test_head_alpha_under_func_transforms() -> None:
-    alpha = HeadAlpha(2, 1.5)
-    names = dict(alpha.named_parameters())
-    grad = torch.func.grad(lambda p: torch.func.functional_call(alpha, p, ()).sum())(names)
-    assert grad["bias"].tolist() == [10.0, 10.0]
-    grad = torch.func.grad(lambda x: (x * alpha()).sum())(torch.ones(2))
-    assert grad.tolist() == [1.5, 1.5]
-
-
 def test_grouped_keys_need_to_be_asked_for() -> None:
     with pytest.raises(ValueError, match="enable_gqa=True"):
         attention(torch.randn(1, 4, 5, 8), *[torch.randn(1, 2, 5, 8)] * 2, alpha=1.5)
-
-
-def test_head_alpha_starts_at_softmax_and_returns_from_its_bounds() -> None:
-    alpha = HeadAlpha(2)
-    assert alpha().tolist() == [1.0, 1.0]
-    alpha().sum().backward()  # leads below 1
-    assert alpha.bias.grad.tolist() == [0.0, 0.0]
-    (-alpha()).sum().backward()
-    assert alpha.bias.grad.tolist() == [-10.0, -10.0]
-    with torch.no_grad():
-        alpha.bias.copy_(torch.tensor([-0.5, 0.5]))  # as after a step beyond
-    assert alpha().tolist() == [1.0, 2.0]
-    assert alpha.bias.tolist() == pytest.approx([0.0, 0.1])

@@ -55,9 +55,7 @@ def alphas(model: nn.Module) -> dict[nn.Module, Tensor | None]:
         alpha_H = {module: getattr(module, HEAD_ALPHA)() for module in places(model)}
     for module, alpha in alpha_H.items():
         if alpha is not None and len(alpha) != getattr(module, HEAD_ALPHA).n_heads:
-            raise ValueError(
-                "α is sharded: hand over the model that FullyShardedDataParallel returned"
-            )
+            raise ValueError("α is sharded: pass the model that FullyShardedDataParallel returned")
     return alpha_H
 
 

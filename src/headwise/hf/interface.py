@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -102,8 +103,10 @@ def attention_forward(
     keys = Keys(attention_mask, is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     alpha = maps()  # also of a module that PEFT has wrapped
-    if alpha is not None and query.shape[1] != len(alpha):  # tensor parallel
-        alpha = of_rank(alpha, query.shape[1], module)
+    mesh = None
+    if query.shape[1] != maps.n_heads:  # tensor parallelism: this process has some of the heads
+        mesh = next((w.device_mesh for w in module.parameters() if isinstance(w, DTensor)), None)
+        alpha = None if alpha is None else _of_process(alpha, query.shape[1], mesh)
     alpha = None if alpha is None else alpha[None, :, None, None]
     recorders: tuple[Recorder, ...] = ()
     is_asked = bool(kwargs.get("output_attentions"))
@@ -114,9 +117,12 @@ def attention_forward(
         query, key, value, MAPS[maps.attention], alpha, Scores(keys, scale, bias, softcap, s_aux),
         float(dropout), is_asked or bool(recorders),
     )  # fmt: skip
-    if weights is not None:
+    if weights is not None and recorders:
+        all_heads = weights
+        if mesh is not None:
+            all_heads = DTensor.from_local(weights, mesh, [Shard(1)]).full_tensor()
         for recorder in recorders:
-            recorder(module, weights, keys)
+            recorder(module, all_heads, keys)
     # contiguous, as sdpa's: some models view it
     return context.transpose(1, 2).contiguous(), weights if is_asked else None
 
@@ -126,17 +132,8 @@ def eager_attention_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor |
     return attention_forward(*args, **{**kwargs, "is_causal": False})
 
 
-def of_rank(alpha: Tensor, n_heads: int, attention: nn.Module) -> Tensor:
-    """Return α of the heads that this process computes under tensor parallelism.
-
-    The gradient is that of all heads, on every process.
-
-    Raises:
-        ValueError: the weights of the attention are not sharded by heads.
-    """
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # Transformers' weights
-
-    mesh = next((w.device_mesh for w in attention.parameters() if isinstance(w, DTensor)), None)
+def _of_process(alpha: Tensor, n_heads: int, mesh: Any) -> Tensor:
+    """Return α of the heads of this process; the gradient is that of all heads."""
     if mesh is None or mesh.size() * n_heads != len(alpha):
         raise ValueError(f"{len(alpha)} heads have an α, but the attention computes {n_heads}")
     whole = DTensor.from_local(alpha, mesh, [Replicate()])

@@ -139,8 +139,7 @@ def _for_each_call(
         for inputs in batches:
             if not isinstance(inputs, Mapping) or isinstance(inputs.get(main), list):
                 raise TypeError(
-                    f"batches must be dicts of tensors, with {main} among them; "
-                    "tokenizers return such with return_tensors='pt'"
+                    f"batches need {main} as a tensor: tokenizer(…, return_tensors='pt')"
                 )
             on_device = {
                 name: value.to(device) if isinstance(value, Tensor) else value

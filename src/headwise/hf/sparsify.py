@@ -46,7 +46,8 @@ def sparsify(
 
     With "alpha_entmax", every head gets a learned α (Correia, Niculae and Martins 2019). At
     α = 1, the default start, the model computes what it did before. `save_pretrained` saves α;
-    `headwise.hf.from_pretrained` loads it.
+    where `headwise.hf` is imported, `from_pretrained` loads it. Attentions that are sparse already,
+    in a part of the model, keep their map and α.
 
     Args:
         model: of a type whose attentions call Transformers' `AttentionInterface`.

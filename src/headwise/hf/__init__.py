@@ -1,7 +1,9 @@
 """Sparse heads in models of Hugging Face Transformers.
 
 model = sparsify(AutoModelForCausalLM.from_pretrained("…"))   # α = 1: the model as it was
-model = headwise.hf.from_pretrained(AutoModelForCausalLM, FOLDER)  # saved by save_pretrained
+model = AutoModelForCausalLM.from_pretrained(FOLDER)  # sparse if it was saved sparse
+
+The import extends `PreTrainedModel`, so that models are sparse whose configs say so.
 """
 
 from __future__ import annotations

@@ -49,6 +49,16 @@ class FixedMap(nn.Module):
         if attention != "softmax":  # saved, so that loaders that do not know it name it
             self.register_buffer("alpha", torch.tensor(ALPHAS[MAPS[attention]]))
 
+    def reset_parameters(self) -> None:
+        """Set α where it is missing in what was loaded."""
+        for alpha in self.buffers():
+            nn.init.constant_(alpha, ALPHAS[MAPS[self.attention]])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name, alpha in self.named_buffers():  # dense states, and those of headwise 0.1.0
+            state_dict[f"{prefix}{name}"] = alpha
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def forward(self) -> None:
         """Return None: there is no α."""
 
@@ -86,8 +96,9 @@ def attention_forward(
     maps = getattr(module, HEAD_ALPHA, None)
     if maps is None:
         raise ValueError(
-            f"this {type(module).__name__} has no sparse heads, though its attn_implementation is "
-            f"{NAME!r}: call headwise.hf.sparsify(model)"
+            f"this {type(module).__name__} has no sparse heads, though attn_implementation is "
+            f"{NAME!r}, set by hand or in the config of another model: call "
+            "headwise.hf.sparsify(model)"
         )
     query, key, value = in_autocast(query, key, value)  # rotated queries are float32, values not
     n_queries, bias = query.shape[2], position_bias

@@ -1,8 +1,8 @@
-"""Build and load sparse models from configs that say so.
+"""Build and load sparse models from configs that have the settings of `sparsify`.
 
-Transformers builds a model, calls its `post_init`, and then loads weights. With `headwise.hf`
-imported, a model whose config has the settings of `sparsify` is sparse from there on: for all of
-Transformers' loaders, and for parts.
+Transformers builds a model, calls its `post_init`, loads weights, and initialises those that are
+missing. With `headwise.hf` imported, a model whose config has the settings is sparse once it is
+built, whoever builds it: Auto classes, pipelines, PEFT, or a model of which it is a part.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
-from headwise.hf.interface import HEAD_ALPHA
-from headwise.hf.sparsify import attach_built
+from headwise.hf.interface import HEAD_ALPHA, FixedMap
+from headwise.hf.sparsify import attach_by_config
+from headwise.nn.alpha import HeadAlpha
 
 
 def from_pretrained(kind: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load a sparse model with its α: `kind.from_pretrained`, which must find some.
+    """Load a sparse model with its α: `kind.from_pretrained`, and an error if it is dense.
 
     Args:
         kind: an Auto class, such as `AutoModelForCausalLM`, or a class of models.
@@ -29,30 +31,37 @@ def from_pretrained(kind: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
         As `kind.from_pretrained`.
 
     Raises:
-        ValueError: the model was not saved sparse.
+        ValueError: the model was not saved sparse, or only as a part of another model.
     """
     wants_info = kwargs.pop("output_loading_info", False)
     model, info = kind.from_pretrained(folder, *args, output_loading_info=True, **kwargs)
     if not any(hasattr(module, HEAD_ALPHA) for module in model.modules()):
-        raise ValueError(
-            f"{folder} has no sparse heads: headwise.hf.sparsify(….from_pretrained(…)) adds them"
-        )
-    # heads that the saved model did not have
-    for name in (*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])):
-        if name.endswith(f".{HEAD_ALPHA}.bias"):
-            model.get_submodule(name.removesuffix(".bias")).reset_parameters()
+        reason = "has no sparse heads: headwise.hf.sparsify(….from_pretrained(…)) adds them"
+        if unused := [key for key in info["unexpected_keys"] if f".{HEAD_ALPHA}." in key]:
+            reason = f"has {unused[0]}, but its config has no settings for it: load the whole model"
+        raise ValueError(f"{folder} {reason}")
     return (model, info) if wants_info else model
 
 
-def _build_sparse() -> None:
-    post_init = PreTrainedModel.post_init
+def _build_by_config() -> None:
+    """Extend what Transformers does at the end of building a model, and with missing weights."""
+    post_init, initialize = PreTrainedModel.post_init, PreTrainedModel._initialize_weights
 
     @functools.wraps(post_init)
-    def wrapped(self: PreTrainedModel) -> None:
+    def post_init_sparse(self: PreTrainedModel) -> None:
         post_init(self)
-        attach_built(self)
+        attach_by_config(self)
 
-    PreTrainedModel.post_init = wrapped
+    @functools.wraps(initialize)
+    def initialize_alpha(self: PreTrainedModel, module: nn.Module, *args: Any) -> None:
+        if not isinstance(module, HeadAlpha | FixedMap):
+            initialize(self, module, *args)
+        elif not getattr(module, "_is_hf_initialized", False):
+            module.reset_parameters()  # of weights that were loaded, Transformers changes none
+            module._is_hf_initialized = True  # type: ignore[assignment]
+
+    PreTrainedModel.post_init = post_init_sparse
+    PreTrainedModel._initialize_weights = initialize_alpha
 
 
-_build_sparse()
+_build_by_config()

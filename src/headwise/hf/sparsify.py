@@ -7,7 +7,9 @@ import inspect
 import re
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -44,7 +46,8 @@ def sparsify(
 
     With "alpha_entmax", every head gets a learned α (Correia, Niculae and Martins 2019). At
     α = 1, the default start, the model computes what it did before. `save_pretrained` saves α;
-    `headwise.hf.from_pretrained` loads it.
+    where `headwise.hf` is imported, `from_pretrained` loads it. Attentions that are sparse already,
+    in a part of the model, keep their map and α.
 
     Args:
         model: of a type whose attentions call Transformers' `AttentionInterface`.
@@ -68,23 +71,31 @@ def sparsify(
     if attention not in MAPS:
         raise ValueError(f"attention must be one of {', '.join(MAPS)}, got {attention!r}")
     if layers is not None and not isinstance(layers, str):
-        layers = sorted(
-            {int(number) for number in ([layers] if isinstance(layers, int) else layers)}
-        )
+        numbers = [*layers] if isinstance(layers, Iterable) else [layers]
+        if not all(isinstance(number, Integral) for number in numbers):
+            raise ValueError(f"layers must be whole numbers or a regular expression, got {layers}")
+        layers = sorted({int(number) for number in numbers})
     settings: dict[str, Any] = {
         "attention": attention,
         "layers": layers,
         "alpha_init": float(alpha_init),
         "alpha_lr_factor": float(alpha_lr_factor),
     }
-    if (now := getattr(model.config, SETTINGS, None)) is not None and any(
-        now[key] != settings[key] for key in ("attention", "layers", "alpha_lr_factor")
-    ):
-        raise ValueError(
-            f"the model is sparse already, with {now}: call headwise.hf.desparsify(model) before"
-        )
     by_name = attentions(model)
-    if all(hasattr(module, HEAD_ALPHA) for module in by_name.values()):
+    base = model.base_model_prefix
+    selected = _selected(by_name, layers, base)
+    missing = [str(layer) for layer, names in selected.items() if not names]
+    if missing or not selected:
+        raise ValueError(f"no attention for layers {', '.join(missing)}; there are: {[*by_name]}")
+    maps = _maps(settings, by_name, base)
+    sparse = {name: m for name, m in by_name.items() if hasattr(m, HEAD_ALPHA)}
+    has = {name: getattr(m, HEAD_ALPHA).attention for name, m in sparse.items()}
+    if has.keys() == by_name.keys():
+        now = {**settings, **getattr(model.config, SETTINGS, {}), "maps": has}
+        if now != {**settings, "maps": maps}:
+            raise ValueError(
+                f"the model is sparse already, with {now}: call headwise.hf.desparsify before"
+            )
         return given
     if dense := _left_dense(model, by_name):
         warnings.warn(
@@ -92,17 +103,17 @@ def sparsify(
             "Transformers' AttentionInterface",
             stacklevel=2,
         )
-    chosen = _chosen(list(by_name), layers, model.base_model_prefix)
-    settings["maps"] = {name: attention if name in chosen else "softmax" for name in by_name}
-    attach(model, settings)
-    if given is not model and attention == "alpha_entmax":
+    maps |= has
+    attach(model, maps, settings)
+    setattr(model.config, SETTINGS, {**settings, "maps": maps})
+    if attention == "alpha_entmax" and hasattr(given, "peft_config"):
         warnings.warn(
-            "α stays as it is: PEFT saves what it adds alone. To train α, call sparsify before, "
-            "and PEFT with modules_to_save=['head_alpha']",
+            "α is frozen, as PEFT saves only what it trains itself. To train and save α, call "
+            "sparsify before get_peft_model, with modules_to_save=['head_alpha'] in its config",
             stacklevel=2,
         )
-        for module in by_name.values():
-            getattr(module, HEAD_ALPHA).requires_grad_(False)
+        for name in by_name.keys() - has.keys():
+            getattr(by_name[name], HEAD_ALPHA).requires_grad_(False)
     return given
 
 
@@ -117,76 +128,67 @@ def _unwrapped(model: Any) -> PreTrainedModel:
     return model
 
 
-def attach(model: PreTrainedModel, settings: dict[str, Any]) -> None:
-    """Give attentions the maps of `settings`, by name; those that have one keep it.
+def attach_by_config(model: PreTrainedModel) -> None:
+    """Make a model that was just built sparse if its config has the settings of `sparsify`.
 
-    The config of every part gets the settings of its own attentions, so that parts that are saved
-    or loaded alone know theirs too.
+    Parts were built before, some with the same config: what is decided last, for the whole, holds.
+    """
+    settings = getattr(model.config, SETTINGS, None)
+    if settings and (maps := _maps(settings, _callers(model), model.base_model_prefix)):
+        attach(model, maps, settings)
+        # headwise 0.1.0 did not save them
+        ignored = {*(model._keys_to_ignore_on_load_missing or ()), r"\.head_alpha\.(factor|alpha)$"}
+        model._keys_to_ignore_on_load_missing = ignored
+
+
+def attach(model: PreTrainedModel, maps: dict[str, str], settings: dict[str, Any]) -> None:
+    """Give attentions the maps of their names in `maps`; those that have that map keep it.
+
+    The configs of parts get the settings too, with names of modules relative to the part.
     """
     modules = dict(model.named_modules())
-    maps: dict[nn.Module, nn.Module] = {}
-    start = settings["alpha_init"], settings["alpha_lr_factor"]
-    for name, kind in settings["maps"].items():
-        if not hasattr(module := modules[name], HEAD_ALPHA):
-            n_heads = _n_heads(name, module)
-            if kind == "alpha_entmax":
-                maps[module] = HeadAlpha(n_heads, *start, device=device_of(module))
-            else:
-                maps[module] = FixedMap(n_heads, kind)
-    for module, own in maps.items():  # nothing fails from here on
+    added: dict[nn.Module, HeadAlpha | FixedMap] = {}
+    for name, kind in maps.items():
+        module = modules[name]
+        if getattr(getattr(module, HEAD_ALPHA, None), "attention", None) == kind:
+            continue
+        n_heads = _n_heads(name, module)
+        if kind == "alpha_entmax":
+            start = settings["alpha_init"], settings["alpha_lr_factor"]
+            added[module] = HeadAlpha(n_heads, *start, device=device_of(module))
+        else:
+            added[module] = FixedMap(n_heads, kind)
+    for module, own in added.items():  # nothing fails from here on
+        # what is on the device meta is to be loaded, or initialised if it is missing there
+        own._is_hf_initialized = not any(x.is_meta for x in own.state_dict().values())  # type: ignore[assignment]
         setattr(module, HEAD_ALPHA, own.train(module.training))
-    before: dict[int, tuple[Any, str]] = {}
-    handles: list[Any] = []
-    prefixes = {f"{name}.".removeprefix("."): m for name, m in modules.items()}
-    parts = {p: m for p, m in prefixes.items() if isinstance(m, PreTrainedModel)}
-    own_configs = {id(p.config): p for p in parts.values()}
-    for module in (*parts.values(), *(modules[name] for name in settings["maps"])):
-        config, part = module.config, own_configs.get(id(module.config), model)
-        if inner := module.__dict__.pop(BEFORE, None):  # a part that was loaded sparse
-            before |= inner[0]
-            handles += inner[1]
-        elif isinstance(module, PreTrainedModel):
-            handles.append(module.register_forward_pre_hook(note_call, with_kwargs=True))
-            handles.append(module.register_forward_hook(forget_call, always_call=True))
-        kind = config._attn_implementation
-        if kind in NAMES or kind is None:
-            kind = "sdpa" if part._supports_sdpa else "eager"
-        before.setdefault(id(config), (config, kind))
-    for config, kind in before.values():
-        part = own_configs.get(id(config), model)
-        is_eager = kind == "eager" and not part._supports_sdpa
-        config._attn_implementation = EAGER if is_eager else NAME
-    for prefix, part in reversed(parts.items()):  # the outermost of those that share a config last
-        own_maps = {
-            name.removeprefix(prefix): kind
-            for name, kind in settings["maps"].items()
-            if name.startswith(prefix)
-        }
-        if own_maps:
+    _restore(model)  # parts that were sparse already
+    parts = {name: part for name, part in modules.items() if isinstance(part, PreTrainedModel)}
+    owners = {id(part.config): part for part in parts.values()}
+    before = []
+    for module in (*parts.values(), *(modules[name] for name in maps)):  # from the whole to parts
+        owner = owners.get(id(module.config), model)
+        kind = module.config._attn_implementation
+        if kind is None or kind in NAMES:  # set by hand, or for another model with this config
+            kind = "sdpa" if owner._supports_sdpa else "eager"
+        before.append((module, kind, kind == "eager" and not owner._supports_sdpa))
+    for module, _, is_eager in before:
+        module.config._attn_implementation = EAGER if is_eager else NAME
+    handles = []
+    for name, part in reversed(parts.items()):  # of parts with one config, the outermost last
+        handles.append(part.register_forward_pre_hook(note_call, with_kwargs=True))
+        handles.append(part.register_forward_hook(forget_call, always_call=True))
+        own_maps = {n.removeprefix(f"{name}."): maps[n] for n in maps if n.startswith(f"{name}.")}
+        if own_maps and part.config is not model.config:
             setattr(part.config, SETTINGS, {**settings, "maps": own_maps})
     setattr(model, BEFORE, (before, handles))
-
-
-def attach_built(model: PreTrainedModel) -> None:
-    """After a model was built: make it sparse if its config says so."""
-    settings = getattr(model.config, SETTINGS, None)
-    if settings is None:
-        return
-    names = {name for name, _ in model.named_modules()}
-    base = f"{model.base_model_prefix}."
-    maps = {}
-    for name, kind in settings["maps"].items():  # of the model with its head, or without
-        spellings = (name, name.removeprefix(base), base + name)
-        if (own := next((s for s in spellings if s in names), None)) is not None:
-            maps[own] = kind
-    if maps:
-        attach(model, {**settings, "maps": maps})
 
 
 def device_of(module: nn.Module) -> Any:
     """Return where an attention computes: of offloaded models, not where its weights are."""
     for inner in module.modules():
-        if (device := getattr(getattr(inner, "_hf_hook", None), "execution_device", None)) is not None:
+        device = getattr(getattr(inner, "_hf_hook", None), "execution_device", None)
+        if device is not None:
             return device
     return next((weight.device for weight in module.parameters()), None)
 
@@ -195,21 +197,30 @@ def desparsify(model: PreTrainedModel) -> PreTrainedModel:
     """Make the attentions of a sparse model dense again, in place; α is lost.
 
     Raises:
-        ValueError: the model is not sparse, or only a part of it is.
+        ValueError: the model is not sparse, or it is a part of a model that was made sparse.
     """
-    given, model = model, _unwrapped(model)
-    if not hasattr(model, BEFORE):
-        raise ValueError(f"this {type(model).__name__} was not made sparse as a whole")
-    before, handles = getattr(model, BEFORE)
-    for handle in handles:
-        handle.remove()
-    for config, implementation in before.values():
-        config._attn_implementation = implementation
-        config.__dict__.pop(SETTINGS, None)
-    for module in [module for module in model.modules() if hasattr(module, HEAD_ALPHA)]:
+    changed = _restore(inner := _unwrapped(model))
+    if not changed:
+        kind = type(inner).__name__
+        raise ValueError(f"this {kind} was not made sparse, or only as a part of another model")
+    for module in changed:
+        module.config.__dict__.pop(SETTINGS, None)
+    for module in [module for module in inner.modules() if hasattr(module, HEAD_ALPHA)]:
         delattr(module, HEAD_ALPHA)
-    delattr(model, BEFORE)
-    return given
+    return model
+
+
+def _restore(model: nn.Module) -> list[Any]:
+    """Undo what `attach` did to hooks and configs of parts and attentions, and return these."""
+    changed = []
+    for module in model.modules():
+        before, handles = module.__dict__.pop(BEFORE, ((), ()))
+        for handle in handles:
+            handle.remove()
+        for inner, implementation, _ in before:
+            inner.config._attn_implementation = implementation
+            changed.append(inner)
+    return changed
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
@@ -220,9 +231,10 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
             arguments.
     """
     own = {n: m for n, m in model.named_modules() if not type(m).__module__.startswith("torch.")}
-    first = {type(module): name for name, module in reversed(own.items())}  # name of each class
-    keywords = {kind: _keywords(kind) for kind in first}
-    by_name = {name: m for name, m in own.items() if keywords[type(m)] is not None}
+    first: dict[Any, str] = {
+        type(module): name for name, module in reversed(own.items())
+    }  # name of each class
+    by_name = _callers(model)
     outside = [
         f"{name} ({type(module).__name__})"
         for name, module in own.items()
@@ -237,7 +249,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
             f"AttentionInterface{': ' if outside else ''}{', '.join(outside[:3])}"
         )
     for part, name in reversed(first.items()):
-        if unknown := (keywords[part] or frozenset()) - KNOWN:
+        if unknown := (_keywords(part) or frozenset()) - KNOWN:
             raise ValueError(
                 f"{kind} cannot be made sparse: {name} ({part.__name__}) passes "
                 f"{', '.join(sorted(unknown))} to its attention function, which is not known here"
@@ -248,6 +260,11 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
                 "something else with attn_implementation='sdpa' than with other functions"
             )
     return by_name
+
+
+def _callers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that call the interface, by name."""
+    return {n: m for n, m in model.named_modules() if _keywords(type(m)) is not None}
 
 
 def _left_dense(model: nn.Module, by_name: dict[str, nn.Module]) -> list[str]:
@@ -261,6 +278,7 @@ def _left_dense(model: nn.Module, by_name: dict[str, nn.Module]) -> list[str]:
     ]
 
 
+@cache
 def _code_of(kind: Any) -> str:
     """Return the source of a class or function; empty if there is none."""
     try:
@@ -284,27 +302,30 @@ def _keywords(kind: type[nn.Module]) -> frozenset[str] | None:
     return frozenset(word for word in words if word is not None)
 
 
-def _chosen(names: Sequence[str], layers: Sequence[int] | str | None, base: str) -> set[str]:
-    """Return the names of attentions that `layers` selects, with or without the base's prefix."""
+def _maps(settings: dict[str, Any], names: Iterable[str], base: str) -> dict[str, str]:
+    """Return the maps that settings have for attentions, with or without the base's prefix."""
+    if "maps" not in settings:  # new ones, and those that headwise 0.1.0 saved
+        chosen = set().union(*_selected(names, settings["layers"], base).values())
+        return {name: settings["attention"] if name in chosen else "softmax" for name in names}
+    maps = settings["maps"]
+    return {name: maps[key] for name in names for key in _spellings(name, base) if key in maps}
+
+
+def _spellings(name: str, base: str) -> set[str]:
+    return {name, name.removeprefix(f"{base}."), f"{base}.{name}"}
+
+
+def _selected(names: Iterable[str], layers: Any, base: str) -> dict[Any, set[str]]:
+    """Return the names of attentions that each number, or the expression, selects."""
     if layers is None:
-        return set(names)
-    if isinstance(layers, str):
-        try:
-            pattern = re.compile(layers)
-        except re.error as error:
-            raise ValueError(f"layers={layers!r} is no regular expression: {error}") from error
-        spellings = {
-            name: (name, name.removeprefix(f"{base}."), f"{base}.{name}") for name in names
-        }
-        chosen = {name for name in names if any(map(pattern.fullmatch, spellings[name]))}
-        missing = [] if chosen else [layers]
-    else:
-        numbers = {name: _first_number(name) for name in names}
-        chosen = {name for name, number in numbers.items() if number in layers}
-        missing = [str(n) for n in layers if n not in numbers.values()]
-    if missing or not chosen:
-        raise ValueError(f"no attention for layers {', '.join(missing)}; there are: {list(names)}")
-    return chosen
+        return {None: set(names)}
+    if not isinstance(layers, str):
+        return {n: {name for name in names if _first_number(name) == n} for n in layers}
+    try:
+        pattern = re.compile(layers)
+    except re.error as error:
+        raise ValueError(f"layers={layers!r} is no regular expression: {error}") from error
+    return {layers: {n for n in names if any(map(pattern.fullmatch, _spellings(n, base)))}}
 
 
 def _first_number(name: str) -> int | None:

@@ -90,14 +90,11 @@ class HeadAlpha(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        saved = state_dict.get(f"{prefix}factor")
-        if saved is not None and not self.factor.is_meta and f"{prefix}bias" in state_dict:
-            if saved != self.factor:  # α is kept, and so is the factor of this module
-                ratio = (saved / self.factor).item()
-                state_dict[f"{prefix}bias"] = state_dict[f"{prefix}bias"] * ratio
-            saved = None
-        if saved is None:
-            state_dict[f"{prefix}factor"] = self.factor
+        """Load α, and keep the factor; states of headwise 0.1.0 have none, and bias for it."""
+        saved = float(state_dict.pop(f"{prefix}factor", self.lr_factor))
+        if (bias := state_dict.get(f"{prefix}bias")) is not None:
+            state_dict[f"{prefix}bias"] = bias * (saved / self.lr_factor)
+        state_dict[f"{prefix}factor"] = torch.tensor(self.lr_factor)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,137 @@
+"""Sparse models of Transformers, saved whole, in parts and with code of their own, keep their α."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+
+from headwise.hf import desparsify, from_pretrained, heads, sparsify
+from headwise.nn import HeadAlpha
+from transformers_models import draw_alpha, inputs, make, output
+
+pytestmark = pytest.mark.slow
+
+CODE = "from transformers import BertForMaskedLM\nclass OwnModel(BertForMaskedLM): ..."
+AUTO = {"bert": "AutoModelForMaskedLM", "llama": "AutoModelForCausalLM", "clip": "AutoModel"}
+AUTO["t5"] = "AutoModelForSeq2SeqLM"
+WAYS = "whole bert, whole t5, part bert, part clip, adapter llama, code bert, disk bert"
+
+
+@pytest.mark.parametrize(("way", "family"), map(str.split, WAYS.split(", ")))
+@pytest.mark.parametrize("attention", ["alpha_entmax", "entmax15", "sparsemax"])
+def test_auto_classes_load_sparse_models(
+    attention: str, way: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = make(family), inputs(family)
+    options: dict[str, Any] = {}
+    dense = output(family, model, batch)
+    if way == "code":
+        monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / f"own_{attention}.py").write_text(CODE)
+        own = __import__(f"own_{attention}").OwnModel
+        own.register_for_auto_class("AutoModelForMaskedLM")
+        weights, options = model.state_dict(), {"trust_remote_code": True}
+        model = own(model.config).eval()
+        model.load_state_dict(weights)
+    if way == "disk":
+        places = {"bert.embeddings": "cpu", "bert.encoder": "disk", "cls": "cpu"}
+        options = {"device_map": places, "offload_folder": tmp_path / "off"}
+    part = {"bert": "bert", "clip": "vision_model"}[family] if way == "part" else ""
+    sparsify(model.get_submodule(part), attention)
+    if attention == "alpha_entmax":
+        draw_alpha(model)
+    if way == "adapter":
+        model.save_pretrained(tmp_path / "base")
+        model.name_or_path = str(tmp_path / "base")
+        lora = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head_alpha"])
+        model = peft.get_peft_model(model, lora).eval()
+        for x in (x for n, x in model.named_parameters() if n.endswith("default.bias")):
+            torch.nn.init.constant_(x, 0.08)
+    expected = output(family, model, batch)
+    assert (expected - dense).abs().max() > 0.05
+    model.save_pretrained(tmp_path / "saved")
+    kind = getattr(transformers, AUTO[family])
+    for loaded, info in (
+        kind.from_pretrained(tmp_path / "saved", output_loading_info=True, **options),
+        from_pretrained(kind, tmp_path / "saved", output_loading_info=True, **options),
+    ):
+        assert not {*info["missing_keys"], *info["unexpected_keys"]}
+        torch.testing.assert_close(output(family, loaded, batch), expected)
+
+
+@pytest.mark.parametrize("attention", ["alpha_entmax", "sparsemax"])
+@pytest.mark.parametrize(
+    ("family", "layers"), [("bert", None), ("llama", [1]), ("t5", r"decoder\..*"), ("clip", [0])]
+)
+def test_folders_of_headwise_010_load(
+    family: str, layers: Any, attention: str, tmp_path: Path
+) -> None:
+    lr_factor = {"alpha_lr_factor": 20.0}
+    model, batch = sparsify(make(family), attention, layers, **lr_factor), inputs(family)
+    state = model.state_dict()
+    state |= {name: torch.rand(4) / 20 for name in state if name.endswith("head_alpha.bias")}
+    old = {n: x for n, x in state.items() if not n.endswith(("_alpha.factor", "_alpha.alpha"))}
+    model.load_state_dict(old)
+    expected = output(family, model, batch)
+    desparsify(model)
+    model.config.headwise = {"attention": attention, "layers": layers, "alpha_init": 1, **lr_factor}
+    model.save_pretrained(tmp_path, state_dict=old)
+    for load in (type(model).from_pretrained, partial(from_pretrained, type(model))):
+        loaded, info = load(tmp_path, output_loading_info=True)
+        assert not {*info["missing_keys"], *info["unexpected_keys"]}
+        assert output(family, loaded, batch).equal(expected)
+    assert sparsify(loaded, attention, layers, **lr_factor) is loaded
+
+
+def test_parts_and_wholes_exchange_alpha(tmp_path: Path) -> None:
+    sparsify(make("bert").bert, alpha_init=1.75, alpha_lr_factor=20).save_pretrained(tmp_path)
+    path = str(tmp_path)
+    pair = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(path, path)
+    sparsify(pair, alpha_init=1.25)  # the new cross-attentions
+    alphas = heads(pair).groupby("site").alpha.mean().to_dict()
+    assert alphas == {"encoder_self": 1.75, "decoder_self": 1.75, "cross": 1.25}
+    pair.save_pretrained(tmp_path / "pair")
+    loaded = transformers.EncoderDecoderModel.from_pretrained(tmp_path / "pair")
+    assert heads(loaded).equals(heads(pair))
+    loaded.encoder.save_pretrained(tmp_path / "encoder")
+    encoder = transformers.AutoModel.from_pretrained(tmp_path / "encoder")
+    with pytest.raises(ValueError, match="only as a part of another model"):
+        desparsify(loaded.encoder)
+    whole = transformers.EncoderDecoderModel(encoder=encoder, decoder=make("bert"))
+    assert heads(whole).alpha.tolist() == [1.75] * 8
+    desparsify(whole)  # of a dense model, the sparse part
+    assert not hasattr(whole.config.encoder, "headwise")
+    assert whole.encoder.config._attn_implementation == "sdpa"
+
+
+def test_missing_alpha_is_the_initial_one(tmp_path: Path) -> None:
+    sparsify(make("bert"), alpha_init=1.25).save_pretrained(tmp_path)
+    make("bert").save_pretrained(tmp_path / "dense")
+    (tmp_path / "dense/model.safetensors").replace(tmp_path / "model.safetensors")
+    kind = transformers.AutoModelForMaskedLM
+    loaded, info = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert heads(loaded).alpha.tolist() == [1.25] * 8
+    assert {name.rpartition("head_")[2] for name in info["missing_keys"]} == {"alpha.bias"}
+    assert heads(kind.from_config(loaded.config)).equals(heads(loaded))
+
+
+def test_alpha_does_not_depend_on_the_factor() -> None:
+    saved = HeadAlpha(4, 1.5, lr_factor=100)
+    other = HeadAlpha(4)
+    other.load_state_dict(saved.state_dict())
+    assert other().tolist() == [1.5] * 4
+    assert other.factor == other.lr_factor == 10
+
+
+def test_alpha_added_after_peft_is_frozen() -> None:
+    model = peft.get_peft_model(make("llama"), peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.warns(UserWarning, match=r"modules_to_save=\['head_alpha'\]"):
+        sparsify(model)
+    assert not [n for n, x in model.named_parameters() if "alpha" in n and x.requires_grad]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise.nn import MultiheadAttention
+from headwise.nn.functional import attention
 
 B, Q, K, D, H = 3, 5, 7, 16, 4
 MASKS = (None, torch.bool, torch.float64)
@@ -178,6 +179,36 @@ def test_encoder_of_torch_computes_our_attention(replaced: str, batch_first: boo
             torch.testing.assert_close(actual, expected)
             if replaced == "after":
                 assert not torch.allclose(dense(inputs, **options)[is_text], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_keep_their_layout(layout: torch.layout) -> None:
+    module = MultiheadAttention(D, H, attention="entmax15", batch_first=True)
+    rows = [torch.randn(length, D) for length in (3, K)]
+    nested = torch.nested.nested_tensor(rows, layout=layout)
+    output, _ = module(nested, nested, nested)
+    assert output.layout is layout
+    for actual, row in zip(output.unbind(), rows, strict=True):
+        torch.testing.assert_close(actual, module(row, row, row)[0])
+    with pytest.raises(TypeError, match="must not be nested"):
+        attention(nested, nested, nested, attention="entmax15")
+
+
+def test_lora_of_peft_adapts_our_attention() -> None:
+    peft = pytest.importorskip("peft")
+    module = nn.ModuleDict({"self_attn": MultiheadAttention(D, H, alpha_init=1.5)})
+    states = torch.randn(3, Q, B, D)
+    expected = module["self_attn"](*states)[0]
+    settings = {"r": 2, "target_modules": ["self_attn"], "init_lora_weights": False}
+    adapted = peft.inject_adapter_in_model(peft.LoraConfig(**settings), module)["self_attn"]
+    actual = adapted(*states)[0]
+    assert not torch.allclose(actual, expected, atol=1e-3)
+    actual.sum().backward()
+    assert adapted.lora_A.default.weight.grad.abs().sum() > 0
+    adapted.merge()
+    torch.testing.assert_close(
+        adapted.unload_and_optionally_merge_module(False, False, None)(*states)[0], actual
+    )
 
 
 def test_decoder_of_torch_computes_our_attention() -> None:

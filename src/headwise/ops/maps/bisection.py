@@ -67,7 +67,7 @@ def weights(scores_BHQK: Tensor, parameter: Tensor, mask: Tensor | None, kind: M
         check_tensor("mask", mask, (torch.bool,), shape, device, broadcasts=True)
         scores_BHQK = scores_BHQK.masked_fill(~mask, -math.inf)
     if is_for_export():
-        return _bisected(scores_BHQK, parameter, kind)
+        return _weights(scores_BHQK, parameter, kind)
     weights_BHQK: Tensor = _OPERATOR(scores_BHQK, parameter, int(kind))
     return weights_BHQK
 
@@ -115,14 +115,10 @@ def _sum(values: Tensor) -> Tensor:
 
 
 def _weights(scores: Tensor, parameter: Tensor, kind: int) -> Tensor:
-    if _has_kernels(parameter, kind):
+    if not is_for_export() and _has_kernels(parameter, kind):
         return operator.weights(scores, parameter, None, Power.ANY)
     if not scores.numel():
         return torch.zeros_like(scores, memory_format=torch.contiguous_format)
-    return _bisected(scores, parameter, kind)
-
-
-def _bisected(scores: Tensor, parameter: Tensor, kind: int) -> Tensor:
     top = scores.amax(-1, keepdim=True)
     gap = top - scores  # with NaN in a row with +inf or without a key
     p = _budget(gap, parameter) if kind == Map.BUDGET else _normalised(gap, parameter, kind)

@@ -55,7 +55,7 @@ def _by_newton(gap_RK: Tensor, beta_R1: Tensor) -> Tensor:
 
 
 def _by_sorting(gap_RK: Tensor, exponent: int) -> Tensor:
-    """Return sparsemax (exponent 1) or 1.5-entmax (2); the threshold is below all keys it is of."""
+    """Return sparsemax (exponent 1) or 1.5-entmax (2) from the thresholds of the first k keys."""
     gap_RK = (gap_RK / exponent).clamp_min(-1.0)
     sorted_RK = gap_RK.sort(-1, descending=True).values
     count_RK = torch.ones_like(sorted_RK).cumsum(-1)

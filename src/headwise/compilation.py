@@ -53,9 +53,5 @@ def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def is_for_export() -> bool:
-    """Return whether a model is traced for a file that is to run without headwise."""
-    if torch.jit.is_scripting():
-        return False
-    return (
-        torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export()
-    )
+    """Return whether torch.export or torch.jit.trace, thus torch.onnx too, traces a model."""
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None

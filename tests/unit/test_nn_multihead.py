@@ -7,12 +7,13 @@ import pickle
 from itertools import product
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headwise.nn import MultiheadAttention
+from headwise.nn import MultiheadAttention, functional
 
 B, Q, K, D, H = 3, 5, 7, 16, 4
 MASKS = (None, torch.bool, torch.float64)
@@ -179,6 +180,29 @@ def test_encoder_of_torch_computes_our_attention(replaced: str, batch_first: boo
             torch.testing.assert_close(actual, expected)
             if replaced == "after":
                 assert not torch.allclose(dense(inputs, **options)[is_text], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_keep_their_layout(layout: torch.layout) -> None:
+    module = MultiheadAttention(D, H, attention="entmax15", batch_first=True)
+    rows = [torch.randn(length, D) for length in (3, K)]
+    nested = torch.nested.nested_tensor(rows, layout=layout)
+    output, _ = module(nested, nested, nested)
+    assert output.layout is layout
+    for actual, row in zip(output.unbind(), rows, strict=True):
+        torch.testing.assert_close(actual, module(row, row, row)[0])
+    with pytest.raises(TypeError, match="must not be nested"):
+        functional.attention(nested, nested, nested, attention="entmax15")
+
+
+def test_lora_of_peft_adapts_our_attention() -> None:
+    model = nn.ModuleDict({"own": MultiheadAttention(D, H, alpha_init=1.5)})
+    states = torch.randn(3, Q, B, D)
+    expected = model["own"](*states)[0]
+    config = peft.LoraConfig(r=2, target_modules=["own"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, model)["own"](*states)[0].square().sum().backward()
+    assert model["own"].lora_A.default.weight.grad.abs().sum() > 0
+    assert not torch.allclose(model["own"](*states)[0], expected, atol=1e-3)
 
 
 def test_decoder_of_torch_computes_our_attention() -> None:

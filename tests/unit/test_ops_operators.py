@@ -137,7 +137,8 @@ def test_operators_are_one_node_of_exported_and_compiled_graphs(name: str) -> No
     scores, alpha = inputs()
     exported = torch.export.export(Module(), (scores, alpha))
     targets = [str(node.target) for node in exported.graph.nodes]
-    assert targets.count(f"headwise.{name}.default") == 1
+    is_operator = name != "weights"  # exported models run without headwise
+    assert targets.count(f"headwise.{name}.default") == is_operator
     compiled = torch.compile(Module(), backend="aot_eager", fullgraph=True)
     expected = Module()(scores, alpha)
     for call in (exported.module(), compiled):

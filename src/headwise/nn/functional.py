@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.compilation import is_for_export
 from headwise.entmax import alpha_entmax
 from headwise.ops.attention.operator import attend
 from headwise.ops.dropout.operator import dropout as drop
@@ -158,7 +157,7 @@ def attend_heads(
         dropout: rate on the weights; those returned are without it.
         need_weights: whether weights must be formed.
     """
-    if not need_weights and scores.is_plain and not is_for_export():
+    if not need_weights and scores.is_plain:
         # kernels on GPUs have one α per head
         is_per_row = alpha is not None and alpha.shape[0] * alpha.shape[2] > 1
         context = attend(
@@ -168,15 +167,14 @@ def attend_heads(
         if context is not None:
             return context, None
     weights_BHQK = _weights(query_BHQE, key_BHKE, power, alpha, scores)
-    kept_BHQK = weights_BHQK if is_for_export() else drop(weights_BHQK, dropout)
-    return kept_BHQK.to(value_BHKF.dtype) @ value_BHKF, weights_BHQK
+    return drop(weights_BHQK, dropout).to(value_BHKF.dtype) @ value_BHKF, weights_BHQK
 
 
 def _weights(
     query_BHQE: Tensor, key_BHKE: Tensor, power: Power, alpha: Tensor | None, scores: Scores
 ) -> Tensor:
     n_queries, n_keys = query_BHQE.shape[2], key_BHKE.shape[2]
-    scores_BHQK = (query_BHQE * scores.scale) @ key_BHKE.mT
+    scores_BHQK = (query_BHQE * scores.scale) @ key_BHKE.transpose(2, 3)
     if scores.softcap is not None:
         scores_BHQK = scores.softcap * torch.tanh(scores_BHQK / scores.softcap)
     if scores.bias is not None:
@@ -246,7 +244,9 @@ def _four_axes(name: str, values: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _heads(query: Tensor, key: Tensor, value: Tensor, is_grouped: bool) -> list[Tensor]:
     """Return query, key and value with four axes, of as many heads, and of one dtype."""
     heads = [query, key, value]
-    shapes = ", ".join(str(tuple(states.shape)) for states in heads)
+    if any(states.is_nested for states in heads):
+        raise TypeError("query, key and value must not be nested: pad them, and use attn_mask")
+    shapes = [tuple(states.shape) for states in heads]
     if query.dim() < 2 or not query.dim() == key.dim() == value.dim():
         raise ValueError(f"query, key and value must have as many axes, at least 2, got {shapes}")
     heads = in_autocast(*heads)

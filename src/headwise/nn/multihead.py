@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from headwise.nn.alpha import HeadAlpha
 from headwise.nn.functional import MAPS, Keys, Scores, attend_heads
@@ -158,7 +159,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         output = output if self.batch_first else output.transpose(0, 1)
         rows = [row[:length] for row, length in zip(output, lengths, strict=True)]
-        return torch.nested.as_nested_tensor(rows), weights
+        return torch.nested.as_nested_tensor(rows, layout=states.layout), weights
 
     def _states(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Return the projected query (B, Q, D), key and value (B, K, D)."""
@@ -202,12 +203,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             key, value = pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1))
         return [query, key, value]
 
-    def _reset_parameters(self) -> None:
-        self._qkv_same_embed_dim = self.embed_dim == self.kdim == self.vdim
-        super()._reset_parameters()
-        # torch's encoder layers then call `forward`, and do not compute softmax from the weights
-        self._qkv_same_embed_dim = False
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.alpha is not None:
@@ -221,6 +216,15 @@ class MultiheadAttention(nn.MultiheadAttention):
     def extra_repr(self) -> str:
         """Return the map, for printing a model."""
         return f"attention={self.attention!r}"
+
+
+def _set_slow_path(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    """Make torch's encoder layers call `forward`: they would compute softmax from the weights."""
+    if isinstance(child, MultiheadAttention) and isinstance(parent, nn.TransformerEncoderLayer):
+        child._qkv_same_embed_dim = False  # not of all: PEFT's LoRA needs True
+
+
+register_module_module_registration_hook(_set_slow_path)
 
 
 def _visible(

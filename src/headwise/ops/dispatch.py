@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.compilation import constant_in_graphs
+from headwise.compilation import constant_in_graphs, is_for_export
 from headwise.ops import library
 from headwise.ops import register as operators
 from headwise.ops.attention import cpu_few
@@ -74,7 +74,7 @@ def losses(scores_NV: Tensor, alpha: float) -> Choice:
 
 def dropout(values: Tensor) -> Choice:
     """Return the kernel of dropout: C++ or torch."""
-    if torch.compiler.is_compiling() or operators.is_transformed():
+    if torch.compiler.is_compiling() or is_for_export() or operators.is_transformed():
         return Choice(TORCH, "torch.compile generates dropout, torch.func transforms it")
     return cpp_or_torch(values)
 
@@ -109,6 +109,8 @@ def attention(
         has_padding: whether the masks of sentences differ.
     """
     device, dtype = query_BHQE.device.type, query_BHQE.dtype
+    if is_for_export():
+        return Choice(WEIGHTS, "an exported model runs without headwise")
     if device == "meta":
         return Choice(CPP, SHAPES)
     if dropout == 0 and cpu_few.supports(query_BHQE, key_BHKE, value_BHKE):
@@ -143,8 +145,8 @@ def sparse_attention(
 ) -> Choice:  # fmt: skip
     """Return the kernel of block-sparse attention: C++, Triton or weights."""
     device, dtype = query_BHNE.device, query_BHNE.dtype
-    if torch.compiler.is_compiling() or operators.is_transformed():
-        return Choice(WEIGHTS, "a pattern under torch.compile or torch.func")
+    if torch.compiler.is_compiling() or is_for_export() or operators.is_transformed():
+        return Choice(WEIGHTS, "a pattern under torch.compile, export or torch.func")
     if call.supports(query_BHNE):
         return _checked(WEIGHTS, CPP)
     if device.type == "cpu" and not triton_device.is_interpreted():

@@ -27,9 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.compilation import is_for_export
 from headwise.ops.arguments import check_tensor
 from headwise.ops.family import Power
-from headwise.ops.maps import operator
+from headwise.ops.maps import export, operator
 from headwise.ops.register import register
 
 N_STEPS = {torch.float32: 40, torch.float64: 70}  # to the last bit
@@ -65,6 +66,8 @@ def weights(scores_BHQK: Tensor, parameter: Tensor, mask: Tensor | None, kind: M
         shape, device = scores_BHQK.shape, scores_BHQK.device
         check_tensor("mask", mask, (torch.bool,), shape, device, broadcasts=True)
         scores_BHQK = scores_BHQK.masked_fill(~mask, -math.inf)
+    if is_for_export():
+        return _weights(scores_BHQK, parameter, kind)
     weights_BHQK: Tensor = _OPERATOR(scores_BHQK, parameter, int(kind))
     return weights_BHQK
 
@@ -112,7 +115,7 @@ def _sum(values: Tensor) -> Tensor:
 
 
 def _weights(scores: Tensor, parameter: Tensor, kind: int) -> Tensor:
-    if _has_kernels(parameter, kind):
+    if not is_for_export() and _has_kernels(parameter, kind):
         return operator.weights(scores, parameter, None, Power.ANY)
     if not scores.numel():
         return torch.zeros_like(scores, memory_format=torch.contiguous_format)
@@ -150,10 +153,11 @@ def _normalised(gap: Tensor, alpha: Tensor, kind: int) -> Tensor:
     beta, one = _beta_of(alpha), torch.ones_like(alpha)
     gap, power = (gap * beta, one) if kind == Map.ENTMAX else (gap, alpha)
     info = torch.finfo(gap.dtype)
+    log1p = export.log1p if is_for_export() else torch.log1p
 
     def log_r(level: Tensor) -> Tensor:
         scale = (-beta * level).exp().clamp(info.tiny, info.max)
-        return level + (-gap * scale).clamp_min(-1.0).log1p() / beta
+        return level + log1p((-gap * scale).clamp_min(-1.0)) / beta
 
     highest = gap.new_zeros((*gap.shape[:-1], 1))
     total = lambda level: _sum((power * log_r(level)).exp())  # noqa: E731

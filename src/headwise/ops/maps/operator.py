@@ -18,7 +18,7 @@ from headwise.ops import dispatch
 from headwise.ops.cpp.call import readable
 from headwise.ops.family import ALPHAS, Power, beta_of, check_alpha
 from headwise.ops.maps import cpu as cpu_maps
-from headwise.ops.maps import reference
+from headwise.ops.maps import export, reference
 from headwise.ops.maps import triton as triton_maps
 from headwise.ops.register import register
 from headwise.ops.visible import Visible
@@ -39,7 +39,7 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
         ValueError: α outside [1, 2], on a CPU.
     """
     if is_for_export():
-        return reference.weights(scores_BHQK, ALPHAS[power] if alpha is None else alpha, mask)
+        return export.weights(scores_BHQK, alpha, mask, power)
     weights_BHQK: Tensor = _OPERATOR(scores_BHQK, alpha, mask, int(power))
     return weights_BHQK
 

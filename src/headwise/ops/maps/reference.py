@@ -27,7 +27,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headwise.compilation import is_for_export
 from headwise.ops.family import BETA_MIN
 
 N_STEPS = {torch.float32: 16, torch.float64: 20}  # of Newton; enough for adversarial rows
@@ -50,8 +49,6 @@ def weights(scores: Tensor, alpha: Tensor | float, mask: Tensor | None = None) -
     if fixed == 1:
         is_empty = (scores == -math.inf).all(-1, keepdim=True)
         return scores.softmax(-1).masked_fill(is_empty, 0.0)
-    if is_for_export():  # no guards on sizes
-        return _solve(scores, _beta_of(alpha, scores), fixed)[0]
     if not scores.numel():
         return torch.zeros_like(scores)
     solve = functools.partial(_solve, fixed=fixed)
@@ -105,12 +102,7 @@ def _solve(scores_RK: Tensor, beta_R1: Tensor, fixed: float | None) -> tuple[Ten
     is_empty_R1 = top_R1 == -math.inf
     gap_RK = (scores_RK - top_R1.masked_fill(is_empty_R1, 0.0)) * beta_R1  # -b
     exponent_R1 = (1 / beta_R1 - 1).clamp_min(1e-30)  # 0^0 off the support must be 0
-    log_keys: Tensor | float
-    if is_for_export():  # the number of keys is not a constant of the graph
-        log_keys = torch.ones_like(scores_RK).sum(-1, keepdim=True).log()
-    else:
-        log_keys = math.log(scores_RK.shape[-1])
-    last_R1 = -_expm1(-beta_R1 * log_keys)  # the shift of equal scores
+    last_R1 = -torch.expm1(-beta_R1 * math.log(scores_RK.shape[-1]))  # the shift of equal scores
     info = torch.finfo(scores_RK.dtype)
     # the correction squares the excess of Σ p; what is left must be below one rounding
     enough_R1 = (beta_R1 * math.log(info.eps)).exp().clamp(4 * info.eps, info.eps**0.5)
@@ -123,39 +115,21 @@ def _solve(scores_RK: Tensor, beta_R1: Tensor, fixed: float | None) -> tuple[Ten
         elif fixed == 2:
             s_RK = x_RK.sign()
         else:
-            s_RK = (_log1p(rest_RK) * exponent_R1).exp()
+            s_RK = (rest_RK.log1p() * exponent_R1).exp()
         total_R1 = (x_RK * s_RK).sum(-1, keepdim=True)
         slope_R1 = s_RK.sum(-1, keepdim=True).clamp_min(info.tiny)
         excess_R1 = (total_R1 - 1.0).masked_fill(is_empty_R1, 0.0)
         if _are_solved(excess_R1, enough_R1):
             break
-        growth_R1 = -_expm1(-beta_R1 * total_R1.clamp_min(info.tiny).log())
+        growth_R1 = -torch.expm1(-beta_R1 * total_R1.clamp_min(info.tiny).log())
         step_R1 = total_R1 * growth_R1 / slope_R1
         shift_R1 = torch.minimum((shift_R1 + step_R1).clamp_min(0.0), last_R1)
     return ((x_RK - excess_R1 / slope_R1).clamp_min(0.0) * s_RK,)
 
 
-def _log1p(values: Tensor) -> Tensor:
-    """Return log(1 + values); in files without rounding it, as ONNX has no such function."""
-    if not is_for_export():
-        return values.log1p()
-    rounded = 1 + values
-    return torch.where(rounded == 1, values, rounded.log() * values / (rounded - 1))
-
-
-def _expm1(values: Tensor) -> Tensor:
-    if not is_for_export():
-        return torch.expm1(values)
-    rounded = values.exp()
-    small = (rounded - 1) * values / rounded.log()
-    return torch.where(rounded == 1, values, torch.where(rounded < 0.1, rounded - 1, small))
-
-
 def _are_solved(excess_R1: Tensor, enough_R1: Tensor) -> bool:
     """Return whether all rows are solved, if reading a value is free: on a CPU."""
-    if excess_R1.device.type != "cpu" or is_for_export():
-        return False
-    return not bool((excess_R1.abs() > enough_R1).any())
+    return excess_R1.device.type == "cpu" and not bool((excess_R1.abs() > enough_R1).any())
 
 
 def _start(gap_RK: Tensor, beta_R1: Tensor, last_R1: Tensor) -> Tensor:
@@ -167,7 +141,7 @@ def _start(gap_RK: Tensor, beta_R1: Tensor, last_R1: Tensor) -> Tensor:
         mean_R1 = x_RK.sum(-1, keepdim=True) / count_R1
         square_R1 = x_RK.square().sum(-1, keepdim=True) / count_R1
         variance_R1 = (square_R1 - mean_R1.square()).clamp_min(0.0)
-        missing_R1 = -_expm1(-2 * beta_R1 * count_R1.log())
+        missing_R1 = -torch.expm1(-2 * beta_R1 * count_R1.log())
         missing_R1 = missing_R1 + variance_R1 * (1 - beta_R1) / beta_R1
         root_R1 = (1.0 - missing_R1).clamp_min(0.0).sqrt()
         shift_R1 = missing_R1.clamp_max(1.0) / (1.0 + root_R1) + mean_R1 - (1.0 - shift_R1)

@@ -56,7 +56,7 @@ def test_slower_updates_are_one_warning(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     watch, tokens, seconds = ProcessorWatch(), 0, 0.0
     for update in range(1, 1001):
-        lasts = 5.0 if update in (1, 330) else numbers.uniform(0.05, 0.15)  # two that compile
+        lasts = 15.0 if update in (1, 330) else numbers.uniform(0.05, 0.15)  # two that compile
         lasts *= factor if update > 500 else 1.0
         # targets differ: rows of 100 keys, of 10, of one
         tokens, seconds = tokens + numbers.choice((10, 100, 1000)), seconds + lasts

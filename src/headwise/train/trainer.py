@@ -179,7 +179,7 @@ class Trainer:
             state.update, config.max_updates, config.progress and self.ranks.is_main
         )
         self._logged = state.tokens, self.seconds
-        watch = ProcessorWatch()
+        watch = ProcessorWatch(state.update, *self._logged)
         if state.update == 0:
             self._log_heads()  # the first point of the trajectories
         elif state.update < config.max_updates and not state.stopped_early:
@@ -194,6 +194,8 @@ class Trainer:
                 last = state.update == config.max_updates
                 if state.update % config.log_every == 0 or last:
                     self._log(progress)
+                    if self.ranks.is_main:
+                        watch.check_speed(state.update, state.tokens, self.seconds)
                 self._count_seconds()
                 if state.update % config.validate_every == 0 or last:
                     self._validate(progress)

@@ -67,7 +67,7 @@ def test_slower_updates_are_one_warning(
             watch.check_speed(update, tokens, seconds)
         is_warned = warned_at is not None and update >= warned_at
         assert len(caplog.records) == is_warned
-    assert ("trainer.threads" in caplog.text) == (share > 0)
+    assert ("waited for processors" in caplog.text) == (share > 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="as Linux counts it")

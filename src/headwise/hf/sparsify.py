@@ -55,7 +55,7 @@ def sparsify(
         layers: which attentions; the others keep softmax. None: all. Numbers as in the names of
             modules, from 0, or a regular expression that matches whole names of modules.
         alpha_init: initial α of "alpha_entmax", in [1, 2].
-        alpha_lr_factor: how much faster α moves than other weights under Adam.
+        alpha_lr_factor: how much faster α moves than other weights.
 
     Returns:
         The model.

@@ -83,7 +83,8 @@ class ProcessorWatch:
             log.warning("updates take %.1f times as long as at first%s", slower, reason)
 
     def _busy(self, share: float) -> str:
+        fewer = f", or lower trainer.threads={self._threads} (last bits will differ)"
         return (
             f"threads of this training waited for processors in {share:.0%} of the time. Stop "
-            f"other processes, or lower trainer.threads={self._threads} (last bits will differ)"
+            f"other processes{fewer if self._threads > 1 else ''}"
         )

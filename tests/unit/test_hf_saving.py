@@ -23,7 +23,7 @@ AUTO["t5"] = "AutoModelForSeq2SeqLM"
 WAYS = "whole bert, whole t5, part bert, part clip, adapter llama, code bert, disk bert"
 
 
-@pytest.mark.parametrize(("way", "family"), map(str.split, WAYS.split(", ")))
+@pytest.mark.parametrize(("way", "family"), [way.split() for way in WAYS.split(", ")])
 @pytest.mark.parametrize("attention", ["alpha_entmax", "entmax15", "sparsemax"])
 def test_auto_classes_load_sparse_models(
     attention: str, way: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.hf import heads, recorded_weights, sparsify
+from headwise.hf.interface import attention_forward
 from transformers_models import (
     DECODERS,
     FAMILIES,
@@ -67,6 +68,14 @@ def test_outputs_and_gradients_equal_float64(family: str, padding: str, n: int) 
             assert error(parameter.grad, gradients[name], floor) < 5e-4, name
         else:
             assert parameter.grad is None
+
+
+@pytest.mark.parametrize("n", [24, 140])
+def test_context_is_contiguous_as_that_of_sdpa(n: int) -> None:
+    attention = sparsify(make("llama")).model.layers[0].self_attn
+    context, _ = attention_forward(attention, *(torch.randn(2, h, n, 16) for h in (4, 2, 2)), None)
+    assert context.shape == (2, n, 4, 16)
+    assert context.is_contiguous()  # some models view it
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static", "beams"])

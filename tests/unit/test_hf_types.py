@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import os
 import re
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from headwise.hf import sparsify
+from headwise.hf.interface import NAMES
+from headwise.hf.sparsify import attentions
 
 pytestmark = pytest.mark.slow
 
-DEPTH = re.compile(r"(^|_)(n_layers?|num_layers|(hidden|encoder|decoder|mixer)_layers)$|^depth$")
+# The largest values of settings, by patterns of their names.
+DEPTH = {r"(^|_)(n_layers?|num_layers|(hidden|encoder|decoder|mixer)_layers)$|^depth$": 2}
+SMALL = DEPTH | {
+    r"vocab_size$": 101, r"token_(id|index)$": 100, r"experts$": 4, r"per_tok$|top_?k$|moe_k$": 2,
+    r"(key_value|kv)_heads$": 2, r"heads?$": 4, r"head_dim$|^d_kv$|kv_channels$|head_size$": 16,
+    r"hidden_size|d_model|n_embd|embed_dim|^dim|^width|hidden_dim|embed\w*_size": 64,
+    r"projection_dim|output_dim": 64, r"intermediate|ffn_dim|d_ff$|ffn_hidden_size|n_inner": 96,
+    r"^image_size$": 32, r"^patch_size$": 8, r"^max_source_positions$": 32,
+}  # fmt: skip
 # Functions that compute weights from scores, or call one that does.
 COMPUTES = {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
 COMPUTES |= {"Softmax", "ALL_ATTENTION_FUNCTIONS", "flex_attention"}
 # With transformers 5.24 and neither timm nor scipy: types by outcome, of all and of every 12th.
 VERSION = "5.24.0"
 COUNTS = {
-    1: {"accepted": 415, "refused": 196, "not built": 55},
-    12: {"accepted": 30, "refused": 21, "not built": 5},
+    1: {"accepted": 422, "refused": 187, "not built": 57},
+    12: {"accepted": 32, "refused": 19, "not built": 5},
 }
 ALL = pytest.mark.skipif("HEADWISE_EVERY_TYPE" not in os.environ, reason="takes four minutes")
+
+
+# What the source of a type says of masks and of the context, and one type for each that the small
+# settings run ("-": none).
+SOURCES = Path(transformers.__file__).parent / "models"
+SAID = re.compile(
+    r"\bcreate_\w*mask\w*(?=\()|_prepare_4d\w*(?=\()|get_extended_attention_mask(?=\()"
+    r"|_supports_sdpa = \w+|self\.is_causal = \w+|attn_output\w* = attn_output\S*view\("
+    r"|\b(?:softcap|s_aux|position_bias|sliding_window)=|\bdecoder_input_ids\b"
+)
+LISTED = Path(__file__).parents[1] / "golden/masks_of_types.tsv"
+PATHS = dict(line.split("\t")[::-1] for line in LISTED.read_text("utf-8").splitlines())
 
 
 def kinds() -> dict[str, list[Any]]:
@@ -43,29 +70,33 @@ def kinds() -> dict[str, list[Any]]:
     return dict(sorted(mappings.items()))
 
 
-def shrink(config: Any) -> Any:
-    """At most 2 layers, in parts as well."""
+def shrink(config: Any, sizes: dict[str, int]) -> Any:
+    """Make settings at most so large, in parts as well, with two layers of different types."""
     for name, value in list(vars(config).items()):
         if isinstance(value, PretrainedConfig):
-            shrink(value)
-        elif isinstance(value, int) and value > 2 and DEPTH.search(name):
-            setattr(config, name, 2)
-        elif name in ("layer_types", "mlp_layer_types") and isinstance(value, list):
-            setattr(config, name, value[:2])
+            shrink(value, sizes)
+        elif name in ("layer_types", "mlp_layer_types") and isinstance(value, list) and sizes:
+            setattr(config, name, [*dict.fromkeys(value), *value][:2])
+        elif type(value) is int:
+            most = next((most for key, most in sizes.items() if re.search(key, name)), value)
+            if value > most:
+                setattr(config, name, most)
     return config
 
 
-def build(kind: str, mapping: Any) -> Any:
-    """A model on the device `meta`, or None if its defaults or missing packages do not allow it."""
-    for change in (shrink, lambda config: config):
-        try:
-            config = change(configuration_auto.CONFIG_MAPPING[kind]())
-            chosen = mapping[type(config)]
-            with torch.device("meta"):
-                return (chosen[0] if isinstance(chosen, list | tuple) else chosen)(config)
-        except Exception:  # noqa: BLE001 (whatever defaults that do not fit raise)
-            continue
-    return None
+def build(kind: str, mapping: Any, sizes: dict[str, int], device: str = "meta") -> Any:
+    config = shrink(configuration_auto.CONFIG_MAPPING[kind](), sizes)
+    chosen = mapping[type(config)]
+    with torch.device(device):
+        return (chosen[0] if isinstance(chosen, list | tuple) else chosen)(config).eval()
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """What is returned, or None if defaults, inputs or missing packages do not allow it."""
+    try:
+        return function(*args)
+    except Exception:  # noqa: BLE001 (whatever settings that do not fit raise)
+        return None
 
 
 def computes_attention(module: nn.Module) -> bool:
@@ -77,7 +108,7 @@ def computes_attention(module: nn.Module) -> bool:
 
 
 def outcome(kind: str, mapping: Any) -> str:
-    model = build(kind, mapping)
+    model = attempt(build, kind, mapping, DEPTH) or attempt(build, kind, mapping, {})
     if model is None:
         return "not built"
     with warnings.catch_warnings(record=True) as warned:
@@ -94,7 +125,7 @@ def outcome(kind: str, mapping: Any) -> str:
         if computes_attention(module) and not parents & found:
             assert f"{name} (" in notes, name
         if isinstance(module, PreTrainedModel) or name in found:
-            assert module.config._attn_implementation == "headwise"
+            assert module.config._attn_implementation in NAMES
     return "accepted"
 
 
@@ -104,3 +135,84 @@ def test_every_type_is_sparse_as_a_whole_or_refused(every: int) -> None:
     outcomes = Counter(outcome(kind, mappings[0]) for kind, mappings in chosen)
     if transformers.__version__ == VERSION:
         assert outcomes == COUNTS[every]
+
+
+def batches(model: Any) -> Iterator[dict[str, Tensor]]:
+    """Inputs that may fit the model, of two examples: all that it takes, or some left out."""
+    torch.manual_seed(1)
+    config = getattr(model.config, "vision_config", model.config)
+    size = getattr(config, "image_size", 32)
+    sizes = (size, size) if isinstance(size, int) else size
+    ids, frames = (
+        torch.randint(3, 97, (2, 24)),
+        torch.randn(2, 64, getattr(config, "num_mel_bins", 80)),
+    )
+    every = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "input_features": frames.mT}
+    every |= {"decoder_input_ids": ids[:, :12], "input_values": torch.randn(2, 4000)}
+    every |= {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), *sizes)}
+    fitting = {n: every[n] for n in inspect.signature(model.forward).parameters if n in every}
+    if "input_ids" not in fitting:
+        fitting.pop("attention_mask", None)
+    for others in ({}, {"input_features": frames}):
+        for left_out in ("", "pixel_values", "input_ids attention_mask"):
+            taken = {name: x for name, x in fitting.items() if name not in left_out.split()}
+            yield {name: others.get(name, x) for name, x in taken.items()}
+
+
+def outputs(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
+    """The floating-point outputs, without padding; none if some are not finite."""
+    torch.manual_seed(0)  # for masks that are drawn
+    mask = batch.get("attention_mask")
+    with torch.no_grad():
+        tensors = [x for x in tree_leaves(model(**batch)) if isinstance(x, Tensor)]
+    tensors = [x for x in tensors if x.is_floating_point() and x.numel()]
+    if mask is not None:
+        tensors = [x[mask > 0] if x.shape[:2] == mask.shape else x for x in tensors]
+    return tensors if all(x.isfinite().all() for x in tensors) else []
+
+
+def small(kind: str) -> tuple[Any, dict[str, Tensor]] | None:
+    """A model that can be made sparse, and inputs; None if none runs."""
+    for mapping in kinds()[kind]:
+        model = attempt(build, kind, mapping, SMALL)
+        if not attempt(attentions, model) or sum(x.numel() for x in model.parameters()) > 2e7:
+            continue
+        torch.manual_seed(0)
+        model = build(kind, mapping, SMALL, "cpu")
+        for name, x in model.named_parameters():  # weights that are far from uniform
+            if x.dim() == 2 and "embed" not in name and x.std() < 0.1:
+                x.detach().mul_(4.0)
+        for batch in batches(model):
+            if attempt(outputs, model, batch):
+                return model, batch
+    return None
+
+
+def test_masks_of_every_type_are_listed() -> None:
+    said = {}
+    for kind in kinds():
+        name = configuration_auto.model_type_to_module_name(kind)
+        for source in SOURCES.glob(f"{name}/modeling_{name}.py"):
+            code = source.read_text("utf-8")
+            if "ALL_ATTENTION_FUNCTIONS" in code or "AutoModel" in code:
+                said.setdefault(" ".join(sorted(set(SAID.findall(code)))), []).append(kind)
+    new = {path: of for path, of in said.items() if path not in PATHS}
+    assert not new, f"add to {LISTED.name}, with a type that small settings run, or '-': {new}"
+
+
+@pytest.mark.parametrize(
+    "kind", kinds() if "HEADWISE_EVERY_TYPE" in os.environ else sorted({*PATHS.values()} - {"-"})
+)
+def test_at_alpha_1_equals_dense(kind: str) -> None:
+    if (found := small(kind)) is None:
+        assert kind not in PATHS.values()
+        pytest.skip("refused, or small settings do not run it")
+    dense, batch = found
+    sparse = sparsify(copy.deepcopy(dense))
+    padded = torch.ones(2, 24).long()
+    padded[1, 14:] = 0
+    masks = [{"attention_mask": mask} for mask in (None, padded, padded.flip(1))]
+    for mask in masks if "attention_mask" in batch else [{}]:
+        if expected := attempt(outputs, dense, batch | mask):
+            for exact, ours in zip(expected, outputs(sparse, batch | mask), strict=True):
+                assert (exact - ours).abs().max() <= 1e-5 * exact.abs().max()

@@ -22,8 +22,8 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from headwise.nn.functional import MAPS, Keys, Scores, attend_heads, in_autocast, repeated
 from headwise.ops.family import ALPHAS
 
-# Names of the attention implementation. The second is for parts that compute `eager` attention,
-# with masks as eager attention gets them: they may read them elsewhere, and never use `is_causal`.
+# Names of the attention implementation. The second is for parts whose dense attention is `eager`:
+# their masks are additive, always made, and may be read elsewhere; `is_causal` has no effect.
 NAME, EAGER = "headwise", "headwise_eager"
 NAMES = (NAME, EAGER)
 HEAD_ALPHA = "head_alpha"  # attribute of a sparse attention: its `HeadAlpha` or `FixedMap`

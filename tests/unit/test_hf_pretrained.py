@@ -1,0 +1,67 @@
+"""A small pretrained BERT of reactions, from the package rxnfp, with sparse heads."""
+
+from __future__ import annotations
+
+import copy
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
+
+from headwise.hf import heads, sparsify
+
+RXNFP = find_spec("rxnfp")  # its files alone: it imports packages that are not installed
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(RXNFP is None, reason="`make test-all` could not install rxnfp"),
+]
+PARTS = ("CCO", "c1ccccc1", "CC(=O)O", "CN", "Cl", "OB(O)C", "C#N", "COC", "S")
+
+
+def molecules(n: int, ids: dict[str, int]) -> dict[str, Tensor]:
+    """Texts of SMILES, padded; every second contains bromine, label 1."""
+    rows = []
+    for label in range(n):
+        parts = [PARTS[i] for i in torch.randint(len(PARTS), (3,))]
+        if label % 2:
+            parts[label // 2 % 3] = "CBr"
+        tokens = ["[CLS]", *re.findall("Br|Cl|.", ".".join(parts)), "[SEP]"]
+        rows.append(torch.tensor([ids[token] for token in tokens]))
+    padded = pad_sequence(rows, batch_first=True)
+    return {"input_ids": padded, "attention_mask": padded.ne(0), "labels": torch.arange(n) % 2}
+
+
+def test_pretrained_model_learns_alpha_and_is_saved(tmp_path: Path) -> None:
+    (root,) = RXNFP.submodule_search_locations
+    folder = Path(root) / "models/transformers/bert_pretrained"
+    vocabulary = (folder / "vocab.txt").read_text("utf-8").splitlines()
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    torch.manual_seed(0)
+    dense = BertForSequenceClassification.from_pretrained(folder).eval()
+    batch = molecules(64, ids)
+    model = sparsify(copy.deepcopy(dense))
+    with torch.no_grad():
+        exact, ours = (m(**batch, output_hidden_states=True).hidden_states for m in (dense, model))
+    is_token = batch["attention_mask"]
+    for a, b in zip(exact, ours, strict=True):
+        assert (a - b)[is_token].abs().max() < 1e-5 * a[is_token].abs().max()
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
+    for _ in range(12):
+        model(**molecules(16, ids)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    alpha = heads(model).alpha
+    assert alpha.max() > 1.02
+    with torch.no_grad():
+        logits = model(**batch).logits
+        assert (logits.argmax(-1) == batch["labels"]).float().mean() > 0.9
+        model.save_pretrained(tmp_path)
+        loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+        assert heads(loaded).alpha.equals(alpha)
+        assert torch.equal(loaded(**batch).logits, logits)

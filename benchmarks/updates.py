@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.clock import added_bytes, medians
 from benchmarks.command import arguments, in_own_process, keep
+from benchmarks.saved_storages import n_bytes, saved_storages
 from headwise.config.folders import composed, group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.register import typed
@@ -37,12 +38,7 @@ from headwise.seed import seed_everything
 from headwise.studies.study import read_study, selected
 from headwise.tasks.task import task_of
 from headwise.train.distributed import Ranks
-from headwise.train.memory import (
-    keep_freed_memory,
-    n_bytes,
-    return_free_pages,
-    saved_storages,
-)
+from headwise.train.memory import keep_freed_memory, return_free_pages
 from headwise.train.step import build_step
 
 CPU = torch.device("cpu")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
-from command_line import CommandLine, assert_rejected, run_folders, small_overrides, write_corpus
+from command_line import (
+    CommandLine,
+    assert_rejected,
+    run_folders,
+    small_overrides,
+    train_small,
+    write_corpus,
+)
 from headwise.analysis.tables import OTHERS
 from headwise.attention.build import unsupported_sites
 from headwise.cli import COMMANDS
@@ -132,7 +141,7 @@ def test_dry_run_prints_the_cost_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = headwise.ok("train", *small_overrides(tmp_path, "dry_run=true"))
-    for text in ("parameters", "FLOP", "GiB of weights", "activations"):
+    for text in ("parameters", "FLOP", "GiB of weights", "which need the data: "):
         assert text in result.out
     assert "scheduler.warmup_updates=1000 is more than trainer.max_updates=2" in result.out
     # a user's schedule may have any value under that name
@@ -143,6 +152,33 @@ def test_dry_run_prints_the_cost_and_writes_nothing(
     result = headwise("train", *small_overrides(tmp_path, "dry_run=true", "trainer.device=cuda"))
     assert (result.code, "FLOP" in result.out) == (0, True), "for a GPU of another machine"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_dry_run_measures_a_run_and_changes_nothing(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "text")
+    monkeypatch.setattr("headwise.tasks.timing.SECONDS", 0.3)
+    (tmp_path / "folders").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "folders"))
+    before = train_small(tmp_path, f"paths.outputs={tmp_path / 'before'}")
+    settings = small_overrides(tmp_path, "trainer.max_updates=1200", "scheduler.warmup_updates=2")
+    printed = headwise.ok("train", *settings, "dry_run=true").out
+    minutes, gib = re.findall(r"about ([\d.]+) (?:min on this machine|GiB of memory)", printed)
+    assert float(minutes) > 0
+    assert 0.1 < float(gib) < 100
+    assert not (tmp_path / "outputs").exists()
+    assert not list((tmp_path / "folders").iterdir())
+    after = train_small(tmp_path)
+    weights = [torch.load(run / "checkpoints/last.pt")["model"] for run in (before, after)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+def test_dry_run_downloads_nothing(headwise: CommandLine, tmp_path: Path) -> None:
+    settings = f"paths.cache={tmp_path}", "tracker=none", "dry_run=true"
+    printed = headwise.ok("train", "data=tinyshakespeare", "model=tiny", *settings).out
+    assert "a dry run downloads nothing" in printed
 
 
 @pytest.mark.parametrize("dry_run", ["true", "false"])

@@ -9,6 +9,7 @@ import math
 
 import pytest
 import torch
+from benchmarks.saved_storages import n_bytes, saved_storages
 from torch import Tensor
 
 from headwise.attention.linear import (
@@ -19,7 +20,6 @@ from headwise.attention.linear import (
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.errors import ConfigError
-from headwise.train.memory import n_bytes, saved_storages
 from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 4, 6, 9

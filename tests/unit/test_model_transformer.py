@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.saved_storages import n_bytes, saved_storages
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
@@ -29,7 +30,6 @@ from headwise.model.init import Glorot, Init
 from headwise.model.parts import Parts
 from headwise.model.scaled import Scaled
 from headwise.model.transformer import Transformer
-from headwise.train.memory import n_bytes, saved_storages
 from kernel_marks import needs_kernels
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)

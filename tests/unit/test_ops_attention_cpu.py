@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.saved_storages import n_bytes, saved_storages
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,7 +16,6 @@ from headwise.ops.attention.distances import Distances
 from headwise.ops.family import Power
 from headwise.ops.flops import register_flops
 from headwise.ops.visible import Visible
-from headwise.train.memory import n_bytes, saved_storages
 from kernel_marks import needs_kernels
 
 pytestmark = needs_kernels

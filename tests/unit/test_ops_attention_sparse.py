@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.saved_storages import n_bytes, saved_storages
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -22,7 +23,6 @@ from headwise.ops import dispatch
 from headwise.ops.attention.cpu_sparse import Settings, sparse_attention
 from headwise.ops.attention.distances import Distances
 from headwise.ops.family import Power
-from headwise.train.memory import n_bytes, saved_storages
 from kernel_marks import needs_kernels
 from sparse_cases import (
     COMBINATIONS,

@@ -6,10 +6,12 @@ Repeating the command prints the results of a finished run, or resumes from the 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,8 @@ from headwise.config.schema import Config
 from headwise.data.file_corpus import Corpus
 from headwise.data.prefetch import Prefetched
 from headwise.data.sources.digest import combined_digest
-from headwise.errors import Interrupted, RunError
+from headwise.data.sources.download import IS_OFFLINE
+from headwise.errors import DataError, Interrupted, RunError
 from headwise.files import read_json, remove_partial
 from headwise.model.family import Model
 from headwise.precision import use_deterministic_kernels
@@ -42,10 +45,11 @@ from headwise.tasks.data import Data
 from headwise.tasks.evaluate import main_metric, score, valid_heads, validate
 from headwise.tasks.identity import identity, init_weights
 from headwise.tasks.task import Task
+from headwise.tasks.timing import describe_timing
 from headwise.track.base import Tracker
 from headwise.train.average import choose_weights
 from headwise.train.batches import training_batches
-from headwise.train.budget import describe_budget
+from headwise.train.budget import budget, describe_budget
 from headwise.train.clock import Clock
 from headwise.train.distributed import Ranks, process_group
 from headwise.train.initial import start_from
@@ -91,14 +95,20 @@ def train(
         if config.dry_run:
             if config.init_from is not None:
                 RunFolder.existing(config.init_from, "init_from")
-            print(describe_budget(task))
-            return None
+            needs = budget(task)
+            print(describe_budget(task, needs))
+            if not needs.is_measured:
+                return None
         container = resolve(task)
         if config.trainer.threads is not None:
             torch.set_num_threads(config.trainer.threads)
         keep_freed_memory()
         with process_group(config.trainer.device) as ranks:
             use_deterministic_kernels(ranks.device)
+            if config.dry_run:
+                if ranks.is_main:
+                    copy_context().run(_print_timing, task, Ranks(0, 1, ranks.device))
+                return None
             with ranks.first_alone():  # the first rank downloads, the others read the cache
                 corpus = task.open(task.cache)
                 about = identity(config, container, corpus, swept)
@@ -127,6 +137,15 @@ def train(
                 with _tracker(config, folder, ranks, group, container) as tracker:
                     run.train(corpus, prepared, tracker)
     return folder.path
+
+
+def _print_timing(task: Task[Any], ranks: Ranks) -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the cache is read
+    IS_OFFLINE.set(True)
+    try:
+        print(describe_timing(task, ranks))
+    except DataError as error:
+        print(f"no minutes and memory of the process, which need the data: {error}")
 
 
 def _other_versions(versions: Mapping[str, str], others: Mapping[str, str]) -> str:

@@ -165,7 +165,7 @@ class Config:
     experiment_name: str = "default"  # folder of the run, under outputs
     seed: int = 1  # of weights, dropout and order
     init_from: str | None = path()  # another run, whose weights initialise the model
-    dry_run: bool = False  # print parameters, memory and FLOPs, then stop
+    dry_run: bool = False  # print parameters, FLOPs, minutes and memory, then stop
 
 
 UNCHOSEN = ("schema", "shared")  # groups that only other yamls use

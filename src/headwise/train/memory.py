@@ -1,16 +1,13 @@
-"""Settings of the CPU memory allocator, and memory of this process and of a forward pass."""
+"""Settings of the CPU memory allocator, and memory of this process."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 # mallopt's numbers in glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -70,25 +67,3 @@ def resident_bytes(field: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
-
-
-@contextmanager
-def saved_storages(model: nn.Module | None = None) -> Iterator[dict[int, torch.UntypedStorage]]:
-    """Yield the storages that autograd saves in the block, without those of the parameters."""
-    parameters = model.parameters() if model is not None else ()
-    excluded = {parameter.untyped_storage()._cdata for parameter in parameters}
-    saved: dict[int, torch.UntypedStorage] = {}
-
-    def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in excluded:
-            saved[storage._cdata] = storage  # held, so that no address is used again
-        return tensor
-
-    with saved_tensors_hooks(save, lambda tensor: tensor):
-        yield saved
-
-
-def n_bytes(saved: dict[int, torch.UntypedStorage]) -> int:
-    """The size of storages."""
-    return sum(storage.nbytes() for storage in saved.values())

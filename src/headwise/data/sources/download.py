@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 
 import pooch
@@ -20,6 +21,7 @@ CHECKSUMS = ("sha256", "sha1", "md5")
 TIMEOUT_SECONDS = 20
 # A server that compresses the archive again would change the checksum.
 HEADERS = {"User-Agent": "headwise", "Accept-Encoding": "identity"}
+IS_OFFLINE = ContextVar("IS_OFFLINE", default=False)  # in dry runs
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,10 @@ def download(entries: Sequence[Entry], folder: Path) -> Path:
         folder: of the file.
 
     Raises:
-        DataError: all entries failed, or a checksum differs.
+        DataError: all entries failed, a checksum differs, or `IS_OFFLINE`.
     """
+    if IS_OFFLINE.get():
+        raise DataError("a dry run downloads nothing, `headwise prepare` does")
     problems = []
     for entry in entries:
         try:

@@ -98,6 +98,7 @@ def train(
             needs = budget(task)
             print(describe_budget(task, needs))
             if not needs.is_measured:
+                print("minutes: not measured, for a device elsewhere or updates of minutes")
                 return None
         container = resolve(task)
         if config.trainer.threads is not None:

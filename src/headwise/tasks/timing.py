@@ -21,6 +21,7 @@ from headwise.track.base import Tracker
 from headwise.train.batches import training_batches
 from headwise.train.distributed import Ranks
 from headwise.train.memory import peak_memory
+from headwise.train.processors import ProcessorWatch
 from headwise.train.step import TrainingStep, build_step
 
 SECONDS = 10.0  # of updates; the last one may end later
@@ -65,12 +66,13 @@ def _updates(
     The first half of the updates is not timed: kernels are compiled in them. The heap of glibc is
     fragmented by batches of different shapes; its peak grows with the logarithm of the updates.
     """
-    times, peaks = [time.perf_counter()], [peak() or 0]
+    times, peaks, watch = [time.perf_counter()], [peak() or 0], ProcessorWatch()
     while times[-1] - times[0] < SECONDS and len(times) <= step.config.max_updates:
         step(len(times), [next(batches) for _ in range(step.config.accumulate)])
         step.window.tolist()  # waits for a GPU
         times.append(time.perf_counter())
         peaks.append(peak() or 0)
+        watch.check()
     n = len(times) - 1
     doublings = math.log2(max(1, min(SETTLED, step.config.max_updates) / n))
     return (times[n] - times[n // 2]) / (n - n // 2), doublings * (peaks[n] - peaks[(n + 1) // 2])

@@ -173,12 +173,6 @@ def test_another_head_on_the_same_folder_keeps_alpha(tmp_path: Path) -> None:
     assert heads(loaded).alpha.equals(heads(model).alpha)
 
 
-def test_dense_folder_is_refused(tmp_path: Path) -> None:
-    make("bert").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no sparse heads: headwise.hf.sparsify"):
-        from_pretrained(transformers.AutoModel, tmp_path)
-
-
 def test_failed_calls_leave_no_request_for_weights() -> None:
     model, batch = sparse("gpt2"), inputs("gpt2")
     with pytest.raises(ValueError):
@@ -218,13 +212,6 @@ def test_recordings_see_their_own_model_and_leave_modes() -> None:
     assert not any(module.training for module in frozen.modules())
     with pytest.raises(ValueError, match="no attention was measured"):
         record(model, [])
-
-
-def test_alpha_of_other_sizes_starts_anew(tmp_path: Path) -> None:
-    sparsify(make("bert"), alpha_init=1.5).save_pretrained(tmp_path)
-    options = {"num_attention_heads": 2, "ignore_mismatched_sizes": True}
-    model = from_pretrained(transformers.AutoModelForMaskedLM, tmp_path, **options)
-    assert heads(model).alpha.tolist() == pytest.approx([1.5] * len(heads(model)))
 
 
 @pytest.mark.parametrize("layers", [0, np.int64(0), [], "(", 0.7, [0.7]])

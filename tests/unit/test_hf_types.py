@@ -45,7 +45,6 @@ VERSION, COUNTS = "5.24.0", {1: (422, 187, 57), 12: (32, 19, 5)}[STEP]
 
 # What the source of a type says of masks and of the context, and one type for each that the small
 # settings run ("-": none).
-SOURCES = Path(transformers.__file__).parent / "models"
 SAID = re.compile(
     r"\bcreate_\w*mask\w*(?=\()|_prepare_4d\w*(?=\()|get_extended_attention_mask(?=\()"
     r"|_supports_sdpa = \w+|self\.is_causal = \w+|attn_output\w* = attn_output\S*view\("
@@ -185,7 +184,7 @@ def test_masks_of_every_type_are_listed() -> None:
     said = {}
     for kind in kinds():
         name = configuration_auto.model_type_to_module_name(kind)
-        for source in SOURCES.glob(f"{name}/modeling_{name}.py"):
+        for source in Path(transformers.__file__).parent.glob(f"models/{name}/modeling_{name}.py"):
             code = source.read_text("utf-8")
             if "ALL_ATTENTION_FUNCTIONS" in code or "AutoModel" in code:
                 said.setdefault(" ".join(sorted(set(SAID.findall(code)))), []).append(kind)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,63 +19,33 @@ from headwise.ops.maps import export, operator
 from transformers_models import make
 
 ALPHAS = torch.tensor([1.0, 1.001, 1.02, 1.3, 1.5, 2.0])
-SPARSE = ("alpha_entmax", "entmax15", "sparsemax")
 LENGTHS = {1: torch.export.Dim("length", min=2, max=200)}
-AXES = {"inputs": LENGTHS, "visible": LENGTHS}
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit.trace
-
-
-class Exported(nn.Module):
-    def __init__(self, function: Callable[..., Tensor], part: nn.Module | None = None) -> None:
-        super().__init__()
-        self.function, self.part = function, part
-        for name, bias in self.named_parameters():
-            if name.endswith("alpha.bias"):
-                bias.data = (ALPHAS[-len(bias) :] - 1) / 10
-        self.eval()
-
-    def forward(self, inputs: Tensor, visible: Tensor) -> Tensor:
-        return self.function(inputs, visible, self.part)
-
-
-def batch_of(length: int, share: float, is_text: bool) -> tuple[Tensor, Tensor]:
-    states = 2 * torch.randn(2, length, 24, generator=torch.Generator().manual_seed(length))
-    visible = torch.arange(length) < torch.tensor([[length], [length * share]])
-    return states[..., 0].abs().mul(40).long().clamp(3, 96) if is_text else states, visible
-
-
-def check(exported: Callable[..., Tensor], module: nn.Module, is_text: bool = False) -> None:
-    for length, share in ((5, 1), (128, 0.7), (200, 1), (200, 0.7)):
-        batch = batch_of(length, share, is_text)
-        torch.testing.assert_close(exported(*batch), module(*batch), rtol=0, atol=1e-5)
-
-
-def attend(x: Tensor, visible: Tensor, part: MultiheadAttention) -> Any:
-    return part(x, x, x, ~visible, need_weights=False)[0]
-
-
-def bert(name: str) -> Exported:
-    model = headwise.hf.sparsify(make("bert"), name)
-    return Exported(lambda ids, visible, part: part(ids, visible.long()).logits, model)
-
-
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "attention": lambda x, mask, _: attention(x, x, x, alpha=1.3, attn_mask=mask[:, None]),
     "alpha": lambda x, mask, _: entmax.alpha_entmax(x, ALPHAS.repeat(4), 1),
     "bisect": lambda x, mask, _: entmax.entmax_bisect(x, 3 - ALPHAS.repeat(4), 1),
+    "layer": lambda x, mask, layer: layer(x, x, x, ~mask, need_weights=False)[0],
+    "bert": lambda ids, mask, bert: bert(ids, mask.long()).logits,
 }
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", SPARSE[:2])
-def test_attention_exports_for_any_length(name: str, tmp_path: Path) -> None:
-    module = Exported(attend, MultiheadAttention(24, 6, attention=name, batch_first=True))
-    batch = batch_of(24, 0.7, False)
-    program = torch.export.export(module, batch, dynamic_shapes=AXES)
-    assert not [node for node in program.graph.nodes if "headwise" in str(node.target)]
-    check(program.module(), module)
-    torch.jit.trace(module, batch, check_trace=False).save(tmp_path / "traced.pt")
-    check(torch.jit.load(tmp_path / "traced.pt"), module)
+class Exported(nn.Module):
+    def __init__(self, name: str, part: nn.Module | None = None) -> None:
+        super().__init__()
+        self.name, self.part = name, part
+        for parameter, bias in self.named_parameters():
+            if parameter.endswith("alpha.bias"):
+                bias.data = (ALPHAS[-len(bias) :] - 1) / 10
+        self.eval()
+
+    def forward(self, inputs: Tensor, visible: Tensor) -> Any:
+        return FUNCTIONS[self.name](inputs, visible, self.part)
+
+    def batch(self, length: int, share: float) -> tuple[Tensor, Tensor]:
+        inputs = 2 * torch.randn(2, length, 24, generator=torch.Generator().manual_seed(length))
+        if self.name == "bert":
+            inputs = inputs[..., 0].abs().mul(40).long().clamp(3, 96)
+        return inputs, torch.arange(length) < torch.tensor([[length], [length * share]])
 
 
 @pytest.mark.parametrize("power", Power)
@@ -95,31 +63,23 @@ def test_exported_form_has_the_weights_and_gradients_of_scores(power: Power) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SPARSE, *FUNCTIONS])
-def test_onnx_equals_eager(name: str, tmp_path: Path) -> None:
-    runtime, is_text = pytest.importorskip("onnxruntime"), name in SPARSE
-    module = bert(name) if is_text else Exported(FUNCTIONS[name])
-    batch, path = batch_of(24, 0.7, is_text), tmp_path / "model.onnx"
-    torch.onnx.export(module, batch, path, dynamic_shapes=AXES)
-    session = runtime.InferenceSession(path)
-    names = [node.name for node in session.get_inputs()]  # without a mask that is not used
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("case", [*FUNCTIONS, "bert entmax15", "bert sparsemax"])
+def test_exported_equals_eager_at_other_lengths(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    name, _, attention = case.partition(" ")
+    parts = {
+        "bert": lambda: headwise.hf.sparsify(make("bert"), attention or "alpha_entmax"),
+        "layer": lambda: MultiheadAttention(24, 6, batch_first=True),
+    }
+    module = Exported(name, parts[name]() if name in parts else None)
+    batch, axes = module.batch(24, 0.7), {"inputs": LENGTHS, "visible": LENGTHS}
+    program = torch.onnx.export(module, batch, dynamic_shapes=axes)
+    torch.jit.trace(module, batch, check_trace=False).save(tmp_path / "traced.pt")
+    traced, exported = torch.jit.load(tmp_path / "traced.pt"), program.exported_program
+    assert "headwise::" not in f"{traced.inlined_graph}{exported.graph}"  # they run without it
 
-    def run(*batch: Tensor) -> Tensor:
-        inputs = dict(zip(names, (x.numpy() for x in batch), strict=False))
-        return torch.from_numpy(session.run(None, inputs)[0])
-
-    check(run, module, is_text)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_traced_model_runs_without_headwise(tmp_path: Path) -> None:
-    module, batch = bert("alpha_entmax"), batch_of(200, 0.7, True)
-    torch.jit.trace(module, batch_of(24, 0.7, True), check_trace=False).save(tmp_path / "model.pt")
-    torch.save((batch, module(*batch)), tmp_path / "batch.pt")
-    code = """if True:
-        import sys, torch
-        batch, logits = torch.load("batch.pt")
-        torch.testing.assert_close(torch.jit.load("model.pt")(*batch), logits, rtol=0, atol=1e-5)
-        assert "headwise" not in sys.modules"""
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    for length, share in ((5, 1), (128, 0.7), (200, 1), (200, 0.7)):
+        batch = module.batch(length, share)
+        for output in (program(*batch)[0], traced(*batch), exported.module()(*batch)):
+            torch.testing.assert_close(output, module(*batch), rtol=0, atol=1e-5)

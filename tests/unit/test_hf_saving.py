@@ -12,14 +12,13 @@ import torch
 import transformers
 
 from headwise.hf import desparsify, from_pretrained, heads, sparsify
-from headwise.nn import HeadAlpha
 from transformers_models import draw_alpha, inputs, make, output
 
 pytestmark = pytest.mark.slow
 
 CODE = "from transformers import BertForMaskedLM\nclass OwnModel(BertForMaskedLM): ..."
-AUTO = {"bert": "AutoModelForMaskedLM", "llama": "AutoModelForCausalLM", "clip": "AutoModel"}
-AUTO["t5"] = "AutoModelForSeq2SeqLM"
+AUTO = {"bert": "ForMaskedLM", "llama": "ForCausalLM", "clip": "", "t5": "ForSeq2SeqLM"}
+LAYERS: dict[str, Any] = {"bert": None, "llama": [1], "t5": r"decoder\..*", "clip": [0]}
 WAYS = "whole bert, whole t5, part bert, part clip, adapter llama, code bert, disk bert"
 
 
@@ -37,9 +36,7 @@ def test_auto_classes_load_sparse_models(
         (tmp_path / f"own_{attention}.py").write_text(CODE)
         own = __import__(f"own_{attention}").OwnModel
         own.register_for_auto_class("AutoModelForMaskedLM")
-        weights, options = model.state_dict(), {"trust_remote_code": True}
-        model = own(model.config).eval()
-        model.load_state_dict(weights)
+        model.__class__, options = own, {"trust_remote_code": True}
     if way == "disk":
         places = {"bert.embeddings": "cpu", "bert.encoder": "disk", "cls": "cpu"}
         options = {"device_map": places, "offload_folder": tmp_path / "off"}
@@ -57,43 +54,36 @@ def test_auto_classes_load_sparse_models(
     expected = output(family, model, batch)
     assert (expected - dense).abs().max() > 0.05
     model.save_pretrained(tmp_path / "saved")
-    kind = getattr(transformers, AUTO[family])
-    for loaded, info in (
-        kind.from_pretrained(tmp_path / "saved", output_loading_info=True, **options),
-        from_pretrained(kind, tmp_path / "saved", output_loading_info=True, **options),
-    ):
+    kind = getattr(transformers, f"AutoModel{AUTO[family]}")
+    for load in (kind.from_pretrained, partial(from_pretrained, kind)):
+        loaded, info = load(tmp_path / "saved", output_loading_info=True, **options)
         assert not {*info["missing_keys"], *info["unexpected_keys"]}
         torch.testing.assert_close(output(family, loaded, batch), expected)
 
 
 @pytest.mark.parametrize("attention", ["alpha_entmax", "sparsemax"])
-@pytest.mark.parametrize(
-    ("family", "layers"), [("bert", None), ("llama", [1]), ("t5", r"decoder\..*"), ("clip", [0])]
-)
-def test_folders_of_headwise_010_load(
-    family: str, layers: Any, attention: str, tmp_path: Path
-) -> None:
-    lr_factor = {"alpha_lr_factor": 20.0}
-    model, batch = sparsify(make(family), attention, layers, **lr_factor), inputs(family)
+@pytest.mark.parametrize("family", LAYERS)
+def test_folders_of_headwise_010_load(family: str, attention: str, tmp_path: Path) -> None:
+    options = {"attention": attention, "layers": LAYERS[family], "alpha_lr_factor": 20.0}
+    model, batch = sparsify(make(family), **options), inputs(family)
     state = model.state_dict()
     state |= {name: torch.rand(4) / 20 for name in state if name.endswith("head_alpha.bias")}
     old = {n: x for n, x in state.items() if not n.endswith(("_alpha.factor", "_alpha.alpha"))}
     model.load_state_dict(old)
     expected = output(family, model, batch)
     desparsify(model)
-    model.config.headwise = {"attention": attention, "layers": layers, "alpha_init": 1, **lr_factor}
+    model.config.headwise = options | {"alpha_init": 1}
     model.save_pretrained(tmp_path, state_dict=old)
     for load in (type(model).from_pretrained, partial(from_pretrained, type(model))):
         loaded, info = load(tmp_path, output_loading_info=True)
         assert not {*info["missing_keys"], *info["unexpected_keys"]}
         assert output(family, loaded, batch).equal(expected)
-    assert sparsify(loaded, attention, layers, **lr_factor) is loaded
+    assert sparsify(loaded, **options) is loaded
 
 
 def test_parts_and_wholes_exchange_alpha(tmp_path: Path) -> None:
     sparsify(make("bert").bert, alpha_init=1.75, alpha_lr_factor=20).save_pretrained(tmp_path)
-    path = str(tmp_path)
-    pair = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(path, path)
+    pair = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(*[str(tmp_path)] * 2)
     sparsify(pair, alpha_init=1.25)  # the new cross-attentions
     alphas = heads(pair).groupby("site").alpha.mean().to_dict()
     assert alphas == {"encoder_self": 1.75, "decoder_self": 1.75, "cross": 1.25}
@@ -113,21 +103,19 @@ def test_parts_and_wholes_exchange_alpha(tmp_path: Path) -> None:
 
 def test_missing_alpha_is_the_initial_one(tmp_path: Path) -> None:
     sparsify(make("bert"), alpha_init=1.25).save_pretrained(tmp_path)
-    make("bert").save_pretrained(tmp_path / "dense")
-    (tmp_path / "dense/model.safetensors").replace(tmp_path / "model.safetensors")
     kind = transformers.AutoModelForMaskedLM
+    other = kind.from_pretrained(tmp_path, num_attention_heads=2, ignore_mismatched_sizes=True)
+    assert heads(other).alpha.tolist() == [1.25] * 4
+    make("bert").save_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match=r"no sparse heads: headwise.hf.sparsify"):
+        from_pretrained(kind, tmp_path / "dense")
+    (tmp_path / "dense/model.safetensors").replace(tmp_path / "model.safetensors")
     loaded, info = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert heads(loaded).alpha.tolist() == [1.25] * 8
     assert {name.rpartition("head_")[2] for name in info["missing_keys"]} == {"alpha.bias"}
     assert heads(kind.from_config(loaded.config)).equals(heads(loaded))
-
-
-def test_alpha_does_not_depend_on_the_factor() -> None:
-    saved = HeadAlpha(4, 1.5, lr_factor=100)
-    other = HeadAlpha(4)
-    other.load_state_dict(saved.state_dict())
-    assert other().tolist() == [1.5] * 4
-    assert other.factor == other.lr_factor == 10
+    with pytest.warns(UserWarning, match="α is not loaded"):  # as PEFT loads
+        make("bert").load_state_dict(loaded.state_dict(), strict=False)
 
 
 def test_alpha_added_after_peft_is_frozen() -> None:

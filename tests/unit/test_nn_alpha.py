@@ -38,8 +38,7 @@ def test_alpha_stays_in_its_range_and_returns_from_a_bound_at_once(kind: str) ->
         optimizer = OPTIMIZERS[kind](alpha.parameters(), lr=0.03)
         for step in range(60):
             optimizer.zero_grad()
-            sign = 1 if step < 20 else -1
-            (sign * alpha()).sum().backward()
+            (alpha() * (1 if step < 20 else -1)).sum().backward()
             optimizer.step()
             stored = 1 + alpha.factor * alpha.bias.detach()
             assert stored.clamp(1, 2).equal(stored)

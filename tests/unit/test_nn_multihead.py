@@ -143,9 +143,10 @@ def test_weights_of_torch_load_and_alpha_stays() -> None:
     assert ours.alpha().eq(1.5).all()
     unexpected = theirs.load_state_dict(ours.state_dict(), strict=False).unexpected_keys
     assert unexpected == ["alpha.bias", "alpha.factor"]
-    again = MultiheadAttention(D, H)
+    again = MultiheadAttention(D, H, alpha_lr_factor=100)
     again.load_state_dict(ours.state_dict())
     assert again.alpha().eq(1.5).all()
+    assert again.alpha.factor == 100
 
 
 def sparse_layers(layers: Any) -> None:

@@ -43,11 +43,11 @@ _RECORDERS: ContextVar[tuple[Recorder, ...]] = ContextVar("recorders", default=(
 class FixedMap(nn.Module):
     """The map of an attention without a learned α, by its name; else a `HeadAlpha` is there."""
 
-    def __init__(self, n_heads: int, attention: str) -> None:
+    def __init__(self, n_heads: int, attention: str, device: Any = None) -> None:
         super().__init__()
         self.n_heads, self.attention = n_heads, attention
         if attention != "softmax":  # saved, so that loaders that do not know it name it
-            self.register_buffer("alpha", torch.tensor(ALPHAS[MAPS[attention]]))
+            self.register_buffer("alpha", torch.tensor(ALPHAS[MAPS[attention]], device=device))
 
     def reset_parameters(self) -> None:
         """Set α where it is missing in what was loaded."""
@@ -96,9 +96,8 @@ def attention_forward(
     maps = getattr(module, HEAD_ALPHA, None)
     if maps is None:
         raise ValueError(
-            f"this {type(module).__name__} has no sparse heads, though attn_implementation is "
-            f"{NAME!r}, set by hand or in the config of another model: call "
-            "headwise.hf.sparsify(model)"
+            f"this {type(module).__name__} has no sparse heads, but attn_implementation={NAME!r}, "
+            "set by hand or in the config of another model: call headwise.hf.sparsify(model)"
         )
     query, key, value = in_autocast(query, key, value)  # rotated queries are float32, values not
     n_queries, bias = query.shape[2], position_bias
@@ -119,11 +118,9 @@ def attention_forward(
         mesh = next((w.device_mesh for w in module.parameters() if isinstance(w, DTensor)), None)
         alpha = None if alpha is None else _of_process(alpha, query.shape[1], mesh)
     alpha = None if alpha is None else alpha[None, :, None, None]
-    recorders: tuple[Recorder, ...] = ()
-    is_asked = bool(kwargs.get("output_attentions"))
-    if not torch.compiler.is_compiling():
-        recorders = _RECORDERS.get()
-        is_asked = is_asked or any(_ASKED.get()[-1:])
+    is_eager = not torch.compiler.is_compiling()
+    recorders = _RECORDERS.get() if is_eager else ()
+    is_asked = bool(kwargs.get("output_attentions")) or (is_eager and any(_ASKED.get()[-1:]))
     context, weights = attend_heads(
         query, key, value, MAPS[maps.attention], alpha, Scores(keys, scale, bias, softcap, s_aux),
         float(dropout), is_asked or bool(recorders),
@@ -148,8 +145,7 @@ def _of_process(alpha: Tensor, n_heads: int, mesh: Any) -> Tensor:
     if mesh is None or mesh.size() * n_heads != len(alpha):
         raise ValueError(f"{len(alpha)} heads have an α, but the attention computes {n_heads}")
     whole = DTensor.from_local(alpha, mesh, [Replicate()])
-    own: Tensor = whole.redistribute(placements=[Shard(0)]).to_local()
-    return own
+    return whole.redistribute(placements=[Shard(0)]).to_local()
 
 
 @contextmanager

@@ -88,8 +88,7 @@ def sparsify(
     if missing or not selected:
         raise ValueError(f"no attention for layers {', '.join(missing)}; there are: {[*by_name]}")
     maps = _maps(settings, by_name, base)
-    sparse = {name: m for name, m in by_name.items() if hasattr(m, HEAD_ALPHA)}
-    has = {name: getattr(m, HEAD_ALPHA).attention for name, m in sparse.items()}
+    has = {n: x.attention for n, m in by_name.items() if (x := getattr(m, HEAD_ALPHA, None))}
     if has.keys() == by_name.keys():
         now = {**settings, **getattr(model.config, SETTINGS, {}), "maps": has}
         if now != {**settings, "maps": maps}:
@@ -152,12 +151,12 @@ def attach(model: PreTrainedModel, maps: dict[str, str], settings: dict[str, Any
         module = modules[name]
         if getattr(getattr(module, HEAD_ALPHA, None), "attention", None) == kind:
             continue
-        n_heads = _n_heads(name, module)
+        n_heads, device = _n_heads(name, module), device_of(module)
         if kind == "alpha_entmax":
             start = settings["alpha_init"], settings["alpha_lr_factor"]
-            added[module] = HeadAlpha(n_heads, *start, device=device_of(module))
+            added[module] = HeadAlpha(n_heads, *start, device=device)
         else:
-            added[module] = FixedMap(n_heads, kind)
+            added[module] = FixedMap(n_heads, kind, device)
     for module, own in added.items():  # nothing fails from here on
         # what is on the device meta is to be loaded, or initialised if it is missing there
         own._is_hf_initialized = not any(x.is_meta for x in own.state_dict().values())  # type: ignore[assignment]
@@ -201,8 +200,7 @@ def desparsify(model: PreTrainedModel) -> PreTrainedModel:
     """
     changed = _restore(inner := _unwrapped(model))
     if not changed:
-        kind = type(inner).__name__
-        raise ValueError(f"this {kind} was not made sparse, or only as a part of another model")
+        raise ValueError("the model was not made sparse, or only as a part of another model")
     for module in changed:
         module.config.__dict__.pop(SETTINGS, None)
     for module in [module for module in inner.modules() if hasattr(module, HEAD_ALPHA)]:
@@ -231,9 +229,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
             arguments.
     """
     own = {n: m for n, m in model.named_modules() if not type(m).__module__.startswith("torch.")}
-    first: dict[Any, str] = {
-        type(module): name for name, module in reversed(own.items())
-    }  # name of each class
+    first: dict[Any, str] = {type(module): name for name, module in reversed(own.items())}
     by_name = _callers(model)
     outside = [
         f"{name} ({type(module).__name__})"

@@ -138,9 +138,7 @@ def _for_each_call(
     with evaluating(model), torch.no_grad(), force_eager, recording(observe):
         for inputs in batches:
             if not isinstance(inputs, Mapping) or isinstance(inputs.get(main), list):
-                raise TypeError(
-                    f"batches need {main} as a tensor: tokenizer(…, return_tensors='pt')"
-                )
+                raise TypeError(f"{main} must be a tensor: tokenizer(…, return_tensors='pt')")
             on_device = {
                 name: value.to(device) if isinstance(value, Tensor) else value
                 for name, value in inputs.items()

@@ -77,8 +77,7 @@ class HeadAlpha(nn.Module):
 
     def forward(self) -> Tensor:
         """Return α (H,), float32, also under autocast and in models of half precision."""
-        bias = self.bias.full_tensor() if hasattr(self.bias, "full_tensor") else self.bias
-        bias = bias.float()
+        bias = (self.bias.full_tensor() if hasattr(self.bias, "full_tensor") else self.bias).float()
         alpha = (1 + self.factor * bias.detach()).clamp(1.0, 2.0)
         return alpha + (bias - bias.detach())  # + 0, which has the gradient of α
 
@@ -113,7 +112,7 @@ def _local(tensor: Tensor) -> Tensor:
     return local
 
 
-def _bounded(optimizer: optimizers.Optimizer) -> Iterator[tuple[HeadAlpha, Tensor, Tensor, Any]]:
+def _alphas_of(optimizer: optimizers.Optimizer) -> Iterator[tuple[HeadAlpha, Tensor, Tensor, Any]]:
     """Yield what an optimizer has of α: the module, `bias`, its bound, the group of parameters."""
     groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
     for alpha in [*_ALL]:
@@ -125,7 +124,7 @@ def _bounded(optimizer: optimizers.Optimizer) -> Iterator[tuple[HeadAlpha, Tenso
 @torch.no_grad()
 def _before_step(optimizer: optimizers.Optimizer, args: Any, kwargs: Any) -> None:
     """Set gradients of α at a bound that lead further out to 0: momentum would hold it there."""
-    for alpha, bias, highest, group in _bounded(optimizer):
+    for alpha, bias, highest, group in _alphas_of(optimizer):
         if alpha.bias.grad is not None:
             if group.get("weight_decay"):
                 _warn_of_decay()
@@ -137,7 +136,7 @@ def _before_step(optimizer: optimizers.Optimizer, args: Any, kwargs: Any) -> Non
 @torch.no_grad()
 def _after_step(optimizer: optimizers.Optimizer, args: Any, kwargs: Any) -> None:
     """Clamp `bias`: a step of Adam may lead beyond a bound, and α would take as long to return."""
-    for _, bias, highest, _ in _bounded(optimizer):
+    for _, bias, highest, _ in _alphas_of(optimizer):
         torch.minimum(bias, highest, out=bias).clamp_min_(0)
 
 

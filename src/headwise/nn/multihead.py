@@ -209,9 +209,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             start = self.alpha
             if start.bias.is_meta:
                 start = HeadAlpha(self.num_heads, start.init, start.lr_factor)
-            if f"{prefix}alpha.bias" not in state_dict:
-                state_dict[f"{prefix}alpha.factor"] = start.factor.detach()
-                state_dict[f"{prefix}alpha.bias"] = start.bias.detach()
+            for name, value in start.state_dict(prefix=f"{prefix}alpha.").items():
+                state_dict.setdefault(name, value)
 
     def extra_repr(self) -> str:
         """Return the map, for printing a model."""

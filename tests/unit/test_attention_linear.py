@@ -19,7 +19,6 @@ from headwise.attention.linear import (
 )
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.errors import ConfigError
 from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 4, 6, 9
@@ -194,11 +193,6 @@ def test_saved_memory_grows_linearly() -> None:
     assert long <= 4 * short
     tensor_bytes = 1024 * 64 * 4  # one float32 tensor (N, D)
     assert long < 7 * tensor_bytes, "scores or running sums are saved"
-
-
-def test_chunk_size_0_is_refused() -> None:
-    with pytest.raises(ConfigError, match="chunk_size must be at least 1, got 0"):
-        LinearAttention(Place("decoder_self", 1, H, E), chunk_size=0)
 
 
 def test_row_without_a_key_is_zero() -> None:

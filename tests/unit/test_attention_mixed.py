@@ -161,32 +161,6 @@ def build(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rows": "l1"}, "attention.rows must be one of l2, none, sqrt"),
-        ({"normalisers": []}, "attention.normalisers must be a list of names"),
-        ({"normalisers": "softmax"}, "attention.normalisers must be a list of text"),
-        ({"normalisers": ["softmx"]}, "attention.normalisers must be .* Did you mean softmax"),
-        (
-            {"normalisers": ["softmax", "mixed"]},
-            "which mixed does not; choose from selu,.* softmax",
-        ),
-        ({"normalisers": ["tanh", "selu"]}, "one of 8 heads has a distribution.*'tanh', 'selu'"),
-        (
-            {"choices": {"tanh": {"rows": "l2"}}},
-            "attention.choices must be one of softmax, ymish; got 'tanh'",
-        ),
-        ({"choices": {"ymish": {"row": "l2"}}}, r"attention.choices.ymish.row is not known"),
-        ({"choices": {"ymish": 3}}, "attention.choices.ymish must be a mapping"),
-        ({"normalisers": ["elu"] * 8 + ["softmax"]}, "one of 8 heads has a distribution"),
-    ],
-)
-def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(**settings)
-
-
-@pytest.mark.parametrize(
     ("node", "message"),
     [
         (

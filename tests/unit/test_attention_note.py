@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -21,9 +20,6 @@ from headwise.attention.place import Place
 from headwise.attention.rows import ROWS, Elementwise
 from headwise.attention.tanh import Tanh
 from headwise.attention.ymish import Ymish
-from headwise.config.folders import group_node
-from headwise.config.instantiate import instantiate
-from headwise.errors import ConfigError
 
 B, H, E, Q, K = 2, 3, 4, 5, 7
 PLACE = Place("encoder_self", 1, H, E)
@@ -195,20 +191,3 @@ def test_masked_keys_get_no_weight_from_a_shifted_function(rows: str) -> None:
     assert (weights[~allowed_by(mask)] == 0).all()
     expected = by_hand(random_scores(), mask, lambda x, n: x + 3.0, rows, of_weights=True)
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("tanh", {"rows": "l1"}, "attention.rows must be one of l2, none, sqrt; got 'l1'"),
-        ("ymish", {"rows": "squrt"}, "attention.rows must be one of .* Did you mean sqrt"),
-        ("ymish", {"kappa": 0.0}, "attention.kappa must be above 0"),
-        ("ymish", {"theta": -0.1}, "attention.theta must be 0 or more"),
-        ("ymish", {"dead_zone": 1.0}, "attention.dead_zone must be true or false"),
-        ("tanh", {"dead_zone": True}, "attention.dead_zone is not known"),
-    ],
-)
-def test_invalid_settings_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
-    node = {**group_node("attention", name), **settings}
-    with pytest.raises(ConfigError, match=message):
-        instantiate(node, "attention", place=PLACE)

@@ -181,21 +181,6 @@ def test_fixed_initial_alpha_and_gradients_near_the_limits() -> None:
     assert (module.alpha_logit.grad > 0).all(), "a clamp would have killed the gradient"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"alpha_min": 0.5}, "alpha_min"),
-        ({"alpha_max": 2.5}, "alpha_max"),
-        ({"alpha_min": 1.8, "alpha_max": 1.2}, "alpha_max"),
-        ({"alpha_init": "uniform"}, "normal"),
-        ({"lr_factor": 0.0}, "lr_factor"),
-    ],
-)
-def test_invalid_alpha_settings_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        AlphaEntmax(PLACE, **settings)  # type: ignore[arg-type]
-
-
 def test_pattern_on_cross_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # a search folds the hypotheses of a source into one row of queries without positions
     name = Window.__module__

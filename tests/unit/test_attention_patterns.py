@@ -16,7 +16,6 @@ from headwise.attention.fixed import Fixed
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.strided import Strided
-from headwise.errors import ConfigError
 from headwise.ops.attention import pattern_rule
 
 CPU = torch.device("cpu")
@@ -211,23 +210,3 @@ def test_layers_with_equal_patterns_share_one_mask() -> None:
         Fixed(place, own_cells=True),
     ]
     assert len({id(mask.restricted(pattern)) for pattern in [patterns[0], *others]}) == 5
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"stride": 0}, "stride must be at least 1"),
-        ({"combine": "mixed"}, "combine must be one of heads, interleaved, merged"),
-        ({"combine": "heads", "heads": ["local", "sumary"]}, "Did you mean summary"),
-        ({"combine": "heads", "heads": ["strided"]}, "heads must be one of"),
-        ({"combine": "heads", "heads": []}, "heads must be a list of at least one name"),
-        ({"heads": ["local"]}, "heads must be null with combine=merged"),
-        ({"summary_cells": 0}, "summary_cells must be between 1 and stride=8"),
-        ({"summary_cells": 9}, "summary_cells must be between 1 and stride=8"),
-        ({"summary_cells": 3, "own_cells": True}, "stride must be at least 12.* 4 heads"),
-        ({"block_sparse_from": 0}, "block_sparse_from must be at least 1"),
-    ],
-)
-def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Fixed(Place("encoder_self", 1, 4, 4), **settings)  # type: ignore[arg-type]

@@ -125,15 +125,6 @@ def test_initial_values_of_parameters() -> None:
     assert per_query.beta_weight.std().item() == pytest.approx(1 / 16 / math.sqrt(3), abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"learned": "heads"}, "learned"), ({"delta": -1.0}, "delta"), ({"delta": math.nan}, "delta")],
-)
-def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LengthScaling(PLACE, **settings)  # type: ignore[arg-type]
-
-
 class QueryRecorder(Normaliser):
     """Record the queries in the context of a normaliser."""
 

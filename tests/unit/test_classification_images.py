@@ -18,7 +18,7 @@ from headwise.commands.predict import _pictures
 from headwise.config.data import ImageDataConfig
 from headwise.config.folders import composed
 from headwise.data.patches import augmented, patches
-from headwise.errors import ConfigError, DataError
+from headwise.errors import DataError
 from headwise.model.patch_embedding import Patches, Pixels, patch_embedding
 from headwise.tasks.classification.images import LabelledImages
 from headwise.tasks.classification.prepare import prepare_classes
@@ -184,21 +184,6 @@ def test_unknown_class_is_named_with_its_picture(tmp_path: Path) -> None:
     write_pictures(tmp_path / "valid", {"cat": images, "wolf": images})
     with pytest.raises(DataError, match=r"valid/wolf/0000\.png: unknown label 'wolf'; known are c"):
         prepare_classes(folder(tmp_path, test=[]), None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch": 4}, r"data\.patch must be a divisor of the rows and columns of data.shape=\[4"),
-        ({"patch": 0}, "data.patch must be"),
-        ({"shift": 4}, "data.shift must be from 0 to 3, got 4"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        folder(tmp_path, **changes)
 
 
 def test_patches_are_the_values_of_squares_row_by_row() -> None:

@@ -302,24 +302,6 @@ def test_missing_split_is_named(folder: Path) -> None:
         corpus(folder, valid_fraction=0.5).hashes()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"valid_fraction": 1.0}, r"data\.valid_fraction must be at least 0 and below 1"),
-        ({"valid_fraction": 0.1, "valid": "train"}, r"data\.valid must be another split"),
-        ({"max_length": 1}, r"data\.max_length must be at least 2"),
-        ({"labels": ["a"]}, r"data\.labels must be null, or two or more different names"),
-        ({"labels": ["a", "a"]}, r"data\.labels must"),
-        ({"label": "text"}, r"must be different columns"),
-        ({"files": "train.tsv"}, r"data\.files must be a mapping"),
-        ({"test": ["../test"]}, "plain name"),
-    ],
-)
-def test_wrong_settings_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        corpus(folder, **changes)
-
-
 DECOMPOSED = functools.partial(unicodedata.normalize, "NFD")  # as macOS writes names
 
 

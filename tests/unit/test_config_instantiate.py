@@ -35,24 +35,6 @@ def test_node_becomes_an_object_with_plain_arguments() -> None:
     assert (type(cross), type(cross[0]), type(cross[0]["a"])) == (list, dict, list)
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "os.system",
-        "subprocess.run",
-        "headwiser.Thing",
-        "headwise.cli.os.system",  # through an import of a trusted module
-        "headwise.config.folders.Path",
-        "headwise.cli.launch",  # trusted, but no class
-        "torch.optim.optimizer.torch.load",
-    ],
-)
-def test_targets_outside_trusted_packages_are_refused(target: str) -> None:
-    message = error_message({"_target_": target})
-    assert "optimizer._target_" in message
-    assert target in message
-
-
 def test_target_inside_an_argument_is_not_called(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     nested = {"_target_": "pathlib.Path.touch", "_args_": [str(victim)]}
@@ -64,18 +46,6 @@ def test_target_inside_an_argument_is_not_called(tmp_path: Path) -> None:
     assert not victim.exists()
 
 
-@pytest.mark.parametrize(
-    ("target", "hint"),
-    [
-        ("headwise.attention.softmx.Softmax", "headwise.attention.softmax"),
-        ("headwise.attention.softmax.Sofmax", "headwise.attention.softmax.Softmax"),
-        ("torch.optim.Adm", "torch.optim.Adam"),
-    ],
-)
-def test_misspelt_target_suggests_the_closest(target: str, hint: str) -> None:
-    assert f"Did you mean {hint}?" in error_message({"_target_": target})
-
-
 def test_target_of_another_kind_is_refused() -> None:
     message = error_message({"_target_": "torch.optim.Adam"}, "attention", place=PLACE)
     assert "attention._target_=torch.optim.adam.Adam" in message
@@ -85,35 +55,6 @@ def test_target_of_another_kind_is_refused() -> None:
 @pytest.mark.parametrize("node", [None, 3, {"lr": 1.0}, {"_target_": 3}])
 def test_node_without_a_target_is_refused(node: Any) -> None:
     assert "optimizer must be a mapping with a _target_" in error_message(node)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"lr": "abc"}, "optimizer.lr must be a number, got 'abc'"),
-        ({"betas": [0.9]}, "optimizer.betas must be a list of a number, a number, got [0.9]"),
-        ({"amsgrad": 1}, "optimizer.amsgrad must be true or false, got 1"),
-        ({"bets": [0.9, 0.98]}, "Did you mean optimizer.betas?"),
-        ({"params": []}, "optimizer.params is set internally"),
-        ({"lr": -1.0}, "(optimizer.lr=-1.0"),
-        ({"betas": [0.9, 2.0]}, "Invalid beta parameter at index 1"),
-    ],
-)
-def test_arguments_are_checked_against_the_signature(
-    changes: dict[str, Any], expected: str
-) -> None:
-    weight = torch.nn.Parameter(torch.zeros(2))
-    assert expected in error_message({**ADAM, **changes}, params=[weight])
-
-
-def test_constructor_errors_name_the_full_key() -> None:
-    message = error_message({**ALPHA, "share": "head"}, "sites.cross", place=PLACE)
-    assert message.startswith("sites.cross.share must be one of layer, none, site; got 'head'")
-
-
-def test_missing_argument_is_named() -> None:
-    node = {"_target_": "headwise.train.schedule.InverseSqrt"}
-    assert error_message(node, "scheduler") == "scheduler.warmup_updates is missing"
 
 
 def test_user_packages_are_trusted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

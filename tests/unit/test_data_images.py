@@ -20,7 +20,7 @@ from headwise.config.data import ImageDataConfig
 from headwise.config.folders import composed
 from headwise.data.images import ImageCorpus
 from headwise.data.sources.pictures import picture
-from headwise.errors import ConfigError, DataError
+from headwise.errors import DataError
 from published_images import Images, planes, random_images, write_cifar10, write_idx
 
 COLOUR = tuple(map(int, random_images(1, 4, 4, 3)[0, 0, 0]))
@@ -245,18 +245,6 @@ def test_bad_images_are_refused(tmp_path: Path, change: Any, message: str) -> No
     with pytest.raises(DataError, match=message) as refusal:
         list(corpus(tmp_path, shape=[4, 4, 3], window=48).chunks("train"))
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"shape": [4, 4]}, r"data.shape must be rows, columns and channels, got \[4, 4\]"),
-        ({"window": 50}, "data.window must be a multiple or an equal part of the 48 values"),
-    ],
-)
-def test_bad_shapes_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        corpus(tmp_path, **{"shape": [4, 4, 3], "window": 48, **changes})
 
 
 def test_missing_data_says_what_to_put_where(

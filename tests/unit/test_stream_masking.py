@@ -12,7 +12,6 @@ import torch
 from headwise.data.batch import Batch
 from headwise.data.loader import BatchLoader
 from headwise.data.tokenizer import BYTE_MODEL, MASK, N_SPECIALS, Tokenizer
-from headwise.errors import ConfigError
 from headwise.tasks.stream.masking import (
     MaskedEvaluationWindows,
     MaskedTrainingWindows,
@@ -120,17 +119,3 @@ def test_documents_of_a_window_are_segments() -> None:
     segments_BN = batch.columns["tokens"].segments_BN
     assert segments_BN is not None
     assert segments_BN[:2].tolist() == [[0] * 3 + [1] * 17, [0] * 5 + [1] * 15]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"mlm_probability": 0.0}, "mlm_probability must be above 0, at most 1, got 0.0"),
-        ({"mask_replace_prob": 1.2}, "mask_replace_prob must be from 0 to 1"),
-        ({"random_replace_prob": 0.3}, "random_replace_prob must be from 0 to 1 - mask_replace"),
-        ({"random_replace_prob": -0.1}, "random_replace_prob must be from 0 to 1 - mask_replace"),
-    ],
-)
-def test_impossible_shares_are_refused(change: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(BERT, **change)  # type: ignore[arg-type]

@@ -289,25 +289,6 @@ def test_several_files_of_a_list_are_refused(tmp_path: Path) -> None:
         corpus.files("train")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"file": "all.txt"}, r"data\.file=FILE needs data\.split=\[0\.9"),
-        ({"split": [0.9, 0.1]}, r"data\.file=FILE needs"),
-        ({"file": "all.txt", "split": [0.9, 0.2]}, r"data\.split must be two or three shares"),
-        ({"file": "all.txt", "split": [0.9, 0.1]}, r"a split with .* must be one of train, valid"),
-        ({"files": {"train": 3}}, r"data\.files\.train must be a path"),
-        ({"test": ["../x"]}, r"\.\./x"),
-    ],
-)
-def test_invalid_settings_are_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    config = TextDataConfig(name="mine", licence="own")
-    with pytest.raises(ConfigError, match=message):
-        TextCorpus(replace(config, **changes), tmp_path)
-
-
 def test_text_is_a_column_of_tables(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("label\ttext\nyes\tgood  film\nno\tbad\n")
     (tmp_path / "valid.jsonl").write_text('{"label": "no", "text": "two\\nlines"}\n')

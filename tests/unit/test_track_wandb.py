@@ -16,8 +16,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from headwise.config.instantiate import instantiate
-from headwise.config.schema import WandbConfig
 from headwise.errors import ConfigError
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
@@ -139,12 +137,6 @@ def test_with_a_key_a_run_is_online(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_invalid_settings_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    for settings, message in (
-        (WandbConfig(mode="ofline"), r"tracker\.mode.*Did you mean offline"),
-        (WandbConfig(init_timeout=0), r"tracker\.init_timeout"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            instantiate(settings, "tracker", Tracker)
     monkeypatch.setenv("WANDB_MODE", "ofline")
     with pytest.raises(ConfigError, match=r"WANDB_MODE.*offline"):
         WandbTracker().check()

@@ -34,7 +34,8 @@ def check_settings(config: DictConfig, config_name: str) -> None:
         ConfigError: with the key, and the allowed keys and the nearest of them, or the type.
     """
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
-        hints = {field.name: get_type_hints(kind)[field.name] for field in fields(kind)}
+        hint_of = get_type_hints(kind)
+        hints = {field.name: hint_of[field.name] for field in fields(kind)}
         for key in map(str, node):
             if key not in hints:
                 raise unknown(prefix, key, [name for name in hints if name[0] != "_"])

@@ -132,8 +132,8 @@ def acts_on_scores(part: Part) -> bool:
 
 NORMALISERS = ("softmax", "alpha_entmax")  # fused by torch and by kernels here
 ATTENTIONS = parts_of(
-    *("attention", {"share": "site"}, {"depends_on": "query"}),
-    *({"sharing": "none"}, {"projection": "max"}),
+    *("attention", {"share": "site"}, {"depends_on": "query"}, {"sharing": "none"}),
+    *({"before_split": True}, *({"projection": name} for name in ("mean", "max", "convolution"))),
 )
 POSITIONS = parts_of("positions", attention="alpha_entmax")
 NARROW = [

@@ -28,7 +28,7 @@ from headwise.ops import dispatch
 from layer_parts import BLOCKS, LAYERS, PATTERNS, D, H, Part, new_layer, parts_of
 from weights_recorded import with_weights
 
-N, LENGTHS = 70, (70, 9, 2)  # long enough for block-sparse paths to skip blocks
+N, LENGTHS, FIRST = 70, (70, 9, 2), 24  # FIRST of a second document
 B = len(LENGTHS)
 TYPES = {torch.float64: 1e-10, torch.float32: 1e-4}  # float32: by fused kernels
 CASES = [
@@ -69,7 +69,7 @@ def with_documents(mask: Mask, layer: MultiHeadAttention) -> list[Mask]:
     """The mask, and also one of two documents where the attention can separate them."""
     if layer.place.kind == "cross" or layer.without_documents:
         return [mask]
-    return [mask, replace(mask, segments_BN=(torch.arange(N) >= 24).long().repeat(B, 1))]
+    return [mask, replace(mask, segments_BN=(torch.arange(N) >= FIRST).long().repeat(B, 1))]
 
 
 def assert_close(actual: Tensor, expected: Tensor, limit: float) -> None:
@@ -118,6 +118,7 @@ def test_cached_steps_equal_the_whole_and_follow_their_rows(part: Part, site: st
         query, key, mask = inputs(site, layer)
         whole, all_weights = with_weights(layer, query, key, key, mask)
         cache, rows = layer.make_cache(static=site == "cross"), torch.arange(B)
+        cache.reorder(rows)  # nothing is in it
         for start, end, moved in [*STEPS, (66, N, [0, 1])]:
             keys = new = query[rows, start:end]
             mask = Mask(causal=True, query_offset=start)
@@ -161,9 +162,13 @@ def test_recording_changes_nothing_and_weights_are_of_visible_keys(part: Part, s
                 assert weights is None
                 continue
             assert weights.shape == (B, H, n, n)
-            pattern = getattr(layer, "pattern", None)
-            allowed = (one if pattern is None else one.restricted(pattern)).dense(n, n, key.device)
-            assert allowed is None or not weights[~allowed.expand_as(weights)].any()
+            positions = torch.arange(n)
+            hidden = (positions >= torch.tensor(LENGTHS)[:, None])[:, None].repeat(1, n, 1)
+            if one.causal:
+                hidden[:] = positions > positions[:, None]
+            if one.segments_BN is not None:
+                hidden |= (positions >= FIRST) != (positions >= FIRST)[:, None]
+            assert not weights.masked_select(hidden[:, None]).any()
             for row, length in enumerate(LENGTHS):
                 real = slice(length if site == "encoder_self" else n)
                 rows = weights[row, list(layer.distribution_heads()), real]

@@ -199,7 +199,8 @@ def owner_of(part: Part, site: str, attention: Any, name: str) -> str | None:
     assert issubclass(kind, Variant)
     if not isinstance(attention, kind):
         inner = "normaliser." if part.group == "attention" else f"{part.group}."
-    is_part = name.startswith(inner + kind.shared_part)
+    is_own = name.split(".")[0] not in ("query", "key", "value", "output")
+    is_part = is_own and name.startswith(inner + kind.shared_part)
     return kind.share_key(attention.place, part.node) if is_part else None
 
 

@@ -1,4 +1,4 @@
-"""Contract of classifiers, with every attention that an encoder supports.
+"""Contract of classifiers; their encoder is in `test_model_contract.py`.
 
 Axes: B rows, N positions, C classes.
 """
@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from command_line import composer
-from headwise.attention.build import unsupported_sites
-from headwise.config.folders import group_choices, group_node
 from headwise.config.register import typed
 from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
@@ -30,16 +28,6 @@ SMALL = (
     "model.activation_dropout=0",
 )
 LENGTHS = torch.tensor([N, 4, 2])
-
-
-def attentions() -> list[str]:
-    """Attentions of an encoder, including those whose yaml names a substitute."""
-    nodes = {name: group_node("attention", name) for name in group_choices("attention")}
-    return [
-        name
-        for name, node in nodes.items()
-        if SITE not in set(unsupported_sites(node, "attention")) - set(node.get("instead", {}))
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +49,9 @@ def ids(n: int = N, fill: int = 0) -> Tensor:
     return torch.nn.functional.pad(drawn, (0, n - N), value=fill)
 
 
-@pytest.mark.parametrize("attention", attentions())
-def test_a_row_is_alone_and_padding_changes_nothing(make: Any, attention: str) -> None:
-    model = make(f"attention={attention}", "model.cls_tokens=3").double()
+@pytest.mark.parametrize("n_cls", [0, 3])
+def test_a_row_is_alone_and_padding_changes_nothing(make: Any, n_cls: int) -> None:
+    model = make("attention=alpha_entmax", f"model.cls_tokens={n_cls}").double()
     logits = model(ids(), LENGTHS)
     assert logits.shape == (B, 1, C)
     torch.testing.assert_close(model(ids(N + 3, fill=7), LENGTHS), logits)

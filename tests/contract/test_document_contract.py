@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from command_line import composer
-from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
 from headwise.data.batch import Batch, Column
@@ -122,20 +121,6 @@ def test_documents_have_the_states_and_gradients_of_documents_alone(
             alone.backward(weights_BND[part])
     for name, expected in gradients_of(model).items():
         assert (gradients[name] - expected).abs().max() < 10 * limit * max(1, expected.abs().max())
-
-
-@pytest.mark.parametrize("kind", SITES)
-@pytest.mark.parametrize("name", ["softmax", "linear"])
-def test_recorded_weights_are_inside_documents(make: Any, name: str, kind: str) -> None:
-    model, column = build(make, kind, f"attention={name}"), packed(ODD)
-    segments_BN = column.segments_BN
-    assert segments_BN is not None
-    with torch.no_grad(), recorded_weights(model) as recorded:
-        states_BND = states_of(model, column)
-    weights_BHQK = recorded[SITES[kind]][1]
-    other_BQK = segments_BN[:, :, None] != segments_BN[:, None]
-    assert not weights_BHQK.masked_select(other_BQK[:, None]).any()
-    torch.testing.assert_close(states_BND, states_of(model, column), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("min_context", [0, 5])

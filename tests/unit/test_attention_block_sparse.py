@@ -122,19 +122,6 @@ def test_equals_the_masked_dense_computation(
             )
 
 
-@pytest.mark.parametrize("attention", NORMALISERS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_every_normaliser_equals_the_dense_computation(pattern: str, attention: str) -> None:
-    for causal in (True, False):
-        mask = Mask(torch.tensor([22, 13, 1]), causal)
-        settings: dict[str, Any] = {"combine": "heads", "attention": attention}
-        results = [
-            context_and_gradients(make(pattern, in_blocks, **settings), 22, mask)
-            for in_blocks in (True, False)
-        ]
-        assert_same(*results)
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_scaling_gates_and_the_number_of_visible_keys(pattern: str) -> None:
     class Halves(HeadGate):

@@ -195,23 +195,11 @@ def test_too_long_sentence_is_refused() -> None:
             attention(states_BKD, states_BKD, states_BKD, mask)
 
 
-def test_mixtures_of_a_source_are_computed_once() -> None:
-    attention = make()
-    target, source, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    whole, weights = with_weights(attention, target, source, source, mask)
+def test_cache_holds_mixtures() -> None:
+    attention, source = make(), states(K, 2)
     cache = attention.make_cache(static=True)
-    first = attention(target[:, :1], source, source, mask, cache)
-    assert cache.is_complete
+    attention(states(Q, 1), source, source, Mask(key_lengths_B=LENGTHS), cache)
     assert cache.content()[0].shape == (B, H, SMALL_K, E)
-    rows, unread = torch.tensor([2, 0, 0, 1]), torch.full((4, K, D), torch.nan).double()
-    cache.reorder(rows)
-    mask_of_rows = Mask(key_lengths_B=LENGTHS[rows])
-    rest, rest_weights = with_weights(
-        attention, target[rows, 1:], unread, unread, mask_of_rows, cache
-    )
-    torch.testing.assert_close(first, whole[:, :1])
-    torch.testing.assert_close(rest, whole[rows, 1:])
-    torch.testing.assert_close(rest_weights, weights[rows, :, 1:])
 
 
 def test_initial_matrix_follows_the_paper() -> None:
@@ -226,19 +214,3 @@ def test_initial_matrix_follows_the_paper() -> None:
     assert torch.equal(initial, torch.full((1, 4), 0.25))
     with torch.device("meta"):
         assert Linformer(Place("cross", 1, H, E), sharing="none").length_projection.weight.is_meta
-
-
-@every
-def test_row_without_a_key_is_zero(sharing: str, projection: str, before_split: bool) -> None:
-    attention = make(sharing=sharing, projection=projection, before_split=before_split)
-    for recorded in (False, True):
-        query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
-        arguments = (query, key, key, Mask(key_lengths_B=torch.tensor([0, 4, K])))
-        context = with_weights(attention, *arguments)[0] if recorded else attention(*arguments)
-        torch.testing.assert_close(context[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
-        context.square().sum().backward()
-        for grad in (query.grad, key.grad):
-            assert torch.isfinite(grad).all()
-            assert (grad[0] == 0).all()
-            assert (grad[1] != 0).any()
-        assert (key.grad[1, 4:] == 0).all()

@@ -192,20 +192,6 @@ def test_pattern_on_cross_attention_is_refused(monkeypatch: pytest.MonkeyPatch) 
         make(Place("cross", 1, H, E))
 
 
-@pytest.mark.parametrize("variant", ["softmax", "alpha_entmax", "linformer"])
-def test_dropout_acts_in_training_only_and_after_recording(variant: str) -> None:
-    choices = {"attention": group_node("attention", variant)}
-    attention = AttentionFactory(choices, dropout=0.5)(PLACE).eval()
-    states, mask = torch.randn(B, Q, H * E), Mask()
-    whole, weights = with_weights(attention, states, states, states, mask)
-    torch.testing.assert_close(attention(states, states, states, mask), whole)
-    attention.train()
-    dropped, recorded = with_weights(attention, states, states, states, mask)
-    assert torch.equal(recorded, weights)
-    for context in (dropped, attention(states, states, states, mask)):
-        assert not torch.allclose(context, whole)
-
-
 def test_saved_settings_include_instead() -> None:
     node = {**group_node("attention", "softmax"), "instead": {"cross": "alpha_entmax"}}
     saved = completed("attention", node)

@@ -16,7 +16,6 @@ from headwise.attention.positions import Grid, Learned, Positions
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
-from headwise.model.family import n_parameters
 from headwise.model.init import Glorot, Init
 from headwise.model.parts import GLOROT, SINUSOIDAL, Parts
 from headwise.model.scaled import Scaled
@@ -55,16 +54,6 @@ def test_cls_tokens_shorten_the_longest_source(n_cls: int) -> None:
     model.encode(source, torch.tensor([longest]))
     with pytest.raises(DataError, match="max_length"):
         model.encode(torch.cat((source, source[:, :1]), dim=1), torch.tensor([longest + 1]))
-
-
-def test_cls_tokens_are_one_parameter_and_change_no_other() -> None:
-    without = dict(build(cls_tokens=0).named_parameters())
-    with_cls = dict(build().named_parameters())
-    assert set(with_cls) - set(without) == {"source_embedding.cls.weight"}
-    assert with_cls["source_embedding.cls.weight"].shape == (M, D)
-    assert n_parameters(build()) - n_parameters(build(cls_tokens=0)) == M * D
-    for name, weight in without.items():
-        assert torch.equal(weight, with_cls[name]), name
 
 
 @pytest.mark.parametrize(("init", "scale"), [(Glorot(), 4.0), (Scaled(), 1.0)])

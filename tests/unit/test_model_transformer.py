@@ -26,9 +26,7 @@ from headwise.losses.loss import CrossEntropy
 from headwise.model.activations import GELU, ReLU
 from headwise.model.blocks import FeedForward, PostNorm, PreNorm, Residual
 from headwise.model.family import evaluating, n_parameters
-from headwise.model.init import Glorot, Init
 from headwise.model.parts import Parts
-from headwise.model.scaled import Scaled
 from headwise.model.transformer import Transformer
 from kernel_marks import needs_kernels
 
@@ -133,20 +131,6 @@ def test_sharing_of_embeddings() -> None:
     assert decoder.output.weight is decoder.target_embedding.token.weight
     none = build(dataclasses.replace(SMALL, share_embeddings="none"))
     assert none.output.weight is not none.target_embedding.token.weight
-
-
-@pytest.mark.parametrize("init", [Glorot(), Scaled()])
-def test_variants_have_the_same_initial_projections(init: Init) -> None:
-    config, parts = dataclasses.replace(SMALL, share_embeddings="none"), Parts(init=init)
-    dense = dict(build(config, seed=5, parts=parts).named_parameters())
-    torch.manual_seed(77)
-    recomputing = dataclasses.replace(config, recompute=True, cls_tokens=2)
-    for other in (build(config, "alpha_entmax", 5, parts), build(recomputing, seed=5, parts=parts)):
-        weights = dict(other.named_parameters())
-        for name, weight in dense.items():
-            assert torch.equal(weight, weights[name]), name
-    name = "encoder.layers.0.self_attention.query.weight"
-    assert not torch.equal(dense[name], build(config, seed=6, parts=parts).get_parameter(name))
 
 
 @pytest.mark.parametrize("width", [8, 7, 1])

@@ -307,5 +307,6 @@ def test_evaluation_scores_every_pair_once() -> None:
     batches = evaluation_batches(SPLIT, 77)
     order = [row for batch in batches for row in batch.rows]
     assert sorted(order) == list(range(len(SPLIT)))
-    assert all(len(batch) == 1 or len(batch) * width(batch) <= 77 for batch in batches)
+    assert all(len(batch) == max(1, 77 // width(batch)) for batch in batches[:-1])
+    assert len(batches[-1]) * width(batches[-1]) <= 77
     assert evaluation_batches(EncodedSplit.from_lists([], []), 100) == []

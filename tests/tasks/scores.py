@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ def text_examples(trained: TrainedCase, split: str) -> list[tuple[list[int], str
     n_texts, examples = 2 if "data.pair=other" in trained.overrides else 1, []
     for label, *texts in rows(split):
         parts = [[*(N_SPECIALS + byte for byte in text.encode()), EOS] for text in texts[:n_texts]]
-        examples.append((sum(parts, []), label))
+        examples.append((list(chain(*parts)), label))
     return examples
 
 

@@ -140,7 +140,14 @@ def test_heads_are_listed_analysed_and_pruned(
         assert curve[0][name] == pytest.approx(results["scores"]["valid"][name]["score"])
     assert curve[0]["loss"] != pytest.approx(curve[-1]["loss"])
     kept = load(pruned, device="cpu").config.model.heads
-    assert sum(len(layer) for site in case.case.sites for layer in kept[site]) == len(heads) // 2
+    table = read_json(case.run / "pruning" / "importance.json")["normalised"]
+    important = sorted(heads, key=lambda head: table[head[0]][head[1] - 1][head[2] - 1])
+    assert sorted(important[len(heads) // 2 :]) == sorted(
+        (site, layer, head)
+        for site in case.case.sites
+        for layer, numbers in enumerate(kept[site], 1)
+        for head in numbers
+    )
     headwise.ok("evaluate", f"run={pruned}", "data.test=[valid]", "name=half", *case.case.greedy)
     scores = read_json(pruned / "half.json")["scores"]["valid"]
     for name in (main, "loss"):

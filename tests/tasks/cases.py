@@ -178,7 +178,7 @@ ALL = [
     TaskCase(
         "music",
         ("data=music", f"data.window={MUSIC_WINDOW}", "positions=attention_dims",
-         "positions.width=5", "model.layers=2"),
+         "positions.width=5", "model.layers=2", "trainer.max_tokens=80"),
         {"decoder_self": (2, 4)},
         scores.music_scores,
         music_page,

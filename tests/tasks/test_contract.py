@@ -111,7 +111,8 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
 ) -> None:
     case = trained(name)
     n_tokens = int(case.setting("trainer.max_tokens"))
-    assert_two_ranks_equal_one(runs, [*case.overrides, *changes], n_tokens, tmp_path)
+    few = "trainer.max_updates=12"  # rounding grows with the updates
+    assert_two_ranks_equal_one(runs, [*case.overrides, *changes, few], n_tokens, tmp_path)
 
 
 @of_cases("translation", "text", "pictures", "own")
@@ -190,7 +191,8 @@ def test_the_page_has_the_items(headwise: CommandLine, case: TrainedCase) -> Non
     assert data["items"]["n_all"] == len(expected)
     assert [item["number"] for item in chosen] == numbers
     main = main_metric(case.loaded().task).label
-    assert {score["metric"] for score in shown["scores"] if score["is_main"]} == {main}
+    (shown_metric,) = {score["metric"] for score in shown["scores"] if score["is_main"]}
+    assert shown_metric.partition(" (beam")[0] == main
     for item, number, reading in zip(chosen, numbers, shown["readings"], strict=True):
         texts, queries = expected[number - 1]
         assert item["texts"] == texts

@@ -107,6 +107,7 @@ RECALL = (
     "data.test_lengths=[12,40]", "data.n_test=9", "data.epoch_batches=5", "positions=nape",
     "model.n_heads=2", "trainer.max_tokens=80",
 )  # fmt: skip
+NBACK = "data=nback data.min_length=8 data.max_length=12"
 MAJORITY = (
     "data=majority", f"task.length={LENGTH}", "task.n_train=40", f"task.n_test={N_ROWS}",
     "model.layers=2",
@@ -264,10 +265,10 @@ ALL = [
             "data.test_lengths=[8,8]": "data.test_lengths must be different lengths",
             "data.max_length=4": "data.max_length must be at least data.min_length=8",
             "positions=learned data.test_lengths=[2000]": "positions.max_positions",
-            "data=nback data.min_length=8 data.max_length=12 data.rows.back=12": (
+            f"{NBACK} data.rows.back=12": (
                 "data.max_length must be a length at which"
             ),
-            "data=nback data.max_length=12 data.rows.back=9 data.test_lengths=[8]": (
+            f"{NBACK} data.rows.back=9 data.test_lengths=[8]": (
                 "data.test_lengths must be"
             ),
             "data.rows.asked=8": "asked must be at least 1 and below keys=8",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,9 @@ def test_evaluate_scores_other_splits_and_checkpoints(
 def test_later_commands_use_the_cache_of_the_training_and_other_batches(
     headwise: CommandLine, text: TrainedCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = text.train(tmp_path / "outputs", *FAST, f"paths.cache={text.folder}/cache")
+    run = text.train(
+        tmp_path / "outputs", *FAST, f"paths.cache={os.path.relpath(text.folder)}/cache"
+    )
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
     monkeypatch.chdir(tmp_path)
     origins._log_once.cache_clear()

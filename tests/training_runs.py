@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 import command_line
-from headwise.train.checkpoint import load_checkpoint
 from warm_python import PROCESSES
 
 ROOT = Path(__file__).parent.parent
@@ -233,16 +232,3 @@ def assert_two_ranks_equal_one(
         assert {rank.code for rank in result} == {0}, result
         folders += command_line.run_folders(outputs / str(n_ranks))
     assert_same_metrics(*folders)
-
-
-def assert_resumes_bitwise(
-    headwise: command_line.CommandLine, overrides: Sequence[str], run: Path, outputs: Path
-) -> None:
-    """Assert that a training of 12 updates, stopped after 7, ends with the weights of `run`."""
-    for n_updates in (7, 12):
-        changed = [f"paths.outputs={outputs}", f"trainer.max_updates={n_updates}"]
-        headwise.ok("train", *overrides, *changed)
-    (resumed,) = command_line.run_folders(outputs)
-    whole, continued = (load_checkpoint(f / "checkpoints" / "last.pt") for f in (run, resumed))
-    assert whole["model"].keys() == continued["model"].keys()
-    assert all(whole["model"][name].equal(continued["model"][name]) for name in whole["model"])

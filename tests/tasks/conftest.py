@@ -1,0 +1,55 @@
+"""One short training of every case in a worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.cases import CASES
+from tasks.data import write_own_task
+from tasks.trained import TrainedCase
+from training_runs import Runs
+
+Trained = Callable[[str], TrainedCase]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_figures() -> Iterator[None]:
+    """Skip the figures, which take a second per training; the tests of the guide draw them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the guide's own task."""
+    return write_own_task(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plugin(own_task: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(own_task)
+        patch.setenv("HEADWISE_PLUGINS", "majority")
+        yield
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, own_task: Path) -> Trained:
+    """Name of a case -> its run; no test changes its configuration, weights or scores."""
+
+    @functools.cache
+    def train(name: str) -> TrainedCase:
+        return TrainedCase.of(CASES[name], tmp_path_factory.mktemp(name), own_task)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Starts runs in processes of their own."""
+    return Runs(tmp_path_factory.mktemp("runs"))

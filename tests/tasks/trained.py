@@ -1,0 +1,118 @@
+"""A task on small data, and its short training."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import exit_code, read_json, run_folders
+from headwise import load
+
+SMALL = (
+    "model=tiny", "model.d_model=16", "model.d_ff=32", "trainer.max_tokens=64",
+    "trainer.max_updates=12", "trainer.validate_every=6", "trainer.save_every=6",
+    "trainer.log_every=3", "trainer.average=0", "trainer.head_sentences=2",
+    "trainer.precision=fp32", "trainer.progress=false", "scheduler.warmup_updates=4",
+    "tracker=none",
+)  # fmt: skip
+Scores = dict[str, float]
+PageItems = list[tuple[dict[str, str], str | bytes]]
+
+
+@dataclass(frozen=True)
+class TaskCase:
+    """A task on small data.
+
+    Attributes:
+        settings: overrides of its training, after `SMALL`.
+        sites: site -> numbers of layers and heads.
+        score_by_hand: the run -> {"split/metric": score}, from its weights.
+        page_items: the run -> texts of each item of its first test set, and the queries of the
+            first site, joined, or its values.
+        write_data: to a folder; None: the data are drawn.
+        bad: wrong settings -> words of the message.
+        slow_bad: the same, for `make test-all` alone.
+        slow: all is for `make test-all` alone.
+        greedy: settings of the search of validations.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+    sites: Mapping[str, tuple[int, int]]
+    score_by_hand: Callable[[TrainedCase], Scores]
+    page_items: Callable[[TrainedCase], PageItems]
+    write_data: Callable[[Path], object] | None = None
+    bad: Mapping[str, str] = field(default_factory=dict)
+    slow_bad: Mapping[str, str] = field(default_factory=dict)
+    slow: bool = False
+    greedy: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> list[tuple[str, int, int]]:
+        """(site, layer, head), from 1."""
+        numbered = (
+            product([site], range(1, n_layers + 1), range(1, n_heads + 1))
+            for site, (n_layers, n_heads) in self.sites.items()
+        )
+        return list(chain(*numbered))
+
+
+@dataclass(frozen=True)
+class TrainedCase:
+    """A case, its data and its run."""
+
+    case: TaskCase
+    folder: Path
+    overrides: list[str]
+
+    @classmethod
+    def of(cls, case: TaskCase, folder: Path, own_task: Path) -> TrainedCase:
+        """Write the data; `own_task` is the folder of the guide's task."""
+        overrides = ["--config-dir", str(own_task / "choices")] if "own" in case.name else []
+        overrides += [*SMALL, *case.settings, f"paths.cache={folder}/cache"]
+        if case.write_data is not None:
+            case.write_data(folder / "data")
+            overrides.append(f"data.dir={folder}/data")
+        return cls(case, folder, overrides)
+
+    def train(self, outputs: Path, *changes: str) -> Path:
+        """Train with other settings, in a folder of its own."""
+        arguments = [*self.overrides, *changes, f"paths.outputs={outputs}"]
+        with pytest.MonkeyPatch.context() as patch:
+            assert exit_code(patch, "train", *arguments) == 0
+        (run,) = run_folders(outputs)
+        return run
+
+    @cached_property
+    def run(self) -> Path:
+        return self.train(self.folder / "outputs")
+
+    @cached_property
+    def stopped(self) -> Path:
+        """A copy of a run of 7 updates; that below `halves` may be resumed."""
+        run = self.train(self.folder / "halves", "trainer.max_updates=7")
+        return shutil.copytree(run, self.folder / "stopped")
+
+    @property
+    def results(self) -> Any:
+        return read_json(self.run / "results.json")
+
+    def setting(self, key: str) -> str:
+        return dict(o.split("=", 1) for o in self.overrides if "=" in o)[key]
+
+    def loaded(self) -> Any:
+        return load(self.run, device="cpu")
+
+    def model(self) -> Any:
+        """In float64."""
+        return self.loaded().model.double()
+
+    def data(self, name: str) -> Path:
+        return self.folder / "data" / name

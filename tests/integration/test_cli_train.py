@@ -200,6 +200,8 @@ def test_training_uses_prepared_data(headwise: CommandLine, tmp_path: Path) -> N
     assert not (tmp_path / "outputs").exists()
     result = headwise.ok("train", *small_overrides(tmp_path))
     assert "training the bpe tokenizer" not in result.out
+    (run,) = run_folders(tmp_path / "outputs")
+    assert f"\ntranslate   headwise translate run={run}\n" in result.out, "the results"
 
 
 def test_help_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:

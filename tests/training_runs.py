@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,20 @@ class Runs:
         """The only run below `outputs`."""
         (run,) = (self.folder / outputs / "default").iterdir()
         return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Starts runs that all tests of a file may read."""
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_figures() -> Iterator[None]:
+    """Skip the figures, which take a second per training; the tests of the guide draw them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
+        yield
 
 
 def _run(

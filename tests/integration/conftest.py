@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from command_line import train_small
-from training_runs import Runs
+from training_runs import runs, without_figures
 
-
-@pytest.fixture(autouse=True, scope="session")
-def _without_figures() -> Iterator[None]:
-    """Skip the figures, which take a second per training; the tests of the guide draw them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
-        yield
+__all__ = ["runs", "without_figures"]  # fixtures
 
 
 @pytest.fixture(scope="session")
@@ -31,9 +24,3 @@ def run(trained: Path, tmp_path: Path) -> Path:
     """A copy of the run in another folder."""
     shutil.copytree(trained, tmp_path / "moved")
     return tmp_path / "moved"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Starts runs that all tests of a file may read."""
-    return Runs(tmp_path_factory.mktemp("runs"))

@@ -11,17 +11,10 @@ import pytest
 from tasks.cases import CASES
 from tasks.data import write_own_task
 from tasks.trained import TrainedCase
-from training_runs import Runs
+from training_runs import runs, without_figures
 
+__all__ = ["runs", "without_figures"]  # fixtures
 Trained = Callable[[str], TrainedCase]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_figures() -> Iterator[None]:
-    """Skip the figures, which take a second per training; the tests of the guide draw them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +40,3 @@ def trained(tmp_path_factory: pytest.TempPathFactory, own_task: Path) -> Trained
         return TrainedCase.of(CASES[name], tmp_path_factory.mktemp(name), own_task)
 
     return train
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Starts runs in processes of their own."""
-    return Runs(tmp_path_factory.mktemp("runs"))

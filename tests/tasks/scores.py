@@ -23,7 +23,7 @@ WINDOW, MUSIC_WINDOW = 16, 20
 
 @torch.no_grad()
 def translation_scores(trained: TrainedCase) -> Scores:
-    loaded, model, found = trained.loaded(), trained.model(), {}
+    loaded, model, scores = trained.loaded(), trained.model(), {}
     for split in ("valid", "test_a", "test_b"):
         sides = [trained.data(f"{split}.{end}").read_text().splitlines() for end in ("de", "en")]
         tokenizers = loaded.tokenizers.source, loaded.tokenizers.target
@@ -35,11 +35,11 @@ def translation_scores(trained: TrainedCase) -> Scores:
             targets = torch.tensor([*target, EOS])
             nats += cross_entropy(logits[0], targets, reduction="sum").item()
             n_tokens += len(targets)
-        found[f"{split}/nll"] = nats / n_tokens
+        scores[f"{split}/nll"] = nats / n_tokens
         hypotheses = [translation.text for translation in loaded.translate(sides[0])]
         for name, score in (("bleu", sacrebleu.corpus_bleu), ("chrf", sacrebleu.corpus_chrf)):
-            found[f"{split}/{name}"] = score(hypotheses, [sides[1]]).score
-    return found
+            scores[f"{split}/{name}"] = score(hypotheses, [sides[1]]).score
+    return scores
 
 
 @torch.no_grad()
@@ -60,20 +60,20 @@ def stream_bits(
 
 
 def text_scores(trained: TrainedCase) -> Scores:
-    found, masked = {}, "data.document_mask=true" in trained.overrides
+    scores, masked = {}, "data.document_mask=true" in trained.overrides
     for split in SPLITS:
         text = trained.data(f"{split}.txt").read_bytes()
         documents = text.splitlines(keepends=True) if masked else [text]
-        found[f"{split}/bits_per_byte"] = stream_bits(trained.model(), documents, masked=masked)
-    return found
+        scores[f"{split}/bits_per_byte"] = stream_bits(trained.model(), documents, masked=masked)
+    return scores
 
 
 def image_scores(trained: TrainedCase) -> Scores:
-    found, model = {}, trained.model()
+    scores, model = {}, trained.model()
     for split in SPLITS:
         images = [image.flatten() for image in np.load(trained.data(f"{split}.npy"))]
-        found[f"{split}/bits_per_dimension"] = stream_bits(model, images, len(images[0]))
-    return found
+        scores[f"{split}/bits_per_dimension"] = stream_bits(model, images, len(images[0]))
+    return scores
 
 
 def music_scores(trained: TrainedCase) -> Scores:
@@ -84,7 +84,7 @@ def music_scores(trained: TrainedCase) -> Scores:
 @torch.no_grad()
 def masked_scores(trained: TrainedCase) -> Scores:
     """Of masks drawn here as in an evaluation."""
-    model, found = trained.model(), {}
+    model, scores = trained.model(), {}
     tokenizer = Tokenizer.load(trained.run / "tokenizer.model")
     n_random = model.embedding.token.num_embeddings - N_SPECIALS
     for split in SPLITS:
@@ -105,9 +105,9 @@ def masked_scores(trained: TrainedCase) -> Scores:
             nats += cross_entropy(logits, targets[chosen], reduction="sum").item()
             n_correct += int((logits.argmax(1) == targets[chosen]).sum())
             n_chosen += len(chosen)
-        found[f"{split}/masked_bits"] = nats / math.log(2) / n_chosen
-        found[f"{split}/masked_accuracy"] = 100 * n_correct / n_chosen
-    return found
+        scores[f"{split}/masked_bits"] = nats / math.log(2) / n_chosen
+        scores[f"{split}/masked_accuracy"] = 100 * n_correct / n_chosen
+    return scores
 
 
 def text_examples(trained: TrainedCase, split: str) -> list[tuple[list[int], str]]:
@@ -131,7 +131,7 @@ def picture_examples(trained: TrainedCase, split: str) -> list[tuple[Any, str]]:
 @torch.no_grad()
 def class_scores(trained: TrainedCase) -> Scores:
     examples = picture_examples if trained.case.name == "pictures" else text_examples
-    model, found = trained.model(), {}
+    model, scores = trained.model(), {}
     for split in SPLITS:
         inputs, names = zip(*examples(trained, split), strict=True)
         classes = torch.tensor([sorted(set(names)).index(name) for name in names])
@@ -143,15 +143,15 @@ def class_scores(trained: TrainedCase) -> Scores:
             is_true, is_predicted = classes == number, predicted == number
             both = float((is_true & is_predicted).sum())
             f1.append(2 * both / float(is_true.sum() + is_predicted.sum()))
-        found[f"{split}/nll"] = cross_entropy(logits, classes).item()
-        found[f"{split}/accuracy"] = 100 * (predicted == classes).double().mean().item()
-        found[f"{split}/f1_macro"] = 100 * sum(f1) / len(f1)
-    return found
+        scores[f"{split}/nll"] = cross_entropy(logits, classes).item()
+        scores[f"{split}/accuracy"] = 100 * (predicted == classes).double().mean().item()
+        scores[f"{split}/f1_macro"] = 100 * sum(f1) / len(f1)
+    return scores
 
 
 @torch.no_grad()
 def sequence_scores(trained: TrainedCase) -> Scores:
-    loaded, found = trained.loaded(), {}
+    loaded, scores = trained.loaded(), {}
     for split in ("valid", "12", "40"):
         right = []
         for number in range(9):
@@ -164,16 +164,16 @@ def sequence_scores(trained: TrainedCase) -> Scores:
         share, whole = float(correct.mean()), float(correct.prod(1).mean())
         values = {"tokens": 100 * share, "errors": 1000 * (1 - share), "whole": 100 * whole}
         values["counted"] = 100 * share**2
-        found |= {f"{split}/{name}": value for name, value in values.items()}
-    return found
+        scores |= {f"{split}/{name}": value for name, value in values.items()}
+    return scores
 
 
 @torch.no_grad()
 def majority_scores(trained: TrainedCase) -> Scores:
-    model, found = trained.model(), {}
+    model, scores = trained.model(), {}
     for split in SPLITS:
         bits = torch.from_numpy(majority_bits(split))
         expected = torch.stack([2 * bits[:, :n].sum(1) > n for n in range(1, LENGTH + 1)], 1)
         logits = model(bits, torch.full((len(bits),), LENGTH))
-        found[f"{split}/accuracy"] = (logits.argmax(-1) == expected).double().mean().item()
-    return found
+        scores[f"{split}/accuracy"] = (logits.argmax(-1) == expected).double().mean().item()
+    return scores

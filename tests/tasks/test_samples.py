@@ -85,9 +85,9 @@ def tiles(path: Path, n: int, width: int = SHAPE[1]) -> list[Any]:
     n_columns, height = int(np.ceil(np.sqrt(n))), SHAPE[0]
     places = [divmod(number, n_columns) for number in range(n)]
     corners = [(GAP + i * (height + GAP), GAP + j * (width + GAP)) for i, j in places]
-    found = [image[y : y + height, x : x + width] for y, x in corners]
-    np.testing.assert_array_equal(grid(found), image)
-    return found
+    parts = [image[y : y + height, x : x + width] for y, x in corners]
+    np.testing.assert_array_equal(grid(parts), image)
+    return parts
 
 
 def test_samples_of_text_are_printed_and_written(

@@ -114,12 +114,12 @@ def outcome(kind: str, mapping: Any) -> str:
             assert not any(hasattr(module, "head_alpha") for module in model.modules())
             return "refused"
     notes = " ".join(str(warning.message) for warning in warned)
-    found = {name for name, module in model.named_modules() if hasattr(module, "head_alpha")}
+    built = {name for name, module in model.named_modules() if hasattr(module, "head_alpha")}
     for name, module in model.named_modules():
         parents = {name[: dot.start()] for dot in re.finditer(r"\.|$", name)}
-        if computes_attention(module) and not parents & found:
+        if computes_attention(module) and not parents & built:
             assert f"{name} (" in notes, name
-        if isinstance(module, PreTrainedModel) or name in found:
+        if isinstance(module, PreTrainedModel) or name in built:
             assert module.config._attn_implementation in NAMES
     return "accepted"
 
@@ -194,9 +194,9 @@ def test_masks_of_every_type_are_listed() -> None:
 
 @pytest.mark.parametrize("kind", kinds() if STEP == 1 else sorted({*PATHS.values()} - {"-"}))
 def test_at_alpha_1_equals_dense(kind: str) -> None:
-    found = small(kind)
-    assert found or kind not in PATHS.values()
-    dense, batch = found or pytest.skip("refused, or small settings do not run it")
+    built = small(kind)
+    assert built or kind not in PATHS.values()
+    dense, batch = built or pytest.skip("refused, or small settings do not run it")
     sparse = sparsify(copy.deepcopy(dense))
     padded = (torch.arange(24) < torch.tensor([[24], [14]])).long()
     masks = [{"attention_mask": mask} for mask in (None, padded, padded.flip(1))]

@@ -72,9 +72,14 @@ def losses(scores_NV: Tensor, alpha: float) -> Choice:
     return _row_kernel(scores_NV, POWERS.get(alpha, Power.ANY))
 
 
+def _is_traced() -> bool:
+    """Return whether torch.compile, an export or torch.func traces this call."""
+    return torch.compiler.is_compiling() or is_for_export() or operators.is_transformed()
+
+
 def dropout(values: Tensor) -> Choice:
     """Return the kernel of dropout: C++ or torch."""
-    if torch.compiler.is_compiling() or is_for_export() or operators.is_transformed():
+    if _is_traced():
         return Choice(TORCH, "torch.compile generates dropout, torch.func transforms it")
     return cpp_or_torch(values)
 
@@ -145,7 +150,7 @@ def sparse_attention(
 ) -> Choice:  # fmt: skip
     """Return the kernel of block-sparse attention: C++, Triton or weights."""
     device, dtype = query_BHNE.device, query_BHNE.dtype
-    if torch.compiler.is_compiling() or is_for_export() or operators.is_transformed():
+    if _is_traced():
         return Choice(WEIGHTS, "a pattern under torch.compile, export or torch.func")
     if call.supports(query_BHNE):
         return _checked(WEIGHTS, CPP)

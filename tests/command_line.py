@@ -8,16 +8,12 @@ import json
 import logging
 import random
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from headwise import cli
 from headwise.config.folders import config_dir
@@ -48,23 +44,23 @@ class CommandResult:
 class CommandLine:
     """Runs `headwise COMMAND …` as a user would, but without a new process."""
 
-    def __init__(self, streams: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, streams, patch):
         self._streams, self._patch = streams, patch
 
-    def __call__(self, command: str, *arguments: str) -> CommandResult:
+    def __call__(self, command, *arguments):
         self._streams.readouterr()
         code = exit_code(self._patch, command, *arguments)
         out, err = self._streams.readouterr()
         return CommandResult(code, out, err)
 
-    def ok(self, command: str, *arguments: str) -> CommandResult:
+    def ok(self, command, *arguments):
         """Run a command that must succeed."""
         result = self(command, *arguments)
         assert result.code == 0, result
         return result
 
 
-def exit_code(patch: pytest.MonkeyPatch, command: str, *arguments: str) -> int:
+def exit_code(patch, command, *arguments):
     """Run a command in this process and return its exit code."""
     patch.setenv("HYDRA_FULL_ERROR", "0")
     compose_once(patch)
@@ -78,12 +74,12 @@ def exit_code(patch: pytest.MonkeyPatch, command: str, *arguments: str) -> int:
     return 0
 
 
-def compose_once(patch: pytest.MonkeyPatch) -> None:
+def compose_once(patch):
     """Skip Hydra's second composition, which only reads hydra.mode."""
     patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
 
 
-def assert_rejected(result: CommandResult, code: int, *expected: str) -> None:
+def assert_rejected(result, code, *expected):
     """Assert that stderr is one message of headwise that contains every `expected` text."""
     assert result.code == code, result
     assert "Traceback" not in result.out + result.err
@@ -96,7 +92,7 @@ def assert_rejected(result: CommandResult, code: int, *expected: str) -> None:
 
 
 @contextmanager
-def _restored_logging() -> Iterator[None]:
+def _restored_logging():
     """Restore the handlers: Hydra's hold captured streams, which are closed after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -108,23 +104,23 @@ def _restored_logging() -> Iterator[None]:
 
 
 @contextmanager
-def composer() -> Iterator[Any]:
+def composer():
     """Yield a function from overrides to the composed config."""
     register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
 
         @functools.cache
-        def cached_compose(name: str, overrides: tuple[str, ...]) -> DictConfig:
+        def cached_compose(name, overrides):
             return compose(name, overrides=list(overrides))
 
-        def make(overrides: Sequence[str], name: str = "train") -> DictConfig:
+        def make(overrides, name="train"):
             return copy.deepcopy(cached_compose(name, tuple(overrides)))
 
         yield make
 
 
-def write_corpus(folder: Path, n_train: int = 200, seed: int = 1) -> Path:
+def write_corpus(folder, n_train=200, seed=1):
     """German-English sentences of three words: train, valid, test_a and test_b."""
     folder.mkdir(parents=True, exist_ok=True)
     chosen = random.Random(seed)
@@ -141,13 +137,13 @@ def write_corpus(folder: Path, n_train: int = 200, seed: int = 1) -> Path:
     return folder
 
 
-def break_alignment(text: Path) -> str:
+def break_alignment(text):
     """Shorten the target side of the training text and return its file name."""
     (text / "train.en").write_text("one line\n", encoding="utf-8")
     return "train.en"
 
 
-def without_hashes(path: Path) -> Any:
+def without_hashes(path):
     """Rewrite a results file as version 0.1.0 had it, and return its content before."""
     content, old = read_json(path), read_json(path)
     for entry in (entry for scores in old["scores"].values() for entry in scores.values()):
@@ -156,7 +152,7 @@ def without_hashes(path: Path) -> Any:
     return content
 
 
-def write_text_corpus(folder: Path) -> Path:
+def write_text_corpus(folder):
     """Text in one language, for density modelling: train, valid and test."""
     for split, n in (("train", 40), ("valid", 3), ("test", 2)):
         lines = "".join(f"Zeile {i}: der Hund sieht das {i}. Häuschen.\n" for i in range(n))
@@ -164,13 +160,13 @@ def write_text_corpus(folder: Path) -> Path:
     return folder
 
 
-def small_overrides(folder: Path, *more: str) -> list[str]:
+def small_overrides(folder, *more):
     """The command line of the small run on `folder/text`, written to `folder/outputs`."""
     paths = (f"data.dir={folder / 'text'}", f"paths.outputs={folder / 'outputs'}")
     return [*SMALL, *paths, *more]
 
 
-def train_with(overrides: Sequence[str]) -> Path:
+def train_with(overrides):
     """Train a run in this process and return its folder."""
     from headwise.commands.train import train
 
@@ -180,29 +176,29 @@ def train_with(overrides: Sequence[str]) -> Path:
     return run
 
 
-def train_small(folder: Path, *more: str) -> Path:
+def train_small(folder, *more):
     """Train the small run in this process and return its folder."""
     if not (folder / "text").is_dir():
         write_corpus(folder / "text")
     return train_with(small_overrides(folder, *more))
 
 
-def run_folders(outputs: Path) -> list[Path]:
+def run_folders(outputs):
     """Every run folder below `outputs`."""
     return sorted(path.parent for path in outputs.glob("*/*/config.yaml"))
 
 
-def read_json(path: Path) -> Any:
+def read_json(path):
     """Content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def read_results(run: Path, name: str = "results-auto") -> dict[str, Any]:
+def read_results(run, name="results-auto"):
     """The results file of an evaluation."""
-    return read_json(run / f"{name}.json")  # type: ignore[no-any-return]
+    return read_json(run / f"{name}.json")
 
 
-def change_config(run: Path, **changes: Any) -> None:
+def change_config(run, **changes):
     """Write dotted keys into the run's config.yaml, as if edited by hand."""
     config = OmegaConf.load(run / "config.yaml")
     for key, value in changes.items():
@@ -210,14 +206,14 @@ def change_config(run: Path, **changes: Any) -> None:
     OmegaConf.save(config, run / "config.yaml")
 
 
-def write_sentence(folder: Path, split: str) -> None:
+def write_sentence(folder, split):
     """Write a split of one sentence pair; create the folder if it is missing."""
     folder.mkdir(exist_ok=True)
     for code, line in (("de", "Hund sieht Haus"), ("en", "dog sees house")):
         (folder / f"{split}.{code}").write_text(f"{line}\n", encoding="utf-8")
 
 
-def page_data(run: Path) -> Any:
+def page_data(run):
     """The data of the page of a run."""
     page = (run / "page.html").read_text(encoding="utf-8")
     return json.loads(page.partition('id="data">')[2].partition("</script>")[0])

@@ -7,22 +7,17 @@ each architecture (a compute capability without its point), with the sizes, stri
 that call. Prints a JSON list of the results. Not with TRITON_INTERPRET=1.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import KernelInterface, create_function_from_signature
@@ -39,13 +34,13 @@ MATRIX_INSTRUCTION = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\
 
 
 def call_attention(
-    dtype: torch.dtype, n_queries: int, n_keys: int, head_dim: int, extra: str = "",
-    power: Power = Power.ANY, dropout: float = 0.1, n_heads: int = 4,
-) -> None:  # fmt: skip
+    dtype, n_queries, n_keys, head_dim, extra = "",
+    power = Power.ANY, dropout = 0.1, n_heads = 4
+):  # fmt: skip
     """Forward and backward, also "causal" (without padding), with "slopes" or a "pattern"."""
     n_batch, is_causal = 2, extra in ("causal", "pattern")
 
-    def heads(n_rows: int) -> Tensor:
+    def heads(n_rows):
         rows = torch.zeros(n_batch, n_rows, n_heads, head_dim, dtype=dtype)
         return rows.transpose(1, 2).requires_grad_()
 
@@ -56,7 +51,7 @@ def call_attention(
         row_keys = torch.zeros(2, n_batch, n_heads, n_queries, dtype=torch.int32)
     lengths = None if extra == "causal" else torch.full((n_batch,), n_keys)
     slopes = torch.zeros(n_heads) if extra == "slopes" else None
-    pattern: list[Tensor | None] = [None] * 3
+    pattern = [None] * 3
     if extra == "pattern":  # of a batch without padding
         _, block = triton_tiles.blocks(n_keys, head_dim, query.element_size(), True)
         places = torch.zeros(1, n_heads, 4, n_keys, dtype=torch.int32)
@@ -70,9 +65,7 @@ def call_attention(
     context.backward(torch.zeros_like(context))
 
 
-def call_rows(
-    n_keys: int, power: Power = Power.ANY, dtype: torch.dtype = FP32, has_mask: bool = False
-) -> None:
+def call_rows(n_keys, power=Power.ANY, dtype=FP32, has_mask=False):
     """A map and a loss over a vocabulary, forward and backward."""
     scores = torch.zeros(2, 4, 3, n_keys, dtype=dtype)
     is_any = power is Power.ANY
@@ -88,7 +81,7 @@ def call_rows(
 
 # Sizes of 1 occur in the first step of a search and with empty sources: without the annotations of
 # the kernels Triton makes constants of them, which breaks some code.
-CALLS: list[Callable[[], None]] = [
+CALLS = [
     partial(call_attention, BF16, 64, 64, 64),
     partial(call_attention, BF16, 2048, 2048, 128),
     partial(call_attention, BF16, 64, 64, 64, "slopes"),
@@ -105,17 +98,17 @@ CALLS: list[Callable[[], None]] = [
 ]
 
 
-def launches() -> Iterator[tuple[Any, dict[str, int]]]:
+def launches():
     """The kernels that the calls would launch, and options of the compiler; nothing runs."""
-    launched: list[tuple[Any, Any, Any]] = []
+    launched = []
 
-    def caught(kernel: Any, grid: object) -> Any:
+    def caught(kernel, grid):
         return lambda *arguments, **keywords: launched.append((kernel, arguments, keywords))
 
     with mock.patch.object(KernelInterface, "__getitem__", caught):
         for call in CALLS:
             call()
-    kinds: set[object] = set()
+    kinds = set()
     for kernel, arguments, keywords in launched:
         source = specialised(kernel, arguments, keywords)
         options = {name: keywords[name] for name in OPTIONS if name in keywords}
@@ -125,7 +118,7 @@ def launches() -> Iterator[tuple[Any, dict[str, int]]]:
             yield source, options
 
 
-def specialised(kernel: Any, arguments: Any, keywords: Any) -> Any:
+def specialised(kernel, arguments, keywords):
     """The kernel as Triton specialises it at a launch: some numbers 1 are constants, and so on."""
     backend = make_backend(GPUTarget("cuda", 90, 32))
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
@@ -133,7 +126,7 @@ def specialised(kernel: Any, arguments: Any, keywords: Any) -> Any:
     return ASTSource(kernel, *kernel._pack_args(backend, options, bound, kinds, options)[1:])
 
 
-def compiled(source: Any, options: dict[str, int], architecture: int) -> dict[str, Any]:
+def compiled(source, options, architecture):
     """Bytes of stack are registers that a thread spills; shared memory is that of a program."""
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:

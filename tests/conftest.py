@@ -1,15 +1,11 @@
 """Setup of every test: one thread, no network, no files outside temporary folders."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 # Before any import that reads them; subprocesses that a test starts inherit them.
 _CACHE = tempfile.mkdtemp(prefix="headwise-tests-")
@@ -35,21 +31,21 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
+def make():
     """Compose a configuration from overrides."""
     with command_line.composer() as compose:
         yield compose
 
 
 @pytest.fixture
-def set_threads() -> Iterator[Callable[[int], None]]:
+def set_threads():
     """Set the number of torch's threads; it is restored after the test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Compile the C++ kernels once: for this session, its workers and the next one."""
     cache = getattr(config, "cache", None)  # missing with -p no:cacheprovider
     if cache is not None:
@@ -58,13 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
         native.symlink_to(cache.mkdir("native"), target_is_directory=True)
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Leave out files that import Transformers, for seconds, and have slow tests alone."""
     is_fast = "not slow" in config.option.markexpr
     return True if is_fast and collection_path.name.startswith("test_hf_") else None
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure():
     shutil.rmtree(_CACHE, ignore_errors=True)
 
 
@@ -78,20 +74,20 @@ class NetworkBlockedError(RuntimeError):
 LOCAL = (None, "", "localhost", "0.0.0.0", "::", "::1", socket.gethostname())
 
 
-def _refuse_remote(host: Any) -> None:
+def _refuse_remote(host):
     host = host.decode() if isinstance(host, bytes) else host
     if host not in LOCAL and not host.startswith("127."):
         raise NetworkBlockedError(f"tests run without a network, but this one reached for {host!r}")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_network() -> Iterator[None]:
+def _no_network():
     """Refuse connections and name look-ups beyond this machine; gloo and workers need loopback."""
     families = (socket.AF_INET, socket.AF_INET6)
     real_getaddrinfo = socket.getaddrinfo
 
-    def guarded(real: Any) -> Any:
-        def call(sock: socket.socket, *args: Any) -> Any:
+    def guarded(real):
+        def call(sock, *args):
             address = args[-1]  # connect(address), sendto(data, [flags,] address)
             if sock.family in families and isinstance(address, tuple):
                 _refuse_remote(address[0])
@@ -99,7 +95,7 @@ def _no_network() -> Iterator[None]:
 
         return call
 
-    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+    def getaddrinfo(host, *args, **kwargs):
         _refuse_remote(host)
         return real_getaddrinfo(host, *args, **kwargs)
 
@@ -111,7 +107,7 @@ def _no_network() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _prepared_interpreter() -> Iterator[None]:
+def _prepared_interpreter():
     with pytest.MonkeyPatch.context() as patch:
         if triton_marks.HAS_TRITON and triton_marks.IS_INTERPRETED:
             triton_marks.prepare_interpreter(patch)
@@ -122,7 +118,7 @@ OPERATOR_TESTS = ("test_ops_", "test_entmax_", "test_operator_", "test_attention
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+def _poisoned_memory(request):
     """In tests of operators, torch fills new memory with NaN: a value that is not written is seen.
 
     It does so while deterministic algorithms are demanded (`fill_uninitialized_memory`).
@@ -136,20 +132,18 @@ def _poisoned_memory(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def headwise(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> command_line.CommandLine:
+def headwise(capsys, monkeypatch):
     """The commands, in this process."""
     return command_line.CommandLine(capsys, monkeypatch)
 
 
-IMPLEMENTATIONS: list[Any] = ["kernels", "torch"]
+IMPLEMENTATIONS = ["kernels", "torch"]
 if triton_marks.HAS_TRITON and triton_marks.IS_INTERPRETED:  # the tests' tensors are on a CPU
     IMPLEMENTATIONS.append(pytest.param("triton", marks=triton_marks.needs_triton))
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def every_implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def every_implementation(request, monkeypatch):
     """Run a test with the C++ kernels of the maps and losses, with torch alone, with Triton."""
     triton_marks.choose_implementation(request.param, monkeypatch)
     return str(request.param)

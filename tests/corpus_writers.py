@@ -1,7 +1,5 @@
 """Writers of tiny corpora in the layouts of the real ones, with made-up text."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import http.server
@@ -9,21 +7,19 @@ import io
 import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from headwise.config.data import CleaningConfig, DataConfig
 from headwise.config.folders import config_dir, group_choices
-from headwise.tasks.translation.corpus import ParallelCorpus, open_corpus
+from headwise.tasks.translation.corpus import open_corpus
 
 Pairs = Sequence[tuple[str, str]]
 
 
-def data_yamls(name: str) -> list[DictConfig]:
+def data_yamls(name):
     """`conf/data/<name>.yaml` after the yamls that it extends."""
     node = OmegaConf.load(config_dir() / "data" / f"{name}.yaml")
     assert isinstance(node, DictConfig)
@@ -31,38 +27,38 @@ def data_yamls(name: str) -> list[DictConfig]:
     return [*(extended for name in names for extended in data_yamls(name)), node]
 
 
-def parallel_corpora() -> list[str]:
+def parallel_corpora():
     """Choices of `data=` with sentence pairs."""
     schema = "/schema/parallel@_here_"
     return [name for name in group_choices("data") if schema in data_yamls(name)[0].defaults]
 
 
-def data_config(name: str, **changes: Any) -> DataConfig:
+def data_config(name, **changes):
     """`conf/data/<name>.yaml` as Hydra would compose it, with some keys changed."""
     nodes = data_yamls(name)
     for node in nodes:
         node.pop("defaults")
     typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes, changes)
-    content: Any = OmegaConf.to_container(typed)
+    content = OmegaConf.to_container(typed)
     return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})
 
 
-def open_named_corpus(folder: Path, name: str, **changes: Any) -> ParallelCorpus:
+def open_named_corpus(folder, name, **changes):
     """Open the corpus of `conf/data/<name>.yaml`, with its cache in `folder`."""
     return open_corpus(data_config(name, **changes), folder / "cache")
 
 
-def sentences(source: str, target: str, n: int, tag: str = "") -> Pairs:
+def sentences(source, target, n, tag=""):
     """`n` different pairs of a few words."""
     words = [f"eins{i} zwei drei {tag}".strip() for i in range(n)]
     return [(f"{source} {text}.", f"{target} {text}.") for text in words]
 
 
-def encode_lines(lines: Sequence[str]) -> bytes:
+def encode_lines(lines):
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def write_text(folder: Path, stem: str, languages: Sequence[str], pairs: Pairs, gz: bool) -> None:
+def write_text(folder, stem, languages, pairs, gz):
     for side, language in enumerate(languages):
         data = encode_lines([pair[side] for pair in pairs])
         name = f"{stem}.{language}"
@@ -72,7 +68,7 @@ def write_text(folder: Path, stem: str, languages: Sequence[str], pairs: Pairs, 
             (folder / name).write_bytes(data)
 
 
-def write_tar(path: Path, members: Mapping[str, bytes]) -> None:
+def write_tar(path, members):
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         for name, data in members.items():
@@ -81,18 +77,18 @@ def write_tar(path: Path, members: Mapping[str, bytes]) -> None:
             archive.addfile(info, io.BytesIO(data))
 
 
-def write_zip(path: Path, members: Mapping[str, bytes]) -> None:
+def write_zip(path, members):
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
 
 
-def escaped(text: str) -> str:
+def escaped(text):
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def iwslt_tags(lines: Sequence[str]) -> bytes:
+def iwslt_tags(lines):
     head = [
         "<url>http://www.ted.com/talks/somebody</url>",
         "<title>A title that is no sentence</title>",
@@ -100,14 +96,14 @@ def iwslt_tags(lines: Sequence[str]) -> bytes:
     return encode_lines([*head, *(f" {escaped(line)} " for line in lines), "<reviewer></reviewer>"])
 
 
-def iwslt_xml(lines: Sequence[str], language: str, talk: str = "7") -> bytes:
+def iwslt_xml(lines, language, talk="7"):
     segments = [f'<seg id="{i}"> {escaped(line)} </seg>' for i, line in enumerate(lines, 1)]
     head = f'<refset srclang="german" trglang="{language}"><doc docid="{talk}" genre="lectures">'
     title = "<title>A title that is no sentence</title>"
     return encode_lines(["<mteval>", head, title, *segments, "</doc></refset></mteval>"])
 
 
-def wmt_sgm(lines: Sequence[str], per_document: int = 2, reverse: bool = False) -> bytes:
+def wmt_sgm(lines, per_document=2, reverse=False):
     """Text in SGM; segment ids restart in each document, `reverse` reverses the documents."""
     documents = []
     for first in range(0, len(lines), per_document):
@@ -123,7 +119,7 @@ def wmt_sgm(lines: Sequence[str], per_document: int = 2, reverse: bool = False) 
     return encode_lines(['<srcset setid="newstest" srclang="any">', *inner, "</srcset>"])
 
 
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_parquet(path, rows):
     import pyarrow
     import pyarrow.parquet
 
@@ -131,12 +127,12 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
 
 
-def translations(languages: Sequence[str], pairs: Pairs) -> list[dict[str, dict[str, str]]]:
+def translations(languages, pairs):
     return [{"translation": dict(zip(languages, pair, strict=True))} for pair in pairs]
 
 
 @contextmanager
-def serve_folder(folder: Path) -> Iterator[str]:
+def serve_folder(folder):
     """Serve the files of `folder` on this machine; yields the address."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -150,5 +146,5 @@ def serve_folder(folder: Path) -> Iterator[str]:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass

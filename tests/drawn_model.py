@@ -1,11 +1,8 @@
 """A model with known probabilities, for tests of search."""
 
-from __future__ import annotations
-
 import random
 
 import torch
-from torch import Tensor
 
 from headwise.model.transformer import Memory
 
@@ -16,14 +13,14 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 class PrefixCache:
     """Cache of the prefixes of the rows of a batch."""
 
-    def __init__(self) -> None:
-        self.prefixes: Tensor | None = None
+    def __init__(self):
+        self.prefixes = None
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows):
         assert self.prefixes is not None
         self.prefixes = self.prefixes[rows]
 
-    def reorder_memory(self, rows: Tensor) -> None:
+    def reorder_memory(self, rows):
         """The sources are part of the memory."""
 
 
@@ -33,23 +30,21 @@ class RandomModel:
     `logits` may be replaced by a function of (source, prefix).
     """
 
-    def __init__(self, sharpness: float = 2.0, vocab_size: int = 7) -> None:
+    def __init__(self, sharpness=2.0, vocab_size=7):
         self.sharpness, self.vocab_size = sharpness, vocab_size
-        self.batch_sizes: list[int] = []
+        self.batch_sizes = []
 
-    def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
+    def logits(self, source, prefix):
         generator = random.Random(str((source, prefix)))
         return [self.sharpness * generator.gauss(0, 1) for _ in range(self.vocab_size)]
 
-    def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
+    def encode(self, source_BS, source_lengths_B):
         return Memory(source_BS[:, :, None].float(), source_lengths_B)
 
-    def make_cache(self) -> PrefixCache:
+    def make_cache(self):
         return PrefixCache()
 
-    def decode(
-        self, target_in_BT: Tensor, memory: Memory, cache: PrefixCache | None = None
-    ) -> Tensor:
+    def decode(self, target_in_BT, memory, cache=None):
         self.batch_sizes.append(len(target_in_BT))
         n_new = target_in_BT.shape[1]
         prefixes = target_in_BT
@@ -65,5 +60,5 @@ class RandomModel:
             rows.append([self.logits(source, tuple(ids[1:end])) for end in ends])
         return torch.tensor(rows)
 
-    def log_probs(self, source: Prefix, prefix: Prefix) -> list[float]:
+    def log_probs(self, source, prefix):
         return torch.tensor(self.logits(source, prefix)).log_softmax(-1).tolist()

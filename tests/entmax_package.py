@@ -5,8 +5,6 @@
 as the package draws its inputs without a seed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
@@ -16,7 +14,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise import entmax
 
@@ -27,14 +24,14 @@ FAILURES = {
 }
 
 
-def threshold_and_support(alpha: float, X: Tensor, dim: int, k: int | None) -> tuple[Tensor, ...]:
+def threshold_and_support(alpha, X, dim, k):
     """Stand in for private functions of the package; their tests vary `k`, which has no effect."""
     weights = {1.5: entmax.entmax15, 2.0: entmax.sparsemax}[alpha](X, dim, k)
     threshold = ((alpha - 1) * X - weights.pow(alpha - 1)).amax(dim, keepdim=True)
     return threshold, (weights > 0).sum(dim, keepdim=True)
 
 
-def replace_package() -> Path:
+def replace_package():
     """Replace the package's modules, but not those of its tests; return its folder."""
     spec = importlib.util.find_spec("entmax")
     assert spec is not None
@@ -53,20 +50,20 @@ def replace_package() -> Path:
 class Outcomes:
     """Seeds each test, counts them and collects the names of failed ones."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.n_tests = 0
-        self.failed: list[str] = []
+        self.failed = []
 
-    def pytest_runtest_setup(self) -> None:
+    def pytest_runtest_setup(self):
         torch.manual_seed(0)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report):
         self.n_tests += report.when == "call"
         if report.failed:
             self.failed.append(report.nodeid.rpartition("/")[2])
 
 
-def main() -> int:
+def main():
     folder = replace_package()
     torch.manual_seed(0)  # tests draw inputs while they are imported
     outcomes = Outcomes()

@@ -1,14 +1,9 @@
 """Run folders written without training, for commands that read runs."""
 
-from __future__ import annotations
-
 import csv
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
@@ -35,7 +30,7 @@ METRICS = {"bleu_tokenised": "tokenised BLEU", "bleu": "BLEU (13a)"}
 MACHINE = {"platform": "Linux", "cpus": 2, "threads": 1, "gpu": None, "world_size": 1}
 
 
-def write_study(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) -> str:
+def write_study(folder, recipe=RECIPE, **changes):
     """Write a study of two rows and one column; returns its config folder."""
     paper = {"values": {"softmax": 30.0, "entmax15": 30.5}, "mark": "r+"}
     content = {
@@ -53,7 +48,7 @@ def write_study(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) 
     return str(path.parents[1])
 
 
-def translations(n_wrong: int, seed: int = 1) -> list[str]:
+def translations(n_wrong, seed=1):
     """The references with a wrong word in `n_wrong` of them; which word depends on the seed."""
     sentences = [line.split() for line in REFERENCES]
     for number in range(n_wrong):
@@ -62,22 +57,15 @@ def translations(n_wrong: int, seed: int = 1) -> list[str]:
     return [" ".join(words) for words in sentences]
 
 
-def hashed(scores: Mapping[str, Any], content: str | None = "0" * 16) -> dict[str, Any]:
+def hashed(scores, content="0" * 16):
     """Scores with a hash of their text and items; None: as of 0.1.0."""
     hashes = {} if content is None else {"content": content, "items": content}
     return {name: {**entry, **hashes} for name, entry in scores.items()}
 
 
 def write_run(
-    folder: Path,
-    make: Any,
-    overrides: Sequence[str],
-    hypotheses: Sequence[str] | None,
-    test: str = "test",
-    text: str = "0" * 64,
-    content: str | None = "0" * 16,
-    **changes: Any,
-) -> Path:
+    folder, make, overrides, hypotheses, test="test", text="0" * 64, content="0" * 16, **changes
+):
     """A run folder with the configuration of the overrides.
 
     Args:
@@ -105,7 +93,7 @@ def write_run(
     (texts / f"{test}.ref.sha256").write_text("of REFERENCES")
     evaluation = score_translations(hypotheses, REFERENCES, config.data.target)
     run.write_sums(test, "translation", evaluation.items)
-    results: dict[str, Any] = {
+    results = {
         "scores": {test: hashed({**evaluation.scores(), "search": {"exact": 1.0}}, content)},
         "seed": config.seed,
         "updates": container["trainer"]["max_updates"],
@@ -121,7 +109,7 @@ def write_run(
     return folder
 
 
-def csv_rows(tmp_path: Path, part: str = "", **values: str) -> list[dict[str, str]]:
+def csv_rows(tmp_path, part="", **values):
     """Rows of a CSV file of the table that have these values."""
     with open(tmp_path / "tables" / f"tiny{part}.csv", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headwise.config.data import DataConfig
 from headwise.config.schema import TokenizerConfig
 from headwise.tasks.translation.corpus import ParallelCorpus
-from headwise.tasks.translation.prepare import PreparedCorpus, prepare_corpus
+from headwise.tasks.translation.prepare import prepare_corpus
 
 Pairs = list[tuple[str, str]]
 
 
-def pairs_of(n_pairs: int, seed: int) -> Pairs:
+def pairs_of(n_pairs, seed):
     generator = random.Random(seed)
     words = [
         "".join(generator.choices("abdeilnorstu", k=generator.randint(2, 7))) for _ in range(300)
@@ -37,18 +35,18 @@ class FakeSource:
     texts: dict[str, Pairs]
     n_read: int = 0
 
-    def splits(self) -> list[str]:
+    def splits(self):
         return list(self.texts)
 
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+    def pairs(self, split):
         self.n_read += 1
         yield from self.texts[split]
 
-    def identity(self, split: str) -> str:
+    def identity(self, split):
         return hashlib.sha256(repr(self.texts[split]).encode()).hexdigest()
 
 
-def corpus(train: Pairs | None = None, valid: Pairs | None = None) -> Any:
+def corpus(train=None, valid=None):
     texts = {
         "train": pairs_of(600, 1) if train is None else train,
         "valid": pairs_of(40, 2) if valid is None else valid,
@@ -57,13 +55,11 @@ def corpus(train: Pairs | None = None, valid: Pairs | None = None) -> Any:
     return ParallelCorpus(config, FakeSource(texts), Path())
 
 
-def options(**changes: Any) -> TokenizerConfig:
+def options(**changes):
     return TokenizerConfig(**{"vocab_size": 150, **changes})
 
 
-def prepare(
-    text: Any, cache: Path, config: TokenizerConfig | None = None, n_workers: int = 1
-) -> PreparedCorpus:
+def prepare(text, cache, config=None, n_workers=1):
     return prepare_corpus(
         dataclasses.replace(text, cache_dir=cache), config or options(), n_workers, progress=False
     )

@@ -1,10 +1,6 @@
 """One figure of each kind from made-up tables, for tests of all figures."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,19 +19,19 @@ PLACES = [
 CORPUS = "multi30k de → en"
 
 
-def alphas(seed: int) -> dict[str, list[list[float]]]:
+def alphas(seed):
     """α of every head of a run."""
     drawn = np.random.default_rng(seed)
     return {site: drawn.uniform(1.05, 1.95, (N_LAYERS, N_HEADS)).tolist() for site in SITES}
 
 
-def alpha_rows() -> list[dict[str, Any]]:
+def alpha_rows():
     """α of every head at the start and at the end."""
     drawn = np.random.default_rng(1).uniform(1.05, 1.95, (len(PLACES), 2))
     return [{**p, "start": a, "end": b} for p, (a, b) in zip(PLACES, drawn.tolist(), strict=True)]
 
 
-def density_rows(rule: str, n_bins: int = 20) -> list[dict[str, Any]]:
+def density_rows(rule, n_bins=20):
     """A histogram per head: softmax is dense, others are spread, with some dense queries."""
     return [
         {
@@ -49,7 +45,7 @@ def density_rows(rule: str, n_bins: int = 20) -> list[dict[str, Any]]:
     ]
 
 
-def layer_rows(base: float = 0.2) -> list[dict[str, Any]]:
+def layer_rows(base=0.2):
     """Diversity of every layer."""
     return [
         {"site": site, "layer": layer, "diversity_heads": base + layer / 20}
@@ -57,7 +53,7 @@ def layer_rows(base: float = 0.2) -> list[dict[str, Any]]:
     ]
 
 
-def pruning_rows(best: float = 30) -> list[dict[str, Any]]:
+def pruning_rows(best=30):
     """Scores with a decreasing number of heads, of all sites and of each."""
     return [
         {"sites": sites, "fraction": n / 10, "score": best - n * n / 4, "metric": "BLEU"}
@@ -65,14 +61,14 @@ def pruning_rows(best: float = 30) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: Callable[[str], Any], names: Iterable[str] = RULES, n_runs: int = 2) -> Any:
+def table(rows, names=RULES, n_runs=2):
     """The rows of every run, with the columns `name` and `run`."""
     runs = [(name, f"{name} {n}") for name in names for n in range(n_runs)]
     tables = [pd.DataFrame(rows(name)).assign(name=name, run=run) for name, run in runs]
     return pd.concat(tables, ignore_index=True)
 
 
-def score_rows(name: str) -> list[dict[str, Any]]:
+def score_rows(name):
     """Validation scores of one run on four corpora."""
     return [
         {"corpus": f"corpus {number}", "metric": "BLEU", "update": update, "score": number + update}
@@ -80,7 +76,7 @@ def score_rows(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def maps(n_layers: int = 2, n_heads: int = 4, n_tokens: int = 9) -> list[LayerMaps]:
+def maps(n_layers=2, n_heads=4, n_tokens=9):
     """Weights with zeros, under a causal mask."""
     drawn = np.random.default_rng(1)
     allowed = np.tril(np.ones((n_heads, n_tokens, n_tokens), dtype=bool))
@@ -96,12 +92,12 @@ def maps(n_layers: int = 2, n_heads: int = 4, n_tokens: int = 9) -> list[LayerMa
     ]
 
 
-def tokens(n: int) -> list[str]:
+def tokens(n):
     """Names of tokens."""
     return [f"▁wordpiece{place}"[: 3 + place % 12] for place in range(n)]
 
 
-def attention(site: str, n_layers: int, n_heads: int, n: int, title: str) -> Any:
+def attention(site, n_layers, n_heads, n, title):
     """Attention maps of a sentence of `n` tokens."""
     return attention_maps(site, maps(n_layers, n_heads, n), tokens(n), tokens(n), title)
 
@@ -112,7 +108,7 @@ HEADS = [
 ]
 METRICS = [{"update": u, "train/loss": 5.0 - u, "valid/bleu": 10.0 + u} for u in range(4)]
 MANY = [f"row {place} with a long name" for place in range(10)]
-FIGURES: dict[str, Callable[[], Any]] = {
+FIGURES = {
     "alpha": lambda: training_figures(HEADS, [], {})["alpha"],
     "diversity": lambda: training_figures(HEADS, [], {})["diversity"],
     "curves": lambda: training_figures([], METRICS, {"loss": "loss", "bleu": "BLEU"})["curves"],

@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,12 +93,12 @@ class Block:
     exact: bool
 
     @property
-    def runs(self) -> bool:
+    def runs(self):
         """Whether the block is a command that is run."""
         return self.title is None and self.not_run is None and self.language in ("sh", "python")
 
 
-def blocks_of(page: Path) -> list[Block]:
+def blocks_of(page):
     """Every fenced block of a page, in order.
 
     Raises:
@@ -123,7 +122,7 @@ def blocks_of(page: Path) -> list[Block]:
     return blocks
 
 
-def inline_overrides(page: Path) -> list[list[str]]:
+def inline_overrides(page):
     """Inline code of a page that consists of overrides, without duplicates."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     spans = [span.split() for span in re.findall(r"`([^`]+)`", text)]
@@ -131,7 +130,7 @@ def inline_overrides(page: Path) -> list[list[str]]:
     return [span for number, span in enumerate(overrides) if span not in overrides[:number]]
 
 
-def inline_commands(page: Path) -> list[str]:
+def inline_commands(page):
     """Commands in code within lines, and in blocks without a language; those with … are left out.
 
     Comments are removed.
@@ -143,7 +142,7 @@ def inline_commands(page: Path) -> list[str]:
     return [line for line in lines if _COMMAND.fullmatch(line) and "…" not in line]
 
 
-def runnable(command: str) -> str:
+def runnable(command):
     """A command with the names of SMALL_RUNS and of files; a training is a dry run."""
     name = re.sub(r"(?:python scripts/|headwise )(\w+).*", r"\1", command)
     run = {"sample": "$TEXT", "predict": "$LABELLED"}.get(name, "$RUN")
@@ -154,7 +153,7 @@ def runnable(command: str) -> str:
     return f"{command} dry_run=true" if re.search(r"train(?!.*--)", name) else command
 
 
-def missing_lines(shown: str, printed: str, exact: bool = False) -> list[str]:
+def missing_lines(shown, printed, exact=False):
     """Lines of a `text` block that were not printed in this order.
 
     `…` matches anything, white space any white space, a number any number unless `exact`, in bold
@@ -163,7 +162,7 @@ def missing_lines(shown: str, printed: str, exact: bool = False) -> list[str]:
     if not exact:
         shown, printed = shown.replace("**", ""), printed.replace("**", "")
     lines = printed.splitlines()
-    missing: list[str] = []
+    missing = []
     start = 0
     for line in shown.splitlines():
         if line.strip() in ("", "…"):
@@ -177,7 +176,7 @@ def missing_lines(shown: str, printed: str, exact: bool = False) -> list[str]:
     return missing
 
 
-def _pattern(line: str, exact: bool) -> str:
+def _pattern(line, exact):
     parts = []
     for part in re.split(rf"(\s+|…|{_NUMBER})", line):
         if part == "…":
@@ -208,7 +207,7 @@ class WorkingCopy:
         address: of the `warm_python` whose commands run here.
     """
 
-    def __init__(self, folder: Path, address: str) -> None:
+    def __init__(self, folder, address):
         self.folder = folder
         folder.mkdir(parents=True)
         for name in COPIED:
@@ -230,7 +229,7 @@ class WorkingCopy:
         cache.mkdir(parents=True)
         (cache / "native").symlink_to(ROOT / ".pytest_cache" / "d" / "native")
 
-    def run(self, blocks: Sequence[Block], timeout: float = 600) -> list[BlockResult]:
+    def run(self, blocks, timeout=600):
         """Run a page as one shell script; results up to the first block that failed."""
         script = "set -eu -o pipefail\n"
         for block in blocks:

@@ -3,27 +3,20 @@
 Sentence by sentence, hence without padding, with Python numbers and loops.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.parts import Normaliser
 from headwise.attention.pattern import Pattern
-from headwise.attention.place import Place
-from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch, Column
 from headwise.model.transformer import Transformer
-from headwise.track.base import HeadValues
 
 CPU = torch.device("cpu")
 LAYERS, HEADS = 2, 2
@@ -38,7 +31,7 @@ SENTENCES = [  # source ids, target ids with bos in front; lengths differ, so ba
 class Dense(Normaliser):
     """Softmax, written out."""
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         mask = context.dense_mask(scores_BHQK)
         if mask is not None:
             scores_BHQK = scores_BHQK.masked_fill(~mask, -math.inf)
@@ -48,7 +41,7 @@ class Dense(Normaliser):
 class Thresholded(Dense):
     """Weights far below the largest are exactly zero: sparsity that differs between queries."""
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         weights = super().forward(3 * scores_BHQK, context)
         weights = weights.where(weights > 0.8 * weights.amax(-1, keepdim=True), 0.0)
         return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
@@ -57,7 +50,7 @@ class Thresholded(Dense):
 class NegativeWeights(Dense):
     """Declared a distribution, but the second head has negative weights."""
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         weights = super().forward(scores_BHQK, context).clone()
         weights[:, 1] -= 0.2
         return weights
@@ -68,7 +61,7 @@ class Signed(Dense):
 
     is_distribution = False
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         weights = torch.tanh(2 * scores_BHQK)
         weights = weights.where(weights.abs() > 0.6, 0.0)
         mask = context.dense_mask(scores_BHQK)
@@ -78,50 +71,46 @@ class Signed(Dense):
 class Window(Pattern):
     """Head 1 attends to keys at most one position away, head 2 at most two."""
 
-    def allowed(
-        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
-    ) -> Tensor | None:
+    def allowed(self, query_positions_Q, n_keys, causal, key_lengths_B):
         distance_QK = (query_positions_Q[:, None] - torch.arange(n_keys)).abs()
         return torch.stack((distance_QK <= 1, distance_QK <= 2))[None]
 
 
-def all_visible(head: int, query: int, key: int) -> bool:
+def all_visible(head, query, key):
     return True
 
 
-def in_window(head: int, query: int, key: int) -> bool:
+def in_window(head, query, key):
     return abs(query - key) <= head + 1
 
 
 class Weightless(ScoreAttention):
     """An attention that forms no weight matrix."""
 
-    def record(self, weights_BHQK: Tensor) -> None:
+    def record(self, weights_BHQK):
         pass
 
 
 MODEL = ModelConfig("test", LAYERS, LAYERS, 8, HEADS, 8)
 
 
-def build(make_attention: Callable[[Place], Attention], **settings: Any) -> Transformer:
+def build(make_attention, **settings):
     """A model in float64, so that sums agree to its precision."""
     config = replace(MODEL, **settings)
     torch.manual_seed(1)
     return Transformer(config, 12, 12, True, make_attention, seed=3).double()
 
 
-def with_normaliser(
-    kind: type[Normaliser], pattern: type[Pattern] | None = None
-) -> Callable[[Place], Attention]:
-    def make(place: Place) -> Attention:
+def with_normaliser(kind, pattern=None):
+    def make(place):
         site_pattern = None if pattern is None or place.site == "cross" else pattern(place)
         return ScoreAttention(place, kind(place), site_pattern, dropout=0.5)
 
     return make
 
 
-def collate(sentences: list[tuple[list[int], list[int]]], extra: int = 0) -> Batch:
-    def pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+def collate(sentences, extra=0):
+    def pad(rows):
         width = max(map(len, rows)) + extra
         padded_batches = [row + [0] * (width - len(row)) for row in rows]
         return torch.tensor(padded_batches), torch.tensor([len(row) for row in rows])
@@ -135,11 +124,9 @@ def collate(sentences: list[tuple[list[int], list[int]]], extra: int = 0) -> Bat
 Visible = Callable[[int, int, int], bool]  # head, query, key, from 0
 
 
-def statistics_by_hand(
-    model: Transformer, is_visible: Visible = all_visible, n_cls: int = 0
-) -> dict[str, HeadValues]:
+def statistics_by_hand(model, is_visible=all_visible, n_cls=0):
     """Loop over queries, heads and keys; only self-attention has patterns."""
-    statistics: dict[tuple[str, str, int, int], list[float]] = {}
+    statistics = {}
     model.eval()
     for sentence in SENTENCES:
         batch = collate([sentence])
@@ -173,7 +160,7 @@ def statistics_by_hand(
     return averaged(statistics)
 
 
-def row_statistics(row: list[float], keys: list[int], n_cls: int) -> dict[str, float]:
+def row_statistics(row, keys, n_cls):
     visible = [row[key] for key in keys]
     values = {"density": sum(weight != 0 for weight in visible) / len(visible)}
     if any(visible):
@@ -183,20 +170,20 @@ def row_statistics(row: list[float], keys: list[int], n_cls: int) -> dict[str, f
     return values
 
 
-def shares(weights: list[float]) -> list[float]:
+def shares(weights):
     total = math.fsum(map(abs, weights))
     return [abs(weight) / total for weight in weights]
 
 
-def divergence_of(rows: list[list[float]]) -> float:
+def divergence_of(rows):
     """Jensen-Shannon, with the logarithm to the base of the number of rows."""
     mean = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
     each = math.fsum(map(shannon, rows)) / len(rows)
     return (shannon(mean) - each) / math.log(len(rows))
 
 
-def averaged(statistics: dict[tuple[str, str, int, int], list[float]]) -> dict[str, HeadValues]:
-    tables: dict[str, dict[str, list[list[float]]]] = {}
+def averaged(statistics):
+    tables = {}
     for name, site, layer, head in sorted(statistics):
         layers = tables.setdefault(name, {}).setdefault(site, [[] for _ in range(LAYERS)])
         values = statistics[name, site, layer, head]
@@ -204,20 +191,20 @@ def averaged(statistics: dict[tuple[str, str, int, int], list[float]]) -> dict[s
     return dict(tables)
 
 
-def shannon(row: list[float]) -> float:
+def shannon(row):
     return -math.fsum(share * math.log(share) for share in row if share)
 
 
-def flat(table: HeadValues) -> list[float | None]:
+def flat(table):
     return [value for site in sorted(table) for layer in table[site] for value in layer]
 
 
-def assert_same(values: Mapping[str, HeadValues], expected: Mapping[str, HeadValues]) -> None:
+def assert_same(values, expected):
     for name, table in expected.items():
         assert values[name].keys() == table.keys(), name
         measured = [value for value in flat(values[name]) if value is not None]
         assert measured == pytest.approx(flat(table), abs=1e-10), name
 
 
-def padded_batches() -> list[Batch]:
+def padded_batches():
     return [collate(SENTENCES[:3], extra=3), collate(SENTENCES[3:])]

@@ -1,7 +1,5 @@
 """When tests of the C++ kernels run."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwise.ops.cpp import build

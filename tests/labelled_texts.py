@@ -1,11 +1,8 @@
 """Writers of small sets of labelled text in their published forms, with made-up sentences."""
 
-from __future__ import annotations
-
 import csv
 import io
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from corpus_writers import encode_lines, write_parquet, write_zip
 
@@ -32,7 +29,7 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def _glue(folder: Path, name: str, files: dict[str, bytes], form: str) -> None:
+def _glue(folder, name, files, form):
     members = {f"{name}/{file}": content for file, content in files.items()}
     if form == "archive":
         write_zip(folder / f"{name}.zip", members)
@@ -41,13 +38,13 @@ def _glue(folder: Path, name: str, files: dict[str, bytes], form: str) -> None:
         (folder / member).write_bytes(content)
 
 
-def _hub(folder: Path, name: str, column: str, tables: dict[str, Rows], names: list[str]) -> None:
+def _hub(folder, name, column, tables, names):
     for split, rows in tables.items():
         records = [{column: text, "label": names.index(label)} for text, label in rows]
         write_parquet(folder / name / f"{split}-00000-of-00001.parquet", records)
 
 
-def write_sst2(folder: Path, form: str) -> None:
+def write_sst2(folder, form):
     names = ["negative", "positive"]
     if form == "hub":
         return _hub(
@@ -64,7 +61,7 @@ def write_sst2(folder: Path, form: str) -> None:
     return _glue(folder, "SST-2", files, form)
 
 
-def write_cola(folder: Path, form: str) -> None:
+def write_cola(folder, form):
     names = ["unacceptable", "acceptable"]
     if form == "hub":
         tables = dict(zip(("train", "validation"), SENTENCES, strict=True))
@@ -76,7 +73,7 @@ def write_cola(folder: Path, form: str) -> None:
     return _glue(folder, "CoLA", files, form)
 
 
-def write_agnews(folder: Path, form: str) -> None:
+def write_agnews(folder, form):
     names = ["World", "Sports", "Business", "Sci/Tech"]
     if form == "hub":
         return _hub(folder, "data", "text", dict(zip(("train", "test"), NEWS, strict=True)), names)
@@ -93,7 +90,7 @@ def write_agnews(folder: Path, form: str) -> None:
     return None
 
 
-def write_trec(folder: Path, form: str) -> None:
+def write_trec(folder, form):
     coarse = ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]
     if form == "hub":
         for split, rows in zip(("train", "test"), QUESTIONS, strict=True):
@@ -110,7 +107,7 @@ def write_trec(folder: Path, form: str) -> None:
         (folder / file).write_bytes(content)
 
 
-PUBLISHED: dict[str, tuple[tuple[Rows, Rows], Callable[[Path, str], None]]] = {
+PUBLISHED = {
     "sst2": (REVIEWS, write_sst2),
     "cola": (SENTENCES, write_cola),
     "agnews": (NEWS, write_agnews),

@@ -7,11 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from command_line import read_json
 from training_runs import ROOT, ProcessResult, Runs, run_outputs
@@ -45,12 +43,12 @@ class Sweep:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def wait(self) -> ProcessResult:
+    def wait(self):
         """Wait until it ends."""
         code = self.process.wait(timeout=300)
         return ProcessResult(code, self.log.read_text())
 
-    def wait_until(self, holds: Callable[[], bool]) -> None:
+    def wait_until(self, holds):
         """Wait for a condition while it runs."""
         deadline = time.monotonic() + 300
         while not holds():
@@ -62,16 +60,16 @@ class Sweep:
 class Sweeps(Runs):
     """Sweeps with two jobs at a time, over the text of `Runs`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         folder.mkdir(exist_ok=True)
         super().__init__(folder)
         (folder / "slowly.py").write_text(SCHEDULE)
         self.slow = folder / "slow"
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started = []
         paths = [str(folder), str(ROOT / "src")]
         self.environment = {"PYTHONPATH": os.pathsep.join(paths), "HEADWISE_PLUGINS": "slowly"}
 
-    def job(self, outputs: str, *more: str) -> list[str]:
+    def job(self, outputs, *more):
         """The command line of jobs of sixty updates."""
         schedule = ("scheduler=constant", "~scheduler.warmup_updates")
         changes = {"trainer.max_updates": 60, "trainer.validate_every": 60}
@@ -79,7 +77,7 @@ class Sweeps(Runs):
         own = [a for a in common if not a.startswith("scheduler.")]
         return [*own, *schedule, "scheduler._target_=slowly.Slow", *more]
 
-    def sweep(self, launcher: str, *changes: str) -> Sweep:
+    def sweep(self, launcher, *changes):
         """Start a sweep, in a process group of its own, as a shell does."""
         options = [f"hydra/launcher={launcher}"]
         if launcher != "submitit_slurm":
@@ -95,34 +93,34 @@ class Sweeps(Runs):
         self.started.append(process)
         return Sweep(process, log)
 
-    def close(self) -> None:
+    def close(self):
         """Kill the sweeps of a test that failed."""
         for process in self.started:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def in_one_process(self, outputs: str, *more: str) -> ProcessResult:
+    def in_one_process(self, outputs, *more):
         """Run a sweep in one process, which has the libraries imported."""
         arguments = ["-m", *self.job(outputs, *more)]
         return self.wait(self.start(arguments, None, self.environment))
 
-    def runs(self, launcher: str) -> list[Path]:
+    def runs(self, launcher):
         """The run folders of a sweep, by seed."""
         folders = (self.folder / launcher / "default").glob("*/environment.json")  # written last
         return sorted((path.parent for path in folders), key=seed_of)
 
-    def records(self, launcher: str) -> list[dict[str, Any]]:
+    def records(self, launcher):
         """The records of the jobs, in order."""
         paths = (self.folder / launcher / "sweeps").glob("*/*.json")
         return [read_json(path) for path in sorted(paths, key=lambda path: int(path.stem))]
 
-    def have_trained(self, launcher: str, n_runs: int) -> bool:
+    def have_trained(self, launcher, n_runs):
         """Whether that many runs have logged their first update."""
         logs = [run / "metrics.jsonl" for run in self.runs(launcher)]
         return len(logs) == n_runs and all(p.is_file() and p.stat().st_size for p in logs)
 
 
-def straight_outputs(folder: Path) -> list[dict[str, Any]]:
+def straight_outputs(folder):
     """Outputs of the jobs of seeds 1 and 2 that nothing stops."""
     sweeps = Sweeps(folder)
     result = sweeps.in_one_process("straight", "seed=1,2")
@@ -130,5 +128,5 @@ def straight_outputs(folder: Path) -> list[dict[str, Any]]:
     return [run_outputs(run) for run in sweeps.runs("straight")]
 
 
-def seed_of(run: Path) -> str:
+def seed_of(run):
     return next(o for o in (run / "overrides.yaml").read_text().split() if o.startswith("seed="))

@@ -14,9 +14,8 @@ from headwise.attention.heads import MultiHeadAttention
 from headwise.config.folders import composed, group_choices, group_node
 from headwise.config.instantiate import instantiate, target_class
 from headwise.config.register import typed
-from headwise.config.schema import SITE_GROUPS, SITES, Config
+from headwise.config.schema import SITE_GROUPS, SITES
 from headwise.model.build import attention_maker, build_model, build_single
-from headwise.model.family import Model
 from headwise.model.gates import Gates
 from headwise.model.places import place_of, site_alone
 from headwise.model.transformer import encoder_decoder_sites
@@ -33,7 +32,7 @@ FAMILIES = ("translation", *ALONE)
 
 
 @functools.cache
-def base() -> Config:
+def base():
     return typed(composed(*SMALL))
 
 
@@ -52,21 +51,21 @@ class Part:
     settings: tuple[tuple[str, Any], ...] = ()
     attention: str = "softmax"
 
-    def __str__(self) -> str:
+    def __str__(self):
         settings = "-".join(f"{key}={value}" for key, value in self.settings)
         around = "" if self.group == "attention" else self.attention
         return "-".join(filter(None, (self.choice, settings, around)))
 
     @property
-    def node(self) -> dict[str, Any]:
-        node: dict[str, Any] = node_of(self.group, self.choice)
+    def node(self):
+        node = node_of(self.group, self.choice)
         return node | {k: list(v) if k == "shape" else v for k, v in self.settings}
 
-    def lacks(self, site: str) -> bool:
+    def lacks(self, site):
         """Whether the choice is not supported at a site."""
         return self.group in SITE_GROUPS and site in unsupported_sites(self.node, self.group)
 
-    def config(self, seed: int = 1, **sizes: Any) -> Config:
+    def config(self, seed=1, **sizes):
         """Settings of a small model; a site that the choice does not support has another."""
         chosen = {"attention": node_of("attention", self.attention)}
         if self.group == "model":
@@ -82,11 +81,11 @@ class Part:
         model = replace(base().model, **sizes)
         return replace(base(), **chosen, seed=seed, model=model)
 
-    def layer(self, site: str) -> MultiHeadAttention:
+    def layer(self, site):
         """The attention at one place, evaluating; no weight has its initial value."""
         return copy.deepcopy(layer_of(self, site))
 
-    def model(self, family: str = "translation", vocabulary: int = V, **sizes: Any) -> Model:
+    def model(self, family="translation", vocabulary=V, **sizes):
         config = self.config(**sizes)
         if family == "translation":
             return build_model(config, vocabulary, vocabulary, joint=True).eval()
@@ -94,7 +93,7 @@ class Part:
         return build_single(config, vocabulary, site).eval()
 
 
-def new_layer(part: Part, site: str) -> MultiHeadAttention:
+def new_layer(part, site):
     torch.manual_seed(0)
     config = part.config()
     gates = instantiate(config.gates, "gates", Gates)
@@ -110,7 +109,7 @@ def new_layer(part: Part, site: str) -> MultiHeadAttention:
 layer_of = functools.cache(new_layer)
 
 
-def parts_of(group: str, *settings: dict[str, Any], attention: str = "softmax") -> list[Part]:
+def parts_of(group, *settings, attention="softmax"):
     """Every choice of a group as it is, and with each of these settings that it has."""
     parts = []
     for choice in group_choices(group):
@@ -124,9 +123,9 @@ def parts_of(group: str, *settings: dict[str, Any], attention: str = "softmax") 
     return parts
 
 
-def acts_on_scores(part: Part) -> bool:
+def acts_on_scores(part):
     """Whether positions act in a layer, not only on embeddings."""
-    scheme: Any = target_class(part.node, "positions")
+    scheme = target_class(part.node, "positions")
     return scheme.rotates or scheme.biases
 
 

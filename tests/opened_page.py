@@ -1,12 +1,7 @@
 """Runs with sparse and sharp weights, and their page in a real browser."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +24,7 @@ CHROMIUM = next(
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")
 
 
-def sharp_runs(folder: Path) -> tuple[Path, Path]:
+def sharp_runs(folder):
     """An α-entmax run and a smaller softmax run, both sharp: zeros here, tiny weights there."""
     settings = ("attention=alpha_entmax", "scaling=length", "model.encoder_layers=2")
     entmax = train_small(folder, *settings)
@@ -39,12 +34,12 @@ def sharp_runs(folder: Path) -> tuple[Path, Path]:
     return entmax, softmax
 
 
-def analyze(folder: Path) -> None:
+def analyze(folder):
     """Run the analysis that a page needs."""
     analyze_folders(AnalyzeConfig(run=str(folder), device="cpu"))
 
 
-def sharpen(path: Path, factor: float) -> None:
+def sharpen(path, factor):
     """Multiply the scores of a checkpoint by a factor."""
     weights = load_checkpoint(path)["model"]
     for name, value in weights.items():
@@ -53,7 +48,7 @@ def sharpen(path: Path, factor: float) -> None:
     save_checkpoint(path, {"model": weights})
 
 
-def started_browser() -> Iterator[Any]:
+def started_browser():
     """A browser that is closed at the end."""
     with sync_api.sync_playwright() as playwright:
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # it does not work for root
@@ -65,32 +60,30 @@ def started_browser() -> Iterator[Any]:
 class OpenedPage:
     """A page in a browser, with its console messages and requests."""
 
-    def __init__(
-        self, browser: Any, path: Path, shown: str = "table.weights", **options: Any
-    ) -> None:
+    def __init__(self, browser, path, shown="table.weights", **options):
         self.context = browser.new_context(**options)
         self.page = self.context.new_page()
-        self.console_messages: list[str] = []
-        self.requests: list[str] = []
+        self.console_messages = []
+        self.requests = []
         self.page.on("console", lambda message: self.console_messages.append(message.text))
         self.page.on("pageerror", lambda error: self.console_messages.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
         self.page.wait_for_selector(shown)
 
-    def head(self, site: str, layer: int, head: int, run: int = 0) -> Any:
+    def head(self, site, layer, head, run=0):
         """A cell of the grid of heads."""
         grid = self.page.locator("#grids .run").nth(run)
         return grid.locator(f'[data-key="{site} {layer} {head}"]')
 
-    def choose(self, site: str, layer: int, head: int) -> None:
+    def choose(self, site, layer, head):
         """Click a head and wait for its weights."""
         self.head(site, layer, head).click()
         title = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
         place = f"{title[site]}-attention, layer {layer}, head {head}"
         self.page.wait_for_selector(f'table.weights[aria-label^="Weights of {place}"]')
 
-    def cells(self, run: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def cells(self, run=0):
         """Weights of the selected head, and which cells of its heat map have a colour."""
         weights = self.page.evaluate(
             """async (run) => {
@@ -109,7 +102,7 @@ class OpenedPage:
         return np.array(values).reshape(shape), np.array(has_colour).reshape(shape)
 
 
-def observed_weights(run: Path, sentence: str) -> dict[tuple[str, int], tuple[Any, Any]]:
+def observed_weights(run, sentence):
     """(site, layer) -> weights and allowed (H, Q, K), with the model's translation as target."""
     loaded = package.load(str(run), device="cpu")
     (translation,) = loaded.translate([sentence])

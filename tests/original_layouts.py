@@ -1,13 +1,8 @@
 """Writers of tiny corpora in the archives of the publishers."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from corpus_writers import (
-    Pairs,
     encode_lines,
     iwslt_tags,
     iwslt_xml,
@@ -25,13 +20,11 @@ VALID = sentences("s", "t", 5, "valid & <more>")
 TEST = sentences("s", "t", 5, "test")
 
 
-def sides_of(pairs: Pairs, source: str, target: str) -> dict[str, list[str]]:
+def sides_of(pairs, source, target):
     return {source: [s for s, _ in pairs], target: [t for _, t in pairs]}
 
 
-def sgm_sides(
-    stem: str, source: str, target: str, pairs: Pairs, reverse: bool = False
-) -> dict[str, bytes]:
+def sgm_sides(stem, source, target, pairs, reverse=False):
     """The two files of a WMT test set; `reverse` reverses the documents of the target."""
     sides = sides_of(pairs, source, target)
     return {
@@ -40,9 +33,7 @@ def sgm_sides(
     }
 
 
-def write_iwslt(
-    folder: Path, name: str = "de-en.tgz", write: Callable[..., None] = write_tar
-) -> None:
+def write_iwslt(folder, name="de-en.tgz", write=write_tar):
     members = {}
     for code, lines in sides_of(TRAIN, "de", "en").items():
         members[f"de-en/train.tags.de-en.{code}"] = iwslt_tags(lines)
@@ -52,13 +43,13 @@ def write_iwslt(
     write(folder / name, members)
 
 
-def write_multi30k(folder: Path) -> None:
+def write_multi30k(folder):
     tests = {"test_2016_flickr": TEST, "test_2017_flickr": TEST}
     for stem, pairs in {"train": TRAIN, "val": VALID, **tests}.items():
         write_text(folder, stem, ("de", "en"), pairs, gz=True)
 
 
-def write_kftt(folder: Path) -> None:
+def write_kftt(folder):
     members = {}
     for kind, mark in (("orig", ""), ("tok", " .")):
         for stem, pairs in {"train": TRAIN, "dev": VALID, "test": TEST, "tune": TEST}.items():
@@ -69,7 +60,7 @@ def write_kftt(folder: Path) -> None:
     write_tar(folder / "kftt-data-1.0.tar.gz", members)
 
 
-def write_wmt16(folder: Path) -> None:
+def write_wmt16(folder):
     first, second = sides_of(TRAIN[:2], "ro", "en"), sides_of(TRAIN[2:], "ro", "en")
     europarl = {
         f"training-parallel-ep-v8/europarl-v8.ro-en.{c}": encode_lines(first[c]) for c in first
@@ -81,7 +72,7 @@ def write_wmt16(folder: Path) -> None:
         write_tar(folder / f"{kind}.tgz", sgm_sides(f"{kind}/{name}-roen", "ro", "en", pairs, True))
 
 
-def write_wmt14(folder: Path) -> None:
+def write_wmt14(folder):
     parts = {
         ("training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"): TRAIN[:1],
         ("training-parallel-commoncrawl.tgz", "commoncrawl.de-en"): TRAIN[1:3],
@@ -114,7 +105,7 @@ HUB = {
 }
 
 
-def write_hub_copy(folder: Path, name: str, top: bool) -> None:
+def write_hub_copy(folder, name, top):
     layout, source, target = HUB[name]
     # IWSLT's test split is six sets in a row; the third and fourth would be tst2012, tst2013.
     before, after = (4701, 993 - len(TEST) + 1305) if name == "iwslt17" else (0, 0)

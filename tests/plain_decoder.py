@@ -1,9 +1,7 @@
 """A density model recomputed from its weights in plain torch and float64, without headwise."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,12 +13,12 @@ Weights = Mapping[str, Tensor]
 class PlainDecoder:
     """Pre-norm blocks with causal softmax attention, ReLU and sinusoidal positions."""
 
-    def __init__(self, weights: Weights, n_heads: int) -> None:
+    def __init__(self, weights, n_heads):
         self.weights = {name: values.double() for name, values in weights.items()}
         self.n_heads = n_heads
         self.n_layers = sum(name.endswith("query.weight") for name in weights)
 
-    def logits(self, ids: Sequence[int]) -> Tensor:
+    def logits(self, ids):
         """Logits (N, V) after each of the ids."""
         table_VD = self.weights["embedding.token.weight"]
         width = table_VD.shape[1]
@@ -33,7 +31,7 @@ class PlainDecoder:
             states_ND = states_ND + self._mapped(f"{prefix}.feed_forward.outer", inner_NF)
         return linear(self._normed("stack.norm", states_ND), self.weights["output.weight"])
 
-    def bits(self, ids: Sequence[int], start_id: int, window: int, min_context: int = 0) -> float:
+    def bits(self, ids, start_id, window, min_context=0):
         """Bits of all ids, in windows with at least `min_context` tokens before each scored id."""
         previous, nats, first = [start_id, *ids], 0.0, 0
         while first < len(ids):
@@ -44,7 +42,7 @@ class PlainDecoder:
             first = end
         return nats / math.log(2)
 
-    def _attended(self, prefix: str, states_ND: Tensor) -> Tensor:
+    def _attended(self, prefix, states_ND):
         normed_ND = self._normed(f"{prefix}.self_residual.norm", states_ND)
         query_HNE, key_HNE, value_HNE = (
             self._mapped(f"{prefix}.self_attention.{part}", normed_ND)
@@ -58,15 +56,15 @@ class PlainDecoder:
         context_ND = (weights_HNN @ value_HNE).transpose(0, 1).flatten(1)
         return self._mapped(f"{prefix}.self_attention.output", context_ND)
 
-    def _normed(self, name: str, states_ND: Tensor) -> Tensor:
+    def _normed(self, name, states_ND):
         weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
         return layer_norm(states_ND, weight.shape, weight, bias, eps=1e-6)
 
-    def _mapped(self, name: str, states_ND: Tensor) -> Tensor:
+    def _mapped(self, name, states_ND):
         return linear(states_ND, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
 
 
-def positions(n_positions: int, width: int) -> Tensor:
+def positions(n_positions, width):
     """Sine and cosine signals (N, D) (Vaswani et al. 2017, section 3.5)."""
     rates = torch.exp(torch.arange(0, width, 2).double() * (-math.log(10000.0) / width))
     angles = torch.arange(n_positions).double()[:, None] * rates

@@ -4,21 +4,13 @@ The first layers read the embeddings unchanged (post-norm): one-hot positions an
 The query and key weights of a head select the features that match.
 """
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from headwise.analysis.survey import ColumnText
-from headwise.attention.heads import MultiHeadAttention
-from headwise.data.batch import Batch
-from headwise.model.transformer import Transformer
 from headwise.tasks.translation.batches import evaluation_batches
 from headwise.tasks.translation.store import EncodedSplit
 
@@ -60,7 +52,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def sentences(n: int = 40, seed: int = 1, split: bool = True) -> list[list[str]]:
+def sentences(n=40, seed=1, split=True):
     """Tokens of questions and statements, each with one rare word, some with question words.
 
     Args:
@@ -80,16 +72,16 @@ def sentences(n: int = 40, seed: int = 1, split: bool = True) -> list[list[str]]
     return rows
 
 
-def column_text(tokens: Sequence[Sequence[str]], language: str = "de") -> ColumnText:
+def column_text(tokens, language="de"):
     return ColumnText(language, [[IDS[p] for p in row] for row in tokens], TOKENS.__getitem__)
 
 
-def batches(tokens: Sequence[Sequence[str]], max_tokens: int = 300) -> list[Batch]:
+def batches(tokens, max_tokens=300):
     ids = [[IDS[token] for token in row] for row in tokens]
     return list(evaluation_batches(EncodedSplit.from_lists(ids, ids), max_tokens))
 
 
-def token_features(width: int = D) -> Tensor:
+def token_features(width=D):
     """Features of every token (V, D)."""
     table = torch.zeros(len(TOKENS), width)
     for number, word in enumerate(WORDS):
@@ -107,7 +99,7 @@ def token_features(width: int = D) -> Tensor:
     return table
 
 
-def plant(model: Transformer, table: Tensor) -> Transformer:
+def plant(model, table):
     """Set the weights of the first layers so that heads have their roles.
 
     Args:
@@ -117,7 +109,7 @@ def plant(model: Transformer, table: Tensor) -> Transformer:
         scale = model.source_embedding.scale
         for embedding in (model.source_embedding, model.target_embedding):
             embedding.token.weight.copy_(table / scale)
-            positions = embedding.positions.table.weight  # type: ignore[union-attr]
+            positions = embedding.positions.table.weight
             positions.zero_()
             positions[:, POSITION : POSITION + N_POSITIONS] = torch.eye(N_POSITIONS)
         if model.source_embedding.cls is not None:
@@ -132,9 +124,9 @@ def plant(model: Transformer, table: Tensor) -> Transformer:
     return model
 
 
-def _plant_head(attention: MultiHeadAttention, head: int, role: str) -> None:
+def _plant_head(attention, head, role):
     """Score SHARP for pairs of a query feature and a key feature."""
-    pairs: list[tuple[int | None, int]] = []  # feature of the query (None: any), of the key
+    pairs = []  # feature of the query (None: any), of the key
     offset = {"previous": -1, "next": 1, "current": 0, "offset+2": 2}.get(role)
     if offset is not None:
         places = [(p, p + offset) for p in range(N_POSITIONS) if 0 <= p + offset < N_POSITIONS]
@@ -154,7 +146,7 @@ def _plant_head(attention: MultiHeadAttention, head: int, role: str) -> None:
             attention.query.weight[row, query] = SHARP * math.sqrt(E)
 
 
-def planted(make: Any, *overrides: str, heads: Any = None) -> Transformer:
+def planted(make, *overrides, heads=None):
     """The model of a composed configuration, with planted heads."""
     from headwise.config.register import typed
     from headwise.model.build import build_model

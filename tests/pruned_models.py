@@ -1,25 +1,17 @@
 """Small models with selected heads, for the tests of importance and pruning."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from headwise.analysis.pruning import (
-    Heads,
     flat_heads,
     present_heads,
     pruned_state,
     without,
 )
 from headwise.config.register import typed
-from headwise.config.schema import Config
-from headwise.data.batch import Batch
 from headwise.model.build import build_model
-from headwise.model.transformer import Transformer
 from headwise.tasks.translation.batches import evaluation_batches
 from headwise.tasks.translation.store import EncodedSplit
 
@@ -30,7 +22,7 @@ SMALL = (
     "model.attention_dropout=0", "model.activation_dropout=0",
 )  # fmt: skip
 # uneven; some layers keep all heads, one keeps none
-KEPT: Heads = {
+KEPT = {
     "encoder_self": [[2, 3], []],
     "decoder_self": [[1, 2, 3, 4], [4]],
     "cross": [[1, 3, 4], [2]],
@@ -39,13 +31,13 @@ SOURCES = [[4, 5, 6, 7, 8], [9, 10], [11, 12, 4]]
 TARGETS = [[5, 6], [7, 8, 9, 10], [4]]
 
 
-def config_of(make: Any, *overrides: str, heads: Heads | None = None) -> Config:
+def config_of(make, *overrides, heads=None):
     config = typed(make([*SMALL, *overrides]))
     config.model.heads = heads
     return config
 
 
-def model_of(make: Any, *overrides: str, heads: Heads | None = None) -> Transformer:
+def model_of(make, *overrides, heads=None):
     """A model in float64 whose weights are all changed from their initial values."""
     config = config_of(make, *overrides, heads=heads)
     model = build_model(config, V, V, config.tokenizer.joint).double().eval()
@@ -56,24 +48,24 @@ def model_of(make: Any, *overrides: str, heads: Heads | None = None) -> Transfor
     return model
 
 
-def smaller_of(make: Any, model: Transformer, *overrides: str, heads: Heads) -> Transformer:
+def smaller_of(make, model, *overrides, heads):
     smaller = build_model(config_of(make, *overrides, heads=heads), V, V, True).double().eval()
     smaller.load_state_dict(pruned_state(model, smaller))
     return smaller
 
 
-def batches(max_tokens: int = 100) -> list[Batch]:
+def batches(max_tokens=100):
     return list(evaluation_batches(EncodedSplit.from_lists(SOURCES, TARGETS), max_tokens))
 
 
-def logits(model: Transformer) -> Tensor:
+def logits(model):
     (batch,) = batches()
     with torch.no_grad():
         output = model(**model.inputs(batch))
-    return output  # type: ignore[no-any-return]
+    return output
 
 
-def scale_head(model: Transformer, site: str, layer: int, place: int, factor: float) -> None:
+def scale_head(model, site, layer, place, factor):
     """Multiply the columns of the output projection for one head (from 0)."""
     for module_site, module_layer, attention in model.attentions():
         if (module_site, module_layer) == (site, layer):
@@ -82,7 +74,7 @@ def scale_head(model: Transformer, site: str, layer: int, place: int, factor: fl
                 attention.output.weight[:, place * width : (place + 1) * width] *= factor
 
 
-def zeroed(model: Transformer, kept: Heads) -> Transformer:
+def zeroed(model, kept):
     """A copy whose pruned heads are multiplied by zero."""
     model = copy.deepcopy(model)
     for site, layer, number in flat_heads(without(present_heads(model), flat_heads(kept))):
@@ -90,9 +82,9 @@ def zeroed(model: Transformer, kept: Heads) -> Transformer:
     return model
 
 
-def close_gates(model: Transformer, site: str, layer: int, is_open: list[bool]) -> None:
+def close_gates(model, site, layer, is_open):
     for module_site, module_layer, attention in model.attentions():
         if (module_site, module_layer) == (site, layer):
             values = [3.0 if flag else -3.0 for flag in is_open]
             with torch.no_grad():
-                attention.gate.log_a.copy_(torch.tensor(values))  # type: ignore[union-attr]
+                attention.gate.log_a.copy_(torch.tensor(values))

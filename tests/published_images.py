@@ -1,14 +1,10 @@
 """Small files in the published formats of images and music, with random values."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct
 import tarfile
 import wave
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +17,17 @@ CIFAR10 = [
 ]
 
 
-def random_images(n: int, *shape: int, seed: int = 0) -> Images:
+def random_images(n, *shape, seed=0):
     """Images (N, H, W, C)."""
     return np.random.default_rng(seed).integers(0, 256, (n, *shape), np.uint8)
 
 
-def planes(images: Images) -> Images:
+def planes(images):
     """Rows (N, C * H * W): all red values, then green, then blue."""
     return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
 
 
-def write_cifar10(folder: Path, images: Images, per_batch: int) -> None:
+def write_cifar10(folder, images, per_batch):
     """The binary version of CIFAR-10: five training batches, then a test batch.
 
     The label of an image is the number of its batch.
@@ -49,21 +45,21 @@ def write_cifar10(folder: Path, images: Images, per_batch: int) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
-def write_idx(path: Path, images: Images) -> None:
+def write_idx(path, images):
     """A file of MNIST, of grey images (N, H, W, 1)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header = struct.pack(">4I", 0x803, *images.shape[:3])
     path.write_bytes(gzip.compress(header + images.tobytes()))
 
 
-def write_idx_labels(path: Path, labels: Sequence[int]) -> None:
+def write_idx_labels(path, labels):
     """A file of the labels of MNIST."""
     header = struct.pack(">2I", 0x801, len(labels))
     content = header + bytes(labels)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
-def write_pictures(folder: Path, labelled: Mapping[str, Images]) -> None:
+def write_pictures(folder, labelled):
     """A folder of png files per class, of images (N, H, W, C)."""
     for name, images in labelled.items():
         (folder / name).mkdir(parents=True)
@@ -71,7 +67,7 @@ def write_pictures(folder: Path, labelled: Mapping[str, Images]) -> None:
             Image.fromarray(image.squeeze()).save(folder / name / f"{i:04}.png")
 
 
-def write_wav(path: Path, samples: npt.NDArray[np.float64], rate: int) -> None:
+def write_wav(path, samples, rate):
     """16-bit samples (N, channels) from -1 to 1."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(path), "wb") as file:

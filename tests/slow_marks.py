@@ -1,14 +1,9 @@
 """Of a list of choices, a few in `make test` and the others in `make test-all`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 
 
-def slow_but(choices: Iterable[Any], *fast: Any) -> list[Any]:
+def slow_but(choices, *fast):
     """The choices as parameters, marked slow except those named (tuples by their first)."""
     slow = pytest.mark.slow
     tuples = [choice if isinstance(choice, tuple) else (choice,) for choice in choices]

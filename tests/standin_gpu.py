@@ -19,14 +19,12 @@ import os
 import subprocess
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
-def folder_of(package: str) -> Path:
+def folder_of(package):
     """Folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).parent
@@ -35,7 +33,7 @@ def folder_of(package: str) -> Path:
 HEADWISE = folder_of("headwise")
 
 
-def build(folder: Path, compiler: str) -> Path:
+def build(folder, compiler):
     """Compile the library that `load` takes."""
     torch_folder, library = folder_of("torch"), folder / "standin_gpu.so"
     command = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", str(SOURCE), "-o", str(library)]
@@ -49,7 +47,7 @@ def build(folder: Path, compiler: str) -> Path:
     return library
 
 
-def load(library: Path) -> None:
+def load(library):
     """Register the device with torch."""
     for path in (folder_of("torch") / "lib" / "libtorch_cpu.so", library):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
@@ -62,11 +60,11 @@ class Device:
         waits: how often each line of headwise made the host wait for the device, as `file:line`.
     """
 
-    def __init__(self) -> None:
-        self.waits: Counter[str] = Counter()
+    def __init__(self):
+        self.waits = Counter()
         self._entered = contextlib.ExitStack()
 
-    def __enter__(self) -> Device:
+    def __enter__(self):
         import torch
         import torch._dynamo.trace_rules as rules
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,9 +74,7 @@ class Device:
         run = self._run
 
         class Mode(TorchDispatchMode):
-            def __torch_dispatch__(
-                self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-            ) -> Any:
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 return run(func, args, kwargs or {})
 
         torch.__future__.set_swap_module_params_on_conversion(True)
@@ -87,17 +83,17 @@ class Device:
         self._entered.enter_context(Mode())
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._entered.close()
 
-    def wait(self) -> None:
+    def wait(self):
         """Count a wait of the host."""
         stack = traceback.extract_stack()
         inside = [one for one in stack if Path(one.filename).is_relative_to(HEADWISE)]
         where = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else str(stack[0].filename)
         self.waits[where.removeprefix(f"{HEADWISE}/")] += 1
 
-    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _run(self, func, args, kwargs):
         import torch
         from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -133,7 +129,7 @@ class Device:
         if is_on_device:
             plain_kwargs.pop("pin_memory", None)
 
-        def wrap(one: Any) -> Any:
+        def wrap(one):
             if id(one) in wrapped:  # changed in place
                 return wrapped[id(one)]
             return tensor_type(one) if is_on_device and isinstance(one, torch.Tensor) else one
@@ -141,9 +137,7 @@ class Device:
         return tree_map(wrap, func(*plain_args, **plain_kwargs))
 
 
-def _has_host_wait(
-    aten: Any, func: Any, args: Any, kwargs: Any, reads_device: bool, writes_device: bool
-) -> bool:
+def _has_host_wait(aten, func, args, kwargs, reads_device, writes_device):
     """Whether an operator makes the host wait for the device."""
     if func in (aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default):
         masks = [one for one in args[1] if one is not None and str(one.dtype) == "torch.bool"]
@@ -166,7 +160,7 @@ def _has_host_wait(
     return False
 
 
-def _may_mix(aten: Any) -> tuple[Any, ...]:
+def _may_mix(aten):
     """Operators that also take tensors of both devices on a real GPU."""
     return (
         aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put.default,
@@ -174,14 +168,14 @@ def _may_mix(aten: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _tensor_type(device: Device) -> Any:
+def _tensor_type(device):
     import torch
 
     class OnDevice(torch.Tensor):
         numbers: torch.Tensor
 
         @staticmethod
-        def __new__(cls: Any, numbers: torch.Tensor) -> Any:
+        def __new__(cls, numbers):
             result = torch.Tensor._make_wrapper_subclass(
                 cls, numbers.size(), strides=numbers.stride(),
                 storage_offset=numbers.storage_offset(), dtype=numbers.dtype,
@@ -193,22 +187,20 @@ def _tensor_type(device: Device) -> Any:
         __torch_function__ = torch._C._disabled_torch_function_impl
 
         @classmethod
-        def __torch_dispatch__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
             return device._run(func, args, kwargs or {})
 
-        def __repr__(self, **_: Any) -> str:
+        def __repr__(self, **_):
             return f"on cuda: {self.numbers}"
 
-        def __reduce_ex__(self, protocol: Any) -> Any:
+        def __reduce_ex__(self, protocol):
             return self.numbers.__reduce_ex__(protocol)
 
-        def tolist(self) -> Any:
+        def tolist(self):
             device.wait()
             return self.numbers.tolist()
 
-        def numpy(self, **_: Any) -> Any:
+        def numpy(self, **_):
             raise TypeError("can't convert a tensor on cuda to numpy")
 
         __array__ = numpy
@@ -216,10 +208,10 @@ def _tensor_type(device: Device) -> Any:
     return OnDevice
 
 
-def _stand_in(torch: Any) -> None:
+def _stand_in(torch):
     """Replace torch.cuda's functions, and those that create tensors without dispatch."""
 
-    def returning(value: object) -> Callable[..., Any]:
+    def returning(value):
         return lambda *_, **__: value
 
     values = {
@@ -240,8 +232,8 @@ def _stand_in(torch: Any) -> None:
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _then_moved(getattr(torch, name)))
 
-    class Generator(torch.Generator):  # type: ignore[misc, name-defined]
-        def __new__(cls, device: object = "cpu") -> Any:
+    class Generator(torch.Generator):
+        def __new__(cls, device="cpu"):
             return super().__new__(cls, "cpu")
 
     torch.Generator = Generator
@@ -250,19 +242,19 @@ def _stand_in(torch: Any) -> None:
 class _Event:
     """A CUDA event; any two are a millisecond apart."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
+    def __init__(self, enable_timing=False):
         self.is_recorded = False
 
-    def record(self) -> None:
+    def record(self):
         self.is_recorded = True
 
-    def elapsed_time(self, end: _Event) -> float:
+    def elapsed_time(self, end):
         assert self.is_recorded
         assert end.is_recorded
         return 1.0
 
 
-def _interpret_kernels(tensor_type: Any) -> None:
+def _interpret_kernels(tensor_type):
     """Let Triton's interpreter, if enabled, read and write the numbers."""
     if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
         return
@@ -271,7 +263,7 @@ def _interpret_kernels(tensor_type: Any) -> None:
 
     launch = GridExecutor.__call__
 
-    def launch_on_cpu(self: Any, *args: Any, **kwargs: Any) -> None:
+    def launch_on_cpu(self, *args, **kwargs):
         plain = tree_map(
             lambda one: one.numbers if isinstance(one, tensor_type) else one, [args, kwargs]
         )
@@ -280,8 +272,8 @@ def _interpret_kernels(tensor_type: Any) -> None:
     GridExecutor.__call__ = launch_on_cpu
 
 
-def _then_moved(make: Callable[..., Any]) -> Callable[..., Any]:
-    def make_and_move(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+def _then_moved(make):
+    def make_and_move(*args, device=None, **kwargs):
         tensor = make(*args, **kwargs)
         return tensor if device is None else tensor.to(device)
 

@@ -10,19 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TypedDict
 from unittest import mock
 
 import standin_gpu
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn.attention.flex_attention import BlockMask
-
-    from headwise.config.schema import Config
 
 SIZES = ("encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=48")
 SMALLEST = tuple(f"model.{size}" for size in SIZES)
@@ -39,7 +33,7 @@ class UpdateRequest(TypedDict):
     lengths: Sequence[Sequence[int]]  # of the sentences of each update
 
 
-def run_job(library: Path, kind: str, request: object = None) -> Any:
+def run_job(library, kind, request=None):
     """Run a job and return its result; if it fails, the test fails with its output."""
     command = [sys.executable, __file__, str(library), kind, json.dumps(request)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -48,7 +42,7 @@ def run_job(library: Path, kind: str, request: object = None) -> Any:
     return json.loads(completed.stdout.splitlines()[-1])
 
 
-def updates(device: standin_gpu.Device, request: UpdateRequest) -> list[dict[str, Any]]:
+def updates(device, request):
     """Losses of the updates of each case on the CPU and on the device, and the device's waits.
 
     The first update may wait: it fills caches.
@@ -73,7 +67,7 @@ def updates(device: standin_gpu.Device, request: UpdateRequest) -> list[dict[str
     return results
 
 
-def _windows(config: Config, lengths: Sequence[Sequence[int]], device: str) -> Iterator[Tensor]:
+def _windows(config, lengths, device):
     """`TrainingStep.window` after each update."""
     import torch
 
@@ -87,13 +81,13 @@ def _windows(config: Config, lengths: Sequence[Sequence[int]], device: str) -> I
         yield step.window
 
 
-def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict[str, Any]:
+def commands(device, lines):
     """Run commands of headwise one after the other; `output` is what they print."""
     from hydra.core.global_hydra import GlobalHydra
 
     from headwise.cli import main
 
-    codes: list[object] = []
+    codes = []
     output = io.StringIO()
     for line in lines:
         GlobalHydra.instance().clear()
@@ -106,7 +100,7 @@ def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict
     return {"codes": codes, "waits": dict(device.waits), "output": output.getvalue()}
 
 
-def _flex(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask) -> Tensor:
+def _flex(query, key, value, block_mask):
     """Torch's FlexAttention, which compiles by itself."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -116,7 +110,7 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask) -> T
     return scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def benchmarks(device: standin_gpu.Device, request: dict[str, Any]) -> dict[str, Any]:
+def benchmarks(device, request):
     """Run some GPU benchmarks on small tensors.
 
     Returns the JSON of each, how often each line made the host wait, and whether kernels were
@@ -156,7 +150,7 @@ def benchmarks(device: standin_gpu.Device, request: dict[str, Any]) -> dict[str,
 if __name__ == "__main__":
     if os.environ.get("TRITON_INTERPRET") != "1":
         # after `make test-triton` it is installed and looks for a GPU driver
-        sys.modules["triton"] = None  # type: ignore[assignment]
+        sys.modules["triton"] = None
     standin_gpu.load(Path(sys.argv[1]))
     jobs = {one.__name__: one for one in (updates, commands, benchmarks)}
     import pytest
@@ -169,7 +163,7 @@ if __name__ == "__main__":
     # the check runs in its own thread, in which the stand-in's tensors do not exist
     unchecked = mock.patch.object(check, "failure", return_value=None)
     with standin_gpu.Device() as entered, unchecked:
-        result = jobs[sys.argv[2]](entered, json.loads(sys.argv[3]))  # type: ignore[operator]
+        result = jobs[sys.argv[2]](entered, json.loads(sys.argv[3]))
     print()
     print(json.dumps(result), flush=True)
     # autograd's thread may still release Python objects, which aborts an interpreter that ends

@@ -14,10 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -61,23 +59,17 @@ class Runs:
         folder: for the text, the outputs and the logs.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.text = command_line.write_corpus(folder / "text")
         self._n_started = 0
 
-    def arguments(self, outputs: str, changes: Mapping[str, Any]) -> list[str]:
+    def arguments(self, outputs, changes):
         """The command line of the small run with some keys changed."""
         paths = {"data.dir": self.text, "paths.outputs": self.folder / outputs}
         return [f"{key}={value}" for key, value in {**SMALL, **paths, **changes}.items()]
 
-    def train(
-        self,
-        outputs: str,
-        changes: Mapping[str, Any] | None = None,
-        signal_at: tuple[str, int, int] | None = None,
-        code: int = 0,
-    ) -> str:
+    def train(self, outputs, changes=None, signal_at=None, code=0):
         """Run training in the folder `outputs`, check its exit code and return its output.
 
         Args:
@@ -89,22 +81,11 @@ class Runs:
         assert result.code == code, result.output
         return result.output
 
-    def train_ranks(
-        self,
-        outputs: str,
-        changes: Mapping[str, Any],
-        n_ranks: int = 2,
-        signal_at: tuple[str, int, int] | None = None,
-    ) -> list[ProcessResult]:
+    def train_ranks(self, outputs, changes, n_ranks=2, signal_at=None):
         """Train with `n_ranks` processes, as torchrun starts them; the first gets the signal."""
         return self.ranks(self.arguments(outputs, changes), n_ranks, signal_at)
 
-    def ranks(
-        self,
-        arguments: Sequence[str],
-        n_ranks: int = 2,
-        signal_at: tuple[str, int, int] | None = None,
-    ) -> list[ProcessResult]:
+    def ranks(self, arguments, n_ranks=2, signal_at=None):
         """Run processes with these arguments, as torchrun starts them."""
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         started = []
@@ -114,12 +95,7 @@ class Runs:
             started.append(self.start(arguments, None if int(rank) else signal_at, environment))
         return [self.wait(process) for process in started]
 
-    def start(
-        self,
-        arguments: Sequence[str],
-        signal_at: tuple[str, int, int] | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> RunningProcess:
+    def start(self, arguments, signal_at=None, environment=None):
         """Start a run in the background."""
         self._n_started += 1
         log = self.folder / f"log-{self._n_started}.txt"
@@ -129,38 +105,33 @@ class Runs:
         process.start()
         return RunningProcess(process, log)
 
-    def wait(self, started: RunningProcess) -> ProcessResult:
+    def wait(self, started):
         """Wait until the process ends."""
         started.process.join()
         code = started.process.exitcode
         return ProcessResult(code, started.log.read_text(encoding="utf-8"))
 
-    def run_folder(self, outputs: str) -> Path:
+    def run_folder(self, outputs):
         """The only run below `outputs`."""
         (run,) = (self.folder / outputs / "default").iterdir()
         return run
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory):
     """Starts runs that all tests of a file may read."""
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def without_figures() -> Iterator[None]:
+def without_figures():
     """Skip the figures, which take a second per training; the tests of the guide draw them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
         yield
 
 
-def _run(
-    arguments: Sequence[str],
-    signal_at: tuple[str, int, int] | None,
-    environment: Mapping[str, str],
-    log: Path,
-) -> None:
+def _run(arguments, signal_at, environment, log):
     """Train in this process, which runs nothing else."""
     os.environ.update(environment)
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
@@ -179,7 +150,7 @@ def _run(
         owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[event]
         original, calls = getattr(owner, name), itertools.count(1)
 
-        def send_signal(*args: Any, **kwargs: Any) -> Any:
+        def send_signal(*args, **kwargs):
             if next(calls) == n_calls:
                 os.kill(os.getpid(), number)
             return original(*args, **kwargs)
@@ -189,13 +160,13 @@ def _run(
     cli.main("train")
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path):
     """The lines of metrics.jsonl or heads.jsonl without times."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
 
-def run_outputs(run: Path) -> dict[str, Any]:
+def run_outputs(run):
     """The outputs that must be equal between identical runs."""
     return {
         "metrics": read_log(run / "metrics.jsonl"),
@@ -208,7 +179,7 @@ def run_outputs(run: Path) -> dict[str, Any]:
     }
 
 
-def assert_same_metrics(one: Path, two: Path) -> None:
+def assert_same_metrics(one, two):
     """Assert equal losses and scores up to float32 rounding."""
     lines = list(zip(read_log(one / "metrics.jsonl"), read_log(two / "metrics.jsonl"), strict=True))
     assert lines
@@ -218,24 +189,20 @@ def assert_same_metrics(one: Path, two: Path) -> None:
             assert second[name] == pytest.approx(value, rel=1e-5), (first["update"], name)
 
 
-def free_port() -> int:
+def free_port():
     """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def run_python(
-    arguments: Sequence[object], folder: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
+def run_python(arguments, folder=ROOT):
     """Run Python as a user does."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 
-def assert_two_ranks_equal_one(
-    runs: Runs, overrides: Sequence[str], max_tokens: int, outputs: Path
-) -> None:
+def assert_two_ranks_equal_one(runs, overrides, max_tokens, outputs):
     """Assert that two ranks train and score as one process with the tokens of both."""
     without_dropout = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
     folders = []

@@ -1,11 +1,5 @@
 """Updates of small models on any device, and the settings to test on every kind of device."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -19,7 +13,7 @@ from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
-from headwise.tasks.translation.batches import Batch, collate
+from headwise.tasks.translation.batches import collate
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import StopRequest
@@ -61,12 +55,12 @@ UPDATES = [
 ]
 
 
-def step_of(config: Any, device: torch.device, vocab_size: int = VOCAB_SIZE) -> TrainingStep:
+def step_of(config, device, vocab_size=VOCAB_SIZE):
     model = build_model(config, vocab_size, vocab_size, joint=True).to(device)
     return build_step(config, model, instantiate(config.loss, "loss"), Ranks(0, 1, device))
 
 
-def batch(*lengths: int) -> Batch:
+def batch(*lengths):
     """A batch of rows of these lengths, in host memory."""
     rows = [[4 + i % 30 for i in range(n)] for n in lengths]
     split = EncodedSplit.from_lists(rows, rows[::-1])
@@ -76,28 +70,22 @@ def batch(*lengths: int) -> Batch:
 class Loader:
     """Repeat batches of these rows of a split."""
 
-    def __init__(self, split: EncodedSplit, *rows: Iterable[int]) -> None:
+    def __init__(self, split, *rows):
         self.batches = [collate(split, np.array(list(some), dtype=np.int32)) for some in rows]
         self.position = 0
 
-    def __next__(self) -> Batch:
+    def __next__(self):
         self.position += 1
         return self.batches[(self.position - 1) % len(self.batches)]
 
-    def state(self) -> dict[str, int]:
+    def state(self):
         return {"epoch": 1, "batch": self.position}
 
-    def restore(self, state: dict[str, int]) -> None:
+    def restore(self, state):
         self.position = state["batch"]
 
 
-def small_model(
-    layers: int = 1,
-    heads: int = 2,
-    dropout: float = 0.0,
-    attention: str = "alpha_entmax",
-    **settings: Any,
-) -> Transformer:
+def small_model(layers=1, heads=2, dropout=0.0, attention="alpha_entmax", **settings):
     """A model with nine vocabulary entries; always the same weights. Settings: of the attention."""
     node = {**group_node("attention", attention), **settings}
     factory = AttentionFactory({"attention": node}, dropout=dropout)
@@ -107,7 +95,7 @@ def small_model(
     return Transformer(config, 9, 9, True, factory, seed=1)
 
 
-def validation(**values: float) -> Validation:
+def validation(**values):
     """Validation of one item whose sums are the scores; a higher `bleu` is better."""
     better = {"bleu": "higher"}
     metrics = [
@@ -117,20 +105,20 @@ def validation(**values: float) -> Validation:
     return Validation([Measured(np.array([list(values.values())]), metrics)])
 
 
-def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any) -> Trainer:
+def make_trainer(folder, model=None, **changes):
     """A trainer with plain SGD, so that a step is the gradient, and made-up scores."""
     model = model or small_model()
     scores = iter(changes.pop("scores", [3.0, 2.0, 1.0, 0.5]))
     run = RunFolder(folder)
     run.make()
-    step_options: dict[str, Any] = {
+    step_options = {
         "optimizer": torch.optim.SGD(model.parameters(), lr=changes.pop("lr", 1.0)),
         "schedule": Constant(),
         "config": CONFIG,
         "transform": lambda update: None,
     }
     step_options |= {name: changes.pop(name) for name in set(step_options) & set(changes)}
-    parts: dict[str, Any] = {
+    parts = {
         "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
         "validate": lambda whole: validation(loss=next(scores)),
         "reported": dict,

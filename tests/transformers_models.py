@@ -1,13 +1,9 @@
 """Tiny random models of Hugging Face Transformers, their inputs, and exact heads in float64."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
@@ -15,26 +11,26 @@ import headwise.hf
 from headwise.entmax import alpha_entmax
 
 VOCABULARY = 97
-TEXT: dict[str, Any] = {
+TEXT = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 128, "max_position_embeddings": 256, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 16}
 WINDOWED = GROUPED | {"sliding_window": 8}
-TRANSLATION: dict[str, Any] = {
+TRANSLATION = {
     "vocab_size": VOCABULARY, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
     "decoder_ffn_dim": 128, "max_position_embeddings": 256, "dropout": 0, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
     "forced_eos_token_id": None,
 }  # fmt: skip
-IMAGES: dict[str, Any] = {
+IMAGES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
     "image_size": 32, "patch_size": 8,
 }  # fmt: skip
 # Family: class of the model, settings of its config.
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+FAMILIES = {
     "bert": ("BertForMaskedLM", TEXT),
     "roberta": ("RobertaForMaskedLM", TEXT),
     "modernbert": (
@@ -74,7 +70,7 @@ DECODERS = ("gpt2", "llama", "qwen3", "mistral", "gemma2", "gpt_oss")
 TRANSLATORS = ("marian", "bart", "t5")
 
 
-def make(family: str, **settings: Any) -> Any:
+def make(family, **settings):
     """Return a random model in evaluation mode, with heads that are far from uniform."""
     torch.manual_seed(0)
     name, own = FAMILIES[family]
@@ -87,10 +83,10 @@ def make(family: str, **settings: Any) -> Any:
     return model
 
 
-def inputs(family: str, padding: str = "", n: int = 24) -> dict[str, Tensor]:
+def inputs(family, padding="", n=24):
     """Return a batch of 3 with `n` positions; with 5 and 10 of padding on the `padding` side."""
     generator = torch.Generator().manual_seed(1)
-    batch: dict[str, Tensor] = {}
+    batch = {}
     if family in ("vit", "clip"):
         batch["pixel_values"] = torch.randn(3, 3, 32, 32, generator=generator)
     if family == "whisper":
@@ -107,7 +103,7 @@ def inputs(family: str, padding: str = "", n: int = 24) -> dict[str, Tensor]:
     return batch
 
 
-def output(family: str, model: nn.Module, batch: dict[str, Tensor], **options: Any) -> Tensor:
+def output(family, model, batch, **options):
     """Return what the model predicts, 0 where a position is padding."""
     result = model(**batch, **options)
     if family == "clip":
@@ -117,7 +113,7 @@ def output(family: str, model: nn.Module, batch: dict[str, Tensor], **options: A
     return result.logits
 
 
-def draw_alpha(model: nn.Module) -> dict[str, Tensor]:
+def draw_alpha(model):
     """Draw α of every head, in [1, 2], and 1 for the first; return them by module."""
     generator = torch.Generator().manual_seed(2)
     drawn = {}
@@ -131,14 +127,14 @@ def draw_alpha(model: nn.Module) -> dict[str, Tensor]:
     return drawn
 
 
-def sparse(family: str, **settings: Any) -> Any:
+def sparse(family, **settings):
     """Return a sparse model with drawn α."""
     model = headwise.hf.sparsify(make(family, **settings))
     draw_alpha(model)
     return model
 
 
-def reference(dense: Any, alpha: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+def reference(dense, alpha):
     """Return a float64 copy of a dense model with explicit weights, and its α."""
     AttentionInterface.register("reference", _reference_attention)
     AttentionMaskInterface.register("reference", eager_mask)
@@ -151,10 +147,10 @@ def reference(dense: Any, alpha: dict[str, Tensor]) -> tuple[Any, dict[str, Tens
 
 
 def _reference_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None, **kwargs: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    module, query, key, value, attention_mask,
+    scaling = None, softcap = None, s_aux = None,
+    position_bias = None, **kwargs
+):  # fmt: skip
     assert query.dtype is torch.float64
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.triton import triton_entmax_attention
-from headwise.ops.family import ALPHAS, Power
+from headwise.ops.family import ALPHAS
 from headwise.ops.maps import operator
 from triton_marks import DEVICE
 
@@ -27,25 +27,25 @@ class Case:
     distances: Distances | None = None
 
     @property
-    def scale(self) -> float:
+    def scale(self):
         return float(self.tensors[0].shape[-1]) ** -0.5
 
 
 def make_case(
-    shape: tuple[int, int, int, int, int],
-    alpha: list[float] | None = None,
-    dtype: torch.dtype = torch.float32,
-    deviation: float = 1.5,
-    lengths: list[int] | None = None,
-    causal: bool = False,
-    offset: int = 0,
-    n_prefix: int | None = None,
-) -> Case:
+    shape,
+    alpha=None,
+    dtype=torch.float32,
+    deviation=1.5,
+    lengths=None,
+    causal=False,
+    offset=0,
+    n_prefix=None,
+):
     """Inputs of a call; `n_prefix`, also 0, adds slopes to all heads but the last."""
     n_batch, n_heads, n_queries, n_keys, head_dim = shape
     generator = torch.Generator().manual_seed(sum(shape))
 
-    def draw(n_rows: int, factor: float = 1.0) -> Tensor:
+    def draw(n_rows, factor=1.0):
         # views of one projection, so that rows are not contiguous
         drawn = torch.randn(n_batch, n_rows, n_heads, head_dim, generator=generator) * factor
         return drawn.to(DEVICE, dtype).transpose(1, 2)
@@ -60,7 +60,7 @@ def make_case(
     return Case(tensors, alphas.to(DEVICE), draw(n_queries), lengths_B, causal, offset, distances)
 
 
-def reference(case: Case, keep: Tensor | None = None, dropout: float = 0.0) -> list[Tensor]:
+def reference(case, keep=None, dropout=0.0):
     """Context and gradients of query, key, value and α in float64, by bisection.
 
     The threshold is a constant but for one step of Newton, whose derivative is that of the exact
@@ -85,7 +85,7 @@ def reference(case: Case, keep: Tensor | None = None, dropout: float = 0.0) -> l
     scores = scores.masked_fill(~mask, -1e30)
     below = scores.amax(-1, keepdim=True) - scores
 
-    def weights(level: Tensor) -> tuple[Tensor, Tensor]:
+    def weights(level):
         shift = beta * (level + below)
         inside = mask & (shift < 1)
         root = torch.where(inside, shift, 0.0)
@@ -108,7 +108,7 @@ def reference(case: Case, keep: Tensor | None = None, dropout: float = 0.0) -> l
     return [context.detach(), *grads]
 
 
-def fused(case: Case, dropout: float = 0.0, alpha: float | None = None) -> list[Tensor]:
+def fused(case, dropout=0.0, alpha=None):
     query, key, value = (tensor.detach().requires_grad_() for tensor in case.tensors)
     alphas = case.alpha.detach().requires_grad_()
     context = triton_entmax_attention(
@@ -119,22 +119,20 @@ def fused(case: Case, dropout: float = 0.0, alpha: float | None = None) -> list[
     return [context.detach(), *torch.autograd.grad(context, inputs, case.grad)]
 
 
-def errors(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
+def errors(actual, expected):
     """Largest errors, relative to the largest value."""
     pairs = zip(actual, expected, strict=False)
     return [float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-9)) for a, b in pairs]
 
 
-def assert_precise(actual: list[Tensor], expected: list[Tensor]) -> None:
+def assert_precise(actual, expected):
     """Assert float32 precision; for α near 2, keys at the border of the support add errors."""
     context, grad_query, grad_key, grad_value, *grad_alpha = errors(actual, expected)
     assert max(context, grad_value) < 2e-6
     assert max(grad_query, grad_key, *grad_alpha) < 3e-5
 
 
-def map_results(
-    scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power, dtype: torch.dtype
-) -> list[Tensor]:
+def map_results(scores, alpha, mask, power, dtype):
     """Weights, gradient of the scores and, if α is a tensor, of α."""
     grad = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5))
     scores_leaf = scores.to(dtype, copy=True).requires_grad_()
@@ -145,9 +143,7 @@ def map_results(
     return [one.double() for one in actual if one is not None]
 
 
-def assert_near_float64(
-    scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power
-) -> list[Tensor]:
+def assert_near_float64(scores, alpha, mask, power):
     """Assert that a map is near torch in float64, a type that no kernel has."""
     actual = map_results(scores, alpha, mask, power, torch.float32)
     exact = map_results(scores, alpha, mask, power, torch.float64)

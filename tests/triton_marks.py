@@ -1,11 +1,8 @@
 """When tests of Triton's kernels run, and on which device."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +22,7 @@ needs_triton = [
 ]
 
 
-def prepare_interpreter(patch: pytest.MonkeyPatch) -> None:
+def prepare_interpreter(patch):
     """Replace the functions of Triton's language at launches alone.
 
     Triton's interpreter looks for them again at each call inside a kernel: half of its time.
@@ -36,14 +33,14 @@ def prepare_interpreter(patch: pytest.MonkeyPatch) -> None:
     replace_in = interpreter._patch_lang
     everywhere = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
 
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(function, *args, **kwargs):
         return function.rewrite()(*args, **kwargs)
 
     patch.setattr(interpreter, "_patch_lang", lambda kernel: replace_in(everywhere))
     patch.setattr(interpreter.InterpretedFunction, "__call__", call)
 
 
-def choose_implementation(implementation: str, patch: pytest.MonkeyPatch) -> None:
+def choose_implementation(implementation, patch):
     """Compute maps and losses by the C++ `kernels`, by `torch` alone or by `triton`."""
     from headwise.ops import check
     from headwise.ops.cpp import build, call

@@ -6,8 +6,6 @@ in such processes; headwise is imported only there. `warm_python` provides the `
 environment and streams and wait. Their training is short.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import multiprocessing
@@ -17,7 +15,6 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,7 +63,7 @@ sys.exit(int(code or 1))
 """
 
 
-def client(address: str, source: Path) -> str:
+def client(address, source):
     """Source of a program that acts as `python` or `headwise`, according to its file name.
 
     Args:
@@ -77,7 +74,7 @@ def client(address: str, source: Path) -> str:
 
 
 @contextmanager
-def warm_python(address: str) -> Iterator[None]:
+def warm_python(address):
     """Run the commands that clients send.
 
     Args:
@@ -90,14 +87,14 @@ def warm_python(address: str) -> Iterator[None]:
 
 
 class _Command(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
+    def handle(self):
         process = PROCESSES.Process(target=_run, args=(self.request,))
         process.start()
         process.join()
         self.request.sendall(str(process.exitcode).encode())
 
 
-def shortened(name: str, arguments: Sequence[str]) -> list[str]:
+def shortened(name, arguments):
     """The arguments of `python` or `headwise`, with `SHORT` added where they train.
 
     If there are runs, the recipes of a study get it too, so that short runs fill its cells.
@@ -122,7 +119,7 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
     return argv
 
 
-def _run(connection: socket.socket) -> None:
+def _run(connection):
     """Run one command with the streams it was sent with."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     request = json.loads(connection.makefile().readline())

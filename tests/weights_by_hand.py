@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from headwise.analysis.collect import HeadMeans, Measures
+from headwise.analysis.collect import HeadMeans
 from headwise.analysis.observe import Observation
 from headwise.attention.place import Place
-from headwise.data.batch import Batch
 from headwise.tasks.translation.batches import collate
 from headwise.tasks.translation.store import EncodedSplit
-from headwise.track.base import HeadValues
 
 Rows = Sequence[Sequence[float]]
 COLUMNS = {
@@ -33,10 +30,10 @@ class _Placed:
 class Model:
     """The part of a Transformer that tables need: attentions of `n_heads` heads in one layer."""
 
-    def __init__(self, n_heads: int) -> None:
+    def __init__(self, n_heads):
         self.n_heads = n_heads
 
-    def attentions(self) -> Iterator[tuple[str, int, Any]]:
+    def attentions(self):
         for site in ("encoder_self", "decoder_self", "cross"):
             yield site, 1, _Placed(Place(site, 1, self.n_heads, 4))
 
@@ -44,36 +41,30 @@ class Model:
 class Means:
     """Means of one measure of heads; further arguments are passed to the measure."""
 
-    def __init__(self, measure: Callable[..., Measures], *arguments: Any) -> None:
+    def __init__(self, measure, *arguments):
         self._measure, self._arguments, self._means = measure, arguments, HeadMeans()
 
-    def add(self, batch: Batch, observation: Observation) -> None:
+    def add(self, batch, observation):
         for values, counted in self._measure(batch, observation, *self._arguments):
             self._means.add(observation, values, counted)
 
-    def tables(self) -> dict[str, HeadValues]:
-        model: Any = Model(1)
+    def tables(self):
+        model = Model(1)
         return self._means.tables(model)
 
-    def of(self, name: str, site: str = "encoder_self") -> float | None:
+    def of(self, name, site="encoder_self"):
         table = self.tables().get(name, {})
         return table[site][0][0] if site in table else None
 
 
-def batch_of(source_lengths: Sequence[int], target_lengths: Sequence[int] | None = None) -> Batch:
+def batch_of(source_lengths, target_lengths=None):
     """Sentences of these numbers of tokens, special tokens not counted, in this order."""
     target_lengths = source_lengths if target_lengths is None else target_lengths
     sides = [[[4] * n for n in lengths] for lengths in (source_lengths, target_lengths)]
     return collate(EncodedSplit.from_lists(*sides), np.arange(len(source_lengths), dtype=np.int32))
 
 
-def observation(
-    site: str,
-    weights: Sequence[Rows],
-    lengths: Sequence[int],
-    causal: bool = False,
-    is_distribution: bool = True,
-) -> Observation:
+def observation(site, weights, lengths, causal=False, is_distribution=True):
     """One attention of one head: weights (B, Q, K) of sentences of these lengths."""
     weights_BHQK = torch.tensor(weights)[:, None]
     n_queries, n_keys = weights_BHQK.shape[2:]

@@ -4,8 +4,6 @@ No symbol occurs twice in a sequence. 250 updates and eight narrow heads, becaus
 gradient is zero wherever its weight is, learns most slowly.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -45,13 +43,13 @@ LEARNING_RATE, N_UPDATES, WARMUP_UPDATES, MAX_TOKENS = 1e-2, 350, 30, 300
 ADAM = {"_target_": "torch.optim.Adam", "lr": LEARNING_RATE, "betas": [0.9, 0.98]}
 
 
-def sequences(n: int, seed: int) -> list[list[int]]:
+def sequences(n, seed):
     generator = random.Random(seed)
     symbols = range(FIRST_ID, FIRST_ID + N_SYMBOLS)
     return [generator.sample(symbols, generator.randint(1, LONGEST)) for _ in range(n)]
 
 
-def make_model(variant: str) -> Transformer:
+def make_model(variant):
     """The variant at every site that supports it, softmax at the others."""
     node = group_node("attention", variant)
     unsupported = unsupported_sites(node, "attention")
@@ -66,7 +64,7 @@ def make_model(variant: str) -> Transformer:
     )
 
 
-def train(model: Transformer, examples: list[list[int]]) -> None:
+def train(model, examples):
     split = EncodedSplit.from_lists(examples, [example[::-1] for example in examples])
     loader = BatchLoader(TrainingPairs(split, MAX_TOKENS, seed=1))
     loss, schedule = CrossEntropy(0.0), Cosine(WARMUP_UPDATES, N_UPDATES)
@@ -83,7 +81,7 @@ def train(model: Transformer, examples: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("variant", slow_but(group_choices("attention"), "alpha_entmax"))
-def test_every_variant_learns_to_reverse(variant: str) -> None:
+def test_every_variant_learns_to_reverse(variant):
     model = make_model(variant)
     train(model, sequences(3000, seed=1))
     examples = sequences(100, seed=2)

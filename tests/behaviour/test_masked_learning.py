@@ -4,8 +4,6 @@ A masked symbol equals the one at the mirrored position. One of the four symbols
 chosen; it is masked, replaced by another token, or unchanged.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -56,13 +54,13 @@ CONFIG = ModelConfig(
 MASKING = Masking(MaskSettings(0.25, 0.8, 0.1), Tokenizer(BYTE_MODEL))
 
 
-def palindromes(n: int, seed: int) -> TokenStream:
+def palindromes(n, seed):
     halves = N_SPECIALS + np.random.default_rng(seed).integers(N_SYMBOLS, size=(n, WINDOW // 2))
     return TokenStream(np.concatenate((halves, halves[:, ::-1]), 1).flatten().astype(np.uint16))
 
 
 @pytest.mark.parametrize("variant", slow_but(VARIANTS, "softmax"))
-def test_every_variant_learns_to_fill_masked_symbols(variant: str) -> None:
+def test_every_variant_learns_to_fill_masked_symbols(variant):
     factory = AttentionFactory({"attention": group_node("attention", variant)}, present=[SITE])
     torch.manual_seed(1)
     site, parts = site_alone(CONFIG, SITE, "tokens"), Parts(PostNorm, positions=Learned(WINDOW))

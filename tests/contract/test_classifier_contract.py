@@ -3,20 +3,15 @@
 Axes: B rows, N positions, C classes.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from command_line import composer
 from headwise.config.register import typed
 from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_classifier
-from headwise.model.classifier import Classifier
 from headwise.model.patch_embedding import patch_embedding
 from headwise.model.places import site_alone
 
@@ -31,10 +26,10 @@ LENGTHS = torch.tensor([N, 4, 2])
 
 
 @pytest.fixture(scope="module")
-def make() -> Any:
+def make():
     with composer() as compose:
 
-        def build(*overrides: str, table: nn.Module | None = None, **options: Any) -> Classifier:
+        def build(*overrides, table=None, **options):
             config = typed(compose([*SMALL, *overrides]))
             site = site_alone(config.model, SITE, "tokens")
             table = table or nn.Embedding(V, D)
@@ -43,14 +38,14 @@ def make() -> Any:
         yield build
 
 
-def ids(n: int = N, fill: int = 0) -> Tensor:
+def ids(n=N, fill=0):
     drawn = torch.randint(V, (B, N), generator=torch.Generator().manual_seed(0))
     drawn[torch.arange(N) >= LENGTHS[:, None]] = fill
     return torch.nn.functional.pad(drawn, (0, n - N), value=fill)
 
 
 @pytest.mark.parametrize("n_cls", [0, 3])
-def test_a_row_is_alone_and_padding_changes_nothing(make: Any, n_cls: int) -> None:
+def test_a_row_is_alone_and_padding_changes_nothing(make, n_cls):
     model = make("attention=alpha_entmax", f"model.cls_tokens={n_cls}").double()
     logits = model(ids(), LENGTHS)
     assert logits.shape == (B, 1, C)
@@ -60,7 +55,7 @@ def test_a_row_is_alone_and_padding_changes_nothing(make: Any, n_cls: int) -> No
         torch.testing.assert_close(alone[0], logits[row])
 
 
-def test_pools_are_those_of_cls_tokens_or_of_all_positions(make: Any) -> None:
+def test_pools_are_those_of_cls_tokens_or_of_all_positions(make):
     states = torch.randn(B, N, D)
     shapes = {
         (3, "concat"): 3 * D,
@@ -80,7 +75,7 @@ def test_pools_are_those_of_cls_tokens_or_of_all_positions(make: Any) -> None:
             torch.testing.assert_close(pooled[row], expected[pool])
 
 
-def test_default_pools(make: Any) -> None:
+def test_default_pools(make):
     assert make("model.cls_tokens=2").pool == "concat"
     assert make().pool == "mean"
     with pytest.raises(ConfigError, match=r"model\.cls_tokens must be at least 1"):
@@ -89,7 +84,7 @@ def test_default_pools(make: Any) -> None:
         make("model.pool=maen")
 
 
-def test_class_weights_scale_the_loss_of_their_classes_only(make: Any) -> None:
+def test_class_weights_scale_the_loss_of_their_classes_only(make):
     weights = [1.0, 2.0, 0.5, 4.0]
     model, plain = make(class_weights=weights), make()
     states, targets = torch.randn(8, D), torch.tensor([0, 1, 2, 3, 3, 2, 1, 1])
@@ -102,7 +97,7 @@ def test_class_weights_scale_the_loss_of_their_classes_only(make: Any) -> None:
 
 
 @pytest.mark.parametrize("patch", [1, 2])
-def test_images_are_sequences_of_patches(make: Any, patch: int) -> None:
+def test_images_are_sequences_of_patches(make, patch):
     model = make(table=patch_embedding(patch, 3, D))
     values = torch.randint(256, (B, N, 3 * patch**2), generator=torch.Generator().manual_seed(1))
     logits = model(values, torch.full((B,), N))

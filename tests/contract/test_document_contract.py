@@ -4,15 +4,11 @@ It holds for every attention with segments, and for positions and patterns that 
 distances only. Axes: B rows, N positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from command_line import composer
 from headwise.config.folders import group_choices
@@ -22,7 +18,6 @@ from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_single
 from headwise.model.places import site_alone
-from headwise.model.single import SingleStack
 from headwise.ops import dispatch
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.stream.stream import TokenStream
@@ -42,9 +37,9 @@ FIXED = ("pattern=fixed", "pattern.stride=4")
 SPARSE = "pattern.block_sparse_from=1"
 ONE_CELL = (SPARSE, "pattern.summary_cells=1")
 Documents = tuple[list[int], list[int]]  # lengths in two rows
-ODD: Documents = [3, 1, 17, 33], [20, 1, 12]
-WHOLE_BLOCKS: Documents = [4, 16, 8, 24], [32, 16]
-CASES: dict[str, tuple[tuple[str, ...], Documents]] = {
+ODD = [3, 1, 17, 33], [20, 1, 12]
+WHOLE_BLOCKS = [4, 16, 8, 24], [32, 16]
+CASES = {
     **{name: ((f"attention={name}",), ODD) for name in ATTENTIONS},
     "small chunks": (("attention=linear", "attention.chunk_size=8"), ODD),
     "rotary": (("attention=softmax", "positions=rotary"), ODD),
@@ -62,18 +57,18 @@ TYPES = {torch.float64: 1e-12, torch.float32: 2e-5}  # float32: by the fused ker
 
 
 @pytest.fixture(scope="module")
-def make() -> Any:
+def make():
     with composer() as compose:
         yield lambda *overrides: typed(compose([*SMALL, *overrides]))
 
 
-def build(make: Any, kind: str, *overrides: str) -> SingleStack:
+def build(make, kind, *overrides):
     config = make(*overrides)
     torch.manual_seed(0)
     return build_single(config, V, site_alone(config.model, SITES[kind], "tokens")).eval()
 
 
-def packed(documents: Documents) -> Column:
+def packed(documents):
     """Rows of documents, the second padded."""
     lengths_B = torch.tensor([sum(row) for row in documents])
     shape = 2, int(lengths_B.max())
@@ -83,13 +78,13 @@ def packed(documents: Documents) -> Column:
     return Column(ids_BN, lengths_B, segments_BN=torch.from_numpy(segments_BN))
 
 
-def states_of(model: SingleStack, column: Column) -> Tensor:
+def states_of(model, column):
     batch = Batch({"tokens": column}, torch.empty(0), torch.empty(0), [], 0)
-    states_BND: Tensor = model.states(**model.inputs(batch))
+    states_BND = model.states(**model.inputs(batch))
     return states_BND
 
 
-def gradients_of(model: SingleStack) -> dict[str, Tensor]:
+def gradients_of(model):
     """Gradients by name, except those that are rounding errors, and set to none."""
     named = [(name, p.grad) for name, p in model.named_parameters() if "key.bias" not in name]
     model.zero_grad()
@@ -103,8 +98,8 @@ def gradients_of(model: SingleStack) -> dict[str, Tensor]:
 )
 @pytest.mark.parametrize("case", CASES)
 def test_documents_have_the_states_and_gradients_of_documents_alone(
-    make: Any, monkeypatch: pytest.MonkeyPatch, case: str, kind: str, dtype: torch.dtype
-) -> None:
+    make, monkeypatch, case, kind, dtype
+):
     monkeypatch.setattr(dispatch, "MIN_KEYS", 1)
     overrides, documents = CASES[case]
     model, column = build(make, kind, *overrides).to(dtype), packed(documents)
@@ -125,16 +120,14 @@ def test_documents_have_the_states_and_gradients_of_documents_alone(
 
 @pytest.mark.parametrize("min_context", [0, 5])
 @pytest.mark.parametrize("name", ["alpha_entmax", "linear"])
-def test_loss_of_packed_windows_is_that_of_documents(
-    make: Any, name: str, min_context: int
-) -> None:
+def test_loss_of_packed_windows_is_that_of_documents(make, name, min_context):
     """Documents are short: overlapping windows hold all of the document of a scored token."""
     model, loss = build(make, "causal", f"attention={name}").double(), CrossEntropy()
     starts = np.array([0, 3, 4, 11, 14, 16])
     ids = np.random.default_rng(1).integers(4, V, 23).astype(np.uint16)
     window = 16 if min_context else 23
 
-    def nats(stream: TokenStream) -> float:
+    def nats(stream):
         windows = EvaluationWindows(stream, START, window, 64, min_context)
         items = measure_losses(model, loss, windows, Ranks(0, 1, torch.device("cpu"))).items
         assert items[:, 2].sum() == len(stream.ids)
@@ -146,7 +139,7 @@ def test_loss_of_packed_windows_is_that_of_documents(
     assert masked != pytest.approx(nats(TokenStream(ids, starts=starts)), rel=1e-6)
 
 
-def test_linformer_is_refused(make: Any) -> None:
+def test_linformer_is_refused(make):
     model = build(make, "self", "attention=linformer")
     with pytest.raises(ConfigError, match=r"document_mask=true.*use attention=linear"):
         states_of(model, packed(ODD))

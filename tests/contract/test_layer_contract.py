@@ -3,19 +3,13 @@
 Cases are found by their yaml. Axes: B rows, H heads, N positions, D model width.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.attention.build import AttentionFactory, unsupported_sites
-from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.linear import LinearAttention
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Normaliser
@@ -25,7 +19,7 @@ from headwise.config.instantiate import target_class
 from headwise.config.schema import SITE_GROUPS, SITES
 from headwise.errors import ConfigError
 from headwise.ops import dispatch
-from layer_parts import BLOCKS, LAYERS, PATTERNS, D, H, Part, new_layer, parts_of
+from layer_parts import BLOCKS, LAYERS, PATTERNS, D, H, new_layer, parts_of
 from weights_recorded import with_weights
 
 N, LENGTHS, FIRST = 70, (70, 9, 2), 24  # FIRST of a second document
@@ -42,21 +36,21 @@ SPARSE = [
 ]
 
 
-def every(cases: list[tuple[Part, str]]) -> pytest.MarkDecorator:
+def every(cases):
     return pytest.mark.parametrize(("part", "site"), cases, ids=str)
 
 
 @pytest.fixture(autouse=True)
-def _kernels_for_short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def _kernels_for_short_rows(monkeypatch):
     monkeypatch.setattr(dispatch, "MIN_KEYS", 1)
 
 
-def layers(part: Part, site: str) -> Iterator[tuple[MultiHeadAttention, float]]:
+def layers(part, site):
     for dtype, limit in TYPES.items():
         yield part.layer(site).to(dtype), limit
 
 
-def inputs(site: str, layer: MultiHeadAttention, n: int = N) -> tuple[Tensor, Tensor, Mask]:
+def inputs(site, layer, n=N):
     """States of queries and keys (B, N, D), and the mask of a site."""
     dtype = layer.query.weight.dtype
     key, query = torch.randn(2, B, n, D, generator=torch.Generator().manual_seed(n)).to(dtype)
@@ -65,19 +59,19 @@ def inputs(site: str, layer: MultiHeadAttention, n: int = N) -> tuple[Tensor, Te
     return (query if site == "cross" else key), key, mask
 
 
-def with_documents(mask: Mask, layer: MultiHeadAttention) -> list[Mask]:
+def with_documents(mask, layer):
     """The mask, and also one of two documents where the attention can separate them."""
     if layer.place.kind == "cross" or layer.without_documents:
         return [mask]
     return [mask, replace(mask, segments_BN=(torch.arange(N) >= FIRST).long().repeat(B, 1))]
 
 
-def assert_close(actual: Tensor, expected: Tensor, limit: float) -> None:
+def assert_close(actual, expected, limit):
     torch.testing.assert_close(actual, expected, rtol=limit, atol=limit)
 
 
 @every([case for case in CASES if case[1] != "decoder_self"])
-def test_padding_changes_nothing(part: Part, site: str) -> None:
+def test_padding_changes_nothing(part, site):
     for layer, limit in layers(part, site):
         query, key, mask = inputs(site, layer)
         whole = layer(query, key, key, mask)
@@ -94,7 +88,7 @@ def test_padding_changes_nothing(part: Part, site: str) -> None:
 
 
 @every([case for case in CASES if case[1] == "decoder_self"])
-def test_the_future_changes_nothing(part: Part, site: str) -> None:
+def test_the_future_changes_nothing(part, site):
     for layer, limit in layers(part, site):
         query, _, mask = inputs(site, layer)
         before = layer(query, query, query, mask)
@@ -111,7 +105,7 @@ STEPS = [(0, 54, [2, 0, 0, 1]), *((i, i + 1, [*range(4)]) for i in range(54, 63)
 
 
 @every([case for case in CASES if case[1] != "encoder_self"])
-def test_cached_steps_equal_the_whole_and_follow_their_rows(part: Part, site: str) -> None:
+def test_cached_steps_equal_the_whole_and_follow_their_rows(part, site):
     for (layer, limit), is_recorded in product(layers(part, site), (False, True)):
         if is_recorded and isinstance(layer, LinearAttention):
             continue  # its cache has no keys
@@ -140,7 +134,7 @@ def test_cached_steps_equal_the_whole_and_follow_their_rows(part: Part, site: st
 
 
 @every(CASES)
-def test_blocks_of_queries_equal_the_whole(part: Part, site: str) -> None:
+def test_blocks_of_queries_equal_the_whole(part, site):
     """The analysis of long sequences relies on it."""
     for layer, limit in layers(part, site):
         query, key, mask = inputs(site, layer)
@@ -152,7 +146,7 @@ def test_blocks_of_queries_equal_the_whole(part: Part, site: str) -> None:
 
 
 @every(CASES)
-def test_recording_changes_nothing_and_weights_are_of_visible_keys(part: Part, site: str) -> None:
+def test_recording_changes_nothing_and_weights_are_of_visible_keys(part, site):
     for (layer, limit), n in product(layers(part, site), (1, 2, N)):
         query, key, mask = inputs(site, layer, n)
         for one in with_documents(mask, layer) if n == N else [mask]:
@@ -177,7 +171,7 @@ def test_recording_changes_nothing_and_weights_are_of_visible_keys(part: Part, s
 
 
 @every(CASES)
-def test_dropout_acts_in_training_and_after_recording(part: Part, site: str) -> None:
+def test_dropout_acts_in_training_and_after_recording(part, site):
     layer = part.layer(site)
     query, key, mask = inputs(site, layer)
     whole, weights = with_weights(layer, query, key, key, mask)
@@ -192,7 +186,7 @@ def test_dropout_acts_in_training_and_after_recording(part: Part, site: str) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every(CASES)
-def test_every_weight_gets_a_finite_gradient(part: Part, site: str, dtype: torch.dtype) -> None:
+def test_every_weight_gets_a_finite_gradient(part, site, dtype):
     layer = part.layer(site).train()
     query, key, mask = inputs(site, layer)
     with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
@@ -209,7 +203,7 @@ def test_every_weight_gets_a_finite_gradient(part: Part, site: str, dtype: torch
 
 
 @every([case for case in CASES if case[1] == "cross"])
-def test_row_without_a_key_is_zero(part: Part, site: str) -> None:
+def test_row_without_a_key_is_zero(part, site):
     for (layer, _), is_recorded in product(layers(part, site), (False, True)):
         query, key, _ = (value for value in inputs(site, layer))
         query, key = query.requires_grad_(), key.requires_grad_()
@@ -227,7 +221,7 @@ def test_row_without_a_key_is_zero(part: Part, site: str) -> None:
 
 
 @every(CASES)
-def test_weights_are_saved_and_values_are_those_of_heads(part: Part, site: str) -> None:
+def test_weights_are_saved_and_values_are_those_of_heads(part, site):
     layer, other = part.layer(site), part.layer(site)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -241,18 +235,18 @@ def test_weights_are_saved_and_values_are_those_of_heads(part: Part, site: str) 
         assert not values.isinf().any(), name
     for module in layer.modules():
         for name, axis in getattr(module, "head_axes", {}).items():
-            n_heads = module.place.n_heads  # type: ignore[union-attr]
+            n_heads = module.place.n_heads
             assert module.get_parameter(name).shape[axis] == n_heads, name
 
 
 @every(CASES)
-def test_layer_is_built_on_the_meta_device(part: Part, site: str) -> None:
+def test_layer_is_built_on_the_meta_device(part, site):
     with torch.device("meta"):
         assert all(parameter.is_meta for parameter in new_layer(part, site).parameters())
 
 
 @every([case for case in CASES if case[0].group == "scaling"])
-def test_factor_has_one_value_per_head_and_query(part: Part, site: str) -> None:
+def test_factor_has_one_value_per_head_and_query(part, site):
     layer = part.layer(site)
     assert isinstance(layer, ScoreAttention)
     assert (layer.scaling is None) == (part.choice == "none")
@@ -267,13 +261,13 @@ def test_factor_has_one_value_per_head_and_query(part: Part, site: str) -> None:
             assert torch.equal(layer.scaling(query, visible), factor)
 
 
-def is_normaliser(choice: str) -> bool:
+def is_normaliser(choice):
     return issubclass(target_class(group_node("attention", choice), "attention"), Normaliser)
 
 
 @pytest.mark.parametrize("attention", [*filter(is_normaliser, group_choices("attention"))])
 @every([case for case in CASES if BLOCKS in dict(case[0].settings)])
-def test_block_sparse_layer_equals_the_dense_one(part: Part, site: str, attention: str) -> None:
+def test_block_sparse_layer_equals_the_dense_one(part, site, attention):
     results = []
     for start in (1, 10**9):
         settings = {**dict(part.settings), BLOCKS: start}
@@ -303,10 +297,8 @@ def test_block_sparse_layer_equals_the_dense_one(part: Part, site: str, attentio
         for site, reason in unsupported_sites(part.node, group).items()
     ],
 )
-def test_unsupported_sites_are_refused_with_alternatives(
-    group: str, choice: str, site: str, reason: str
-) -> None:
-    nodes: Any = {"attention": group_node("attention", "softmax")}
+def test_unsupported_sites_are_refused_with_alternatives(group, choice, site, reason):
+    nodes = {"attention": group_node("attention", "softmax")}
     supported = "softmax" if group == "attention" else "none"
     with pytest.raises(ConfigError, match=rf"{group}@.*\.{site}=.*{supported}") as error:
         AttentionFactory(nodes, {group: {site: group_node(group, choice)}})

@@ -3,14 +3,11 @@
 Axes: B batch, T target length, V vocabulary.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.positions import Learned
@@ -37,13 +34,13 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 every_vocabulary = pytest.mark.parametrize("vocab_size", [11, 1500])
 
 
-def build(name: str) -> Loss:
+def build(name):
     loss = instantiate(group_node("loss", name), "loss")
     assert isinstance(loss, Loss)
     return loss
 
 
-def example(vocab_size: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def example(vocab_size, dtype=torch.float32):
     generator = torch.Generator().manual_seed(4)
     logits_BTV = 2 * torch.randn(B, T, vocab_size, generator=generator)
     target_BT = torch.randint(vocab_size, (B, T), generator=generator)
@@ -55,7 +52,7 @@ def example(vocab_size: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor
 @every_loss
 @every_vocabulary
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_and_gradients_are_finite(name: str, vocab_size: int, dtype: torch.dtype) -> None:
+def test_sums_and_gradients_are_finite(name, vocab_size, dtype):
     logits_BTV, target_BT = example(vocab_size, dtype)
     sums = build(name)(logits_BTV, target_BT)
     assert sums.loss.shape == sums.measure.shape == ()
@@ -73,7 +70,7 @@ def test_sums_and_gradients_are_finite(name: str, vocab_size: int, dtype: torch.
 
 @every_loss
 @every_vocabulary
-def test_class_0_is_not_special(name: str, vocab_size: int) -> None:
+def test_class_0_is_not_special(name, vocab_size):
     loss = build(name)
     logits_BTV, target_BT = example(vocab_size)
     order = torch.arange(vocab_size)
@@ -87,7 +84,7 @@ def test_class_0_is_not_special(name: str, vocab_size: int) -> None:
 
 @every_loss
 @every_vocabulary
-def test_sums_of_batches_add_up(name: str, vocab_size: int) -> None:
+def test_sums_of_batches_add_up(name, vocab_size):
     loss = build(name)
     logits_BTV, target_BT = example(vocab_size)
     whole = loss(logits_BTV, target_BT)
@@ -99,9 +96,7 @@ def test_sums_of_batches_add_up(name: str, vocab_size: int) -> None:
 @every_loss
 @every_vocabulary
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_log_probabilities_sum_to_one_and_give_the_measure(
-    name: str, vocab_size: int, dtype: torch.dtype
-) -> None:
+def test_log_probabilities_sum_to_one_and_give_the_measure(name, vocab_size, dtype):
     loss = build(name)
     logits_BTV, target_BT = example(vocab_size, dtype)
     log_probs_BTV = loss.log_probs(logits_BTV.detach())
@@ -124,13 +119,13 @@ ADAM = {"_target_": "torch.optim.Adam", "lr": 1e-2, "betas": [0.9, 0.98]}
 SEARCH = DecodeConfig(beam=3, n_best=2, max_length_ratio=1.0, max_length_extra=3)
 
 
-def sequences(n: int, seed: int) -> list[list[int]]:
+def sequences(n, seed):
     generator = random.Random(seed)
     symbols = range(FIRST_ID, FIRST_ID + N_SYMBOLS)
     return [generator.sample(symbols, generator.randint(1, LONGEST)) for _ in range(n)]
 
 
-def make_model() -> Transformer:
+def make_model():
     config = ModelConfig(
         "reverse",
         encoder_layers=1,
@@ -150,7 +145,7 @@ def make_model() -> Transformer:
     )
 
 
-def train(model: Transformer, loss: Loss) -> list[float]:
+def train(model, loss):
     """Train on copying, which is learned quickly; returns the loss per token of each update."""
     examples = sequences(1000, seed=1)
     loader = BatchLoader(TrainingPairs(EncodedSplit.from_lists(examples, examples), 300, seed=1))
@@ -170,20 +165,18 @@ def train(model: Transformer, loss: Loss) -> list[float]:
 
 
 @pytest.fixture(scope="module", params=slow_but(LOSSES, "cross_entropy", "entmax"))
-def trained(request: pytest.FixtureRequest) -> tuple[Transformer, Loss, list[float]]:
+def trained(request):
     model, loss = make_model(), build(request.param)
     return model, loss, train(model, loss)
 
 
-def test_training_lowers_the_loss(trained: tuple[Transformer, Loss, list[float]]) -> None:
+def test_training_lowers_the_loss(trained):
     losses = trained[2]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
 @pytest.mark.parametrize("search", [SEARCH, replace(SEARCH, beam=1, n_best=1)])
-def test_trained_model_translates_text(
-    trained: tuple[Transformer, Loss, list[float]], search: DecodeConfig
-) -> None:
+def test_trained_model_translates_text(trained, search):
     model, loss, _ = trained
     lines = PAIR.target.decode(sequences(20, seed=2))
     translator = Translator(model, PAIR, search, output=loss.output_map)
@@ -200,7 +193,7 @@ def test_trained_model_translates_text(
         assert log_prob == pytest.approx(best.log_prob, abs=1e-4)
 
 
-def test_cached_equals_uncached(trained: tuple[Transformer, Loss, list[float]]) -> None:
+def test_cached_equals_uncached(trained):
     model, loss, _ = trained
     sources = [[*line, EOS] for line in sequences(20, seed=3)]
     limits = [LONGEST + 3] * len(sources)

@@ -3,16 +3,11 @@
 Axes: B rows, N positions, P CLS tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from command_line import composer
 from headwise.analysis.collect import head_statistics
@@ -21,12 +16,10 @@ from headwise.attention.place import Variant
 from headwise.attention.recorder import recorded_weights
 from headwise.config.instantiate import instantiate, target_class
 from headwise.config.register import typed
-from headwise.config.schema import Config
 from headwise.data.batch import Batch, Column
 from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_model, build_single, check_model
-from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
 from headwise.model.transformer import Transformer, encoder_decoder_sites
@@ -51,7 +44,7 @@ CPU = torch.device("cpu")
 SINGLE = pytest.mark.parametrize("family", ALONE)
 
 
-def every(parts: list[Part], families: tuple[str, ...] = FAMILIES) -> pytest.MarkDecorator:
+def every(parts, families=FAMILIES):
     pairs = [
         (family, part)
         for family in families
@@ -62,27 +55,27 @@ def every(parts: list[Part], families: tuple[str, ...] = FAMILIES) -> pytest.Mar
 
 
 @functools.cache
-def evaluated(part: Part, family: str) -> Model:
+def evaluated(part, family):
     n_cls = 0 if part.group == "pattern" else 2  # patterns would hide them
     return part.model(family, cls_tokens=n_cls).double()
 
 
 @pytest.fixture(scope="module")
-def make() -> Any:
+def make():
     with composer() as compose:
         yield lambda *overrides: typed(compose([*SMALL, *overrides]))
 
 
-def build(config: Config, family: str) -> Model:
+def build(config, family):
     torch.manual_seed(0)
     if family == "translation":
-        model: Model = build_model(config, V, V, joint=True)
+        model = build_model(config, V, V, joint=True)
     else:
         model = build_single(config, V, site_alone(config.model, ALONE[family], "text"))
     return model.eval()
 
 
-def batch(rows: slice = slice(None), n_padding: int = 0) -> Batch:
+def batch(rows=slice(None), n_padding=0):
     generator = torch.Generator().manual_seed(0)
     columns = {}
     for name in ("source", "target", "text"):
@@ -95,13 +88,13 @@ def batch(rows: slice = slice(None), n_padding: int = 0) -> Batch:
     return Batch(columns, real, targets, list(range(B))[rows], len(real))
 
 
-def logits(model: Model, data: Batch) -> Tensor:
-    logits_BNV: Tensor = model(**model.inputs(data))
+def logits(model, data):
+    logits_BNV = model(**model.inputs(data))
     return logits_BNV
 
 
 @every(MODELS)
-def test_other_rows_and_padding_change_nothing(family: str, part: Part) -> None:
+def test_other_rows_and_padding_change_nothing(family, part):
     model = evaluated(part, family)
     batched = logits(model, batch())
     assert batched.shape == (B, N, V)
@@ -113,7 +106,7 @@ def test_other_rows_and_padding_change_nothing(family: str, part: Part) -> None:
 
 
 @every(MODELS, ("translation", "decoder"))
-def test_cached_steps_equal_the_whole_and_follow_their_rows(family: str, part: Part) -> None:
+def test_cached_steps_equal_the_whole_and_follow_their_rows(family, part):
     model = evaluated(part, family)
     assert isinstance(model, Transformer | SingleStack)
     columns, cache, rows = batch().columns, model.make_cache(), torch.arange(B)
@@ -137,18 +130,18 @@ def test_cached_steps_equal_the_whole_and_follow_their_rows(family: str, part: P
         rows = rows[moved]
 
 
-def weights_of(part: Part, seed_of_torch: int = 1, **options: Any) -> dict[str, Tensor]:
+def weights_of(part, seed_of_torch=1, **options):
     torch.manual_seed(seed_of_torch)
     return dict(part.model(**options).named_parameters())
 
 
-def assert_same(some: dict[str, Tensor], others: dict[str, Tensor], names: Iterable[str]) -> None:
+def assert_same(some, others, names):
     for name in names:
         assert torch.equal(some[name], others[name]), name
 
 
 @pytest.fixture(scope="module")
-def plain() -> tuple[dict[str, Tensor], Tensor]:
+def plain():
     """Weights of a model without variants, and the state of torch's generator after it."""
     return weights_of(Part("attention", "softmax")), torch.random.get_rng_state()
 
@@ -157,9 +150,7 @@ OTHER_SIZES = {"share_embeddings": "none", "cls_tokens": 2, "d_ff": 16, "vocabul
 
 
 @pytest.mark.parametrize("part", dict.fromkeys([*ATTENTIONS, *SCALINGS, *MODELS]), ids=str)
-def test_initial_weights_depend_on_seed_and_place_only(
-    part: Part, plain: tuple[dict[str, Tensor], Tensor]
-) -> None:
+def test_initial_weights_depend_on_seed_and_place_only(part, plain):
     weights, (of_plain, state) = weights_of(part), plain
     own = {name for name in weights.keys() - of_plain.keys() if "coder." in name}
     if part.group not in ("init", "positions"):  # whose draws come before those of others
@@ -175,7 +166,7 @@ def test_initial_weights_depend_on_seed_and_place_only(
 
 
 @pytest.mark.parametrize("part", [part for part in MODELS if part.group == "init"], ids=str)
-def test_cls_tokens_and_recomputation_change_no_initial_weights(part: Part) -> None:
+def test_cls_tokens_and_recomputation_change_no_initial_weights(part):
     before, after = weights_of(part), weights_of(part, 2, cls_tokens=2, recompute=True)
     assert after.keys() - before.keys() == {"source_embedding.cls.weight"}
     assert after["source_embedding.cls.weight"].shape == (2, D)
@@ -183,7 +174,7 @@ def test_cls_tokens_and_recomputation_change_no_initial_weights(part: Part) -> N
 
 
 @pytest.mark.parametrize("part", [*ATTENTIONS, *SCALINGS, *GATES], ids=str)
-def test_places_share_only_what_is_declared(part: Part) -> None:
+def test_places_share_only_what_is_declared(part):
     """Every weight has one owner: its place, or the key that its class declares."""
     owners, weights = defaultdict(set), defaultdict(set)
     for site, layer, attention in part.model().attentions():
@@ -196,7 +187,7 @@ def test_places_share_only_what_is_declared(part: Part) -> None:
     assert all(len(some) == 1 for some in weights.values())
 
 
-def owner_of(part: Part, site: str, attention: Any, name: str) -> str | None:
+def owner_of(part, site, attention, name):
     """The key of sharing of one weight of an attention."""
     if part.group not in ("attention", "pattern", "scaling") or part.lacks(site):
         return None
@@ -210,7 +201,7 @@ def owner_of(part: Part, site: str, attention: Any, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_real_token_affects_the_output(make: Any, family: str) -> None:
+def test_every_real_token_affects_the_output(make, family):
     model = build(make("attention=softmax", "model.cls_tokens=2"), family)
     before = logits(model, batch())
     for site in model.sites:
@@ -223,7 +214,7 @@ def test_every_real_token_affects_the_output(make: Any, family: str) -> None:
 
 
 @pytest.mark.parametrize("part", POSITIONS, ids=str)
-def test_cls_tokens_have_no_position(part: Part) -> None:
+def test_cls_tokens_have_no_position(part):
     model = part.model("encoder", cls_tokens=2).double()
     before = logits(model, batch())
     table = next(iter(model.columns.values())).cls
@@ -233,7 +224,7 @@ def test_cls_tokens_have_no_position(part: Part) -> None:
 
 
 @pytest.mark.parametrize("part", POSITIONS, ids=str)
-def test_order_of_tokens_changes_the_states(part: Part) -> None:
+def test_order_of_tokens_changes_the_states(part):
     model, ids = part.model("encoder").double(), batch().columns["text"].ids_BN
     assert isinstance(model, SingleStack)
     before, after = (model.states(ids[:, order], torch.full((B,), N))[:, -1] for order in ORDERS)
@@ -244,7 +235,7 @@ ORDERS = [0, 1, 2, 3, 4, 5], [1, 0, 2, 3, 4, 5]
 
 
 @every([part for part in ATTENTIONS if part.choice in ("alpha_entmax", "linformer")])
-def test_recorder_has_weights_of_every_site_and_layer(family: str, part: Part) -> None:
+def test_recorder_has_weights_of_every_site_and_layer(family, part):
     model = evaluated(part, family)
     with recorded_weights(model) as weights:
         with_recording = logits(model, batch())
@@ -261,7 +252,7 @@ def test_recorder_has_weights_of_every_site_and_layer(family: str, part: Part) -
 
 @pytest.mark.parametrize("qk_width", ["null", 8])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_statistics_repulsion_and_pruning_work(make: Any, family: str, qk_width: str) -> None:
+def test_statistics_repulsion_and_pruning_work(make, family, qk_width):
     config = make("attention=alpha_entmax", "scaling=length", f"model.qk_width={qk_width}")
     model = build(config, family)
     sites = [site.name for site in model.sites]
@@ -287,7 +278,7 @@ def test_statistics_repulsion_and_pruning_work(make: Any, family: str, qk_width:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_frozen_stack_freezes_its_output_layer(make: Any, family: str) -> None:
+def test_frozen_stack_freezes_its_output_layer(make, family):
     side = "encoder" if family == "encoder" else "decoder"
     config = make("gates=hard_concrete", f"gates.freeze=[{side}]", "model.share_embeddings=none")
     model = build(config, family)
@@ -321,15 +312,13 @@ def test_frozen_stack_freezes_its_output_layer(make: Any, family: str) -> None:
         ("model.layers=0", "model.layers must be from 1 to 1000, got 0"),
     ],
 )
-def test_settings_of_missing_sites_are_rejected(
-    make: Any, family: str, override: str, message: str
-) -> None:
+def test_settings_of_missing_sites_are_rejected(make, family, override, message):
     names = {"site": ALONE[family], "side": family}
     names["other"] = "encoder" if family == "decoder" else "decoder"
     config = make(*override.format(**names).split())
     site = site_alone(config.model, ALONE[family], "text")
 
-    def check() -> None:
+    def check():
         check_model(config, [site], {})
         instantiate(config.repulsion, "repulsion").check([site])
 
@@ -339,13 +328,13 @@ def test_settings_of_missing_sites_are_rejected(
 
 
 @SINGLE
-def test_model_layers_is_the_depth_of_a_single_stack(make: Any, family: str) -> None:
+def test_model_layers_is_the_depth_of_a_single_stack(make, family):
     for override, n_layers in (("model.layers=null", 2), ("model.layers=5", 5)):
         model = build(make(override), family)
         assert [layer for _, layer, _ in model.attentions()] == list(range(1, n_layers + 1))
 
 
-def test_model_layers_is_rejected_for_two_stacks(make: Any) -> None:
+def test_model_layers_is_rejected_for_two_stacks(make):
     config = make("model.layers=2")
     with pytest.raises(ConfigError, match=r"set model\.encoder_layers and model\.decoder_layers"):
         check_model(config, encoder_decoder_sites(config.model), {})

@@ -3,15 +3,11 @@
 Axes: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.ops.cpp import build
 from headwise.ops.family import Power
@@ -26,7 +22,7 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
-def check(name: str, arguments: tuple[Any, ...], utilities: tuple[str, ...] | None = None) -> Any:
+def check(name, arguments, utilities=None):
     """Check an operator with torch's checks and return its results."""
     operator = getattr(torch.ops.headwise, name)
     options = {} if utilities is None else {"test_utils": utilities}
@@ -34,7 +30,7 @@ def check(name: str, arguments: tuple[Any, ...], utilities: tuple[str, ...] | No
     return operator(*arguments)
 
 
-def test_every_operator_is_checked() -> None:
+def test_every_operator_is_checked():
     """The sources are searched for the schemas of operators."""
     text = Path(__file__).read_text(encoding="utf-8")
     sources = (Path(operator.__file__).parents[1]).rglob("*.py")
@@ -47,7 +43,7 @@ def test_every_operator_is_checked() -> None:
 
 
 @pytest.mark.parametrize("kind", list(bisection.Map))
-def test_maps_by_bisection(kind: bisection.Map) -> None:
+def test_maps_by_bisection(kind):
     scores = torch.randn(1, 2, 3, 9, requires_grad=True)
     parameter = torch.tensor([2.2, 2.7]).view(1, 2, 1, 1).requires_grad_()
     weights = check("bisected_weights", (scores, parameter, int(kind)))
@@ -57,7 +53,7 @@ def test_maps_by_bisection(kind: bisection.Map) -> None:
 
 @pytest.mark.usefixtures("every_implementation")
 @pytest.mark.parametrize("power", list(Power))
-def test_maps(power: Power) -> None:
+def test_maps(power):
     dtype = torch.float32  # float64 is computed by the reference, as float32 without kernels
     scores = torch.randn(1, 2, 3, 9, dtype=dtype).requires_grad_()
     alpha = torch.tensor([1.2, 1.7], dtype=dtype).view(1, 2, 1, 1)
@@ -77,7 +73,7 @@ def test_maps(power: Power) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("n_batch", [1, 2])
-def test_attention(n_batch: int) -> None:
+def test_attention(n_batch):
     """Queries, keys and values are non-contiguous views, as after splitting heads."""
     states = [torch.randn(n_batch, n, 2, 8).transpose(1, 2) for n in (5, 7, 7)]
     heads = [state.requires_grad_() for state in states]
@@ -97,7 +93,7 @@ def test_attention(n_batch: int) -> None:
 
 
 @needs_kernels
-def test_attention_of_few_queries() -> None:
+def test_attention_of_few_queries():
     """Keys and values are views of a longer cache."""
     query = torch.randn(2, 3, 2, 16).transpose(1, 2)
     key, value = torch.randn(2, 3, 2, 33, 16)[:, :2, :, :30].unbind()
@@ -108,7 +104,7 @@ def test_attention_of_few_queries() -> None:
 @pytest.mark.usefixtures("every_implementation")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
-def test_losses(alpha: float, dtype: torch.dtype) -> None:
+def test_losses(alpha, dtype):
     scores = torch.randn(6, 20).to(dtype).requires_grad_()
     target, settings = torch.arange(6), (alpha, 0.1)
     loss, *saved = check("entmax_loss", (scores, target, *settings))
@@ -120,7 +116,7 @@ class TestTriton:
     pytestmark = needs_triton
 
     @pytest.mark.filterwarnings("ignore")  # from torch, about its checks
-    def test_attention(self) -> None:
+    def test_attention(self):
         case = make_case((1, 2, 16, 17, 16))
         tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
         masks = (None, None, SLOPES.to(DEVICE), None, None, None)
@@ -128,7 +124,7 @@ class TestTriton:
         settings = (power, True, 1, 0.0, 0.25, 1)
         utilities = (*WITHOUT_GRADIENT, "test_autograd_registration")
         inputs = (*tensors, alpha, *masks, *settings)
-        results: tuple[Tensor, ...] = check("triton_attention", inputs, utilities)
+        results = check("triton_attention", inputs, utilities)
         saved = [result.detach() for result in results[1:]]
         backward_inputs = (case.grad, *tensors, alpha, *masks, *saved, *settings, True)
         check("triton_attention_backward", backward_inputs, WITHOUT_GRADIENT)

@@ -1,9 +1,5 @@
 """Contract of every synthetic sequence: each yaml in `conf/data/` that names a class of rows."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,14 +13,14 @@ LENGTHS = 20, 64, 257
 every_task = pytest.mark.parametrize("name", [name for name in NODES if "rows" in NODES[name]])
 
 
-def rows_of(name: str) -> Rows:
-    rows: Rows = instantiate(NODES[name]["rows"], "rows", Rows)
+def rows_of(name):
+    rows = instantiate(NODES[name]["rows"], "rows", Rows)
     return rows
 
 
 @every_task
-def test_a_row_is_a_function_of_seed_number_and_length(name: str) -> None:
-    def arrays(rows: Rows, *numbers: int) -> Any:
+def test_a_row_is_a_function_of_seed_number_and_length(name):
+    def arrays(rows, *numbers):
         row = evaluation_row(rows, *numbers)
         return [array.tolist() for array in vars(row).values()]
 
@@ -35,7 +31,7 @@ def test_a_row_is_a_function_of_seed_number_and_length(name: str) -> None:
 
 
 @every_task
-def test_arrays_of_a_row_fit(name: str) -> None:
+def test_arrays_of_a_row_fit(name):
     rows = rows_of(name)
     for length in LENGTHS:
         row = evaluation_row(rows, length, 0)
@@ -54,7 +50,7 @@ def test_arrays_of_a_row_fit(name: str) -> None:
 
 
 @every_task
-def test_scored_positions_predict_the_targets(name: str) -> None:
+def test_scored_positions_predict_the_targets(name):
     layout = Layout(rows_of(name), ("tokens",))
     rows = [evaluation_row(layout.rows, 20, number) for number in range(3)]
     batch = layout.batch(rows, [0, 1, 2])

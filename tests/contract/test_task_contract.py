@@ -1,12 +1,8 @@
 """Contract of every task, on the built-in and synthetic data that name it, before data is read."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -21,7 +17,7 @@ from headwise.tasks.task import Part, Task, TrainedRun, task_of
 SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16", "tokenizer=byte")
 
 
-def cases() -> Iterator[tuple[str, str]]:
+def cases():
     """Built-in data with each task that they name, or with the one that they select."""
     with composer() as make:
         for data in group_choices("data"):
@@ -43,7 +39,7 @@ FAST = {(data, task) for data, task in CASES if task != "sequence"} | {("copy", 
         pytest.param(c, marks=() if c in FAST else pytest.mark.slow, id="-".join(c)) for c in CASES
     ]
 )
-def task(request: pytest.FixtureRequest) -> Task[Any]:
+def task(request):
     data, name = request.param
     with composer() as make:
         task = checked_task(typed(make([f"data={data}", f"task={name}", *SMALL])))
@@ -51,11 +47,11 @@ def task(request: pytest.FixtureRequest) -> Task[Any]:
     return task
 
 
-def test_every_task_has_built_in_data() -> None:
+def test_every_task_has_built_in_data():
     assert {name for _, name in CASES} == set(group_choices("task"))
 
 
-def test_the_first_metric_is_monitored_and_all_are_validated(task: Task[Any]) -> None:
+def test_the_first_metric_is_monitored_and_all_are_validated(task):
     names = [metric.name for metric in task.metrics()]
     assert len(set(names)) == len(names)
     assert "loss" in names
@@ -63,7 +59,7 @@ def test_the_first_metric_is_monitored_and_all_are_validated(task: Task[Any]) ->
     assert [metric.name for metric in task.quick().metrics()] == names
 
 
-def test_the_model_has_the_sites_and_reads_the_columns(task: Task[Any]) -> None:
+def test_the_model_has_the_sites_and_reads_the_columns(task):
     model = task.model(task.sizes())
     assert model.sites == task.sites()
     assert {name for site in model.sites for name in (site.queries, site.keys)} <= set(
@@ -71,7 +67,7 @@ def test_the_model_has_the_sites_and_reads_the_columns(task: Task[Any]) -> None:
     )
 
 
-def test_other_settings_leave_the_task_itself_unchanged(task: Task[Any]) -> None:
+def test_other_settings_leave_the_task_itself_unchanged(task):
     trainer = replace(task.config.trainer, max_tokens=7)
     for other in (task.changed(trainer=trainer), task.quick(), task.plain()):
         assert type(other) is type(task)
@@ -80,17 +76,17 @@ def test_other_settings_leave_the_task_itself_unchanged(task: Task[Any]) -> None
     assert task.config.trainer.max_tokens != 7
 
 
-def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task: Task[Any]) -> None:
+def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task):
     assert issubclass(task.run, TrainedRun)
     has_method = hasattr(task.run, task.command) or hasattr(task, f"{task.command}s")
     assert has_method or not task.command
 
 
-def prepared(task: Task[Any]) -> Any:
+def prepared(task):
     return task.prepare(task.open(Path(task.config.paths.cache)))
 
 
-def test_the_hashes_of_a_split_are_independent_of_the_batches(task: Task[Any]) -> None:
+def test_the_hashes_of_a_split_are_independent_of_the_batches(task):
     """Also those of a task that does not define them."""
     data = prepared(task)
     split = task.config.data.valid
@@ -123,16 +119,14 @@ TEXT, MASKED = "data=builtin_text", "data=builtin_text task=masked_lm"
         ("data=builtin_labelled", "data=builtin_labelled tokenizer=char", ["content", "items"]),
     ],
 )
-def test_hashes_differ_where_content_or_items_do(
-    one: str, other: str, same: list[str], make: Any
-) -> None:
+def test_hashes_differ_where_content_or_items_do(one, other, same, make):
     tasks = [checked_task(typed(make([*SMALL, *words.split()]))) for words in (one, other)]
     hashes = [task.contents(prepared(task), task.config.data.valid) for task in tasks]
     names = zip(("content", "items"), *hashes, strict=True)
     assert [name for name, a, b in names if a == b] == same
 
 
-def test_paths_of_a_run_are_logged_before_its_data_is_opened(make: Any, monkeypatch: Any) -> None:
+def test_paths_of_a_run_are_logged_before_its_data_is_opened(make, monkeypatch):
     task = checked_task(typed(make(["data=builtin_text"])))
     monkeypatch.setattr("headwise.tasks.task.log_paths", Mock(side_effect=InterruptedError))
     with pytest.raises(InterruptedError):

@@ -1,9 +1,6 @@
 """A finished run for commands that take one, and runs in separate processes."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +11,13 @@ __all__ = ["runs", "without_figures"]  # fixtures
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """The folder of a small run; no test writes in it."""
     return train_small(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
+def run(trained, tmp_path):
     """A copy of the run in another folder."""
     shutil.copytree(trained, tmp_path / "moved")
     return tmp_path / "moved"

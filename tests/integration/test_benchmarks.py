@@ -1,19 +1,13 @@
 """The benchmarks run; their figures are not checked."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as everything
 from benchmarks import entmax, own_models, peers, updates
 from benchmarks.toolkits import Headwise, Searcher
-from torch import Tensor
 
 from command_line import read_json
-from headwise.config.schema import ModelConfig
 
 pytestmark = pytest.mark.slow
 
@@ -21,27 +15,25 @@ pytestmark = pytest.mark.slow
 class Absent(Headwise):
     name = "absent"
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, config, vocab_size):
         import a_toolkit_that_nobody_has  # noqa: F401
 
 
 class OnlySearches(Searcher):
     name = "only searches"
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None: ...
+    def __init__(self, config, vocab_size): ...
 
-    def search(self, source: Tensor, beam: int, steps: int) -> int:
+    def search(self, source, beam, steps):
         return steps
 
 
 class EndsEarly(Headwise):
-    def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+    def _best_length(self, source, beam, steps):
         return super()._best_length(source, beam, steps - 1)
 
 
-def test_quick_run_prints_every_part_and_saves_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_quick_run_prints_every_part_and_saves_nothing(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(entmax, "SHAPES", ((2, 2, 8, 8), (2, 2, 8, 64)))
     for size in ("LAYERS", "ROWS", "TOKENS"):
         monkeypatch.setattr(own_models, size, 2)
@@ -54,9 +46,7 @@ def test_quick_run_prints_every_part_and_saves_nothing(
     assert not (tmp_path / "benchmarks").exists()
 
 
-def test_full_run_saves_figures_by_threads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, set_threads: Callable[[int], None]
-) -> None:
+def test_full_run_saves_figures_by_threads(monkeypatch, tmp_path, set_threads):
     figures = [everything.Figure("a / b", 0.5, 1.0), everything.Figure("c / d", 0.5, 1.0, False)]
     assert [figure.is_met for figure in figures] == [True, False]
     monkeypatch.setattr(everything, "RESULTS", tmp_path / "results" / "benchmarks")
@@ -70,9 +60,7 @@ def test_full_run_saves_figures_by_threads(
         assert [figure["name"] for figure in results["figures"]] == ["a / b", "c / d"]
 
 
-def test_updates_of_recipes_are_timed_in_turn_and_need_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_updates_of_recipes_are_timed_in_turn_and_need_memory(monkeypatch, capsys, tmp_path):
     path = tmp_path / "updates.json"
     small = " model.d_model=32 model.d_ff=64 trainer.max_tokens=200 trainer.precision=fp32"
     recipes = [f"attention={name}{small}" for name in ("softmax", "linear")]
@@ -84,7 +72,7 @@ def test_updates_of_recipes_are_timed_in_turn_and_need_memory(
     assert rows[recipes[1]]["held"] > rows[recipes[0]]["held"] > 0
 
 
-def test_updates_of_a_study_begin_with_its_baseline() -> None:
+def test_updates_of_a_study_begin_with_its_baseline():
     tables = updates.recipes_of("child2019_small", ["text", "music"])
     assert list(tables) == ["text", "music"]
     names = list(tables["text"])
@@ -93,9 +81,7 @@ def test_updates_of_a_study_begin_with_its_baseline() -> None:
     assert tuple(tables["music"]["fixed_softmax"]) == recipe
 
 
-def test_missing_toolkits_are_named_and_others_timed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_toolkits_are_named_and_others_timed(monkeypatch, capsys):
     monkeypatch.setattr(peers, "PEERS", (Absent, OnlySearches))
     rows = peers.measure(quick=True)
     assert [row["what"] for row in rows] == ["step", "search", "sentence"]
@@ -107,7 +93,7 @@ def test_missing_toolkits_are_named_and_others_timed(
     assert capsys.readouterr().out.count("absent is left out: No module named") == 3
 
 
-def test_search_with_too_few_tokens_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_with_too_few_tokens_is_rejected(monkeypatch):
     monkeypatch.setattr(peers, "PEERS", (EndsEarly,))
     with pytest.raises(ValueError, match="returned 7 words instead of 8"):
         peers.compare("search", "tiny", 2, 8, 1)

@@ -1,13 +1,10 @@
 """`headwise analyze`: tables and findings of a run, and comparisons of runs."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
-from command_line import CommandLine, read_json
+from command_line import read_json
 from headwise.analysis.tables import FOLDER, HEADS, TABLES
 from headwise.runs.record import Record
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
@@ -16,11 +13,11 @@ SITES = ("encoder_self", "decoder_self", "cross")
 TABLE_FILES = {f"{table.name}.csv" for table in TABLES}
 
 
-def modification_times(folder: Path) -> dict[str, int]:
+def modification_times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_analyze_writes_tables_and_findings(headwise: CommandLine, run: Path) -> None:
+def test_analyze_writes_tables_and_findings(headwise, run):
     result = headwise("analyze", f"run={run}")
     assert (result.code, result.err) == (0, "")
     out = run / FOLDER
@@ -52,10 +49,10 @@ def test_analyze_writes_tables_and_findings(headwise: CommandLine, run: Path) ->
     assert n_queries["cross"] == settings["counts"]["target_tokens"] + 6
 
 
-def test_analysis_is_repeated_after_changes(headwise: CommandLine, run: Path) -> None:
+def test_analysis_is_repeated_after_changes(headwise, run):
     out = run / FOLDER
 
-    def is_repeated(*options: str, sentences: int = 4) -> bool:
+    def is_repeated(*options, sentences=4):
         result = headwise.ok("analyze", f"run={run}", f"data.sentences={sentences}", *options)
         return "already exists" not in result.out
 
@@ -83,7 +80,7 @@ def test_analysis_is_repeated_after_changes(headwise: CommandLine, run: Path) ->
 # -- several runs ---------------------------------------------------------------------------------
 
 
-def test_runs_are_compared(headwise: CommandLine, trained: Path, tmp_path: Path) -> None:
+def test_runs_are_compared(headwise, trained, tmp_path):
     folders = [tmp_path / "runs" / name for name in ("one", "two")]
     for folder in folders:
         shutil.copytree(trained, folder)

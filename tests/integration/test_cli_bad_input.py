@@ -1,15 +1,10 @@
 """Wrong input is rejected before data is read, with one message, an exit code, no traceback."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from command_line import (
-    CommandLine,
     assert_rejected,
     break_alignment,
     read_json,
@@ -20,36 +15,36 @@ from command_line import (
 from headwise import records
 
 
-def test_bytes_that_are_not_utf8_are_named(headwise: CommandLine) -> None:
+def test_bytes_that_are_not_utf8_are_named(headwise):
     assert_rejected(headwise("train", "seed=1\udcff"), 2, "seed=1? is not UTF-8")
 
 
-def test_variables_of_jobs_are_set_in_the_shell(headwise: CommandLine) -> None:
+def test_variables_of_jobs_are_set_in_the_shell(headwise):
     result = headwise("train", "-m", "+hydra.job.env_set.WANDB_API_KEY=secret", "seed=1,2")
     assert_rejected(result, 2, "set the variable in the shell")
     assert "=secret" not in result.out + result.err
 
 
-def break_encoding(text: Path) -> str:
+def break_encoding(text):
     lines = (text / "train.de").read_bytes().splitlines(keepends=True)
     lines[2] = b"caf\xe9\n"
     (text / "train.de").write_bytes(b"".join(lines))
     return "train.de, line 3: not UTF-8 (byte 0xe9"
 
 
-def empty_training_text(text: Path) -> str:
+def empty_training_text(text):
     for code in ("de", "en"):
         (text / f"train.{code}").write_text("", encoding="utf-8")
     return "train"
 
 
-def remove_validation_text(text: Path) -> str:
+def remove_validation_text(text):
     for code in ("de", "en"):
         (text / f"valid.{code}").unlink()
     return "valid"
 
 
-def break_test_set(text: Path) -> str:
+def break_test_set(text):
     (text / "test_b.en").write_text("one line\n", encoding="utf-8")
     return "test_b.en"
 
@@ -58,7 +53,7 @@ def break_test_set(text: Path) -> str:
     "break_text",
     [break_alignment, break_encoding, empty_training_text, remove_validation_text, break_test_set],
 )
-def test_invalid_text_is_rejected(break_text: Any, headwise: CommandLine, tmp_path: Path) -> None:
+def test_invalid_text_is_rejected(break_text, headwise, tmp_path):
     message = break_text(write_corpus(tmp_path / "text"))
     assert_rejected(headwise("prepare", *small_overrides(tmp_path)), 1, message)
 
@@ -71,8 +66,8 @@ def test_invalid_text_is_rejected(break_text: Any, headwise: CommandLine, tmp_pa
     ],
 )
 def test_line_longer_than_positions_is_rejected_before_training(
-    split: str, code: str, message: str, headwise: CommandLine, tmp_path: Path
-) -> None:
+    split, code, message, headwise, tmp_path
+):
     path = write_corpus(tmp_path / "text") / f"{split}.{code}"
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[1] = " ".join([lines[1]] * 40)
@@ -84,7 +79,7 @@ def test_line_longer_than_positions_is_rejected_before_training(
     assert not list((folder / "checkpoints").iterdir())
 
 
-def test_target_as_long_as_positions_is_accepted(headwise: CommandLine, tmp_path: Path) -> None:
+def test_target_as_long_as_positions_is_accepted(headwise, tmp_path):
     path = write_corpus(tmp_path / "text") / "valid.en"
     lines = path.read_text(encoding="utf-8").splitlines()
     (tmp_path / "text" / "test_b.en").write_text(f"{' '.join(lines[:1] * 40)}\n" * 4)
@@ -107,10 +102,8 @@ def test_target_as_long_as_positions_is_accepted(headwise: CommandLine, tmp_path
     ("command", "advice"),
     [("train", " Lower trainer.max_tokens"), ("sample", " Lower max_tokens."), ("page", "")],
 )
-def test_out_of_memory_is_reported_with_keys_of_the_command(
-    headwise: CommandLine, command: str, advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object, **others: object) -> None:
+def test_out_of_memory_is_reported_with_keys_of_the_command(headwise, command, advice, monkeypatch):
+    def fail(*arguments, **others):
         raise RuntimeError("can't allocate memory: you tried")
 
     monkeypatch.setattr(f"headwise.commands.{command}.{command}", fail)
@@ -119,10 +112,8 @@ def test_out_of_memory_is_reported_with_keys_of_the_command(
     assert ("Lower" in result.err) == bool(advice)
 
 
-def test_unexpected_errors_have_a_traceback(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object) -> None:
+def test_unexpected_errors_have_a_traceback(headwise, tmp_path, monkeypatch):
+    def fail(*arguments):
         raise LookupError("a defect")
 
     monkeypatch.setattr("headwise.commands.train.checked_task", fail)
@@ -131,7 +122,7 @@ def test_unexpected_errors_have_a_traceback(
     assert "LookupError: a defect" in result.err
 
 
-def test_config_of_another_version_is_rejected(headwise: CommandLine, tmp_path: Path) -> None:
+def test_config_of_another_version_is_rejected(headwise, tmp_path):
     (tmp_path / "config.yaml").write_text("sed: 1\n", encoding="utf-8")
     assert_rejected(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "version")
     for text in ("a: [1\n", "data: 3\n"):
@@ -139,7 +130,7 @@ def test_config_of_another_version_is_rejected(headwise: CommandLine, tmp_path: 
         assert_rejected(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
 
 
-def test_unwritable_output_folder_is_named(headwise: CommandLine, tmp_path: Path) -> None:
+def test_unwritable_output_folder_is_named(headwise, tmp_path):
     write_corpus(tmp_path / "text")
     (tmp_path / "file").touch()
     settings = [o for o in small_overrides(tmp_path) if not o.startswith("paths.outputs")]

@@ -1,20 +1,15 @@
 """`headwise evaluate` and `headwise.load` on a trained run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import headwise as package
 from command_line import (
-    CommandLine,
     assert_rejected,
     change_config,
     read_json,
@@ -28,7 +23,7 @@ from headwise.train.checkpoint import checkpoint_path
 TEXT_METRICS = ("bleu", "bleu_tokenised", "chrf", "chrf++")
 
 
-def test_scores_equal_those_of_training(headwise: CommandLine, run: Path) -> None:
+def test_scores_equal_those_of_training(headwise, run):
     result = headwise("evaluate", f"run={run}")
     assert (result.code, result.err) == (0, "")
     training_scores = read_json(run / "results.json")["scores"]
@@ -46,7 +41,7 @@ def test_scores_equal_those_of_training(headwise: CommandLine, run: Path) -> Non
             assert entry["signature"] in line
 
 
-def test_texts_are_aligned_by_line(headwise: CommandLine, run: Path, trained: Path) -> None:
+def test_texts_are_aligned_by_line(headwise, run, trained):
     headwise.ok("evaluate", f"run={run}", "data.test=[valid,test_b]")
     folder = run / "hypotheses" / "results-auto"
     text = trained.parents[2] / "text"
@@ -64,11 +59,11 @@ def test_texts_are_aligned_by_line(headwise: CommandLine, run: Path, trained: Pa
 
 
 @pytest.fixture
-def read_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def read_only(run, monkeypatch):
     """A run on a read-only file system; the owner of the tests may be able to write anyway."""
     real, before = os.access, sorted(run.rglob("*"))
 
-    def access(path: Any, *arguments: Any, **options: Any) -> bool:
+    def access(path, *arguments, **options):
         return not Path(path).is_relative_to(run) and real(path, *arguments, **options)
 
     monkeypatch.setattr(os, "access", access)
@@ -76,9 +71,7 @@ def read_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert sorted(run.rglob("*")) == before
 
 
-def test_read_only_run_is_evaluated_elsewhere(
-    headwise: CommandLine, read_only: Path, tmp_path: Path
-) -> None:
+def test_read_only_run_is_evaluated_elsewhere(headwise, read_only, tmp_path):
     out = tmp_path / "scores"
     arguments = ("evaluate", f"run={read_only}", "checkpoint=last", "data.test=[test_a]")
     headwise.ok(*arguments, f"output={out}")
@@ -95,17 +88,15 @@ def test_read_only_run_is_evaluated_elsewhere(
         ("analyze", ""),
     ],
 )
-def test_command_that_writes_to_a_read_only_run_is_rejected(
-    headwise: CommandLine, read_only: Path, command: str, others: str
-) -> None:
+def test_command_that_writes_to_a_read_only_run_is_rejected(headwise, read_only, command, others):
     name, *arguments = command.split()
     result = headwise(name, f"run={read_only}", *arguments)
     advice = f"{read_only} cannot be written; {others}copy the run: cp -rL {read_only} FOLDER"
     assert_rejected(result, 1, advice)
 
 
-def test_scores_of_other_search_or_weights_are_replaced(headwise: CommandLine, run: Path) -> None:
-    def scored(split: str, *more: str) -> tuple[str, set[str]]:
+def test_scores_of_other_search_or_weights_are_replaced(headwise, run):
+    def scored(split, *more):
         result = headwise(
             "evaluate", f"run={run}", "checkpoint=last", f"data.test=[{split}]", *more
         )
@@ -127,7 +118,7 @@ def test_scores_of_other_search_or_weights_are_replaced(headwise: CommandLine, r
     assert names == {"test_a"}
 
 
-def test_scores_do_not_depend_on_the_tokens_of_a_batch(headwise: CommandLine, run: Path) -> None:
+def test_scores_do_not_depend_on_the_tokens_of_a_batch(headwise, run):
     loaded = package.load(run, max_tokens=8)
     assert loaded.config.trainer.max_tokens == loaded.translator.config.max_tokens == 8
     evaluate = "evaluate", f"run={run}", "data.test=[test_a]"
@@ -138,7 +129,7 @@ def test_scores_do_not_depend_on_the_tokens_of_a_batch(headwise: CommandLine, ru
         assert entry["score"] == pytest.approx(scores[metric]["score"], rel=1e-6)
 
 
-def test_joined_sets_are_scored_as_one(headwise: CommandLine, run: Path) -> None:
+def test_joined_sets_are_scored_as_one(headwise, run):
     joined = "test_b+test_a"
     headwise.ok("evaluate", f"run={run}", f"data.test=[{joined},test_a]")
     assert set(read_results(run)["scores"]) == {joined, "test_a"}
@@ -148,7 +139,7 @@ def test_joined_sets_are_scored_as_one(headwise: CommandLine, run: Path) -> None
         assert (folder / "results-auto" / f"{joined}{end}").read_text("utf-8") == "".join(parts)
 
 
-def test_user_text_is_scored_under_a_name(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+def test_user_text_is_scored_under_a_name(headwise, run, tmp_path):
     (tmp_path / "mine.de").write_text("Hund sieht Haus\nKatze\n", encoding="utf-8")
     (tmp_path / "mine.en").write_text("dog sees house\ncat\n", encoding="utf-8")
     text_files = [f"data.source_file={tmp_path}/mine.de", f"data.reference_file={tmp_path}/mine.en"]
@@ -163,7 +154,7 @@ def test_user_text_is_scored_under_a_name(headwise: CommandLine, run: Path, tmp_
     assert_rejected(headwise("evaluate", f"run={run}", *text_files), 1, "mine.de is empty")
 
 
-def archive_origin(archives: dict[str, str], file: str = "text") -> list[Any]:
+def archive_origin(archives, file="text"):
     """`data.origins` of one corpus with one test set; `archives` maps names to addresses."""
     return [
         {
@@ -178,9 +169,7 @@ def archive_origin(archives: dict[str, str], file: str = "text") -> list[Any]:
     ]
 
 
-def test_run_config_cannot_write_elsewhere(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
+def test_run_config_cannot_write_elsewhere(headwise, run, tmp_path):
     origins = archive_origin({"de": "http://127.0.0.1:9/text"}, "../../../../out.txt")
     run_cache = str(tmp_path / "their" / "cache")
     data = {"data__dir": None, "data__origins": origins, "data__test": ["test_x"]}
@@ -192,9 +181,7 @@ def test_run_config_cannot_write_elsewhere(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_paths_of_a_run_are_named_before_they_are_read(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
+def test_paths_of_a_run_are_named_before_they_are_read(headwise, run, tmp_path):
     write_sentence(tmp_path / "theirs", "x")
     change_config(run, data__files={"x": [f"{tmp_path}/theirs/x"]}, data__dir=str(tmp_path))
     out = headwise.ok("evaluate", f"run={run}", "data.test=[x]").out
@@ -206,9 +193,7 @@ def test_paths_of_a_run_are_named_before_they_are_read(
     assert "data.dir of the run" not in headwise.ok("evaluate", *of_user).out
 
 
-def test_downloads_use_the_cache_of_this_machine(
-    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downloads_use_the_cache_of_this_machine(headwise, run, tmp_path, monkeypatch):
     write_sentence(tmp_path / "served", "x")
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
     with serve_folder(tmp_path / "served") as address:
@@ -223,9 +208,7 @@ def test_downloads_use_the_cache_of_this_machine(
     assert [path.name for path in (tmp_path / "their").rglob("*")] == ["encoded"]
 
 
-def test_test_sets_are_read_from_the_run_folder(
-    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_test_sets_are_read_from_the_run_folder(headwise, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     change_config(run, data__dir="text")
     headwise.ok("evaluate", f"run={run}", "data.test=[test_b,valid]")
@@ -235,9 +218,7 @@ def test_test_sets_are_read_from_the_run_folder(
 
 
 @pytest.mark.parametrize("romanian", ["source", "target"])
-def test_text_is_normalised(
-    romanian: str, headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
+def test_text_is_normalised(romanian, headwise, run, tmp_path):
     english = "target" if romanian == "source" else "source"
     languages = {f"data__{romanian}": "ro", f"data__{english}": "en"}
     change_config(run, **languages, data__cleaning__normalise=["romanian_comma_below"])
@@ -249,9 +230,9 @@ def test_text_is_normalised(
     texts = [(folder / f"mine.a.{end}.txt").read_text(encoding="utf-8") for end in ("src", "ref")]
     assert texts == (["ș\n", "ţ\n"] if romanian == "source" else ["ş\n", "ț\n"])
     loaded = package.load(run)
-    inputs: list[list[str]] = []
-    loaded.translator.translate = lambda lines, *_: inputs.append(list(lines))  # type: ignore
-    loaded.translator.score = lambda *sides: inputs.extend(map(list, sides))  # type: ignore
+    inputs = []
+    loaded.translator.translate = lambda lines, *_: inputs.append(list(lines))
+    loaded.translator.score = lambda *sides: inputs.extend(map(list, sides))
     loaded.translate(["ş"])
     loaded.score(["ş"], ["ţ"])
     expected = ["ș", "ș", "ţ"] if romanian == "source" else ["ş", "ş", "ț"]
@@ -277,15 +258,13 @@ SSMAX = {"_target_": "headwise.attention.ssmax.SSMax", "learned": False}
         ),
     ],
 )
-def test_scaling_that_does_not_fit_the_run_is_rejected(
-    headwise: CommandLine, run: Path, changes: dict[str, Any], arguments: str, message: str
-) -> None:
+def test_scaling_that_does_not_fit_the_run_is_rejected(headwise, run, changes, arguments, message):
     change_config(run, **changes)
     assert_rejected(headwise("evaluate", f"run={run}", *arguments.split()), 2, message)
     assert not (run / "other.json").exists()
 
 
-def test_translations_are_scored_with_another_scaling(headwise: CommandLine, run: Path) -> None:
+def test_translations_are_scored_with_another_scaling(headwise, run):
     scores = {}
     for scaling in ("none", "ssmax"):
         options = f"scaling={scaling}", f"name={scaling}", "data.test=[test_a]"
@@ -295,7 +274,7 @@ def test_translations_are_scored_with_another_scaling(headwise: CommandLine, run
     assert scores["none"]["nll"]["score"] != scores["ssmax"]["nll"]["score"]
 
 
-def test_load_returns_a_run(run: Path) -> None:
+def test_load_returns_a_run(run):
     loaded = package.load(str(run), checkpoint="update_2", beam=3, n_best=2)
     assert loaded.translator.config.beam == 3
     assert package.load(run, checkpoint=2).folder.path == run
@@ -313,11 +292,11 @@ def test_load_returns_a_run(run: Path) -> None:
             package.load(run, **wrong)
 
 
-def test_string_instead_of_list_is_rejected(run: Path) -> None:
+def test_string_instead_of_list_is_rejected(run):
     """Otherwise each letter would be translated as a sentence."""
     loaded = package.load(str(run))
     translator, line = loaded.translator, "Hund sieht Haus"
-    calls: list[Callable[[], object]] = [
+    calls = [
         lambda: loaded.translate(line),
         lambda: translator.translate(line),
         lambda: loaded.score([line], line),

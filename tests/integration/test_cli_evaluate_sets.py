@@ -1,15 +1,8 @@
 """Which sets `headwise evaluate` scores, their location, and which scores it saves."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from command_line import (
-    CommandLine,
     assert_rejected,
     read_json,
     read_results,
@@ -21,12 +14,10 @@ from headwise.errors import DataError
 from headwise.runs.results import Results
 
 
-def test_scores_are_saved_if_a_later_set_fails(
-    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_saved_if_a_later_set_fails(headwise, run, monkeypatch):
     score = evaluate.score
 
-    def fail_at_test_b(*arguments: Any, **options: Any) -> Any:
+    def fail_at_test_b(*arguments, **options):
         if "test_b" in arguments:
             raise DataError("no more")
         return score(*arguments, **options)
@@ -36,27 +27,25 @@ def test_scores_are_saved_if_a_later_set_fails(
     assert set(read_results(run)["scores"]) == {"test_a"}
 
 
-def test_run_without_its_sets_uses_the_corpus(headwise: CommandLine, run: Path) -> None:
+def test_run_without_its_sets_uses_the_corpus(headwise, run):
     shutil.rmtree(run / "hypotheses")
     headwise.ok("evaluate", f"run={run}")
     assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
 
 
-def split_content(run: Path, name: str = "results-auto") -> str | None:
+def split_content(run, name="results-auto"):
     """Hash of the text that test_a of a results file was scored on."""
     return Results(read_json(run / f"{name}.json")["scores"]).content("test_a")
 
 
-def test_another_text_of_the_same_name_needs_another_results_file(
-    headwise: CommandLine, run: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_another_text_of_the_same_name_needs_another_results_file(headwise, run, trained, tmp_path):
     write_sentence(tmp_path, "test_a")
     ours, theirs = (
         ("evaluate", f"run={run}", f"data.dir={folder}", "data.test=[test_a]")
         for folder in (trained.parents[2] / "text", tmp_path)
     )
 
-    def refused(*arguments: str, file: str, kind: str = "another text") -> None:
+    def refused(*arguments, file, kind="another text"):
         result = headwise(*arguments)
         assert_rejected(result, 2, f"{run / file} has scores of test_a on {kind}", "set name=")
         assert "BLEU" not in result.out, "nothing is scored before"
@@ -74,17 +63,15 @@ def test_another_text_of_the_same_name_needs_another_results_file(
     assert split_content(run) == content
 
 
-def test_two_evaluations_at_a_time_keep_the_scores_of_both(
-    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_evaluations_at_a_time_keep_the_scores_of_both(headwise, run, monkeypatch):
     score = evaluate.score
 
-    def score_test_b_meanwhile(*arguments: Any, **options: Any) -> Any:
+    def score_test_b_meanwhile(*arguments, **options):
         monkeypatch.setattr(evaluate, "score", score)
         headwise.ok("evaluate", f"run={run}", "data.test=[test_b]")
         return score(*arguments, **options)
 
-    def evaluated(*arguments: str) -> str:
+    def evaluated(*arguments):
         monkeypatch.setattr(evaluate, "score", score_test_b_meanwhile)
         return headwise.ok("evaluate", f"run={run}", "data.test=[test_a]", *arguments).out
 

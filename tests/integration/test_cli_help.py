@@ -1,16 +1,12 @@
 """The examples of the help of every command: all are checked, the cheap ones are run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from command_line import CommandLine, write_sentence
+from command_line import write_sentence
 from headwise.config.arguments import checked_arguments
 from headwise.config.commands import SearchSelection, TableConfig
 from headwise.config.folders import config_dir
@@ -27,7 +23,7 @@ RUN = re.compile("scaling=|_file=a|input=text.de|FILE.md|export=")  # a second e
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=" ".join)
-def test_examples_of_help_are_valid(example: list[str], make: Any) -> None:
+def test_examples_of_help_are_valid(example, make):
     command, *arguments = example
     overrides = checked_arguments(arguments, command)
     if overrides[0] == "-m":  # the first job
@@ -44,9 +40,7 @@ def test_examples_of_help_are_valid(example: list[str], make: Any) -> None:
         selected(read_study(settings.study), settings.rows, settings.columns)
 
 
-def test_examples_of_help_run(
-    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_of_help_run(headwise, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("default/RUN", "default/OTHER", "variants/RUN"):
         shutil.copytree(run, f"outputs/{name}")

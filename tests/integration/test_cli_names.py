@@ -1,19 +1,15 @@
 """Names on the command line that Hydra only accepts in quotes."""
 
-from __future__ import annotations
-
 import lzma
 import operator
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from command_line import CommandLine, assert_rejected, composer
+from command_line import assert_rejected, composer
 from headwise.config.arguments import quoted
 from headwise.config.data import (
     DataConfig,
@@ -35,7 +31,7 @@ from headwise.runs.results import Results
 from headwise.tasks.check import checked_task
 
 
-def test_names_need_no_quotes(headwise: CommandLine, trained: Path, tmp_path: Path) -> None:
+def test_names_need_no_quotes(headwise, trained, tmp_path):
     folder = tmp_path / """Läufe=#1; 'beste' "a" [b] (c) {d} \\"""
     folder.symlink_to(trained.parent)
     text = tmp_path / "Übung.de"
@@ -62,11 +58,11 @@ TEXT = {"experiment_name", "tracker.tags"}
         ("seed=choice(ä,b)", 'seed=choice("ä",b)'),
     ],
 )
-def test_text_that_hydra_would_refuse_or_change_is_quoted(argument: str, expected: str) -> None:
+def test_text_that_hydra_would_refuse_or_change_is_quoted(argument, expected):
     assert quoted(argument, TEXT) == expected
 
 
-def test_text_is_used_as_typed(headwise: CommandLine) -> None:
+def test_text_is_used_as_typed(headwise):
     text = {"experiment_name": "1e3", "tracker.group": "2024-01-05", "data.label": "False"}
     settings = ["data=labelled", "data.labels=[0,010,1_0]", *map("=".join, text.items())]
     shown = OmegaConf.create(headwise.ok("train", "--cfg", "job", *settings).out)
@@ -75,13 +71,13 @@ def test_text_is_used_as_typed(headwise: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("text", ["a ${n} b ", "${oc.env:HOME}", 'ü, \\${n} "b"', "[a (b)", "1"])
-def test_free_text_is_no_syntax_of_hydra(text: str) -> None:
+def test_free_text_is_no_syntax_of_hydra(text):
     with composer() as make:
         for argument in (f"prompt={text}", f"""prompt='{text}'"""):
             assert make([quoted(argument)], "sample").prompt == text
 
 
-def write_experiment(folder: Path, text: str) -> list[str]:
+def write_experiment(folder, text):
     """Write the yaml of an experiment and return the settings that use it."""
     (folder / "experiment").mkdir()
     path = folder / "experiment" / "mine.yaml"
@@ -98,22 +94,20 @@ YAMLS = {
 
 
 @pytest.mark.parametrize("name", YAMLS)
-def test_numbers_in_text_of_a_yaml_are_rejected(
-    name: str, headwise: CommandLine, tmp_path: Path
-) -> None:
+def test_numbers_in_text_of_a_yaml_are_rejected(name, headwise, tmp_path):
     text, message = YAMLS[name]
     settings = write_experiment(tmp_path, text)
     assert_rejected(headwise("train", *settings, "data=wmt14_en_de", "dry_run=true"), 2, message)
 
 
-def test_text_of_a_yaml_may_be_quoted_or_another_key(headwise: CommandLine, tmp_path: Path) -> None:
+def test_text_of_a_yaml_may_be_quoted_or_another_key(headwise, tmp_path):
     settings = write_experiment(tmp_path, "experiment_name: '1e3'\ntracker: {group: '${seed}'}")
     shown = headwise.ok("train", *settings, "--cfg", "job", "--resolve").out
     assert "experiment_name: '1e3'\n" in shown
     assert "  group: '1'\n" in shown
 
 
-def test_argument_of_a_class_can_be_left_out(headwise: CommandLine) -> None:
+def test_argument_of_a_class_can_be_left_out(headwise):
     shown = headwise.ok("train", "~scheduler.warmup_updates", "--cfg", "job").out
     assert "scheduler:\n  _target_: headwise.train.schedule.InverseSqrt\ntrainer:" in shown
 
@@ -123,7 +117,7 @@ def test_argument_of_a_class_can_be_left_out(headwise: CommandLine) -> None:
     ["tracker=none --cfg job --package tracker seed=3", "tracker=none -c job seed=3 -p tracker",
      "-c job -p tracker tracker=none seed=3"],
 )  # fmt: skip
-def test_options_are_anywhere_among_the_settings(line: str, headwise: CommandLine) -> None:
+def test_options_are_anywhere_among_the_settings(line, headwise):
     assert "track.base.Tracker" in headwise.ok("train", *line.split()).out
 
 
@@ -132,12 +126,12 @@ def test_options_are_anywhere_among_the_settings(line: str, headwise: CommandLin
     ["a=b", "a=1,2", "a=['ü',b]", 'a="ü"', "a='ü=1'", "a=null", "a=${b}", "--help", "a=x/y z", "~a",
      "--config-dir=ä", "a=\t5", "a=choice(1,2)", "a=glob(*)", "+a=1.5e-3", "a@b=c"],
 )  # fmt: skip
-def test_hydra_syntax_is_unchanged(argument: str) -> None:
+def test_hydra_syntax_is_unchanged(argument):
     assert quoted(argument) == argument
 
 
 @pytest.mark.parametrize("kind", ["builtin_labelled", "builtin_text"])
-def test_name_of_data_is_no_path(kind: str, tmp_path: Path) -> None:
+def test_name_of_data_is_no_path(kind, tmp_path):
     with composer() as make:
         task = checked_task(typed(make([f"data={kind}", "data.name=../../x", "tokenizer=byte"])))
     with pytest.raises(ConfigError, match=r"data\.name .*'\.\./\.\./x"):
@@ -146,7 +140,7 @@ def test_name_of_data_is_no_path(kind: str, tmp_path: Path) -> None:
 
 
 MEMBERS = {"test": [{"archive": "a", "names": "../x"}]}
-NAMES: dict[str, Callable[[], object]] = {
+NAMES = {
     "data.folder": lambda: local_folder(TextDataConfig(folder="../x")),
     "config_name": lambda: HubSource("owner/name", {}, Path(), "../x"),
     "repo": lambda: HubSource("archive", {"test": "test"}, Path(), "c").identity("test"),
@@ -158,9 +152,7 @@ NAMES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("key", NAMES)
-def test_names_in_settings_and_files_are_no_paths(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_in_settings_and_files_are_no_paths(key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path))
     (tmp_path / "archive").mkdir()
@@ -171,7 +163,7 @@ def test_names_in_settings_and_files_are_no_paths(
 
 
 @pytest.mark.parametrize("key", ["paths.cache", "paths.outputs", "data.dir", "init_from"])
-def test_name_that_is_not_utf8_is_refused_before_training(key: str) -> None:
+def test_name_that_is_not_utf8_is_refused_before_training(key):
     with composer() as make:
         config = typed(make(["data=text", "task=density"]))
     *groups, name = key.split(".")
@@ -194,9 +186,7 @@ def test_name_that_is_not_utf8_is_refused_before_training(key: str) -> None:
         (NoDataConfig(), ""),
     ],
 )
-def test_each_path_of_a_run_is_logged_once(
-    data: Any, paths: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_each_path_of_a_run_is_logged_once(data, paths, tmp_path, monkeypatch, caplog):
     (tmp_path / "mine").mkdir()
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path))
     _log_once.cache_clear()

@@ -1,21 +1,16 @@
 """`headwise prune`: tables of heads, and pruned runs for all other commands."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml  # type: ignore[import-untyped]
+import yaml
 from omegaconf import OmegaConf
 
 import headwise as package
 from command_line import (
-    CommandLine,
     assert_rejected,
     composer,
     read_json,
@@ -33,11 +28,11 @@ SENTENCE = "Hund sieht Haus"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     return train_small(tmp_path_factory.mktemp("run"), "model.n_heads=4")
 
 
-def train_on(trained: Path, heads: Any, *overrides: str) -> Path:
+def train_on(trained, heads, *overrides):
     """Train the small run on the same text with `model.heads`."""
     from headwise.commands.train import train
 
@@ -50,16 +45,16 @@ def train_on(trained: Path, heads: Any, *overrides: str) -> Path:
     return run
 
 
-def logits(run: Path, heads: Any = None) -> torch.Tensor:
+def logits(run, heads=None):
     """Logits of a run's model with all heads but `heads` masked."""
     model = package.load(str(run), device="cpu").model
     ids = torch.tensor([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])
     with torch.no_grad(), masked(model, heads or present_heads(model)):
         output = model(ids, torch.tensor([5, 3]), ids)
-    return output  # type: ignore[no-any-return]
+    return output
 
 
-def test_tables_are_written_without_a_run(headwise: CommandLine, run: Path) -> None:
+def test_tables_are_written_without_a_run(headwise, run):
     result = headwise("prune", f"run={run}", "table=true", "ablation=true")
     assert (result.code, result.err) == (0, "")
     assert sorted(path.name for path in (run / "pruning").iterdir()) == sorted(
@@ -102,7 +97,7 @@ def test_tables_are_written_without_a_run(headwise: CommandLine, run: Path) -> N
     assert not list(run.parent.glob("moved-pruned-*"))
 
 
-def test_tables_of_one_site_have_their_own_files(headwise: CommandLine, run: Path) -> None:
+def test_tables_of_one_site_have_their_own_files(headwise, run):
     headwise.ok("prune", f"run={run}", "table=true", "sites=[cross]", "data.sentences=2")
     table = read_json(run / "pruning" / "curve-cross.json")
     assert table["sentences"] == 2
@@ -110,9 +105,7 @@ def test_tables_of_one_site_have_their_own_files(headwise: CommandLine, run: Pat
     assert [row["cross"] for row in table["rows"]] == [4, 4, 3, 3, 2, 2, 2, 1, 1, 0, 0]
 
 
-def test_best_single_head_has_highest_bleu_then_lowest_loss(
-    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_best_single_head_has_highest_bleu_then_lowest_loss(headwise, run, monkeypatch):
     equal_bleu = [(0.0, 4.0), (0.0, 2.0), (0.0, 3.0), (0.0, 5.0)]
     different_bleu = [(1.0, 1.0), (3.0, 3.0), (3.0, 2.0), (2.0, 1.0)]
     validations = [
@@ -129,7 +122,7 @@ def test_best_single_head_has_highest_bleu_then_lowest_loss(
     assert [row["head"] for row in rows] == [2, 3, 2]
 
 
-def test_fraction_of_selected_sites_is_rounded(headwise: CommandLine, run: Path) -> None:
+def test_fraction_of_selected_sites_is_rounded(headwise, run):
     """Each selection of heads has its own folder."""
     for fraction, n_left in ((0.4, 2), (0.3, 3)):
         headwise.ok("prune", f"run={run}", f"fraction={fraction}", "sites=[cross]")
@@ -138,18 +131,14 @@ def test_fraction_of_selected_sites_is_rounded(headwise: CommandLine, run: Path)
         assert summary["heads"] == {"encoder_self": 4, "decoder_self": 4, "cross": n_left}
 
 
-def test_pruned_model_with_other_logits_is_not_written(
-    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pruned_model_with_other_logits_is_not_written(headwise, run, monkeypatch):
     monkeypatch.setattr(pruning, "pruned_state", lambda whole, smaller: smaller.state_dict())
     result = headwise("prune", f"run={run}", "keep={cross:[[1]]}")
     assert result.code == 1
     assert [path.name for path in run.parent.iterdir()] == ["moved"]
 
 
-def test_pruned_run_works_with_all_commands(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
+def test_pruned_run_works_with_all_commands(headwise, run, tmp_path):
     result = headwise("prune", f"run={run}", "fraction=0.5")
     assert (result.code, result.err) == (0, "")
     (pruned,) = run.parent.glob("moved-pruned-*")
@@ -159,7 +148,7 @@ def test_pruned_run_works_with_all_commands(
     # without the least important half according to the table
     table = read_json(run / "pruning" / "importance.json")["normalised"]
     values = sorted((v, s, n) for s in SITES for n, v in enumerate(table[s][0], start=1))
-    remaining_heads: dict[str, list[list[int]]] = {site: [[]] for site in SITES}
+    remaining_heads = {site: [[]] for site in SITES}
     for _, site, number in sorted(values[6:], key=lambda entry: entry[1:]):
         remaining_heads[site][0].append(number)
     loaded = package.load(str(pruned), device="cpu")
@@ -192,16 +181,14 @@ def test_pruned_run_works_with_all_commands(
     headwise.ok("evaluate", f"run={pruned_again}", "data.test=[test_b]")
 
 
-def test_run_without_heads_is_rejected(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+def test_run_without_heads_is_rejected(headwise, run, tmp_path):
     bare, none = tmp_path / "bare", "keep={encoder_self:[[]],decoder_self:[[]],cross:[[]]}"
     headwise.ok("prune", f"run={run}", none, f"output={bare}")
     for arguments in (["fraction=0.5"], ["table=true", "sites=[cross]"]):
         assert_rejected(headwise("prune", f"run={bare}", *arguments), 1, "no heads to prune")
 
 
-def test_pruned_run_can_be_fine_tuned(
-    headwise: CommandLine, trained: Path, run: Path, tmp_path: Path
-) -> None:
+def test_pruned_run_can_be_fine_tuned(headwise, trained, run, tmp_path):
     output = tmp_path / "smaller"
     heads = {"encoder_self": [[2, 4]], "decoder_self": [[]], "cross": [[1, 2, 3]]}
     result = headwise(
@@ -221,9 +208,7 @@ def test_pruned_run_can_be_fine_tuned(
     assert heads_override in str(raised.value), "the error names the pruned heads"
 
 
-def test_closed_gates_are_learned_and_pruned(
-    headwise: CommandLine, trained: Path, run: Path
-) -> None:
+def test_closed_gates_are_learned_and_pruned(headwise, trained, run):
     gates = ("gates=hard_concrete", "gates.penalty=1", "gates.lr_factor=10", "gates.log_a=0.2")
     frozen = ("gates.sites=[encoder_self]", "gates.freeze=[decoder]")
     fast = ("scheduler=constant", "scheduler.warmup_updates=1", "optimizer.lr=0.03")
@@ -255,7 +240,7 @@ def test_closed_gates_are_learned_and_pruned(
     shutil.rmtree(pruned)
 
 
-def test_prune_overwrites_nothing(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+def test_prune_overwrites_nothing(headwise, run, tmp_path):
     keep = "keep={cross:[[1]]}"
     headwise.ok("prune", f"run={run}", keep)
     (pruned,) = run.parent.glob("moved-pruned-*")

@@ -1,7 +1,5 @@
 """`headwise runs`: the table of runs, from small files alone."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import io
@@ -13,11 +11,10 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from command_line import CommandLine, assert_rejected, read_json, without_hashes
+from command_line import assert_rejected, read_json, without_hashes
 from guide import ROOT
 from headwise.commands.runs import runs
 from headwise.config.commands import RunsConfig
@@ -31,7 +28,7 @@ from headwise.runs.results import Results
 SUMMARY = Summary("translation", "bleu", ["data=a", "seed=1"], max_updates=100)
 
 
-def write_run(folder: Path, summary: Summary = SUMMARY, finished: bool = False) -> RunFolder:
+def write_run(folder, summary=SUMMARY, finished=False):
     run = RunFolder(folder)
     run.make()
     (folder / "config.yaml").touch()
@@ -44,10 +41,10 @@ def write_run(folder: Path, summary: Summary = SUMMARY, finished: bool = False) 
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+def printed(capsys, tmp_path):
     """Options -> the listing of the runs in the test's folder."""
 
-    def text(**options: Any) -> str:
+    def text(**options):
         runs(RunsConfig(runs=[str(tmp_path)], **options))
         return capsys.readouterr().out
 
@@ -55,18 +52,16 @@ def printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def listed(printed: Any) -> Any:
+def listed(printed):
     """Options -> the rows of runs in the test's folder, by the name of the folder."""
 
-    def rows(**options: Any) -> dict[str, dict[str, Any]]:
+    def rows(**options):
         return {Path(row["run"]).name: row for row in json.loads(printed(format="json", **options))}
 
     return rows
 
 
-def test_finished_run_is_listed_with_its_scores(
-    headwise: CommandLine, run: Path, tmp_path: Path, listed: Any
-) -> None:
+def test_finished_run_is_listed_with_its_scores(headwise, run, tmp_path, listed):
     row = listed()["moved"]
     scores = read_json(run / "results.json")["scores"]
     assert row["status"] == "finished"
@@ -96,9 +91,7 @@ def test_finished_run_is_listed_with_its_scores(
     assert "broken" in listed(where="seed > 0")
 
 
-def test_hashes_are_added_to_runs_of_0_1_0(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hashes_are_added_to_runs_of_0_1_0(run, tmp_path, capsys):
     """Those of a run and of its archive are as written today; data that changed get none."""
     add_hashes = runpy.run_path(str(ROOT / "scripts" / "hash_records.py"))["main"]
     path, archive, data = run / "results.json", tmp_path / "records", read_json(run / "data.json")
@@ -121,7 +114,7 @@ def test_hashes_are_added_to_runs_of_0_1_0(
     assert read_json(run / "data.json") == archived.part("data") == data | later
 
 
-def test_last_of_several_overrides_is_listed(tmp_path: Path, listed: Any) -> None:
+def test_last_of_several_overrides_is_listed(tmp_path, listed):
     for name, overrides in {"a": ["+seed=1", "seed=3", "seed=2"], "b": ["seed=1"]}.items():
         write_run(tmp_path / name, replace(SUMMARY, overrides=overrides))
     assert {name: row["seed"] for name, row in listed(where="seed < 3").items()} == {
@@ -130,7 +123,7 @@ def test_last_of_several_overrides_is_listed(tmp_path: Path, listed: Any) -> Non
     }
 
 
-def test_unfinished_runs(tmp_path: Path, listed: Any, printed: Any) -> None:
+def test_unfinished_runs(tmp_path, listed, printed):
     now = time.time()
     run = write_run(tmp_path / "a", replace(SUMMARY, update=20, started=now - 60))
     lines = [{"update": 40, "valid/bleu": 7.5}, {"update": 50, "train/loss": 2.0}]
@@ -148,7 +141,7 @@ def test_unfinished_runs(tmp_path: Path, listed: Any, printed: Any) -> None:
     assert listed()["a"].items() >= {"status": "failed", "update": 40}.items()
 
 
-def test_finished_run_that_is_lengthened(tmp_path: Path, listed: Any) -> None:
+def test_finished_run_that_is_lengthened(tmp_path, listed):
     run = write_run(tmp_path / "a", finished=True)
     assert listed()["a"]["status"] == "finished"
     replace(SUMMARY, max_updates=200, update=100).write(run.path)
@@ -156,7 +149,7 @@ def test_finished_run_that_is_lengthened(tmp_path: Path, listed: Any) -> None:
     assert listed()["a"]["max_updates"] == 200
 
 
-def test_broken_files_are_rows(tmp_path: Path, listed: Any) -> None:
+def test_broken_files_are_rows(tmp_path, listed):
     write_run(tmp_path / "whole")
     for name, text in (("cut", '{"task": "tra'), ("foreign", '{"scores": 3}'), ("empty", "{}")):
         write_run(tmp_path / name)
@@ -165,14 +158,14 @@ def test_broken_files_are_rows(tmp_path: Path, listed: Any) -> None:
     assert states == dict.fromkeys(("cut", "foreign", "empty"), "broken") | {"whole": "interrupted"}
 
 
-def test_run_with_a_path_for_a_split_is_a_row(run: Path, listed: Any) -> None:
+def test_run_with_a_path_for_a_split_is_a_row(run, listed):
     write_json(run / "results.json", {"scores": {"../x": {}}})
     assert set(listed(where="status == 'finished'")) == {"moved"}
     (run / "summary.json").unlink()
     assert "split must be a plain name" in listed()["moved"]["reason"]
 
 
-def test_columns_selection_and_order(tmp_path: Path, listed: Any, printed: Any) -> None:
+def test_columns_selection_and_order(tmp_path, listed, printed):
     for seed in (9, 10, 2):
         overrides = ["data=a", f"seed={seed}"]
         write_run(tmp_path / f"s{seed}", replace(SUMMARY, overrides=overrides), finished=seed != 2)
@@ -187,7 +180,7 @@ def test_columns_selection_and_order(tmp_path: Path, listed: Any, printed: Any) 
     assert [row["test/bleu"] for row in csv.DictReader(io.StringIO(table))] == ["", "29.0", "30.0"]
 
 
-def test_control_characters_are_not_printed(tmp_path: Path, printed: Any) -> None:
+def test_control_characters_are_not_printed(tmp_path, printed):
     run = write_run(tmp_path / "a")
     run.write_json("error.json", {"error": "E", "message": "a\x1b[2Jb\nc", "overrides": []})
     lines = printed().splitlines()
@@ -214,13 +207,13 @@ def test_control_characters_are_not_printed(tmp_path: Path, printed: Any) -> Non
         ({"where": "update < @config.sort"}, "where=update < @config.sort: "),
     ],
 )
-def test_wrong_options(tmp_path: Path, printed: Any, options: dict[str, Any], message: str) -> None:
+def test_wrong_options(tmp_path, printed, options, message):
     write_run(tmp_path / "a", finished=True)
     with pytest.raises(ConfigError, match=re.escape(message)):
         printed(**options)
 
 
-def test_queries_are_as_typed(headwise: CommandLine, tmp_path: Path) -> None:
+def test_queries_are_as_typed(headwise, tmp_path):
     write_run(tmp_path / "a", finished=True)
     runs = f"runs=[{tmp_path}]"
     failed = headwise.ok("runs", runs, 'where=status == "failed" and update < 3')
@@ -233,7 +226,7 @@ def test_queries_are_as_typed(headwise: CommandLine, tmp_path: Path) -> None:
     assert_rejected(headwise("runs", runs, "export=/proc/x"), 1, "/proc/x: No such file")
 
 
-def test_listing_does_not_reject_a_start(tmp_path: Path) -> None:
+def test_listing_does_not_reject_a_start(tmp_path):
     """`is_locked` holds the lock for an instant, in which a training may start."""
     run = write_run(tmp_path / "a")
     with open(run.path / ".lock", "rb") as handle:

@@ -1,15 +1,13 @@
 """`headwise table`: run folders become a study's tables; missing runs are listed."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command_line import CommandLine, assert_rejected, change_config, composer, read_json
+from command_line import assert_rejected, change_config, composer, read_json
 from fabricated_runs import (
     RECIPE,
     ROWS,
@@ -23,10 +21,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def make() -> Any:
+def make():
     """Compose with a new Hydra state, since commands reset it."""
 
-    def composed(overrides: Sequence[str]) -> Any:
+    def composed(overrides):
         with composer() as compose:
             return compose(overrides)
 
@@ -38,12 +36,10 @@ Tabulate = Callable[..., Any]
 
 
 @pytest.fixture
-def runs(tmp_path: Path, make: Any) -> Write:
+def runs(tmp_path, make):
     """Write a finished run: folder name, attention, seed, number of wrong words."""
 
-    def write(
-        name: str, attention: str, seed: int, n_wrong: int | None, *more: str, **changes: Any
-    ) -> Path:
+    def write(name, attention, seed, n_wrong, *more, **changes):
         overrides = [*RECIPE, f"attention={attention}", f"seed={seed}", *more]
         hypotheses = None if n_wrong is None else translations(n_wrong, seed)
         return write_run(tmp_path / "runs" / name, make, overrides, hypotheses, **changes)
@@ -52,10 +48,10 @@ def runs(tmp_path: Path, make: Any) -> Write:
 
 
 @pytest.fixture
-def table(headwise: CommandLine, tmp_path: Path) -> Tabulate:
+def table(headwise, tmp_path):
     """`headwise table study=tiny` on the written runs, with few resamples."""
 
-    def call(*more: str) -> Any:
+    def call(*more):
         if not (tmp_path / "configs").is_dir():
             write_study(tmp_path)
         return headwise(
@@ -66,14 +62,12 @@ def table(headwise: CommandLine, tmp_path: Path) -> Tabulate:
     return call
 
 
-def bleu(folder: Path) -> float:
+def bleu(folder):
     results = read_json(folder / "results.json")
     return float(results["scores"]["test"]["bleu_tokenised"]["score"])
 
 
-def test_runs_fill_cells_by_settings_not_names(
-    runs: Write, table: Tabulate, tmp_path: Path
-) -> None:
+def test_runs_fill_cells_by_settings_not_names(runs, table, tmp_path):
     base = [runs("entmax15-7", "softmax", 1, 1), runs("x", "softmax", 2, 2)]
     sparse = [runs("softmax-1", "entmax15", 1, 4), runs("y", "entmax15", 2, 5)]
     result = table()
@@ -102,9 +96,7 @@ def test_runs_fill_cells_by_settings_not_names(
     assert r"30.5 (r+)" in (tmp_path / "tables" / "tiny.tex").read_text(encoding="utf-8")
 
 
-def test_differences_to_the_recipe_are_reported(
-    runs: Write, table: Tabulate, tmp_path: Path
-) -> None:
+def test_differences_to_the_recipe_are_reported(runs, table, tmp_path):
     runs("a", "softmax", 1, 1)
     runs("b", "softmax", 2, 1, "model.dropout=0.3")
     runs("c", "sparsemax", 1, 1)
@@ -117,9 +109,7 @@ def test_differences_to_the_recipe_are_reported(
     assert len(csv_rows(tmp_path, "-unused")) == 3
 
 
-def test_irrelevant_settings_do_not_exclude_runs(
-    runs: Write, table: Tabulate, tmp_path: Path
-) -> None:
+def test_irrelevant_settings_do_not_exclude_runs(runs, table, tmp_path):
     more = ("trainer.device=cpu", "trainer.log_every=7", "trainer.max_updates=10005")
     runs("a", "softmax", 1, 1, "data.dir=/elsewhere", *more)
     text = table().out
@@ -129,7 +119,7 @@ def test_irrelevant_settings_do_not_exclude_runs(
     assert text.count("data.dir=/elsewhere") == 2
 
 
-def test_run_with_fewer_updates_fills_no_cell(runs: Write, table: Tabulate, tmp_path: Path) -> None:
+def test_run_with_fewer_updates_fills_no_cell(runs, table, tmp_path):
     runs("a", "softmax", 1, 1, "trainer.max_updates=5")
     runs("b", "softmax", 2, 1, updates=50, stopped_early=True)
     output = table().out
@@ -141,7 +131,7 @@ def test_run_with_fewer_updates_fills_no_cell(runs: Write, table: Tabulate, tmp_
     assert len(csv_rows(tmp_path, metric="bleu_tokenised")) == 2
 
 
-def test_unfinished_run_is_not_used(runs: Write, table: Tabulate, tmp_path: Path) -> None:
+def test_unfinished_run_is_not_used(runs, table, tmp_path):
     runs("a", "softmax", 1, None)
     failed = runs("b", "softmax", 2, None)
     runs("c", "entmax15", 1, 1, status="interrupted")
@@ -164,9 +154,9 @@ def test_unfinished_run_is_not_used(runs: Write, table: Tabulate, tmp_path: Path
     ],
 )
 def test_one_of_two_runs_with_one_seed_is_used(
-    *, runs: Write, table: Tabulate, tmp_path: Path, updates_of_a: int, updates_of_b: int,
-    used_name: str,
-) -> None:  # fmt: skip
+    *, runs, table, tmp_path, updates_of_a, updates_of_b,
+    used_name
+):  # fmt: skip
     runs("a", "softmax", 1, 3, updates=updates_of_a)
     runs("b", "softmax", 1, 1, updates=updates_of_b)
     assert "duplicate seed 1" in table().out
@@ -175,7 +165,7 @@ def test_one_of_two_runs_with_one_seed_is_used(
     assert unused["run"][:-1] == used["run"][:-1]
 
 
-def test_seeds_and_recipes_can_be_changed(runs: Write, table: Tabulate, tmp_path: Path) -> None:
+def test_seeds_and_recipes_can_be_changed(runs, table, tmp_path):
     runs("a", "softmax", 7, 1, "model.dropout=0.3")
     text = table("seeds=[7]", 'overrides=["model.dropout=0.3"]').out
     assert "Every recipe is changed by: model.dropout=0.3" in text
@@ -184,9 +174,7 @@ def test_seeds_and_recipes_can_be_changed(runs: Write, table: Tabulate, tmp_path
     assert "- softmax × Mine" not in text
 
 
-def test_archives_give_the_tables_of_the_folders(
-    headwise: CommandLine, runs: Write, table: Tabulate, tmp_path: Path
-) -> None:
+def test_archives_give_the_tables_of_the_folders(headwise, runs, table, tmp_path):
     for seed in (1, 2):
         runs(f"a{seed}", "softmax", seed, seed)
         runs(f"b{seed}", "entmax15", seed, 1 + seed)
@@ -205,8 +193,8 @@ def test_archives_give_the_tables_of_the_folders(
     assert_rejected(page, 1, "in an archive of records, without weights")
 
 
-def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_path: Path) -> None:
-    def compare(name: str, content: str | None, *more: str) -> tuple[Any, list[list[str]]]:
+def test_only_equal_items_are_paired(headwise, runs, tmp_path):
+    def compare(name, content, *more):
         other = runs(name, "softmax", 1, 2, *more, content=content)
         result = headwise("compare", f"run={first}", f"other={other}", "n_resamples=20")
         cells = (line.split("|")[2:-1] for line in result.out.splitlines() if "BLEU" in line)
@@ -228,7 +216,7 @@ def test_only_equal_items_are_paired(headwise: CommandLine, runs: Write, tmp_pat
     assert "the scored text of test is not known, and the data differs in " in older.out
 
 
-def test_run_with_an_unknown_key_is_rejected(runs: Write, table: Tabulate) -> None:
+def test_run_with_an_unknown_key_is_rejected(runs, table):
     change_config(runs("a", "softmax", 1, 1), trainer__an_old_key=2)
     result = table()
     assert result.code == 1
@@ -236,7 +224,7 @@ def test_run_with_an_unknown_key_is_rejected(runs: Write, table: Tabulate) -> No
     assert "trainer.an_old_key is not known" in result.err
 
 
-def test_a_row_of_a_study(runs: Write, table: Tabulate) -> None:
+def test_a_row_of_a_study(runs, table):
     runs("a", "softmax", 1, 1)
     text = table("rows=[entmax15]").out
     assert "- 1.5-entmax × Mine, seed 1, 2: `headwise train" in text
@@ -244,7 +232,7 @@ def test_a_row_of_a_study(runs: Write, table: Tabulate) -> None:
     assert "softmax ×" not in text.partition("## Runs not used")[0]
 
 
-def test_table_of_runs_without_a_study(headwise: CommandLine, runs: Write, tmp_path: Path) -> None:
+def test_table_of_runs_without_a_study(headwise, runs, tmp_path):
     for seed in (1, 2):
         runs(f"a{seed}", "softmax", seed, 1)
         runs(f"b{seed}", "entmax15", seed, 5)
@@ -267,18 +255,16 @@ def test_table_of_runs_without_a_study(headwise: CommandLine, runs: Write, tmp_p
     assert "launch=… needs study=NAME" in headwise("table", "launch=true", f"runs=[{sweep}]").err
 
 
-def test_missing_folder_is_rejected(table: Tabulate, tmp_path: Path) -> None:
+def test_missing_folder_is_rejected(table, tmp_path):
     result = table()
     assert result.code == 1
     assert f"{tmp_path / 'runs'}: folder not found" in result.err
 
 
-def test_page_and_figures_get_the_given_arguments(
-    headwise: CommandLine, runs: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_and_figures_get_the_given_arguments(headwise, runs, monkeypatch):
     from headwise.commands import figures, page
 
-    calls: list[Any] = []
+    calls = []
     monkeypatch.setattr(page, "write_page", lambda of, _: calls.append((of.run, of.other)))
     monkeypatch.setattr(
         figures,

@@ -1,18 +1,13 @@
 """`headwise train` except training itself: help, dry run, user-defined variants."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from command_line import (
-    CommandLine,
     assert_rejected,
     run_folders,
     small_overrides,
@@ -57,9 +52,7 @@ class Uniform(Normaliser):
 '''
 
 
-def toy(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, unsupported: str = "{}"
-) -> list[str]:
+def toy(folder, monkeypatch, module, unsupported="{}"):
     """Write a variant in a user folder: module and yaml; returns the options to use it."""
     (folder / "conf" / "attention").mkdir(parents=True)
     text = TOY.replace("{UNSUPPORTED}", unsupported)
@@ -71,9 +64,7 @@ def toy(
     return ["--config-dir", str(folder / "conf")]
 
 
-def test_user_defined_variant_trains_and_translates(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_defined_variant_trains_and_translates(headwise, tmp_path, monkeypatch):
     toy_options = toy(tmp_path, monkeypatch, "toy_uniform")
     write_corpus(tmp_path / "text")
     result = headwise.ok("train", *toy_options, *small_overrides(tmp_path, "attention=uniform"))
@@ -102,9 +93,7 @@ def test_user_defined_variant_trains_and_translates(
     assert_rejected(result, 2, "HEADWISE_PLUGINS")
 
 
-def test_arguments_and_limits_of_variant_are_checked(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_and_limits_of_variant_are_checked(headwise, tmp_path, monkeypatch):
     limits = '{"causal": "it looks ahead"}'
     toy_options = toy(tmp_path, monkeypatch, "toy_limited", limits)
     small = small_overrides(tmp_path)  # its data.dir does not exist
@@ -127,18 +116,14 @@ def test_arguments_and_limits_of_variant_are_checked(
         (20_000, {}, ""),
     ],
 )
-def test_settings_of_a_large_text_are_named_for_a_small_one(
-    n_rows: int, changes: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_of_a_large_text_are_named_for_a_small_one(n_rows, changes, expected, caplog):
     given = {"init_from": None, "trainer": {"max_updates": 10_000}, "tokenizer": {"folder": None}}
-    config: Any = OmegaConf.create({**given, **changes})
+    config = OmegaConf.create({**given, **changes})
     warn_of_small_text(config, n_rows, {"source": 500, "target": 8_000})
     assert [expected in message for message in caplog.messages] == [True] * bool(expected)
 
 
-def test_dry_run_prints_the_cost_and_writes_nothing(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_prints_the_cost_and_writes_nothing(headwise, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = headwise.ok("train", *small_overrides(tmp_path, "dry_run=true"))
     for text in ("parameters", "FLOP", "GiB of weights", "which need the data: "):
@@ -155,9 +140,7 @@ def test_dry_run_prints_the_cost_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_dry_run_measures_a_run_and_changes_nothing(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_measures_a_run_and_changes_nothing(headwise, tmp_path, monkeypatch):
     write_corpus(tmp_path / "text")
     monkeypatch.setattr("headwise.tasks.timing.SECONDS", 0.3)
     (tmp_path / "folders").mkdir()
@@ -175,16 +158,14 @@ def test_dry_run_measures_a_run_and_changes_nothing(
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
-def test_dry_run_downloads_nothing(headwise: CommandLine, tmp_path: Path) -> None:
+def test_dry_run_downloads_nothing(headwise, tmp_path):
     settings = f"paths.cache={tmp_path}", "tracker=none", "dry_run=true"
     printed = headwise.ok("train", "data=tinyshakespeare", "model=tiny", *settings).out
     assert "a dry run downloads nothing" in printed
 
 
 @pytest.mark.parametrize("dry_run", ["true", "false"])
-def test_compiled_training_needs_a_compiler(
-    dry_run: str, headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_training_needs_a_compiler(dry_run, headwise, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-compiler")
     more = ("trainer.compile=true", "trainer.device=cpu", f"dry_run={dry_run}")
     result = headwise("train", *small_overrides(tmp_path, *more))
@@ -193,7 +174,7 @@ def test_compiled_training_needs_a_compiler(
     assert headwise("train", *of_gpu).code == 0, "for a GPU of another machine"
 
 
-def test_training_uses_prepared_data(headwise: CommandLine, tmp_path: Path) -> None:
+def test_training_uses_prepared_data(headwise, tmp_path):
     write_corpus(tmp_path / "text", n_train=210)
     result = headwise.ok("prepare", *small_overrides(tmp_path))
     assert "test sets: test_a, test_b" in result.out
@@ -204,7 +185,7 @@ def test_training_uses_prepared_data(headwise: CommandLine, tmp_path: Path) -> N
     assert f"\ntranslate   headwise translate run={run}\n" in result.out, "the results"
 
 
-def test_help_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
+def test_help_imports_no_torch_and_writes_nothing(tmp_path):
     result = run_python(["-X", "importtime", ROOT / "train.py", "--help"], tmp_path)
     assert result.returncode == 0
     assert result.stdout.startswith("usage: headwise train key=value")
@@ -220,13 +201,13 @@ def test_help_imports_no_torch_and_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str, headwise: CommandLine) -> None:
+def test_every_command_has_help(command, headwise):
     result = headwise.ok(command, "--help")
     assert "Hydra" not in result.out
     assert command != "table" or all(name in result.out for name in group_choices("study"))
 
 
-def test_console_command_prints_version_and_commands(headwise: CommandLine) -> None:
+def test_console_command_prints_version_and_commands(headwise):
     assert headwise("--version").out.startswith("headwise ")
     result = headwise.ok("--help")
     commands = "train,prepare,evaluate,translate,predict,sample,prune,analyze"

@@ -1,23 +1,19 @@
 """`headwise translate`: files, pipes, a terminal, n-best lists, scores of translations."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
 from unittest.mock import Mock
 
 import pytest
 
 import headwise as package
-from command_line import CommandLine, assert_rejected, read_json
+from command_line import assert_rejected, read_json
 from headwise.errors import DataError
 from headwise.tasks.translation.run import TranslationRun
 
@@ -26,26 +22,24 @@ SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]
 
 
 @pytest.fixture
-def run(trained: Path) -> Path:
+def run(trained):
     """The trained run itself: no test here writes in it."""
     return trained
 
 
 @pytest.fixture(scope="module")
-def expected(trained: Path) -> list[str]:
+def expected(trained):
     return [translation.text for translation in package.load(trained).translate(SOURCES)]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     path = tmp_path / "text.de"
     path.write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
     return path
 
 
-def test_stdout_has_only_translations(
-    headwise: CommandLine, run: Path, source: Path, expected: list[str]
-) -> None:
+def test_stdout_has_only_translations(headwise, run, source, expected):
     result = headwise("translate", f"run={run}", f"input={source}")
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == expected
@@ -57,7 +51,7 @@ def test_stdout_has_only_translations(
     assert sorted(path.name for path in source.parent.iterdir()) == ["text.de", "text.en"]
 
 
-def pipe_of(text: bytes) -> str:
+def pipe_of(text):
     """A path like that of <(command), which can be read once."""
     reader, writer = os.pipe()
     with open(writer, "wb") as stream:
@@ -65,17 +59,11 @@ def pipe_of(text: bytes) -> str:
     return f"/dev/fd/{reader}"
 
 
-def stdin_of(text: bytes, encoding: str = "utf-8") -> TextIO:
+def stdin_of(text, encoding="utf-8"):
     return open(pipe_of(text), encoding=encoding)
 
 
-def test_pipes_are_read_and_written(
-    headwise: CommandLine,
-    run: Path,
-    expected: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pipes_are_read_and_written(headwise, run, expected, tmp_path, monkeypatch):
     text = "".join(f"{line}\n" for line in SOURCES).encode()
     monkeypatch.chdir(tmp_path)
     result = headwise.ok("translate", f"run={run}", f"input={pipe_of(text)}", "output=-")
@@ -91,9 +79,7 @@ def test_pipes_are_read_and_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_buffer_size_changes_no_translation(
-    headwise: CommandLine, run: Path, source: Path, expected: list[str]
-) -> None:
+def test_buffer_size_changes_no_translation(headwise, run, source, expected):
     arguments = [f"run={run}", f"input={source}", "decode.n_best=2"]
     one_buffer, small_buffers = (
         [line.split("\t") for line in headwise("translate", *arguments, *more).out.splitlines()]
@@ -108,9 +94,7 @@ def test_buffer_size_changes_no_translation(
     assert result.out.splitlines() == expected
 
 
-def test_line_numbers_of_a_pipe_continue_over_buffers(
-    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_numbers_of_a_pipe_continue_over_buffers(headwise, run, monkeypatch):
     monkeypatch.setattr("headwise.model.transformer.Transformer.max_source", 15)
     text = b"Hund\nKatze\n" + b"Hund sieht Haus " * 9 + b"\n"
     monkeypatch.setattr(sys, "stdin", stdin_of(text))
@@ -119,11 +103,9 @@ def test_line_numbers_of_a_pipe_continue_over_buffers(
     assert "source line 3 has" in result.err
 
 
-def test_whole_file_is_checked_before_translating(
-    headwise: CommandLine, run: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_file_is_checked_before_translating(headwise, run, source, monkeypatch):
     monkeypatch.setattr("headwise.model.transformer.Transformer.max_source", 15)
-    translated: list[object] = []
+    translated = []
     monkeypatch.setattr(TranslationRun, "translate", translated.append)
     source.write_text("Hund\nKatze\n" + "Hund sieht Haus " * 9 + "\n", encoding="utf-8")
     result = headwise("translate", f"run={run}", f"input={source}", "buffer_size=1")
@@ -131,7 +113,7 @@ def test_whole_file_is_checked_before_translating(
     assert "source line 3 has" in result.err
 
 
-def test_empty_input_gives_empty_output(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+def test_empty_input_gives_empty_output(headwise, run, tmp_path):
     source, output = tmp_path / "empty.de", tmp_path / "empty.en"
     source.touch()
     result = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
@@ -141,9 +123,7 @@ def test_empty_input_gives_empty_output(headwise: CommandLine, run: Path, tmp_pa
 
 
 @pytest.mark.parametrize("key", ["input", "reference"])
-def test_output_never_overwrites_a_text_that_is_read(
-    key: str, headwise: CommandLine, run: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_never_overwrites_a_text_that_is_read(key, headwise, run, source, monkeypatch):
     text_file = source.with_name("own.txt")
     text_file.write_bytes(source.read_bytes())
     monkeypatch.chdir(source.parent)
@@ -153,9 +133,7 @@ def test_output_never_overwrites_a_text_that_is_read(
     assert text_file.read_bytes() == source.read_bytes()
 
 
-def test_symlinked_output_stays_a_link(
-    headwise: CommandLine, run: Path, source: Path, tmp_path: Path, expected: list[str]
-) -> None:
+def test_symlinked_output_stays_a_link(headwise, run, source, tmp_path, expected):
     link, target = tmp_path / "link.en", tmp_path / "target.en"
     link.symlink_to(target)
     headwise.ok("translate", f"run={run}", f"input={source}", f"output={link}")
@@ -163,9 +141,7 @@ def test_symlinked_output_stays_a_link(
     assert target.read_text(encoding="utf-8").splitlines() == expected
 
 
-def test_unfinished_run_translates_with_a_warning(
-    headwise: CommandLine, run: Path, source: Path, expected: list[str], tmp_path: Path
-) -> None:
+def test_unfinished_run_translates_with_a_warning(headwise, run, source, expected, tmp_path):
     unfinished = shutil.copytree(run, tmp_path / "unfinished")
     (unfinished / "results.json").unlink()
     result = headwise("translate", f"run={unfinished}", f"input={source}")
@@ -182,9 +158,7 @@ def test_unfinished_run_translates_with_a_warning(
     assert "results.json is broken" in result.err
 
 
-def test_reference_translations_are_scored(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
+def test_reference_translations_are_scored(headwise, run, tmp_path):
     sources, targets = ["Hund sieht Haus", "Katze findet Baum"], ["dog sees house", "a"]
     for name, lines in (("in.de", sources), ("in.en", targets)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -194,9 +168,7 @@ def test_reference_translations_are_scored(
     assert result.out.splitlines() == [f"{s.log_prob:.4f}\t{s.n_tokens}" for s in expected_scores]
 
 
-def test_stdin_is_utf8_for_any_locale(
-    headwise: CommandLine, run: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stdin_is_utf8_for_any_locale(headwise, run, expected, monkeypatch):
     text = "".join(f"{line}\n" for line in SOURCES).encode()
     monkeypatch.setattr(sys, "stdin", stdin_of(text, "latin-1"))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)  # typed, but the output is a file
@@ -205,17 +177,12 @@ def test_stdin_is_utf8_for_any_locale(
     assert_rejected(headwise("translate", f"run={run}"), 1, "stdin, line 1: not UTF-8")
 
 
-def test_interactive_mode_continues_after_errors(
-    run: Path,
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_interactive_mode_continues_after_errors(run, expected, monkeypatch, capsys):
     from headwise.commands.translate import _interactive
 
     lines = iter([b"caf\xe9", b"Hund " * 99, SOURCES[0].encode()])
 
-    def next_line(prompt: str) -> str:
+    def next_line(prompt):
         try:
             return next(lines).decode()
         except StopIteration:
@@ -233,22 +200,20 @@ def test_interactive_mode_continues_after_errors(
     assert "headwise: source line 1 has" in streams.err
 
 
-def start(run: Path, *arguments: str, **streams: object) -> subprocess.Popen[bytes]:
+def start(run, *arguments, **streams):
     command = [sys.executable, "scripts/translate.py", f"run={run}", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, **streams)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(command, cwd=ROOT, **streams)
 
 
 @pytest.mark.parametrize("piece", ["\n", "Hund\n", "\ufeffHund sieht Häuser\n\nHa"])
-def test_lines_of_a_pipe_are_translated_before_more_arrive(
-    headwise: CommandLine, run: Path, piece: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_a_pipe_are_translated_before_more_arrive(headwise, run, piece, monkeypatch):
     """All complete lines that are there at once in one batch."""
     translate = Mock(side_effect=package.load(run).translate)
     monkeypatch.setattr(TranslationRun, "translate", translate)
     (source, to_source), (output, to_output) = os.pipe(), os.pipe()
     n_lines, has_rest = piece.count("\n"), not piece.endswith("\n")
 
-    def feed() -> int:
+    def feed():
         with open(output, "rb", 0) as answers, open(to_source, "wb", 0) as stream:
             for _ in range(2):
                 stream.write(piece.encode())
@@ -270,7 +235,7 @@ def test_lines_of_a_pipe_are_translated_before_more_arrive(
 
 
 @pytest.mark.slow
-def test_closed_output_pipe_is_no_error(run: Path, tmp_path: Path) -> None:
+def test_closed_output_pipe_is_no_error(run, tmp_path):
     source = tmp_path / "long.de"
     source.write_text("Hund sieht Haus\n" * 3000, encoding="utf-8")
     read_end, write_end = os.pipe()
@@ -282,13 +247,11 @@ def test_closed_output_pipe_is_no_error(run: Path, tmp_path: Path) -> None:
     assert errors == b""
 
 
-def test_translations_before_an_error_are_kept(
-    headwise: CommandLine, run: Path, expected: list[str], tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_translations_before_an_error_are_kept(headwise, run, expected, tmp_path, monkeypatch):
     """And before a kill: they are on the disk before the next line is read."""
     partial = tmp_path / f"out.{os.getpid()}.tmp"
 
-    def blocks(path: str, size: int) -> Iterator[list[str]]:
+    def blocks(path, size):
         yield SOURCES[:size]
         assert partial.read_text(encoding="utf-8") == f"{expected[0]}\n"
         raise DataError("no more")

@@ -1,14 +1,9 @@
 """The docs: commands run and print the shown output."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import tempfile
-from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,25 +34,25 @@ MAX_SKIPPED = 2  # blocks per page
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address():
     """The address of a `warm_python` server."""
     with tempfile.TemporaryDirectory(prefix="hw") as folder, warm_python(f"{folder}/s"):
         yield f"{folder}/s"
 
 
-def test_nav_lists_every_page() -> None:
+def test_nav_lists_every_page():
     listed = re.findall(r"^ +- .*?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
     assert listed[: len(CHAPTERS) + 1] == ["index.md", *(f"{chapter}.md" for chapter in CHAPTERS)]
     assert sorted(listed) == PAGES
 
 
-def test_rows_on_sameness_name_tests() -> None:
+def test_rows_on_sameness_name_tests():
     named = set(re.findall(r"`(test_\w+)`", (DOCS / "sameness.md").read_text("utf-8")))
     files = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
     assert named <= {name for text in files for name in re.findall(r"def (test_\w+)", text)}
 
 
-def test_links_have_page_and_heading() -> None:
+def test_links_have_page_and_heading():
     for page in (ROOT / "README.md", *(DOCS / name for name in PAGES)):
         text = page.read_text(encoding="utf-8")
         for path, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
@@ -68,7 +63,7 @@ def test_links_have_page_and_heading() -> None:
             assert not heading or heading in anchors, f"{page.name}: {path}#{heading}"
 
 
-def test_api_reference_lists_imported_names() -> None:
+def test_api_reference_lists_imported_names():
     """The strict build rejects names that the code does not have."""
     documented = {
         name
@@ -87,7 +82,7 @@ def test_api_reference_lists_imported_names() -> None:
     assert imported <= documented, imported - documented
 
 
-def test_demo_score_is_the_same_in_readme_and_first_run() -> None:
+def test_demo_score_is_the_same_in_readme_and_first_run():
     in_readme = re.search(r"`make demo`[^.]*BLEU ([\d.]+)", (ROOT / "README.md").read_text("utf-8"))
     in_page = re.search(r"^test +bleu +([\d.]+) ", (DOCS / "first-run.md").read_text("utf-8"), re.M)
     assert in_readme
@@ -96,18 +91,18 @@ def test_demo_score_is_the_same_in_readme_and_first_run() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_skipped_commands_have_reason(name: str) -> None:
+def test_skipped_commands_have_reason(name):
     skipped = [block for block in blocks_of(DOCS / name) if block.not_run is not None]
     assert len(skipped) <= MAX_SKIPPED, [block.line for block in skipped]
     for block in skipped:
-        assert len(block.not_run.split()) > 2, f"{name}:{block.line}: no reason"  # type: ignore[union-attr]
+        assert len(block.not_run.split()) > 2, f"{name}:{block.line}: no reason"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name in PAGES if any(block.runs for block in blocks_of(DOCS / name))]
 )
-def test_commands_run_and_print_the_shown_output(name: str, address: str, tmp_path: Path) -> None:
+def test_commands_run_and_print_the_shown_output(name, address, tmp_path):
     blocks = blocks_of(DOCS / name)
     printed = WorkingCopy(tmp_path / "headwise", address).run(blocks)
     for result in printed:
@@ -123,7 +118,7 @@ def test_commands_run_and_print_the_shown_output(name: str, address: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_commands_of_the_readme_and_within_lines_run(address: str, tmp_path: Path) -> None:
+def test_commands_of_the_readme_and_within_lines_run(address, tmp_path):
     """On small runs; trainings as dry runs. Others have a reason in NOT_RUN."""
     shown = [c for page in (ROOT / "README.md", *DOCS.glob("*.md")) for c in inline_commands(page)]
     commands = list(dict.fromkeys(c for c in shown if not c.startswith(tuple(NOT_RUN))))
@@ -137,7 +132,7 @@ def test_commands_of_the_readme_and_within_lines_run(address: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_python_of_the_readme_runs(address: str, tmp_path: Path) -> None:
+def test_python_of_the_readme_runs(address, tmp_path):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
     assert blocks
@@ -149,14 +144,14 @@ def test_python_of_the_readme_runs(address: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
-def test_keys_in_pages_exist(name: str, make: Any) -> None:
+def test_keys_in_pages_exist(name, make):
     for overrides in inline_overrides(DOCS / name):
         first = re.split(r"[.@=]", overrides[0])[0]
         kind = next((k for k in KINDS if first in {f.name for f in fields(KINDS[k])}), "train")
         make(overrides, kind)
 
 
-def test_missing_lines_compares_in_order() -> None:
+def test_missing_lines_compares_in_order():
     printed = "update 4/4, loss 5.21\n test   bleu  0.03   nrefs:1|x\nall done\n"
     assert missing_lines("test bleu 87.63 …\n…\nall done\n", printed) == []
     assert missing_lines("all done\ntest bleu 87.63 …\n", printed) == ["test bleu 87.63 …"]
@@ -166,7 +161,7 @@ def test_missing_lines_compares_in_order() -> None:
     assert missing_lines("test bleu 0.04 …\n", printed, exact=True) == ["test bleu 0.04 …"]
 
 
-def test_brackets_are_quoted_for_zsh() -> None:
+def test_brackets_are_quoted_for_zsh():
     pages = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "conf").rglob("*.yaml")]
     for page in pages:
         for line in page.read_text(encoding="utf-8").splitlines():

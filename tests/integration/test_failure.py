@@ -1,14 +1,10 @@
 """Files of a failed run."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from command_line import (
-    CommandLine,
     assert_rejected,
     break_alignment,
     read_json,
@@ -18,9 +14,7 @@ from command_line import (
 from headwise.errors import RunError
 
 
-def test_failed_run_has_error_json(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_has_error_json(headwise, tmp_path, monkeypatch):
     write_corpus(tmp_path / "text")
     with monkeypatch.context() as patch:
         fail = Mock(side_effect=RunError("no figure"))
@@ -34,7 +28,7 @@ def test_failed_run_has_error_json(
 
 
 @pytest.mark.parametrize("failure", ["text", "train.en", "vocab_size"])
-def test_failed_data_leaves_no_folder(headwise: CommandLine, tmp_path: Path, failure: str) -> None:
+def test_failed_data_leaves_no_folder(headwise, tmp_path, failure):
     """No text; misaligned files; a vocabulary that the text does not reach."""
     if failure != "text":
         write_corpus(tmp_path / "text")
@@ -46,10 +40,8 @@ def test_failed_data_leaves_no_folder(headwise: CommandLine, tmp_path: Path, fai
     assert not (tmp_path / "outputs").exists()
 
 
-def test_run_interrupted_at_its_figures_has_results_and_draws_them(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
+def test_run_interrupted_at_its_figures_has_results_and_draws_them(headwise, tmp_path, monkeypatch):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     write_corpus(tmp_path / "text")

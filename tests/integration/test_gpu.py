@@ -1,14 +1,9 @@
 """Training on a real GPU: what its stand-in (`test_gpu_stand_in.py`) cannot tell."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 import torch
 
-from command_line import CommandLine, composer, train_small, write_corpus
+from command_line import composer, train_small, write_corpus
 from headwise.config.register import typed
 from headwise.ops import dispatch
 from headwise.seed import seed_everything
@@ -24,7 +19,7 @@ pytestmark = [
 LENGTHS = [[9, 7, 11, 3], [30, 26, 4], [17, 17]]
 
 
-def last_loss(choices: Sequence[str], device: str, may_wait: bool = True) -> float:
+def last_loss(choices, device, may_wait=True):
     """The loss of the last update; from the second one on the host may not wait for the GPU."""
     with composer() as compose:
         config = typed(compose([*TINY, *SAME_NUMBERS, *choices]))
@@ -41,7 +36,7 @@ def last_loss(choices: Sequence[str], device: str, may_wait: bool = True) -> flo
 
 
 @pytest.mark.parametrize("choices", UPDATES, ids=" ".join)
-def test_updates_match_the_cpu_without_host_waits(choices: list[str]) -> None:
+def test_updates_match_the_cpu_without_host_waits(choices):
     on_gpu = last_loss(choices, "cuda")  # compiles and checks kernels
     assert not dispatch.failures()
     if "gates=hard_concrete" not in choices:  # whose noise each device draws
@@ -51,9 +46,7 @@ def test_updates_match_the_cpu_without_host_waits(choices: list[str]) -> None:
 
 @pytest.mark.parametrize("attention", ["softmax", "entmax15", "alpha_entmax", "linear", "tanh"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_resumed_run_equals_uninterrupted_one(
-    attention: str, precision: str, tmp_path: Path
-) -> None:
+def test_resumed_run_equals_uninterrupted_one(attention, precision, tmp_path):
     write_corpus(tmp_path / "text")
     settings = (f"attention={attention}", f"trainer.precision={precision}", "trainer.device=cuda")
     settings += ("trainer.save_every=4", "model.dropout=0.1", "model.attention_dropout=0.1")
@@ -68,7 +61,7 @@ def test_resumed_run_equals_uninterrupted_one(
     assert not different
 
 
-def test_commands_run(headwise: CommandLine, tmp_path: Path) -> None:
+def test_commands_run(headwise, tmp_path):
     write_corpus(tmp_path / "text")
     run = train_small(tmp_path, "attention=alpha_entmax", "trainer.precision=bf16")
     for command in ("evaluate", "analyze", "prune"):

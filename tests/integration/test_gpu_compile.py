@@ -1,7 +1,5 @@
 """GPU kernels compiled on a machine without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -23,7 +21,7 @@ ROWS = {"weights_forward", "weights_backward", "loss_forward", "loss_backward"}
 @pytest.mark.slow
 @pytest.mark.triton
 @pytest.mark.skipif(not HAS_TRITON, reason="no Triton (make test-triton)")
-def test_every_kernel_compiles_and_fits(tmp_path: Path) -> None:
+def test_every_kernel_compiles_and_fits(tmp_path):
     """Those without matrix instructions are compiled for 8.0 alone."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("TRITON_INTERPRET", None)

@@ -1,12 +1,7 @@
 """Training and commands on a stand-in for a GPU."""
 
-from __future__ import annotations
-
 import shutil
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,13 +21,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory):
     return standin_gpu.build(tmp_path_factory.mktemp("standin"), COMPILER)
 
 
-def assert_updates_match(
-    library: Path, cases: Sequence[Sequence[str]], lengths: Sequence[Sequence[int]]
-) -> None:
+def assert_updates_match(library, cases, lengths):
     """Assert that updates match those of the CPU and do not wait, for a small vocabulary."""
     request = {"cases": cases, "lengths": lengths}
     for case, losses in zip(cases, run_job(library, "updates", request), strict=True):
@@ -40,7 +33,7 @@ def assert_updates_match(
         assert not losses["waits"], (case, losses)
 
 
-def test_updates_match_the_cpu_without_host_waits(library: Path) -> None:
+def test_updates_match_the_cpu_without_host_waits(library):
     assert_updates_match(library, UPDATES, [[9, 7, 11, 3], [30, 26, 4], [17, 17]])
 
 
@@ -51,7 +44,7 @@ needs_interpreter = pytest.mark.skipif(
 
 @pytest.mark.triton
 @needs_interpreter
-def test_kernels_match_the_cpu_without_host_waits(library: Path) -> None:
+def test_kernels_match_the_cpu_without_host_waits(library):
     heads = "model.n_heads=2"
     cases = [["attention=alpha_entmax", heads], ["loss=entmax15", heads]]
     assert_updates_match(library, cases, [[3, 4], [5, 6]])
@@ -63,7 +56,7 @@ def test_kernels_match_the_cpu_without_host_waits(library: Path) -> None:
 
 @pytest.mark.triton
 @needs_interpreter
-def test_kernel_benchmarks_run(library: Path, tmp_path: Path) -> None:
+def test_kernel_benchmarks_run(library, tmp_path):
     lines = {"gpu_attention": ["--quick"], "gpu_rows": []}
     results = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["results"]
     attention = results["gpu_attention"]["rows"]
@@ -77,7 +70,7 @@ def test_kernel_benchmarks_run(library: Path, tmp_path: Path) -> None:
     assert all(set(row["ratios"].values()) == {1} for row in rows)
 
 
-def test_training_benchmark_runs(library: Path, tmp_path: Path) -> None:
+def test_training_benchmark_runs(library, tmp_path):
     lines = {"gpu_training": ["--model", "tiny", "--quick", "--compile"]}
     results = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
     assert results["is_deterministic"]  # as in training
@@ -95,22 +88,22 @@ def test_training_benchmark_runs(library: Path, tmp_path: Path) -> None:
     assert learned - softmax == 3 * 4 * n_alphas  # with two moments, in float32
 
 
-def test_commands_run_on_the_device(library: Path, tmp_path: Path) -> None:
+def test_commands_run_on_the_device(library, tmp_path):
     write_corpus(tmp_path / "text")
     settings = ("attention=alpha_entmax", "trainer.precision=bf16")
     train = ["train", *small_overrides(tmp_path, *settings)]
-    training: dict[str, Any] = run_job(library, "commands", [[*train, "trainer.device=auto"]])
+    training = run_job(library, "commands", [[*train, "trainer.device=auto"]])
     assert (training["codes"], "trainer=gpu has larger ones" in training["output"]) == ([0], True)
     (run,) = (one.parent for one in tmp_path.glob("outputs/**/results.json"))
     results = read_json(run / "results.json")
     assert results["scores"]
-    lines: list[list[str]] = [
+    lines = [
         [*train, "trainer.device=cuda", "trainer.max_updates=8"],
         ["evaluate", f"run={run}", "device=cuda", "data.test=[valid]"],
         ["analyze", f"run={run}", "device=cuda"],
         ["prune", f"run={run}", "device=cuda"],
     ]
-    reading: dict[str, Any] = run_job(library, "commands", lines)
+    reading = run_job(library, "commands", lines)
     assert reading["codes"] == [0] * len(lines)
     assert "trainer=gpu has larger ones" not in reading["output"]
     # only the search waits, for finished translations; the model does not

@@ -1,16 +1,10 @@
 """Sparse models of Transformers in Trainer, PEFT and pipelines."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import peft
 import pytest
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from headwise.hf import AlphaCallback, desparsify, from_pretrained, heads, record, sparsify
@@ -23,19 +17,19 @@ KINDS = {"bert": "AutoModelForMaskedLM", "llama": "AutoModelForCausalLM"}
 class Texts(torch.utils.data.Dataset):
     """Random texts of 12 tokens with their labels."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n):
         self.ids = torch.randint(3, 97, (n, 12), generator=torch.Generator().manual_seed(7))
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.ids)
 
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
+    def __getitem__(self, i):
         return {"input_ids": self.ids[i], "labels": self.ids[i]}
 
 
-def trainer(model: Any, folder: Path, **options: Any) -> Trainer:
+def trainer(model, folder, **options):
     callbacks = options.pop("callbacks", None)
-    settings: dict[str, Any] = {
+    settings = {
         "per_device_train_batch_size": 4, "max_steps": 6, "save_steps": 3, "logging_steps": 2,
         "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-3,
     }  # fmt: skip
@@ -45,7 +39,7 @@ def trainer(model: Any, folder: Path, **options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_training_resumes_and_loads_bit_for_bit(family: str, tmp_path: Path) -> None:
+def test_training_resumes_and_loads_bit_for_bit(family, tmp_path):
     model = sparsify(make(family), alpha_init=1.2)
     trainer(model, tmp_path).train()
     assert (heads(model).alpha - 1.2).abs().min() > 1e-3
@@ -62,7 +56,7 @@ def test_training_resumes_and_loads_bit_for_bit(family: str, tmp_path: Path) -> 
     assert output(family, loaded, batch).equal(output(family, model.eval(), batch))
 
 
-def test_alpha_is_trained_without_weight_decay(tmp_path: Path) -> None:
+def test_alpha_is_trained_without_weight_decay(tmp_path):
     model = sparsify(make("bert"), alpha_init=1.5)
     run = trainer(model, tmp_path, weight_decay=0.1)
     run.create_optimizer()
@@ -75,14 +69,14 @@ def test_alpha_is_trained_without_weight_decay(tmp_path: Path) -> None:
 class Tracker(TrainerCallback):
     """Keeps what it is handed, as callbacks of trackers do."""
 
-    def __init__(self) -> None:
-        self.logged: list[dict[str, Any]] = []
+    def __init__(self):
+        self.logged = []
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **other: Any) -> None:
+    def on_log(self, args, state, control, logs=None, **other):
         self.logged.append(dict(logs))
 
 
-def test_callback_hands_alpha_to_trackers_and_history(tmp_path: Path, capsys: Any) -> None:
+def test_callback_hands_alpha_to_trackers_and_history(tmp_path, capsys):
     model, tracker, batch = sparse("llama"), Tracker(), inputs("llama", "right")
     model.compile(backend="eager")
     run = trainer(model, tmp_path, callbacks=[tracker], eval_strategy="steps", eval_steps=6)
@@ -106,7 +100,7 @@ def test_callback_hands_alpha_to_trackers_and_history(tmp_path: Path, capsys: An
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_lora_trains_and_saves_alpha(family: str, tmp_path: Path) -> None:
+def test_lora_trains_and_saves_alpha(family, tmp_path):
     targets = ["query", "value"] if family == "bert" else ["q_proj", "v_proj"]
     lora = peft.LoraConfig(r=2, target_modules=targets, modules_to_save=["head_alpha"])
     base = sparsify(make(family), alpha_init=1.2)
@@ -129,7 +123,7 @@ def test_lora_trains_and_saves_alpha(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(output(family, merged, batch), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_lora_beside_attentions_that_keep_softmax() -> None:
+def test_lora_beside_attentions_that_keep_softmax():
     lora = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head_alpha"])
     model = peft.get_peft_model(sparsify(make("llama"), layers=[0]), lora)
     before = output("llama", model, inputs("llama"))
@@ -138,7 +132,7 @@ def test_lora_beside_attentions_that_keep_softmax() -> None:
     assert not hasattr(desparsify(model).config, "headwise")
 
 
-def test_pipelines(tmp_path: Path) -> None:
+def test_pipelines(tmp_path):
     letters = [*"abcdefghijklmnopqrstuvwxyz "]
     names = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", *letters, *map(str, range(66))]  # of every id
     words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "[UNK]"))

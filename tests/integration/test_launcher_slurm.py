@@ -1,12 +1,8 @@
 """The launcher of Slurm, on a real Slurm of one node."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +19,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
+def sweeps(tmp_path):
     script, folder = str(ROOT / "tests" / "slurm.sh"), str(tmp_path / "slurm")
     subprocess.run([script, "start", folder], check=True)
     sweeps = Sweeps(tmp_path)
@@ -33,7 +29,7 @@ def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
     subprocess.run([script, "stop", folder], check=True)
 
 
-def test_requeued_job_ends_with_the_same_bits_in_one_row(sweeps: Sweeps, tmp_path: Path) -> None:
+def test_requeued_job_ends_with_the_same_bits_in_one_row(sweeps, tmp_path):
     sweeps.slow.touch()
     resources = ("hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1")
     started = sweeps.sweep("submitit_slurm", "seed=1", *resources)

@@ -1,15 +1,11 @@
 """Sweeps whose jobs run in other processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,14 +17,14 @@ from training_runs import ROOT, run_outputs
 
 
 @pytest.fixture
-def sweeps(tmp_path: Path) -> Iterator[Sweeps]:
+def sweeps(tmp_path):
     sweeps = Sweeps(tmp_path)
     yield sweeps
     sweeps.close()
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def straight(tmp_path_factory):
     """Outputs of the jobs of seeds 1 and 2 that nothing stops."""
     return straight_outputs(tmp_path_factory.mktemp("straight"))
 
@@ -37,13 +33,13 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ("variable", "names"),
     [("", ""), ("-1", ""), ("NoDevFiles", ""), ("1,-1,0", "1"), ("GPU-8932f9,2", "GPU-8932f9 2")],
 )
-def test_gpus_of_cuda(variable: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_cuda(variable, names, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert _visible_gpus() == names.split()
 
 
 @pytest.mark.slow
-def test_submitit_requeues_after_a_save(sweeps: Sweeps, straight: list[dict[str, Any]]) -> None:
+def test_submitit_requeues_after_a_save(sweeps, straight):
     """USR2 comes before a time limit."""
     sweeps.slow.touch()
     started = sweeps.sweep("submitit_local", "seed=1")
@@ -69,9 +65,7 @@ def test_submitit_requeues_after_a_save(sweeps: Sweeps, straight: list[dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_submitit_saves_at_a_signal(
-    number: signal.Signals, code: int, sweeps: Sweeps, straight: list[dict[str, Any]]
-) -> None:
+def test_submitit_saves_at_a_signal(number, code, sweeps, straight):
     """Ctrl-C reaches the process group, SIGTERM the launching process; both running jobs save."""
     sweeps.slow.touch()
     started = sweeps.sweep("submitit_local", "seed=1,2")
@@ -102,7 +96,7 @@ def test_submitit_saves_at_a_signal(
 
 
 @pytest.mark.slow
-def test_lost_job_stops_no_other(sweeps: Sweeps) -> None:
+def test_lost_job_stops_no_other(sweeps):
     jobs = ("tokenizer=char,bpe", "tokenizer.vocab_size=5000", "+scheduler.kills=true,false")
     result = sweeps.sweep("submitit_local", *jobs).wait()
     assert result.code == 1, result.output
@@ -114,7 +108,7 @@ def test_lost_job_stops_no_other(sweeps: Sweeps) -> None:
     assert "run" in records[1]
 
 
-def test_gpus_are_used_by_one_process_each(tmp_path: Path) -> None:
+def test_gpus_are_used_by_one_process_each(tmp_path):
     code = """
 import os, sys, pathlib
 from hydra_plugins.headwise._process import JobProcess
@@ -135,6 +129,6 @@ input()
     assert sorted(gpus) == ["3", "3,5", "5"]
 
 
-def test_missing_extra_is_named() -> None:
+def test_missing_extra_is_named():
     error = RuntimeError("Unknown plugin class : 'hydra_plugins.headwise.slurm.SlurmLauncher'")
     assert "pip install 'headwise[slurm]'" in explain_composition(error, "train")

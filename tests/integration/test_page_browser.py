@@ -3,12 +3,8 @@
 The module shares one browser and two pages, which are reset before each test.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,12 +35,12 @@ SENTENCES = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory):
     return sharp_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
-def page_file(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(runs, tmp_path_factory):
     text = tmp_path_factory.mktemp("text") / "own.de"
     text.write_text("".join(f"{line}\tdog sees house\n" for line in SENTENCES), encoding="utf-8")
     config = PageConfig(run=str(runs[0]), sentences=str(text), device="cpu")
@@ -52,25 +48,25 @@ def page_file(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compared_file(runs: Runs) -> Path:
+def compared_file(runs):
     config = PageConfig(run=str(runs[0]), other=str(runs[1]), n_sentences=2)
     return write_page(config, analyze)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     yield from started_browser()
 
 
 @pytest.fixture(scope="module")
-def desktop(browser: Any, page_file: Path) -> Iterator[OpenedPage]:
+def desktop(browser, page_file):
     opened_page = OpenedPage(browser, page_file, viewport={"width": 1280, "height": 900})
     yield opened_page
     opened_page.context.close()
 
 
 @pytest.fixture
-def opened_page(desktop: OpenedPage) -> OpenedPage:
+def opened_page(desktop):
     """The page in its initial state."""
     desktop.page.select_option("#measure", "alpha")
     desktop.page.select_option("#item", "0")
@@ -78,13 +74,13 @@ def opened_page(desktop: OpenedPage) -> OpenedPage:
 
 
 @pytest.fixture
-def compared_page(browser: Any, compared_file: Path) -> Iterator[OpenedPage]:
+def compared_page(browser, compared_file):
     opened_page = OpenedPage(browser, compared_file, viewport={"width": 1440, "height": 900})
     yield opened_page
     opened_page.context.close()
 
 
-def test_saved_record_gives_the_same_page(compared_file: Path, runs: Runs, tmp_path: Path) -> None:
+def test_saved_record_gives_the_same_page(compared_file, runs, tmp_path):
     output = str(tmp_path / "page.json")
     write_page(
         PageConfig(run=str(runs[0]), other=str(runs[1]), n_sentences=2, output=output), analyze
@@ -93,7 +89,7 @@ def test_saved_record_gives_the_same_page(compared_file: Path, runs: Runs, tmp_p
     assert page_text(record) == compared_file.read_text(encoding="utf-8")
 
 
-def test_page_opens_without_errors_and_requests(opened_page: OpenedPage, page_file: Path) -> None:
+def test_page_opens_without_errors_and_requests(opened_page, page_file):
     assert opened_page.console_messages == []
     assert {url for url in opened_page.requests if not url.startswith("data:")} == {
         page_file.as_uri()
@@ -114,7 +110,7 @@ def test_page_opens_without_errors_and_requests(opened_page: OpenedPage, page_fi
     assert min(sizes) > 100  # all are decoded
 
 
-def test_markup_in_text_is_shown_as_text(opened_page: OpenedPage) -> None:
+def test_markup_in_text_is_shown_as_text(opened_page):
     options = opened_page.page.locator("#item option").all_text_contents()
     assert options == [f"{line} {text}" for line, text in enumerate(SENTENCES, start=1)]
     for index, text in enumerate(SENTENCES):
@@ -127,7 +123,7 @@ def test_markup_in_text_is_shown_as_text(opened_page: OpenedPage) -> None:
     assert opened_page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_nonzero_weights_have_a_colour(opened_page: OpenedPage, runs: Runs) -> None:
+def test_nonzero_weights_have_a_colour(opened_page, runs):
     n_zeros = 0
     observations = observed_weights(runs[0], FIRST)
     for site, layer, head in (("encoder_self", 2, 1), ("decoder_self", 1, 2), ("cross", 1, 1)):
@@ -141,7 +137,7 @@ def test_nonzero_weights_have_a_colour(opened_page: OpenedPage, runs: Runs) -> N
     assert n_zeros > 0  # else no exact zero was tested
 
 
-def test_measures_and_heads_are_selected_by_keyboard(opened_page: OpenedPage) -> None:
+def test_measures_and_heads_are_selected_by_keyboard(opened_page):
     page = opened_page.page
     # statistics of an attention are measures too
     page.select_option("#measure", "scale_gamma")
@@ -159,7 +155,7 @@ def test_measures_and_heads_are_selected_by_keyboard(opened_page: OpenedPage) ->
     assert page.evaluate("document.activeElement.textContent") == "head 1"
 
 
-def test_weight_at_the_pointer_is_shown(opened_page: OpenedPage, runs: Runs) -> None:
+def test_weight_at_the_pointer_is_shown(opened_page, runs):
     opened_page.choose("cross", 1, 1)
     weights_HQK, _ = observed_weights(runs[0], FIRST)["cross", 1]
     line = opened_page.page.locator("#maps output")
@@ -172,14 +168,14 @@ def test_weight_at_the_pointer_is_shown(opened_page: OpenedPage, runs: Runs) -> 
     assert line.inner_text() == default_text
 
 
-def assert_weight_text(text: str, weight: float) -> None:
+def assert_weight_text(text, weight):
     """Assert that the text is the rounded weight, or "exactly 0"."""
     assert (text == "exactly 0") == (weight == 0)
     if weight:
         assert float(text) == pytest.approx(weight, abs=0.01)
 
 
-def test_page_fits_a_phone_without_horizontal_scrolling(browser: Any, page_file: Path) -> None:
+def test_page_fits_a_phone_without_horizontal_scrolling(browser, page_file):
     opened_page = OpenedPage(browser, page_file, viewport={"width": 360, "height": 740})
     assert opened_page.page.evaluate("document.documentElement.scrollWidth") <= 360
     opened_page.page.select_option("#item", "3")  # the longest word
@@ -187,9 +183,9 @@ def test_page_fits_a_phone_without_horizontal_scrolling(browser: Any, page_file:
     opened_page.context.close()
 
 
-def test_dark_colours_differ_and_stay_monotone(browser: Any, page_file: Path) -> None:
+def test_dark_colours_differ_and_stay_monotone(browser, page_file):
     opened_page = OpenedPage(browser, page_file, viewport={"width": 1280, "height": 900})
-    colours_of_schemes: list[list[str]] = []
+    colours_of_schemes = []
     for scheme in ("light", "dark"):
         opened_page.page.emulate_media(color_scheme=scheme)
         colours = opened_page.page.evaluate(
@@ -211,7 +207,7 @@ def test_dark_colours_differ_and_stay_monotone(browser: Any, page_file: Path) ->
 # -- two runs -------------------------------------------------------------------------------------
 
 
-def test_two_runs_are_compared(compared_page: OpenedPage, runs: Runs, compared_file: Path) -> None:
+def test_two_runs_are_compared(compared_page, runs, compared_file):
     page = compared_page.page
     assert (compared_file.parent, compared_file.name) == (runs[0], f"page-{runs[1].name}.html")
     assert page.locator("h1").all_inner_texts() == [
@@ -241,7 +237,7 @@ def test_two_runs_are_compared(compared_page: OpenedPage, runs: Runs, compared_f
     assert compared_page.console_messages == []
 
 
-def test_head_in_the_findings_is_a_link_to_it(compared_page: OpenedPage) -> None:
+def test_head_in_the_findings_is_a_link_to_it(compared_page):
     compared_page.page.locator("summary", has_text="All findings").first.click()
     rows = compared_page.page.locator(".findings tr", has_text="encoder self-attention")
     link = rows.locator("button.link", has_text="layer 2 head").first

@@ -1,10 +1,7 @@
 """Every record in `results/` can be read, has typed values, and its scores follow from its sums."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +25,7 @@ KEYS = {
 LONG_RUN = "correia2019_long/attention-alpha_entmax_seed-2-5716f416"
 
 
-def problems(run: SavedRun) -> list[str]:
+def problems(run):
     """What is wrong with a record, as messages that name the run and the key."""
     try:
         parts = [_facts(run), _scalars(run), _heads(run), _sums(run)]
@@ -37,7 +34,7 @@ def problems(run: SavedRun) -> list[str]:
         return [str(error)]
 
 
-def _facts(run: SavedRun) -> Iterator[str]:
+def _facts(run):
     if (run.results is None) != (run.folder.parent.name == UNFINISHED):
         yield "results.json: not finished"
     overrides = run.part("overrides")
@@ -52,14 +49,14 @@ def _facts(run: SavedRun) -> Iterator[str]:
             yield f"{PARTS[name]}: no {', '.join(sorted(absent))}"
 
 
-def _scalars(run: SavedRun) -> Iterator[str]:
+def _scalars(run):
     logged = [line["update"] for line in run.part("metrics") or ()]
     updates = [0, *logged, *([run.updates] if run.results else [])]
     if updates != sorted(updates):
         yield f"metrics.jsonl: the updates are {updates}"
 
 
-def _heads(run: SavedRun) -> Iterator[str]:
+def _heads(run):
     records = [("heads.jsonl", line) for line in run.part("heads") or ()]
     if run.results is not None:
         records.append(("results.json", {**run.results.heads, "alpha": run.results.alpha}))
@@ -75,7 +72,7 @@ def _heads(run: SavedRun) -> Iterator[str]:
                 yield f"{file}: {name}={sites}"
 
 
-def _sums(run: SavedRun) -> Iterator[str]:
+def _sums(run):
     unknown = {name for name, _ in run.all_sums()}
     for split, scores in run.results.scores.items() if run.results else ():
         metrics = {metric.name: metric for metric in run.task.metrics()}
@@ -90,7 +87,7 @@ def _sums(run: SavedRun) -> Iterator[str]:
         yield f"sums of no score: {sorted(unknown)}"
 
 
-def folder_of(run: SavedRun, folder: Path) -> Path:
+def folder_of(run, folder):
     """The folder that an archived run had, without weights."""
     folder.mkdir()
     for name, file in PARTS.items():
@@ -106,7 +103,7 @@ def folder_of(run: SavedRun, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_every_record_is_read_and_gives_its_scores() -> None:
+def test_every_record_is_read_and_gives_its_scores():
     runs = find_records([str(RESULTS)], SavedRun)
     assert len(runs) == 560
     assert not (wrong := [problem for run in runs for problem in problems(run)]), wrong
@@ -114,7 +111,7 @@ def test_every_record_is_read_and_gives_its_scores() -> None:
         assert run.json("results-best.json")["scores"]["test"].keys() >= {"bleu", "nll"}
 
 
-def test_broken_files_are_named_with_the_run_and_the_key(tmp_path: Path) -> None:
+def test_broken_files_are_named_with_the_run_and_the_key(tmp_path):
     archived = existing_record(str(RESULTS / LONG_RUN), SavedRun)
     copy = folder_of(archived, tmp_path / "copied_run")
     assert problems(SavedRun(copy)) == []

@@ -4,20 +4,17 @@ A row of `refusals/*.txt` has the settings, the key and words of the cure. It ch
 config that is composed once, which takes 10 ms; a command line takes 200.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from command_line import CommandLine, CommandResult, assert_rejected, composer
+from command_line import CommandResult, assert_rejected, composer
 from headwise.cli import CONFIGS, command_function, report_error
 from headwise.config import keys
 from headwise.config.arguments import checked_arguments
@@ -26,7 +23,7 @@ from headwise.config.register import KINDS, typed
 from headwise.tasks.check import checked_task, resolve
 
 
-def table(name: str) -> list[Any]:
+def table(name):
     """The rows of a table: command, settings of its part, then the columns of the row."""
     rows, command, base = [], "", ()
     path = Path(__file__).parent / "refusals" / name
@@ -42,13 +39,13 @@ def table(name: str) -> list[Any]:
 
 
 @cache
-def composed(config_name: str, overrides: tuple[str, ...]) -> DictConfig:
+def composed(config_name, overrides):
     with composer() as make:
         return make(overrides, config_name)
 
 
 @cache
-def choice(group: str, name: Any) -> DictConfig | None:
+def choice(group, name):
     """The content of a yaml of a group; None if it chooses others, or has a schema."""
     if group not in keys.OPEN_GROUPS or name not in group_choices(group):
         return None
@@ -56,7 +53,7 @@ def choice(group: str, name: Any) -> DictConfig | None:
     return None if "defaults" in node else node
 
 
-def changed(config_name: str, base: tuple[str, ...], arguments: list[str]) -> DictConfig:
+def changed(config_name, base, arguments):
     """The config that Hydra composes, of a cached one where only choices and values differ."""
     values, nodes, others = [], {}, []
     for argument in OverridesParser.create().parse_overrides(arguments):
@@ -75,7 +72,7 @@ def changed(config_name: str, base: tuple[str, ...], arguments: list[str]) -> Di
     return config
 
 
-def refused(command: str, base: tuple[str, ...], arguments: list[str], cache: Path) -> int:
+def refused(command, base, arguments, cache):
     """Run a command until it refuses the settings; print the message and return the exit code."""
     name, is_composed = CONFIGS.get(command, command), False
     try:
@@ -97,21 +94,13 @@ def refused(command: str, base: tuple[str, ...], arguments: list[str], cache: Pa
     ("command", "base", "settings", "expected"), [*table("settings.txt"), *table("commands.txt")]
 )
 def test_settings_are_refused(
-    command: str,
-    base: tuple[str, ...],
-    settings: str,
-    expected: list[str],
-    trained: Path,
-    headwise: CommandLine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    command, base, settings, expected, trained, headwise, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     files = sorted(trained.parent.rglob("*"))
     places = {"RUN": str(trained), "TEXT": str(trained.parents[2] / "text"), "LONG": "ä" * 128}
 
-    def filled(text: str) -> str:
+    def filled(text):
         return re.sub("RUN|TEXT|LONG", lambda word: places[word[0]], text)
 
     arguments = filled(settings).split()

@@ -1,7 +1,5 @@
 """The wheel and the source distribution: their files, and use away from the checkout."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -9,7 +7,6 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +45,7 @@ TYPED = "import headwise\nreveal_type(headwise.__version__); headwise.load(1.5)\
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built(tmp_path_factory):
     """The source distribution, and the wheel made from it, by the ends of their names."""
     folder = tmp_path_factory.mktemp("dist")
     call(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
@@ -62,7 +59,7 @@ class Environment:
     installation of headwise is not found.
     """
 
-    def __init__(self, folder: Path, distribution: Path) -> None:
+    def __init__(self, folder, distribution):
         call(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
         self.python, self.folder = str(folder / "venv/bin/python"), folder
         sites = [path for path in sys.path if path.endswith("-packages")]
@@ -74,18 +71,16 @@ class Environment:
         )  # fmt: skip
 
     @property
-    def site(self) -> Path:
+    def site(self):
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder / "venv")}))
 
-    def call(self, program: str, *arguments: str) -> str:
+    def call(self, program, *arguments):
         """Output of a program of the environment, run in its folder."""
         return call(f"{self.folder}/venv/bin/{program}", *arguments, cwd=self.folder)
 
 
 @pytest.fixture(scope="module")
-def installed(
-    built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Environment]:
+def installed(built, tmp_path_factory):
     folder = tmp_path_factory.mktemp("away")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADWISE_CACHE", str(folder / "cache"))
@@ -93,14 +88,14 @@ def installed(
         yield Environment(folder, built[".whl"])
 
 
-def call(*command: str, cwd: Path = ROOT) -> str:
+def call(*command, cwd=ROOT):
     """Output of a command that must succeed; the error names the streams."""
     completed = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, f"{command}\n{completed.stdout}\n{completed.stderr}"
     return completed.stdout
 
 
-def test_distributions_have_what_belongs_to_them(built: dict[str, Path]) -> None:
+def test_distributions_have_what_belongs_to_them(built):
     assert built[".whl"].name == f"{NAME}-py3-none-any.whl"
     assert built[".gz"].name == f"{NAME}.tar.gz"
     assert built[".whl"].stat().st_size < MEGABYTE
@@ -122,9 +117,7 @@ def test_distributions_have_what_belongs_to_them(built: dict[str, Path]) -> None
     assert not {"results", ".ci", ".venv", "site", ".git"} & in_sdist
 
 
-def test_source_distribution_installs_the_same_files(
-    built: dict[str, Path], installed: Environment, tmp_path: Path
-) -> None:
+def test_source_distribution_installs_the_same_files(built, installed, tmp_path):
     other = Environment(tmp_path, built[".gz"])
     records = [
         set((one.site / f"{NAME}.dist-info/RECORD").read_text("utf-8").splitlines())
@@ -135,7 +128,7 @@ def test_source_distribution_installs_the_same_files(
     assert differing <= {f"{NAME}.dist-info/direct_url.json", "../../../bin/headwise"}
 
 
-def test_wheel_trains_and_translates_away_from_the_checkout(installed: Environment) -> None:
+def test_wheel_trains_and_translates_away_from_the_checkout(installed):
     assert "experiment=demo" in installed.call("headwise", "train", "--help")
     installed.call("headwise", "train", *TRAIN)
     reason, *places = installed.call("python", "-c", USE).splitlines()
@@ -145,7 +138,7 @@ def test_wheel_trains_and_translates_away_from_the_checkout(installed: Environme
     assert installed.call("headwise", "--version") == f"headwise {__version__}\n"
 
 
-def test_types_of_the_wheel_are_read(installed: Environment) -> None:
+def test_types_of_the_wheel_are_read(installed):
     (installed.folder / "mypy.ini").write_text(MYPY, encoding="utf-8")
     (installed.folder / "typed.py").write_text(TYPED, encoding="utf-8")
     checked = subprocess.run(
@@ -156,7 +149,7 @@ def test_types_of_the_wheel_are_read(installed: Environment) -> None:
     assert 'Argument 1 to "load" has incompatible type "float"' in checked.stdout
 
 
-def test_extras_and_lock_agree() -> None:
+def test_extras_and_lock_agree():
     """Every package that an extra names is pinned."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     pinned = re.findall(r"^([\w.-]+)==", LOCK.read_text("utf-8"), re.M)

@@ -1,26 +1,21 @@
 """Searches: Optuna's trials in jobs, shared and resumed by several processes."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
-import optuna
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from command_line import CommandLine, run_folders, small_overrides, write_corpus
+from command_line import run_folders, small_overrides, write_corpus
 from headwise.commands.search import MAX_TRIALS, RunningTrial, Searcher, open_study
 from headwise.commands.sweep import Sweep
 from headwise.config.folders import config_dir
@@ -34,35 +29,35 @@ SPACE = {
 }
 
 
-def settings(**changes: Any) -> dict[str, Any]:
+def settings(**changes):
     defaults = OmegaConf.load(config_dir() / "hydra" / "sweeper" / "optuna.yaml")
-    content: Any = OmegaConf.to_container(defaults)
+    content = OmegaConf.to_container(defaults)
     del content["_target_"]
     return {**content, "study_name": "study", **changes}
 
 
 @pytest.fixture
-def searchers(tmp_path: Path) -> Iterator[Callable[..., Searcher]]:
+def searchers(tmp_path):
     """Starts searchers; `stop` of one ends it, as its process's death would."""
     with ExitStack() as running:
 
-        def start(space: Any = SPACE, **changes: Any) -> Searcher:
+        def start(space=SPACE, **changes):
             study = open_study(tmp_path, settings(**changes))
             searcher = Searcher(study, tmp_path, settings(**changes), space)
             alive = running.enter_context(ExitStack())
             alive.enter_context(searcher.registered())
-            searcher.stop = alive.close  # type: ignore[attr-defined]
+            searcher.stop = alive.close
             return searcher
 
         yield start
 
 
-def numbers(trials: Sequence[Any]) -> list[int]:
+def numbers(trials):
     return [trial.number for trial in trials]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_trials_of_two_searchers_differ(searchers: Any, sampler: str) -> None:
+def test_trials_of_two_searchers_differ(searchers, sampler):
     one, two = (searchers(sampler=sampler, n_trials=30) for _ in range(2))
     while (trials := one.ask(1)) and (others := two.ask(1)):
         for trial in (*trials, *others):
@@ -73,7 +68,7 @@ def test_trials_of_two_searchers_differ(searchers: Any, sampler: str) -> None:
     assert len({trial.params["optimizer.lr"] for trial in known}) == 30
 
 
-def test_values_depend_on_seed_and_number(searchers: Any, tmp_path: Path) -> None:
+def test_values_depend_on_seed_and_number(searchers, tmp_path):
     first = searchers().ask(3)
     again = searchers(study_name="same").ask(3)
     other = searchers(study_name="other", sampler_seed=9).ask(3)
@@ -81,7 +76,7 @@ def test_values_depend_on_seed_and_number(searchers: Any, tmp_path: Path) -> Non
     assert first[0].params != other[0].params
 
 
-def test_searches_of_neighbouring_seeds_share_no_values(searchers: Any) -> None:
+def test_searches_of_neighbouring_seeds_share_no_values(searchers):
     trials = [
         trial
         for seed in range(4)
@@ -90,7 +85,7 @@ def test_searches_of_neighbouring_seeds_share_no_values(searchers: Any) -> None:
     assert len({trial.params["optimizer.lr"] for trial in trials}) == 20
 
 
-def test_grid_runs_every_combination_once(searchers: Any) -> None:
+def test_grid_runs_every_combination_once(searchers):
     space = {name: CategoricalDistribution(list("abc")) for name in ("x", "y")}
     one, two = (searchers(space, sampler="grid") for _ in range(2))
     asked = [trial for _ in range(6) for searcher in (one, two) for trial in searcher.ask(2)]
@@ -100,7 +95,7 @@ def test_grid_runs_every_combination_once(searchers: Any) -> None:
         searchers(sampler="grid")
 
 
-def test_trial_of_a_searcher_that_is_gone_is_adopted(searchers: Any, tmp_path: Path) -> None:
+def test_trial_of_a_searcher_that_is_gone_is_adopted(searchers, tmp_path):
     one, two = searchers(), searchers()
     (trial,) = one.ask(1)
     (other,) = two.ask(1)
@@ -116,7 +111,7 @@ def test_trial_of_a_searcher_that_is_gone_is_adopted(searchers: Any, tmp_path: P
     assert numbers(searchers().ask(1)) == [4], "it has a searcher again"
 
 
-def test_trial_cut_off_while_asking_is_adopted(searchers: Any) -> None:
+def test_trial_cut_off_while_asking_is_adopted(searchers):
     killed = searchers()
     killed.study.ask()
     (trial,) = searchers().ask(1)
@@ -126,14 +121,12 @@ def test_trial_cut_off_while_asking_is_adopted(searchers: Any) -> None:
     assert trial.params == uninterrupted.params
 
 
-def test_trial_is_not_adopted_on_a_file_system_without_locks(
-    searchers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_is_not_adopted_on_a_file_system_without_locks(searchers, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "none")))
     assert [numbers(searcher.ask(1)) for searcher in (searchers(), searchers())] == [[0], [1]]
 
 
-def test_job_of_an_adopted_trial_waits_for_its_run(tmp_path: Path) -> None:
+def test_job_of_an_adopted_trial_waits_for_its_run(tmp_path):
     """A job may start in a queue after its trial was adopted."""
     run = RunFolder(tmp_path / "run")
     run.make()
@@ -147,9 +140,7 @@ def test_job_of_an_adopted_trial_waits_for_its_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_cut", [1, 2, 40])
-def test_journal_with_an_incomplete_last_line_is_repaired(
-    searchers: Any, tmp_path: Path, n_cut: int
-) -> None:
+def test_journal_with_an_incomplete_last_line_is_repaired(searchers, tmp_path, n_cut):
     searcher, reader = searchers(), searchers()
     for number in range(3):
         searcher.study.tell(searcher.ask(1)[0].number, float(number))
@@ -161,11 +152,11 @@ def test_journal_with_an_incomplete_last_line_is_repaired(
         assert [trial.value for trial in study.trials] == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_pruner_stops_bad_trials_at_validations(searchers: Any, tmp_path: Path) -> None:
+def test_pruner_stops_bad_trials_at_validations(searchers, tmp_path):
     changes = {"pruner": "median", "pruner_options": {"n_startup_trials": 2}}
     searcher = searchers(**changes)
 
-    def job(number: int) -> RunningTrial:
+    def job(number):
         return RunningTrial(open_study(tmp_path, settings(**changes)), number)
 
     for score in (1.0, 2.0):
@@ -186,16 +177,14 @@ class Sweeps:
         jobs: number and overrides of each job.
     """
 
-    def __init__(self, folder: Path, config: DictConfig) -> None:
+    def __init__(self, folder, config):
         self.folder, self.config = folder, config
-        self.jobs: list[tuple[int, dict[str, str]]] = []
+        self.jobs = []
         with open_dict(config):
             config.hydra = {}
 
-    def __call__(
-        self, *arguments: str, job: Callable[[dict[str, str]], Any] = lambda _: 1.0, **changes: Any
-    ) -> None:
-        def launch(jobs: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+    def __call__(self, *arguments, job=lambda _: 1.0, **changes):
+        def launch(jobs, first):
             returns = []
             for number, overrides in enumerate(jobs, first):
                 values = dict(override.split("=", 1) for override in overrides)
@@ -213,22 +202,22 @@ class Sweeps:
         sweeper.loader = GlobalHydra.instance().config_loader()
         sweeper.sweep(list(arguments))
 
-    def study(self) -> optuna.Study:
+    def study(self):
         return open_study(self.folder, settings(study_name=self.names()[-1]))
 
-    def names(self) -> list[str]:
+    def names(self):
         """The study of each job."""
         return [values["hydra.sweeper.study_name"] for _, values in self.jobs]
 
 
 @pytest.fixture
-def sweeps(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> Sweeps:
+def sweeps(tmp_path, make, monkeypatch):
     monkeypatch.setattr("headwise.commands.search.write_outputs", lambda study, folder: None)
     return Sweeps(tmp_path, make([]))
 
 
-def test_failed_and_pruned_jobs_end_their_trial_alone(sweeps: Sweeps) -> None:
-    outcomes: Any = iter([1.0, RuntimeError(), math.nan, None, math.inf, 3.0])
+def test_failed_and_pruned_jobs_end_their_trial_alone(sweeps):
+    outcomes = iter([1.0, RuntimeError(), math.nan, None, math.inf, 3.0])
 
     arguments = ("optimizer.lr=interval(0.1,0.2)", "model=tiny")
     sweeps(*arguments, job=lambda _: next(outcomes), n_trials=6)
@@ -241,8 +230,8 @@ def test_failed_and_pruned_jobs_end_their_trial_alone(sweeps: Sweeps) -> None:
     assert len(sweeps.jobs) == 7, "a search that is continued runs the missing trials"
 
 
-def test_seeds_are_repeated_and_averaged(sweeps: Sweeps) -> None:
-    def job(values: dict[str, str]) -> float:
+def test_seeds_are_repeated_and_averaged(sweeps):
+    def job(values):
         lr, seed = float(values["optimizer.lr"]), int(values["seed"])
         return math.nan if lr > 0.15 and seed == 2 else lr + seed
 
@@ -254,8 +243,8 @@ def test_seeds_are_repeated_and_averaged(sweeps: Sweeps) -> None:
     assert values == {"0.1": pytest.approx(2.1), "0.2": None}
 
 
-def test_interrupted_trials_resume_with_their_values(sweeps: Sweeps) -> None:
-    def stop(values: dict[str, str]) -> float:
+def test_interrupted_trials_resume_with_their_values(sweeps):
+    def stop(values):
         if len(sweeps.jobs) == 3:
             raise KeyboardInterrupt
         return 1.0
@@ -288,22 +277,18 @@ def test_interrupted_trials_resume_with_their_values(sweeps: Sweeps) -> None:
         (["+data.files.train=a,b"], {}, "data.files.train cannot be searched"),
     ],
 )
-def test_wrong_settings(
-    sweeps: Sweeps, arguments: list[str], changes: dict[str, Any], message: str
-) -> None:
+def test_wrong_settings(sweeps, arguments, changes, message):
     with pytest.raises(ConfigError) as error:
         sweeps(*arguments, **changes)
     assert message in str(error.value)
     assert sweeps.jobs == []
 
 
-def test_search_of_other_text_is_another_one(
-    sweeps: Sweeps, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_of_other_text_is_another_one(sweeps, make, tmp_path, monkeypatch):
     write_corpus(tmp_path / "text")
     sweeps = Sweeps(sweeps.folder, make(small_overrides(tmp_path)))
 
-    def n_jobs(study_name: str | None = None) -> int:
+    def n_jobs(study_name=None):
         sweeps("optimizer.lr=0.1,0.2", n_trials=2, study_name=study_name)
         return len(sweeps.jobs)
 
@@ -317,21 +302,19 @@ def test_search_of_other_text_is_another_one(
     assert kinds == ["search", "mine", "search", "search", "mine"]
 
 
-def test_table_of_a_search_is_of_the_runs_on_its_text(
-    sweeps: Sweeps, make: Any, tmp_path: Path
-) -> None:
+def test_table_of_a_search_is_of_the_runs_on_its_text(sweeps, make, tmp_path):
     write_corpus(tmp_path / "text")
     sweeps = Sweeps(sweeps.folder, make(small_overrides(tmp_path)))
     sweep = Sweep("sweep", sweeps.folder)
 
-    def job(values: dict[str, str]) -> float:
+    def job(values):
         number, run = sweeps.jobs[-1][0], tmp_path / f"run{len(sweeps.jobs)}"
         study = open_study(sweeps.folder, settings(study_name=values["hydra.sweeper.study_name"]))
         RunningTrial(study, number).start(run)
         sweep.record(number, [], run, None)
         return 1.0
 
-    def runs(seed: int) -> list[str]:
+    def runs(seed):
         write_corpus(tmp_path / "text", seed=seed)
         sweeps("optimizer.lr=0.1,0.2", job=job, n_trials=2, study_name=None)
         return [Path(record["run"]).name for record in sweep.jobs()]
@@ -341,14 +324,14 @@ def test_table_of_a_search_is_of_the_runs_on_its_text(
     assert runs(seed=1) == ["run1", "run2"], "not trained again"
 
 
-def test_other_values_in_the_same_study_are_rejected(sweeps: Sweeps) -> None:
+def test_other_values_in_the_same_study_are_rejected(sweeps):
     sweeps("model=tiny,small", n_trials=2)
     with pytest.raises(ConfigError, match=r"the study study-\w+ has other values of model"):
         sweeps("model=tiny,base", n_trials=3)
 
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
+def arguments(tmp_path):
     """The common part of a search's command line."""
     write_corpus(tmp_path / "text")
     return [
@@ -359,7 +342,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_search_by_command(headwise: CommandLine, arguments: list[str], tmp_path: Path) -> None:
+def test_search_by_command(headwise, arguments, tmp_path):
     arguments = [*arguments, "optimizer.lr=1e-3,1e-2,1e30"]
     result = headwise("train", *arguments, "hydra.sweeper.n_trials=2")
     assert len(run_folders(tmp_path / "outputs")) == 2
@@ -385,9 +368,7 @@ def test_search_by_command(headwise: CommandLine, arguments: list[str], tmp_path
 
 
 @pytest.mark.slow
-def test_pruned_run_is_listed_and_resumes_by_a_plain_command(
-    headwise: CommandLine, arguments: list[str], tmp_path: Path
-) -> None:
+def test_pruned_run_is_listed_and_resumes_by_a_plain_command(headwise, arguments, tmp_path):
     pruner = ["hydra.sweeper.pruner=median", "hydra.sweeper.pruner_options={n_startup_trials: 1}"]
     order = "hydra.sweeper.sampler_seed=2"  # the better one first
     result = headwise.ok("train", *arguments, *pruner, order, "optimizer.lr=1e-9,1e-2")

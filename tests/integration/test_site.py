@@ -1,13 +1,8 @@
 """The guide as a site, opened from a disk: it needs no network."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +21,7 @@ NO_FETCH = re.compile(r'\srel="(?:canonical|next|prev|alternate)"')
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     pytest.importorskip("material", reason="mkdocs-material is in the docs extra")
     built = tmp_path_factory.mktemp("guide") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]
@@ -36,11 +31,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     yield from started_browser()
 
 
-def fetched_by(text: str) -> list[str]:
+def fetched_by(text):
     """Addresses that a page makes a browser fetch."""
     links = [link for link in re.findall(r"<link\b[^>]*>", text) if not NO_FETCH.search(link)]
     styles = re.findall(r'\sstyle="[^"]*url\(([^")]*)', text)
@@ -48,11 +43,11 @@ def fetched_by(text: str) -> list[str]:
     return [address for address in found if not address.startswith("data:")]
 
 
-def is_outside(address: str) -> bool:
+def is_outside(address):
     return re.match(r"['\"]?\s*(?:[a-z]+:)?//", address) is not None
 
 
-def test_site_needs_no_network(site: Path) -> None:
+def test_site_needs_no_network(site):
     pages = sorted(site.rglob("*.html"))
     assert {page.stem for page in pages} >= {path.stem for path in DOCS.glob("*.md")}
     for page in pages:
@@ -71,7 +66,7 @@ def test_site_needs_no_network(site: Path) -> None:
 
 
 @needs_browser
-def test_search_works_without_a_server(site: Path, browser: Any) -> None:
+def test_search_works_without_a_server(site, browser):
     opened = OpenedPage(browser, site / "index.html", ".md-search__input")
     opened.page.click(".md-search__input")
     opened.page.keyboard.type("trainer.max_updates")
@@ -85,7 +80,7 @@ def test_search_works_without_a_server(site: Path, browser: Any) -> None:
 
 
 @needs_browser
-def test_live_page_shows_the_heads_of_a_trained_model(site: Path, browser: Any) -> None:
+def test_live_page_shows_the_heads_of_a_trained_model(site, browser):
     assert (site / LIVE).stat().st_size <= MAX_LIVE
     assert (DOCS / "live/heads.json").stat().st_size <= MAX_LIVE
     for page in (DOCS / "index.md", ROOT / "README.md"):

@@ -1,9 +1,5 @@
 """Corpora opened from folders of text with the yaml files of headwise."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from corpus_writers import (
@@ -29,7 +25,7 @@ FOLDERS = {
 }
 
 
-def _fill(folder: Path, name: str, gz: bool = True) -> None:
+def _fill(folder, name, gz=True):
     source, target, stems = FOLDERS[name]
     folder.mkdir(parents=True, exist_ok=True)
     for stem in stems:
@@ -38,7 +34,7 @@ def _fill(folder: Path, name: str, gz: bool = True) -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("gz", [True, False])
-def test_every_corpus_opens_from_a_local_folder(tmp_path: Path, name: str, gz: bool) -> None:
+def test_every_corpus_opens_from_a_local_folder(tmp_path, name, gz):
     source, target, stems = FOLDERS[name]
     _fill(tmp_path / "text", name, gz)
     corpus = open_named_corpus(tmp_path, name, dir=str(tmp_path / "text"))
@@ -50,9 +46,7 @@ def test_every_corpus_opens_from_a_local_folder(tmp_path: Path, name: str, gz: b
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_corpora_open_from_headwise_data(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corpora_open_from_headwise_data(tmp_path, name, monkeypatch):
     config = data_config(name)
     assert config.folder
     _fill(tmp_path / "shelf" / config.folder, name)
@@ -66,7 +60,7 @@ def test_corpora_open_from_headwise_data(
     assert other_text.fingerprint() != from_shelf.fingerprint()
 
 
-def test_user_text_in_tables_is_read(tmp_path: Path) -> None:
+def test_user_text_in_tables_is_read(tmp_path):
     for stem in ("train", "dev", "test_a", "test_b"):
         pairs = sentences("fr", "eu", 3, stem)
         table = encode_lines(["fr\teu", *map("\t".join, pairs)])
@@ -77,7 +71,7 @@ def test_user_text_in_tables_is_read(tmp_path: Path) -> None:
     assert corpus.read("test_b")[0][2].endswith("test_b.")
 
 
-def test_a_file_is_a_split_of_its_own_name(tmp_path: Path) -> None:
+def test_a_file_is_a_split_of_its_own_name(tmp_path):
     for stem in ("train", "dev", "test", "test2"):
         write_text(tmp_path, stem, ("a", "b"), sentences("a", "b", 3, stem), gz=False)
     options = {"dir": str(tmp_path), "source": "a", "target": "b"}
@@ -91,7 +85,7 @@ def test_a_file_is_a_split_of_its_own_name(tmp_path: Path) -> None:
     assert list(corpus.text("dev")) == sentences("a", "b", 3, "train")
 
 
-def test_splits_may_be_shares_of_one_file(tmp_path: Path) -> None:
+def test_splits_may_be_shares_of_one_file(tmp_path):
     pairs = sentences("a", "b", 20)
     write_text(tmp_path, "train", ("a", "b"), pairs, gz=False)
     options = {"dir": str(tmp_path), "source": "a", "target": "b"}
@@ -110,7 +104,7 @@ def test_splits_may_be_shares_of_one_file(tmp_path: Path) -> None:
         open_named_corpus(tmp_path, "files", split=[0.9, 0.1], source="a", target="b")
 
 
-def test_sharded_test_sets_are_named_after_their_tables(tmp_path: Path) -> None:
+def test_sharded_test_sets_are_named_after_their_tables(tmp_path):
     text = tmp_path / "text"
     text.mkdir()
     for stem in ("train", "valid"):
@@ -127,7 +121,7 @@ def test_sharded_test_sets_are_named_after_their_tables(tmp_path: Path) -> None:
         assert list(corpus.text(name)) == pairs
 
 
-def test_folder_with_the_layout_of_the_hub_is_named(tmp_path: Path) -> None:
+def test_folder_with_the_layout_of_the_hub_is_named(tmp_path):
     pairs = translations(("a", "b"), sentences("a", "b", 3, "x"))
     for stem in ("data/train", "data/validation", "data/test", "more/train"):
         write_parquet(tmp_path / f"{stem}-00000-of-00001.parquet", pairs)
@@ -143,7 +137,7 @@ def test_folder_with_the_layout_of_the_hub_is_named(tmp_path: Path) -> None:
         open_named_corpus(tmp_path, "files", dir=str(tmp_path / "more"), valid="train", **options)
 
 
-def test_source_and_target_set_the_direction(tmp_path: Path) -> None:
+def test_source_and_target_set_the_direction(tmp_path):
     _fill(tmp_path / "text", "multi30k")
     folder = str(tmp_path / "text")
     forward = open_named_corpus(tmp_path, "multi30k", dir=folder)
@@ -152,7 +146,7 @@ def test_source_and_target_set_the_direction(tmp_path: Path) -> None:
     assert forward.fingerprint() != backward.fingerprint()
 
 
-def test_fingerprint_depends_on_text_cleaning_and_limit(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_text_cleaning_and_limit(tmp_path):
     _fill(tmp_path / "text", "multi30k", gz=False)
     folder = str(tmp_path / "text")
     fingerprints = {open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint()}
@@ -168,7 +162,7 @@ def test_fingerprint_depends_on_text_cleaning_and_limit(tmp_path: Path) -> None:
     assert len(fingerprints) == 4
 
 
-def test_only_training_text_is_filtered(tmp_path: Path) -> None:
+def test_only_training_text_is_filtered(tmp_path):
     pairs = [("Aşa este.", "So it is."), (" ", "nothing"), ("a " * 81, "b " * 81), ("ţară", "land")]
     pairs.append(("one", "too many"))
     for stem in ("train", "valid", "test_newstest2016"):
@@ -183,7 +177,7 @@ def test_only_training_text_is_filtered(tmp_path: Path) -> None:
     assert test[0][3] == "țară"
 
 
-def test_cleaning_that_removes_all_pairs_is_rejected(tmp_path: Path) -> None:
+def test_cleaning_that_removes_all_pairs_is_rejected(tmp_path):
     _fill(tmp_path, "multi30k")
     corpus = open_named_corpus(tmp_path, "multi30k", dir=str(tmp_path), cleaning={"max_words": 1})
     with pytest.raises(DataError, match=r"no training pair is left: kept 0 of 4.*max_words 4"):
@@ -191,7 +185,7 @@ def test_cleaning_that_removes_all_pairs_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", parallel_corpora())
-def test_every_yaml_is_typed_and_documented(name: str) -> None:
+def test_every_yaml_is_typed_and_documented(name):
     config = data_config(name)
     assert config.licence
     assert config.notes
@@ -202,7 +196,7 @@ def test_every_yaml_is_typed_and_documented(name: str) -> None:
         assert len(config.origins) >= 1 or "no official split" in config.notes
 
 
-def test_joined_splits_are_read_as_one(tmp_path: Path) -> None:
+def test_joined_splits_are_read_as_one(tmp_path):
     _fill(tmp_path / "text", "iwslt17")
     folder, joined = str(tmp_path / "text"), "test_tst2014+test_tst2013"
     corpus = open_named_corpus(
@@ -217,7 +211,7 @@ def test_joined_splits_are_read_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("test", ["test_tst2O14", "test_tst2013+test_tst2O14"])
-def test_missing_split_is_rejected_by_name(tmp_path: Path, test: str) -> None:
+def test_missing_split_is_rejected_by_name(tmp_path, test):
     _fill(tmp_path, "iwslt17")
     with pytest.raises(DataError, match=r"no split 'test_tst2O14'.*test_tst2013, test_tst2014"):
         open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=[test])
@@ -239,9 +233,7 @@ def test_missing_split_is_rejected_by_name(tmp_path: Path, test: str) -> None:
         (None, "", r"data\.dir=FOLDER with train\.de, train\.en"),
     ],
 )
-def test_missing_files_are_named_with_a_suggestion(
-    tmp_path: Path, folder: str | None, missing: str, message: str
-) -> None:
+def test_missing_files_are_named_with_a_suggestion(tmp_path, folder, missing, message):
     _fill(tmp_path / "text", "multi30k")
     for path in (path for name in missing.split() for path in (tmp_path / "text").glob(f"{name}*")):
         path.rename(f"{path}_")

@@ -1,13 +1,8 @@
 """Corpora in their published layouts, with the yaml files of headwise."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -24,7 +19,7 @@ from corpus_writers import (
 )
 from headwise.data.sources.hub import HubSource
 from headwise.errors import ConfigError, DataError
-from headwise.tasks.translation.corpus import ParallelCorpus, open_corpus
+from headwise.tasks.translation.corpus import open_corpus
 from original_layouts import (
     HUB,
     ORIGINALS,
@@ -40,14 +35,14 @@ from original_layouts import (
 )
 
 
-def _check(corpus: ParallelCorpus) -> None:
+def _check(corpus):
     assert list(corpus.text(corpus.config.train)) == TRAIN
     assert list(corpus.text("valid")) == VALID
     assert list(corpus.text(corpus.config.test[0])) == TEST
 
 
 @pytest.mark.parametrize("case", ORIGINALS)
-def test_archives_in_a_local_folder_are_read(tmp_path: Path, case: str) -> None:
+def test_archives_in_a_local_folder_are_read(tmp_path, case):
     name, write = ORIGINALS[case]
     folder = tmp_path / "archives"
     folder.mkdir()
@@ -58,7 +53,7 @@ def test_archives_in_a_local_folder_are_read(tmp_path: Path, case: str) -> None:
     assert not (tmp_path / "cache" / "downloads").exists()
 
 
-def test_tokenised_version_of_kftt_is_read(tmp_path: Path) -> None:
+def test_tokenised_version_of_kftt_is_read(tmp_path):
     write_kftt(tmp_path)
     settings = {"train": "train_tok", "valid": "valid_tok", "test": ["test_tok"]}
     corpus = open_named_corpus(tmp_path, "kftt", dir=str(tmp_path), **settings)
@@ -66,7 +61,7 @@ def test_tokenised_version_of_kftt_is_read(tmp_path: Path) -> None:
     assert len(corpus.read("test_tok")[0]) == len(TEST)
 
 
-def test_iwslt_test_set_is_read_from_two_archives(tmp_path: Path) -> None:
+def test_iwslt_test_set_is_read_from_two_archives(tmp_path):
     write_iwslt(tmp_path)
     with pytest.raises(DataError, match=r"'test_de' is missing: put 2017-01-ted-test/de-en\.tgz"):
         open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
@@ -84,7 +79,7 @@ def test_iwslt_test_set_is_read_from_two_archives(tmp_path: Path) -> None:
     assert list(corpus.text("test_tst2017")) == TEST
 
 
-def test_test_set_works_in_both_directions(tmp_path: Path) -> None:
+def test_test_set_works_in_both_directions(tmp_path):
     write_wmt16(tmp_path)
     settings = {"source": "en", "target": "ro"}
     corpus = open_named_corpus(tmp_path, "wmt16_ro_en", dir=str(tmp_path), **settings)
@@ -94,7 +89,7 @@ def test_test_set_works_in_both_directions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", HUB)
 @pytest.mark.parametrize("top", [True, False])
-def test_local_copy_of_the_hub_is_read(tmp_path: Path, name: str, top: bool) -> None:
+def test_local_copy_of_the_hub_is_read(tmp_path, name, top):
     write_hub_copy(tmp_path / "copy", name, top)
     corpus = open_named_corpus(tmp_path, name, dir=str(tmp_path / "copy"))
     assert list(corpus.text("train")) == TRAIN
@@ -104,9 +99,7 @@ def test_local_copy_of_the_hub_is_read(tmp_path: Path, name: str, top: bool) -> 
     assert len(pairs) == (993 if name == "iwslt17" else len(TEST))
 
 
-def test_hub_source_uses_the_datasets_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_source_uses_the_datasets_library(tmp_path, monkeypatch):
     """A local folder replaces the repository; library, columns and order are real."""
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": TEST}.items():
         rows = translations(("de", "en"), [(t, s) for s, t in pairs])
@@ -121,10 +114,10 @@ def test_hub_source_uses_the_datasets_library(
     assert source.identity("train") == source.identity("train") != source.identity("valid")
 
 
-def test_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_corpus_names_its_files(tmp_path, monkeypatch):
     calls = []
 
-    def load_dataset(*args: Any, **kwargs: Any) -> None:
+    def load_dataset(*args, **kwargs):
         calls.append((args, kwargs))
         raise ConnectionError("Couldn't reach the hub\nlong trace")
 
@@ -148,11 +141,11 @@ def test_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(message.splitlines()) <= 6
 
 
-def _no_network(entries: Any, folder: Path) -> Path:
+def _no_network(entries, folder):
     raise DataError(f"{entries[0]['url']}: Network is unreachable")
 
 
-def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
+def test_incomplete_and_damaged_archives_are_named(tmp_path):
     write_wmt14(tmp_path)
     content = (tmp_path / "test-full.tgz").read_bytes()
     (tmp_path / "dev.tgz").rename(tmp_path / "elsewhere")
@@ -178,7 +171,7 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
         list(corpus.text("test_newstest2014"))
 
 
-def test_newstest2013_is_read_from_plain_text(tmp_path: Path) -> None:
+def test_newstest2013_is_read_from_plain_text(tmp_path):
     write_wmt14(tmp_path)
     sides = sides_of(VALID, "en", "de")
     write_tar(
@@ -189,7 +182,7 @@ def test_newstest2013_is_read_from_plain_text(tmp_path: Path) -> None:
     )
 
 
-def test_downloaded_corpus_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloaded_corpus_works_offline(tmp_path, monkeypatch):
     write_kftt(tmp_path)
     archive = tmp_path / "kftt-data-1.0.tar.gz"
     config = data_config("kftt")
@@ -209,7 +202,7 @@ def test_downloaded_corpus_works_offline(tmp_path: Path, monkeypatch: pytest.Mon
         open_corpus(config, tmp_path / "cache")
 
 
-PATHS_OUTSIDE: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+PATHS_OUTSIDE = {
     "name": ("../kftt", lambda origin, path: origin.update(name=path)),
     "files": (
         "sub/../../x.tgz",
@@ -227,7 +220,7 @@ PATHS_OUTSIDE: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
 
 
 @pytest.mark.parametrize("key", PATHS_OUTSIDE)
-def test_names_outside_the_cache_are_rejected(tmp_path: Path, key: str) -> None:
+def test_names_outside_the_cache_are_rejected(tmp_path, key):
     config = data_config("kftt")
     value, change = PATHS_OUTSIDE[key]
     change(config.origins[1], value)

@@ -7,24 +7,17 @@ After a change of the text that is meant, write the files again:
     WRITE_TABLES=1 .venv/bin/python -m pytest -n 0 tests/integration/test_studies.py
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from command_line import CommandLine
 from guide import DOCS, ROOT
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
-from headwise.config.schema import Config
 from headwise.runs.record import archived
 from headwise.studies.study import read_study, recipes
 from headwise.tasks.check import checked_task
@@ -33,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compose_once(make: Any) -> Iterator[None]:
+def _compose_once(make):
     """Let commands, too, compose the same overrides once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hydra.compose", lambda name, overrides: make(overrides, name))
@@ -53,11 +46,11 @@ OF_ROWS = {
 
 
 @pytest.mark.parametrize("name", group_choices("study"))
-def test_every_study_has_recipes_that_can_be_trained(make: Any, name: str) -> None:
+def test_every_study_has_recipes_that_can_be_trained(make, name):
     study = read_study(make([f"study={name}"], "table").study)
     assert study.name == name
     of_cells = recipes(study.cells)
-    configs: dict[tuple[tuple[str, ...], bool], Config] = {}
+    configs = {}
     for one in of_cells:
         key = one.overrides, one.cell.init is None
         if key not in configs:
@@ -90,7 +83,7 @@ def test_every_study_has_recipes_that_can_be_trained(make: Any, name: str) -> No
 ENCODERS = ("heads=true", "runs=[results/encoder_small,results/how_many_heads,results/mnist]")
 LONG = ("heads=true", "runs=[results/correia2019_long]")
 # Table -> the other arguments of the command that README.md or a page of docs/ gives for it.
-TABLES: dict[str, Sequence[str]] = {
+TABLES = {
     "five_tasks": (
         "runs=[results/correia2019_long,results/child2019_small,results/encoder_small,results/mnist]",
     ),
@@ -108,26 +101,24 @@ TABLES: dict[str, Sequence[str]] = {
 
 
 @functools.cache  # several tables are of the same runs
-def read_once(folder: Path, kind: type[Any]) -> list[Any]:
+def read_once(folder, kind):
     return [*archived(folder, kind)]
 
 
-def test_command_of_the_readme_is_that_of_its_table() -> None:
+def test_command_of_the_readme_is_that_of_its_table():
     command = " ".join(
         ["python scripts/table.py study=five_tasks", *map(repr, TABLES["five_tasks"])]
     )
     assert command in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
 
-def published(name: str) -> Path:
+def published(name):
     shown_whole = DOCS / "table1" / name
     return shown_whole if shown_whole.is_file() else ROOT / "tests" / "golden" / name
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_tables_from_the_records_are_those_published(
-    headwise: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str
-) -> None:
+def test_tables_from_the_records_are_those_published(headwise, monkeypatch, tmp_path, table):
     monkeypatch.chdir(ROOT)  # the text names runs by the paths that the command was given
     monkeypatch.setattr("headwise.runs.record.archived", read_once)
     headwise.ok("table", f"study={table}", *TABLES[table], f"output={tmp_path}")

@@ -1,7 +1,5 @@
 """Sweeps: several jobs in one command."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -9,9 +7,7 @@ import re
 import shlex
 import signal
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +16,6 @@ from matplotlib import rcParams
 from omegaconf import OmegaConf
 
 from command_line import (
-    CommandLine,
     assert_rejected,
     read_json,
     run_folders,
@@ -37,25 +32,25 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> list[str]:
+def sweep(tmp_path):
     """The common part of a sweep's command line."""
     write_corpus(tmp_path / "text")
     overrides = [o for o in small_overrides(tmp_path) if not o.startswith("tokenizer.vocab_size")]
     return ["-m", *overrides]
 
 
-def checkpoints(outputs: Path) -> dict[Path, int]:
+def checkpoints(outputs):
     return {path: path.stat().st_mtime_ns for path in outputs.glob("*/*/checkpoints/*.pt")}
 
 
-def table(out: str) -> list[str]:
+def table(out):
     lines = out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("means over seeds")) + 1
     head, _, *rows = lines[start : lines.index("", start)]
     return [head, *rows]
 
 
-def test_jobs_have_a_table(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
+def test_jobs_have_a_table(headwise, sweep, tmp_path):
     jobs = ["tokenizer.vocab_size=60", "attention=softmax,alpha_entmax", "seed=1,2"]
     result = headwise.ok("train", *sweep, *jobs)
     folders = run_folders(tmp_path / "outputs")
@@ -78,18 +73,14 @@ def test_jobs_have_a_table(headwise: CommandLine, sweep: list[str], tmp_path: Pa
     assert folders == {"default", "sweeps"}
 
 
-def test_values_of_what_costs_only_are_runs_of_their_own(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path
-) -> None:
+def test_values_of_what_costs_only_are_runs_of_their_own(headwise, sweep, tmp_path):
     for _ in range(2):  # the second finds the runs of the first
         headwise.ok("train", *sweep, "tokenizer.vocab_size=60", "trainer.max_updates=2,4")
         swept = [read_json(f / "data.json")["swept"] for f in run_folders(tmp_path / "outputs")]
         assert sorted(one["trainer.max_updates"] for one in swept) == [2, 4]
 
 
-def test_dry_run_jobs_do_not_fail(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_jobs_do_not_fail(headwise, sweep, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = "attention=softmax,alpha_entmax", "tokenizer.vocab_size=60", "dry_run=true"
     result = headwise.ok("train", *sweep, *settings)
@@ -99,9 +90,7 @@ def test_dry_run_jobs_do_not_fail(
     assert files == ["multirun.yaml"]  # written by Hydra
 
 
-def test_failed_job_stops_no_other_and_is_repeated(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path
-) -> None:
+def test_failed_job_stops_no_other_and_is_repeated(headwise, sweep, tmp_path):
     jobs = ["tokenizer.vocab_size=5000,60"]  # the first size is not reached
     result = headwise("train", *sweep, *jobs)
     assert (result.code, "Traceback" in result.err) == (1, False)
@@ -119,15 +108,13 @@ def test_failed_job_stops_no_other_and_is_repeated(
     assert checkpoints(tmp_path / "outputs") == before
 
 
-def test_jobs_share_a_group_finish_trackers_and_free_models(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups: list[str | None] = []
-    statuses: list[str] = []
-    models: list[weakref.ref[Any]] = []
-    alive: list[int] = []
+def test_jobs_share_a_group_finish_trackers_and_free_models(headwise, sweep, tmp_path, monkeypatch):
+    groups = []
+    statuses = []
+    models = []
+    alive = []
 
-    def start(_: Tracker, folder: Path, group: str | None, config: Any) -> None:
+    def start(_, folder, group, config):
         gc.collect()
         alive.append(sum(model() is not None for model in models))
         assert len(statuses) == len(groups), "the previous job has finished its tracker"
@@ -135,7 +122,7 @@ def test_jobs_share_a_group_finish_trackers_and_free_models(
 
     from headwise.tasks.translation.task import build_model as original
 
-    def build(*arguments: Any) -> Any:
+    def build(*arguments):
         model = original(*arguments)
         models.append(weakref.ref(model))
         return model
@@ -157,14 +144,12 @@ def test_jobs_share_a_group_finish_trackers_and_free_models(
     assert f"sweeps/{name}.md" in result.out
 
 
-def test_job_starts_as_its_own_process_would(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_starts_as_its_own_process_would(headwise, sweep, tmp_path, monkeypatch):
     """Threads that the config of one job sets, and what parts of users may leave."""
-    seen: list[Any] = []
+    seen = []
     variables = "HF_HOME", "OMP_NUM_THREADS"
 
-    def begin() -> None:
+    def begin():
         flags = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
         drawn = random.random(), torch.rand(1).item(), np.random.rand()
         outside = Path.cwd(), *map(os.getenv, variables), rcParams["font.size"]
@@ -185,7 +170,7 @@ def test_job_starts_as_its_own_process_would(
     assert torch.get_num_threads() == before
 
 
-def test_interrupt_saves_the_job_and_ends_the_sweep(tmp_path: Path) -> None:
+def test_interrupt_saves_the_job_and_ends_the_sweep(tmp_path):
     runs = Runs(tmp_path)
     arguments = ["-m", *runs.arguments("outputs", {"seed": "1,2"})]
     result = runs.wait(runs.start(arguments, signal_at=("record", 4, signal.SIGINT)))
@@ -203,12 +188,12 @@ def test_interrupt_saves_the_job_and_ends_the_sweep(tmp_path: Path) -> None:
     assert len(run_folders(tmp_path / "outputs")) == 2
 
 
-def sweep_of(overrides: str, folder: str = "outputs/sweeps") -> Sweep:
+def sweep_of(overrides, folder="outputs/sweeps"):
     hydra = {"job": {"chdir": None}, "overrides": {"task": overrides.split()}, "sweeper": {}}
     return Sweep.composed(OmegaConf.create({"hydra": {**hydra, "sweep": {"dir": folder}}}))
 
 
-def test_name_of_a_sweep_depends_on_its_jobs() -> None:
+def test_name_of_a_sweep_depends_on_its_jobs():
     sweep = sweep_of("seed=1,2 a=b")
     assert sweep == sweep_of("a=b seed=1,2")
     assert sweep.swept == {"seed"}
@@ -226,14 +211,14 @@ PATHS = {
 
 
 @pytest.fixture
-def write_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def write_experiment(tmp_path, monkeypatch):
     """Sweeps train nothing, in a folder of their own; writes experiment/mine.yaml there."""
     monkeypatch.setattr("headwise.commands.train.train", lambda *_, swept: tmp_path)
     monkeypatch.setattr(Sweep, "summary", lambda self: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment").mkdir()
 
-    def write(yaml: str) -> None:
+    def write(yaml):
         text = f"# @package _global_\n{yaml}"
         (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
 
@@ -242,12 +227,8 @@ def write_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 @pytest.mark.parametrize("line", PATHS)
 def test_folder_of_a_sweep_is_that_of_the_composed_config(
-    line: str,
-    headwise: CommandLine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    write_experiment: Callable[[str], None],
-) -> None:
+    line, headwise, tmp_path, monkeypatch, write_experiment
+):
     monkeypatch.setattr("command_line.compose_once", lambda patch: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     write_experiment("paths:\n  outputs: ~/from_yaml\n")
@@ -269,9 +250,7 @@ KEYS_OF_CHOICES = {
 
 
 @pytest.mark.parametrize("line", KEYS_OF_CHOICES)
-def test_jobs_have_keys_of_their_choices(
-    line: str, headwise: CommandLine, tmp_path: Path, write_experiment: Callable[[str], None]
-) -> None:
+def test_jobs_have_keys_of_their_choices(line, headwise, tmp_path, write_experiment):
     write_experiment("hydra: {sweeper: {params: {seed: '1,2'}}}\n")
     result = headwise("train", "-m", *line.split())
     if message := KEYS_OF_CHOICES[line]:
@@ -285,16 +264,14 @@ def test_jobs_have_keys_of_their_choices(
 
 
 @pytest.mark.parametrize("mode", ["-m", "hydra.mode=MULTIRUN"])
-def test_ranks_start_no_sweep(
-    mode: str, headwise: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_start_no_sweep(mode, headwise, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("command_line.compose_once", lambda patch: None)
     message = "torchrun and -m cannot be combined"
     assert_rejected(headwise("train", mode, "seed=1,2"), 2, message)
 
 
-def test_sweep_records_each_job_once_in_order(tmp_path: Path) -> None:
+def test_sweep_records_each_job_once_in_order(tmp_path):
     sweep = Sweep("sweep-1", tmp_path / "sweeps" / "sweep-1")
     sweep.begin()
     assert not sweep.has_failed()

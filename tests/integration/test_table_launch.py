@@ -1,16 +1,13 @@
 """`headwise table` and the commands of missing runs: by hand and with launch=true."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from command_line import SMALL, CommandLine, CommandResult, assert_rejected, train_small
+from command_line import SMALL, assert_rejected, train_small
 from fabricated_runs import csv_rows, write_study
 from headwise.commands.table import _ready
 from headwise.runs.folder import RunFolder
@@ -22,31 +19,29 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def softmax_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def softmax_trained(tmp_path_factory):
     """Outputs with one run, of softmax and seed 1."""
     folder = tmp_path_factory.mktemp("trained")
     train_small(folder, "attention=softmax", "seed=1")
     return folder
 
 
-def column(*overrides: str, **more: Any) -> dict[str, Any]:
+def column(*overrides, **more):
     return {"label": "Mine", "test": "test_a", "overrides": [*RECIPE, *overrides], **more}
 
 
-def write_real_study(folder: Path, **changes: Any) -> None:
+def write_real_study(folder, **changes):
     write_study(folder, **{"columns": {"mine": column()}, "seeds": [1], **changes})
 
 
-def table(headwise: CommandLine, folder: Path, outputs: Path, *more: str) -> CommandResult:
+def table(headwise, folder, outputs, *more):
     return headwise(
         "table", "--config-dir", f"{folder}/configs", "study=tiny", f"runs=[{outputs}]",
         f"output={folder}/tables", *more,
     )  # fmt: skip
 
 
-def test_listed_command_fills_a_cell(
-    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
-) -> None:
+def test_listed_command_fills_a_cell(headwise, softmax_trained, tmp_path):
     write_real_study(tmp_path)
     result = table(headwise, tmp_path, softmax_trained / "outputs")
     (command,) = re.findall(r"`(headwise train .*)`", result.out)
@@ -59,8 +54,8 @@ def test_listed_command_fills_a_cell(
 
 
 def test_launch_trains_missing_runs_and_continues_after_a_failure(
-    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
-) -> None:
+    headwise, softmax_trained, tmp_path
+):
     text, outputs = softmax_trained / "text", tmp_path / "outputs"
     rows = {
         "softmax": {"overrides": ["attention=softmax", "data.dir=/nowhere"]},
@@ -75,9 +70,7 @@ def test_launch_trains_missing_runs_and_continues_after_a_failure(
     assert "- softmax × Mine, seed 2: `" in result.out
 
 
-def test_runs_start_from_the_runs_of_another_column(
-    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
-) -> None:
+def test_runs_start_from_the_runs_of_another_column(headwise, softmax_trained, tmp_path):
     outputs = tmp_path / "outputs"
     shared = [f"paths.outputs={outputs}", f"data.dir={softmax_trained / 'text'}"]
     shared += ["attention=softmax", "trainer.max_updates=2", "trainer.validate_every=2"]
@@ -102,9 +95,7 @@ def test_runs_start_from_the_runs_of_another_column(
         assert Path(origin) == folders["first"][seed]
 
 
-def test_heads_of_runs_in_cells_are_analysed(
-    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
-) -> None:
+def test_heads_of_runs_in_cells_are_analysed(headwise, softmax_trained, tmp_path):
     write_real_study(tmp_path)
     result = table(headwise, tmp_path, softmax_trained / "outputs", "heads=true")
     assert result.code == 0
@@ -112,9 +103,7 @@ def test_heads_of_runs_in_cells_are_analysed(
     assert "density, mean, cross-attention" in result.out
 
 
-def test_heads_of_records_without_weights(
-    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
-) -> None:
+def test_heads_of_records_without_weights(headwise, softmax_trained, tmp_path):
     write_real_study(tmp_path)
     records = tmp_path / "records"
     shutil.copytree(softmax_trained / "outputs", records)
@@ -131,10 +120,10 @@ def test_heads_of_records_without_weights(
     assert "## Heads" not in result.out
 
 
-def test_run_that_several_columns_score_is_launched_once() -> None:
+def test_run_that_several_columns_score_is_launched_once():
     cells = [
         Missing("softmax", f"copy_{n}", (1, 2), ("experiment=length/copy",)) for n in (64, 256)
     ]
-    tried: set[Any] = set()
+    tried = set()
     assert _ready(cells, tried) == cells[:1]
     assert _ready(cells, tried) == []

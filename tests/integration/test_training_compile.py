@@ -1,10 +1,7 @@
 """`trainer.compile` gives the same training with every variant, also with graph breaks."""
 
-from __future__ import annotations
-
 import functools
 import shutil
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,34 +11,33 @@ import torch._dynamo.testing
 from command_line import composer
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
-from headwise.config.schema import Config
-from headwise.tasks.translation.batches import Batch, collate
+from headwise.tasks.translation.batches import collate
 from headwise.tasks.translation.store import EncodedSplit
 from training_steps import VOCAB_SIZE, step_of
 
 SHORT = ["encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=64"]
 NO_DROPOUT = ["dropout=0", "attention_dropout=0", "activation_dropout=0"]
 Sizes = tuple[tuple[int, int, int], ...]  # rows, longest source and target
-SIZES: Sizes = ((8, 7, 9), (12, 11, 11), (5, 15, 23), (3, 31, 17))
-ROWS: Sizes = ((8, 20, 20), (5, 20, 20), (16, 20, 20))
+SIZES = ((8, 7, 9), (12, 11, 11), (5, 15, 23), (3, 31, 17))
+ROWS = ((8, 20, 20), (5, 20, 20), (16, 20, 20))
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def fresh_graphs() -> Iterator[None]:
+def fresh_graphs():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def config_of(attention: str) -> Config:
+def config_of(attention):
     model = [f"model.{change}" for change in (*SHORT, *NO_DROPOUT)]
     with composer() as compose:
         return typed(compose([f"attention={attention}", "model=tiny", *model]))
 
 
-def batches(sizes: Sizes) -> list[Batch]:
+def batches(sizes):
     """Batches with padding."""
     generator = np.random.default_rng(1)
     made = []
@@ -53,9 +49,7 @@ def batches(sizes: Sizes) -> list[Batch]:
     return made
 
 
-def trained(
-    config: Config, compiled: bool, sizes: Sizes
-) -> tuple[list[float], dict[str, torch.Tensor]]:
+def trained(config, compiled, sizes):
     """Summed losses of some updates and the final weights."""
     config.trainer.compile, config.trainer.precision = compiled, "fp32"
     config.optimizer = {"_target_": "torch.optim.SGD", "lr": 0.5}
@@ -69,7 +63,7 @@ def trained(
     return losses, step.model.state_dict()
 
 
-def assert_compiled_equals_plain(attention: str, sizes: Sizes) -> None:
+def assert_compiled_equals_plain(attention, sizes):
     plain, compiled = (trained(config_of(attention), compiled, sizes) for compiled in (False, True))
     assert plain[0] == pytest.approx(compiled[0], rel=1e-5)
     assert list(plain[1]) == list(compiled[1])  # names of the uncompiled module
@@ -78,9 +72,7 @@ def assert_compiled_equals_plain(attention: str, sizes: Sizes) -> None:
 
 
 @pytest.mark.parametrize("attention", group_choices("attention"))
-def test_training_with_graphs_equals_plain_training(
-    attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_with_graphs_equals_plain_training(attention, monkeypatch):
     """With an eager backend, as a graph takes a minute to compile, and two serve all sizes.
 
     The first is of the first sizes, the second of all others.
@@ -93,6 +85,6 @@ def test_training_with_graphs_equals_plain_training(
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_training_equals_plain_training() -> None:
+def test_compiled_training_equals_plain_training():
     """One variant, since compiling takes a minute and treats all operators alike."""
     assert_compiled_equals_plain("alpha_entmax", ROWS)

@@ -1,15 +1,11 @@
 """How runs end, and the effect of repeating the command."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +25,7 @@ SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_ev
 class RunsHere(Runs):
     """Starts runs in this process, which saves a second each."""
 
-    def train(self, outputs: str, changes: Mapping[str, Any], code: int = 0) -> str:
+    def train(self, outputs, changes, code=0):
         """Train in the folder `outputs`, check the exit code and return the output."""
         printed = io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
@@ -40,32 +36,32 @@ class RunsHere(Runs):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> RunsHere:
+def runs(tmp_path_factory):
     return RunsHere(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
-def short(runs: Runs) -> str:
+def short(runs):
     """A finished run of four updates."""
     runs.train("short", SHORT)
     return "short"
 
 
 @pytest.fixture
-def finished_copy(runs: Runs, short: str, request: pytest.FixtureRequest) -> tuple[str, Path]:
+def finished_copy(runs, short, request):
     """Outputs folder with a copy of the finished run, and the copy's run folder."""
-    outputs: str = request.node.name
+    outputs = request.node.name
     shutil.copytree(runs.folder / short, runs.folder / outputs)
     return outputs, runs.run_folder(outputs)
 
 
 @pytest.fixture(scope="module")
-def origin(runs: Runs, short: str) -> Path:
+def origin(runs, short):
     """A finished run in another folder."""
     return Path(shutil.copytree(runs.run_folder(short), runs.folder / "origin" / "run"))
 
 
-def test_extended_run_equals_one_run(runs: Runs) -> None:
+def test_extended_run_equals_one_run(runs):
     """In the same folder, even if its first end is no update at which it logs and saves."""
     changes = {**SHORT, "trainer.keep": 3, "trainer.average": 3}
     runs.train("by-steps", {**changes, "trainer.max_updates": 5})
@@ -98,9 +94,9 @@ def test_extended_run_equals_one_run(runs: Runs) -> None:
         assert names == [f"update_{update:08d}.pt" for update in (2, 4, 6)]
 
 
-def test_early_stopping_finishes_the_run(runs: Runs) -> None:
+def test_early_stopping_finishes_the_run(runs):
     """With a learning rate near zero no validation is better than the first."""
-    changes: dict[str, Any] = {
+    changes = {
         **SHORT,
         "trainer.max_updates": 50,
         "trainer.monitor": "loss",
@@ -122,7 +118,7 @@ def test_early_stopping_finishes_the_run(runs: Runs) -> None:
     assert run_outputs(runs.run_folder(outputs)) == before
 
 
-def test_results_name_the_scored_weights(runs: Runs) -> None:
+def test_results_name_the_scored_weights(runs):
     """The average if its validation is better, else the best; results have its name and α."""
     changes = {**SHORT, "trainer.average": 2, "trainer.monitor": "loss"}
     runs.train("average", changes)
@@ -136,9 +132,7 @@ def test_results_name_the_scored_weights(runs: Runs) -> None:
     assert results["alpha"]["cross"][0] == pytest.approx(expected.tolist(), rel=1e-6)
 
 
-def test_second_process_in_a_run_folder_is_rejected(
-    runs: Runs, finished_copy: tuple[str, Path]
-) -> None:
+def test_second_process_in_a_run_folder_is_rejected(runs, finished_copy):
     outputs, folder = finished_copy
     before = run_outputs(folder)
     with open(folder / ".lock", "a+") as lock:
@@ -150,9 +144,7 @@ def test_second_process_in_a_run_folder_is_rejected(
     assert not (folder / "error.json").exists()
 
 
-def test_same_command_restores_missing_files_of_finished_run(
-    runs: Runs, finished_copy: tuple[str, Path]
-) -> None:
+def test_same_command_restores_missing_files_of_finished_run(runs, finished_copy):
     outputs, folder = finished_copy
     before = run_outputs(folder)
     leftovers = [folder / ".results.json.4711.tmp", folder / "checkpoints" / "update_00000001.pt"]
@@ -166,7 +158,7 @@ def test_same_command_restores_missing_files_of_finished_run(
         assert not any(path.exists() for path in leftovers)
 
 
-def test_origin_counts_by_its_weights(runs: Runs, origin: Path, tmp_path: Path) -> None:
+def test_origin_counts_by_its_weights(runs, origin, tmp_path):
     moved = Path(shutil.copytree(origin, tmp_path / "moved"))
     tuned = {**SHORT, "init_from": moved}
     runs.train("by_weights", tuned)
@@ -184,12 +176,10 @@ def test_origin_counts_by_its_weights(runs: Runs, origin: Path, tmp_path: Path) 
     assert "this run is finished" in runs.train("by_weights", tuned)
 
 
-def test_origin_that_is_trained_on_meanwhile_is_refused(
-    runs: Runs, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_origin_that_is_trained_on_meanwhile_is_refused(runs, origin, tmp_path, monkeypatch):
     moved = Path(shutil.copytree(origin, tmp_path / "moved"))
 
-    def start_late(*arguments: Any) -> None:
+    def start_late(*arguments):
         checkpoint = checkpoint_path(RunFolder(moved), "auto")
         save_checkpoint(checkpoint, {"model": load_checkpoint(checkpoint)["model"], "more": 1})
         start_from(*arguments)
@@ -198,9 +188,7 @@ def test_origin_that_is_trained_on_meanwhile_is_refused(
     assert "was changed: run" in runs.train("late", {**SHORT, "init_from": moved}, code=1)
 
 
-def test_finished_run_scores_additional_test_set(
-    runs: Runs, finished_copy: tuple[str, Path]
-) -> None:
+def test_finished_run_scores_additional_test_set(runs, finished_copy):
     for side in ("de", "en"):
         shutil.copy(runs.text / f"valid.{side}", runs.text / f"test_more.{side}")
     outputs, folder = finished_copy
@@ -222,9 +210,7 @@ def test_finished_run_scores_additional_test_set(
         (runs.text / f"test_more.{side}").unlink()
 
 
-def test_fewer_updates_than_trained_are_rejected(
-    runs: Runs, finished_copy: tuple[str, Path]
-) -> None:
+def test_fewer_updates_than_trained_are_rejected(runs, finished_copy):
     outputs, folder = finished_copy
     output = runs.train(outputs, {**SHORT, "trainer.max_updates": 2}, code=1)
     assert "trainer.max_updates=2" in output
@@ -237,9 +223,7 @@ def test_fewer_updates_than_trained_are_rejected(
     assert not list((runs.folder / outputs).rglob("error.json"))
 
 
-def test_other_sentencepiece_version_is_rejected(
-    runs: Runs, finished_copy: tuple[str, Path]
-) -> None:
+def test_other_sentencepiece_version_is_rejected(runs, finished_copy):
     outputs, folder = finished_copy
     path = folder / "data.json"
     data = read_json(path)
@@ -251,7 +235,7 @@ def test_other_sentencepiece_version_is_rejected(
     assert installed in output
 
 
-def test_missing_checkpoint_is_reported(runs: Runs, finished_copy: tuple[str, Path]) -> None:
+def test_missing_checkpoint_is_reported(runs, finished_copy):
     outputs, folder = finished_copy
     (folder / "checkpoints" / "last.pt").unlink()
     shutil.copy(folder / "checkpoints" / "best.pt", folder / "checkpoints" / "average.pt")
@@ -262,9 +246,7 @@ def test_missing_checkpoint_is_reported(runs: Runs, finished_copy: tuple[str, Pa
     assert [(folder / name).read_bytes() for name in unchanged] == before
 
 
-def test_removed_best_checkpoint_is_reported_or_restored(
-    runs: Runs, finished_copy: tuple[str, Path]
-) -> None:
+def test_removed_best_checkpoint_is_reported_or_restored(runs, finished_copy):
     """Not replaced by `last`: neither by commands that load a run, nor by a longer training."""
     outputs, folder = finished_copy
     best, update = folder / "checkpoints/best.pt", read_json(folder / "results.json")["best_update"]
@@ -285,7 +267,7 @@ def test_removed_best_checkpoint_is_reported_or_restored(
     assert best.read_bytes() == content
 
 
-def test_new_parameters_are_newly_initialised(runs: Runs, origin: Path) -> None:
+def test_new_parameters_are_newly_initialised(runs, origin):
     frozen = {**SHORT, "trainer.max_updates": 1, "optimizer.lr": 1e-30}
     bare = {"attention": "softmax", "activation": "gelu"}
     softmax_output = runs.train("bare", {**frozen, **bare, "init_from": origin})
@@ -307,7 +289,7 @@ def test_new_parameters_are_newly_initialised(runs: Runs, origin: Path) -> None:
         torch.testing.assert_close(extended[name], original[name], rtol=0, atol=1e-12)
 
 
-def test_fine_tuning_reuses_tokenizer_of_origin(runs: Runs, origin: Path, tmp_path: Path) -> None:
+def test_fine_tuning_reuses_tokenizer_of_origin(runs, origin, tmp_path):
     write_corpus(tmp_path / "other", n_train=60, seed=7)
     changes = {**SHORT, "data.dir": tmp_path / "other", "init_from": origin}
     tokenizer_overrides = {"tokenizer": "given", "tokenizer.folder": origin}
@@ -337,9 +319,7 @@ def test_fine_tuning_reuses_tokenizer_of_origin(runs: Runs, origin: Path, tmp_pa
         ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "tokenizer=given tokenizer.folder="),
     ],
 )
-def test_incompatible_origin_is_rejected(
-    runs: Runs, origin: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_incompatible_origin_is_rejected(runs, origin, changes, message):
     output = runs.train("misfit", {**SHORT, **changes, "init_from": origin}, code=1)
     assert message in output
     assert str(origin) in output

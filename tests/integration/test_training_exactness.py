@@ -1,28 +1,25 @@
 """Killed and stopped runs end bitwise equal to an uninterrupted run."""
 
-from __future__ import annotations
-
 import signal
-from typing import Any
 
 import pytest
 
 from headwise.train.checkpoint import load_checkpoint
 from slow_marks import slow_but
-from training_runs import Runs, read_log, run_outputs, run_python
+from training_runs import read_log, run_outputs, run_python
 
 KILL = signal.SIGKILL
 BPE_DROPOUT = {"tokenizer": "bpe", "tokenizer.vocab_size": 60, "tokenizer.dropout": 0.3}
 
 
 @pytest.fixture(scope="module")
-def whole(runs: Runs) -> dict[str, Any]:
+def whole(runs):
     """Outputs of an uninterrupted run."""
     runs.train("whole")
     return run_outputs(runs.run_folder("whole"))
 
 
-def test_logged_updates_have_no_gaps_or_duplicates(runs: Runs, whole: dict[str, Any]) -> None:
+def test_logged_updates_have_no_gaps_or_duplicates(runs, whole):
     lines = read_log(runs.run_folder("whole") / "metrics.jsonl")
     logged = [line["update"] for line in lines if "train/loss" in line]
     validated = [line["update"] for line in lines if "valid/loss" in line]
@@ -34,7 +31,7 @@ def test_logged_updates_have_no_gaps_or_duplicates(runs: Runs, whole: dict[str, 
 
 
 @pytest.mark.slow
-def test_train_script_is_bitwise_equal(runs: Runs, whole: dict[str, Any]) -> None:
+def test_train_script_is_bitwise_equal(runs, whole):
     """`python train.py` as a user starts it, in another folder and a new process."""
     completed = run_python(["train.py", *runs.arguments("again", {})])
     assert completed.returncode == 0, completed.stderr
@@ -55,7 +52,7 @@ KILLED_AT = {
 @pytest.mark.parametrize(
     "outputs", slow_but(KILLED_AT, "amid-records", "between-the-files-of-a-checkpoint")
 )
-def test_run_killed_twice_is_bitwise_equal(runs: Runs, whole: dict[str, Any], outputs: str) -> None:
+def test_run_killed_twice_is_bitwise_equal(runs, whole, outputs):
     for event, n in KILLED_AT[outputs]:
         runs.train(outputs, signal_at=(event, n, KILL), code=-KILL)
     runs.train(outputs)
@@ -65,9 +62,7 @@ def test_run_killed_twice_is_bitwise_equal(runs: Runs, whole: dict[str, Any], ou
 
 
 @pytest.mark.parametrize("number", slow_but([signal.SIGINT, signal.SIGHUP], signal.SIGHUP))
-def test_run_stopped_by_signal_is_bitwise_equal(
-    runs: Runs, whole: dict[str, Any], number: signal.Signals
-) -> None:
+def test_run_stopped_by_signal_is_bitwise_equal(runs, whole, number):
     outputs = f"stopped-{number.name}"
     output = runs.train(outputs, signal_at=("record", 7, number), code=128 + number)
     folder = runs.run_folder(outputs)
@@ -85,7 +80,7 @@ def test_run_stopped_by_signal_is_bitwise_equal(
 
 
 @pytest.mark.slow
-def test_killed_run_with_bpe_dropout_is_bitwise_equal(runs: Runs) -> None:
+def test_killed_run_with_bpe_dropout_is_bitwise_equal(runs):
     """The text is encoded again in each epoch; the run has more than one epoch."""
     changes = {**BPE_DROPOUT, "trainer.accumulate": 2, "trainer.max_tokens": 320}
     runs.train("bpe-whole", changes)

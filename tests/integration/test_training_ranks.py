@@ -1,19 +1,14 @@
 """Two ranks over gloo compared with one rank with twice the tokens per batch."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from training_runs import (
     NO_DROPOUT,
-    Runs,
     assert_same_metrics,
     free_port,
     run_outputs,
@@ -46,13 +41,13 @@ cli.main("train")
 
 
 @pytest.fixture(scope="module")
-def pair(runs: Runs) -> Path:
+def pair(runs):
     """The folder of a run of two ranks."""
     assert [rank.code for rank in runs.train_ranks("pair", PAIR)] == [0, 0]
     return runs.run_folder("pair")
 
 
-def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs, pair: Path) -> None:
+def test_two_ranks_equal_one_with_twice_the_tokens(runs, pair):
     runs.train("one", {**ONE, "trainer.max_tokens": 160})
     one = runs.run_folder("one")
     assert_same_metrics(one, pair)
@@ -62,16 +57,16 @@ def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs, pair: Path) -> No
         assert len(texts[1].splitlines()) == n_lines
 
 
-def test_rank_without_rows_trains(runs: Runs) -> None:
+def test_rank_without_rows_trains(runs):
     """With one training pair the second rank has no rows."""
-    few: dict[str, Any] = {"data.max_train_pairs": 1, "trainer.max_updates": 6}
+    few = {"data.max_train_pairs": 1, "trainer.max_updates": 6}
     results = runs.train_ranks("few-pair", {**PAIR, **few})
     assert [rank.code for rank in results] == [0, 0], results
     runs.train("few-one", {**ONE, **few, "trainer.max_tokens": 160})
     assert_same_metrics(runs.run_folder("few-one"), runs.run_folder("few-pair"))
 
 
-def test_killed_ranks_resume_bitwise_equal(runs: Runs, pair: Path) -> None:
+def test_killed_ranks_resume_bitwise_equal(runs, pair):
     first = runs.train_ranks("killed", PAIR, signal_at=("record", 8, signal.SIGKILL))
     assert first[0].code == -signal.SIGKILL
     assert first[1].code != 0
@@ -80,7 +75,7 @@ def test_killed_ranks_resume_bitwise_equal(runs: Runs, pair: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_killed_rank(runs: Runs, pair: Path, tmp_path: Path) -> None:
+def test_torchrun_restarts_a_killed_rank(runs, pair, tmp_path):
     rank, update = random.randrange(2), random.randrange(2, 24)
     script = tmp_path / "killed.py"
     script.write_text(KILLED.format(rank=rank, update=update))
@@ -90,7 +85,7 @@ def test_torchrun_restarts_a_killed_rank(runs: Runs, pair: Path, tmp_path: Path)
     assert run_outputs(runs.run_folder("restarted")) == run_outputs(pair), (rank, update)
 
 
-def test_another_number_of_ranks_resumes(runs: Runs, pair: Path) -> None:
+def test_another_number_of_ranks_resumes(runs, pair):
     """After a signal to one rank, which stops all."""
     stopped = runs.train_ranks("fewer", PAIR, signal_at=("record", 5, signal.SIGTERM))
     assert [rank.code for rank in stopped] == [143, 143], stopped
@@ -99,7 +94,7 @@ def test_another_number_of_ranks_resumes(runs: Runs, pair: Path) -> None:
     assert_same_metrics(runs.run_folder("fewer"), pair)
 
 
-def test_rank_without_data_ends_all_with_one_message(runs: Runs) -> None:
+def test_rank_without_data_ends_all_with_one_message(runs):
     (runs.folder / "text-0").symlink_to(runs.text)
     without = {**PAIR, "data.dir": f"{runs.folder}/text-${{oc.env:RANK}}"}
     first, second = runs.train_ranks("without", without)
@@ -109,7 +104,7 @@ def test_rank_without_data_ends_all_with_one_message(runs: Runs) -> None:
     assert "Traceback" not in first.output + second.output
 
 
-def wait_for_others(variables: dict[str, str], ready: Any) -> None:
+def wait_for_others(variables, ready):
     """Wait in a rendezvous as the rank of the variables."""
     from headwise.train.distributed import process_group
     from headwise.train.interrupt import stop_request
@@ -122,7 +117,7 @@ def wait_for_others(variables: dict[str, str], ready: Any) -> None:
 
 
 @pytest.mark.parametrize(("rank", "number"), [("0", signal.SIGINT), ("1", signal.SIGTERM)])
-def test_signal_ends_a_process_that_waits_for_others(rank: str, number: signal.Signals) -> None:
+def test_signal_ends_a_process_that_waits_for_others(rank, number):
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ready = PROCESSES.Event()
     process = PROCESSES.Process(target=wait_for_others, args=({**address, "RANK": rank}, ready))

@@ -1,27 +1,19 @@
 """Updates and runs with repulsion between heads."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.analysis.projections import projection_distances
-from headwise.model.transformer import Transformer
-from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
-from training_runs import NO_DROPOUT, Runs, read_log
+from headwise.train.repulsion import SPOS, SVGD, NoRepulsion
+from training_runs import NO_DROPOUT, read_log
 from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 
 
-def trained(
-    folder: Path, repulsion: Repulsion, rows: list[list[int]], n_updates: int = 1, **changes: Any
-) -> Transformer:
+def trained(folder, repulsion, rows, n_updates=1, **changes):
     """A model after some updates with plain SGD, so that a step is the gradient."""
     model = small_model(2, 4)
     config = replace(CONFIG, max_updates=n_updates, **changes)
@@ -32,13 +24,13 @@ def trained(
     return model
 
 
-def weight_changes(model: Transformer) -> dict[str, Tensor]:
+def weight_changes(model):
     before = dict(small_model(2, 4).named_parameters())
     return {name: (new - before[name]).detach() for name, new in model.named_parameters()}
 
 
 @pytest.mark.parametrize("repulsion", [SVGD(step_size=1.0), SPOS(step_size=1.0)])
-def test_accumulated_batches_equal_one_batch(tmp_path: Path, repulsion: Repulsion) -> None:
+def test_accumulated_batches_equal_one_batch(tmp_path, repulsion):
     one = weight_changes(trained(tmp_path / "one", repulsion, [[0, 1, 2, 3, 4]]))
     two = weight_changes(trained(tmp_path / "two", repulsion, [[3], [0, 2], [1, 4]], accumulate=3))
     for name, change in one.items():
@@ -49,7 +41,7 @@ def test_accumulated_batches_equal_one_batch(tmp_path: Path, repulsion: Repulsio
     assert all(name.endswith(("query.weight", "key.weight", "value.weight")) for name in affected)
 
 
-def test_repulsion_is_applied_before_clipping(tmp_path: Path) -> None:
+def test_repulsion_is_applied_before_clipping(tmp_path):
     """The clipped norm is that of the final gradients."""
     repulsion = SVGD(step_size=1000.0)
     clipped = weight_changes(trained(tmp_path, repulsion, [[0, 1, 2, 3, 4]], clip_norm=0.01))
@@ -57,7 +49,7 @@ def test_repulsion_is_applied_before_clipping(tmp_path: Path) -> None:
     assert norm.item() == pytest.approx(0.01, rel=1e-3)
 
 
-def mean_distance(model: Transformer) -> float:
+def mean_distance(model):
     distances = [
         value
         for table in projection_distances(model).values()
@@ -69,7 +61,7 @@ def mean_distance(model: Transformer) -> float:
     return float(np.mean(distances))
 
 
-def test_repulsion_increases_distances_of_heads(tmp_path: Path) -> None:
+def test_repulsion_increases_distances_of_heads(tmp_path):
     rows = [[0, 1, 2], [3, 4]]
     without = trained(tmp_path / "without", SVGD(step_size=1.0, weight=0.0), rows, 20)
     with_force = trained(tmp_path / "with", SVGD(step_size=1.0, weight=0.1), rows, 20)
@@ -80,7 +72,7 @@ def test_repulsion_increases_distances_of_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs) -> None:
+def test_two_ranks_equal_one_with_twice_the_tokens(runs):
     """Every rank draws the same noise, so that their weights stay equal."""
     changes = {**NO_DROPOUT, "repulsion": "spos"}
     results = runs.train_ranks("pair", {**changes, "trainer.max_tokens": 80})

@@ -1,21 +1,15 @@
 """Validation scores compared with scores recomputed from the finished run."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import headwise
 from command_line import train_small, write_corpus
 from headwise.data.tokenizer import BOS, EOS, PAD
-from headwise.decode.translator import TranslatedSentence, Translator
+from headwise.decode.translator import Translator
 from headwise.losses.loss import CrossEntropy
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks import evaluate as scoring
@@ -23,7 +17,7 @@ from headwise.tasks import measure as evaluation
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.task import task_of
 from headwise.tasks.translation import task as translation
-from headwise.tasks.translation.batches import Batch, collate, evaluation_batches
+from headwise.tasks.translation.batches import collate, evaluation_batches
 from headwise.tasks.translation.outputs import write_lines
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.track.jsonl import read_jsonl
@@ -37,31 +31,31 @@ SMOOTHING = 0.1
 class RankWithoutSum(Ranks):
     """A rank whose sums are not added to those of other ranks."""
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum(self, values):
         return values
 
 
-def only(row: int) -> EncodedSplit:
+def only(row):
     return EncodedSplit.from_lists(*([side[row].tolist()] for side in (PAIRS.source, PAIRS.target)))
 
 
-def lines(folder: Path, code: str) -> list[str]:
+def lines(folder, code):
     return (folder / "text" / f"valid.{code}").read_text(encoding="utf-8").splitlines()
 
 
-def last_validation(run: Path) -> dict[str, Any]:
+def last_validation(run):
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if "valid/loss" in row]
     return rows[-1]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run whose validations translate two sentences; its text is in the folder `text` above."""
     search = ("trainer.monitor=chrf", "trainer.valid_sentences=2", "decode.beam=2")
     return train_small(tmp_path_factory.mktemp("run"), f"loss.label_smoothing={SMOOTHING}", *search)
 
 
-def test_losses_are_means_over_all_tokens(run: Path) -> None:
+def test_losses_are_means_over_all_tokens(run):
     validation = last_validation(run)
     loaded = headwise.load(str(run), checkpoint="last", device="cpu")
     rows = []
@@ -73,7 +67,7 @@ def test_losses_are_means_over_all_tokens(run: Path) -> None:
             logits = loaded.model(
                 source_ids, torch.tensor([source_ids.shape[1]]), torch.tensor([[BOS, *ids]])
             )
-        log_p: Tensor = logits[0].double().log_softmax(-1)
+        log_p = logits[0].double().log_softmax(-1)
         nll = -log_p.gather(1, torch.tensor([*ids, EOS])[:, None]).sum().item()
         loss = (1 - SMOOTHING) * nll - SMOOTHING * log_p.mean(-1).sum().item()
         rows.append((loss, nll, len(ids) + 1))
@@ -84,13 +78,11 @@ def test_losses_are_means_over_all_tokens(run: Path) -> None:
     assert validation["valid/perplexity"] == pytest.approx(math.exp(nll / n_tokens), rel=1e-5)
 
 
-def test_average_is_chosen_on_all_sentences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_average_is_chosen_on_all_sentences(tmp_path, monkeypatch):
     """A part of the set chooses the best checkpoint, the whole set between it and the average."""
-    n_translated: list[int] = []
+    n_translated = []
 
-    def translate(self: Any, sources: Sequence[str], **more: Any) -> list[TranslatedSentence]:
+    def translate(self, sources, **more):
         n_translated.append(len(sources))
         return original(self, sources, **more)
 
@@ -105,7 +97,7 @@ def test_average_is_chosen_on_all_sentences(
     assert n_translated[n_validations : n_validations + 2] == [n_lines] * 2  # average and best
 
 
-def test_loss_items_are_in_row_order() -> None:
+def test_loss_items_are_in_row_order():
     """For any batches and any number of ranks."""
     model, loss = small_model(), CrossEntropy(SMOOTHING)
     ranks = Ranks(0, 1, torch.device("cpu"))
@@ -123,7 +115,7 @@ def test_loss_items_are_in_row_order() -> None:
     np.testing.assert_array_equal(sum(sums_of_ranks), together)
 
 
-def test_saved_sums_give_every_score(run: Path) -> None:
+def test_saved_sums_give_every_score(run):
     folder = RunFolder(run)
     assert sorted(path.name for path in folder.sums.iterdir()) == [
         f"{split}.{unit}.npz"
@@ -146,12 +138,10 @@ def test_saved_sums_give_every_score(run: Path) -> None:
     assert results.scores["valid"]["loss"] != results.scores["test_a"]["loss"]
 
 
-def test_head_statistics_use_first_short_sentences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    analysed: list[list[list[int]]] = []
+def test_head_statistics_use_first_short_sentences(tmp_path, monkeypatch):
+    analysed = []
 
-    def record_rows(model: Any, batches: list[Batch], device: torch.device) -> dict[str, Any]:
+    def record_rows(model, batches, device):
         rows = [row for batch in batches for row in batch.columns["target"].ids_BN.tolist()]
         analysed.append(sorted([token for token in row if token != PAD] for row in rows))
         return {}
@@ -168,20 +158,18 @@ def test_head_statistics_use_first_short_sentences(
 
 
 @pytest.mark.parametrize(("loss", "beam"), [("cross_entropy", 1), ("sparsemax", 3)])
-def test_validation_translates_with_the_map_of_the_loss(
-    loss: str, beam: int, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    scored: list[tuple[list[str], dict[str, float]]] = []
-    translators: list[Translator] = []
+def test_validation_translates_with_the_map_of_the_loss(loss, beam, tmp_path, monkeypatch, capsys):
+    scored = []
+    translators = []
     score = translation.score_translations
 
-    def record_scores(hypotheses: list[str], references: list[str], *arguments: str) -> Any:
+    def record_scores(hypotheses, references, *arguments):
         measured = score(hypotheses, references, *arguments)
         scored.append((references, measured.values()))
         return measured
 
     class RecordedTranslator(Translator):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             translators.append(self)
 
@@ -208,7 +196,7 @@ def test_validation_translates_with_the_map_of_the_loss(
         assert first[f"valid/{metric}"] == value
 
 
-def test_line_breaks_in_translations_are_removed(tmp_path: Path) -> None:
+def test_line_breaks_in_translations_are_removed(tmp_path):
     path = tmp_path / "valid.txt"
     write_lines(path, ["a\nb", "", "c\u2028d\r"])
     assert path.read_text(encoding="utf-8") == "a b\n\nc d\n"

@@ -1,9 +1,5 @@
 """The cases of the contract of tasks: every task on small data."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from command_line import write_corpus
@@ -12,21 +8,21 @@ from headwise.data.tokenizer import Tokenizer
 from tasks import data, scores
 from tasks.data import LENGTH, N_ROWS, PICTURE, SHAPE, VALUES
 from tasks.scores import MUSIC_WINDOW, WINDOW
-from tasks.trained import PageItems, TaskCase, TrainedCase
+from tasks.trained import TaskCase
 
 DOCUMENTS = ("data.documents=line", "data.document_mask=true")
 
 
-def listed(values: Any) -> str:
+def listed(values):
     """A list as an override."""
     return str(list(values)).replace(" ", "")
 
 
-def spelled(text: str) -> str:
+def spelled(text):
     return text.replace(" ", "▁")
 
 
-def translation_page(trained: TrainedCase) -> PageItems:
+def translation_page(trained):
     de, en = (trained.data(f"test_a.{end}").read_text().splitlines() for end in ("de", "en"))
     return [
         ({"source": source, "reference": target}, f"▁{spelled(source)}</s>")
@@ -34,7 +30,7 @@ def translation_page(trained: TrainedCase) -> PageItems:
     ]
 
 
-def text_page(trained: TrainedCase) -> PageItems:
+def text_page(trained):
     text = trained.data("test.txt").read_text(encoding="utf-8").encode()
     windows = [text[i : i + WINDOW] for i in range(0, len(text), WINDOW)]
     return [
@@ -43,25 +39,25 @@ def text_page(trained: TrainedCase) -> PageItems:
     ]
 
 
-def masked_page(trained: TrainedCase) -> PageItems:
+def masked_page(trained):
     tokenizer = Tokenizer.load(trained.run / "tokenizer.model")
     ids = text_ids(trained.data("test.txt").read_text(encoding="utf-8"), tokenizer).tolist()
     windows = [tokenizer.decode([ids[i : i + WINDOW]])[0] for i in range(0, len(ids), WINDOW)]
     return [({"text": window}, spelled(window)) for window in windows]
 
 
-def image_page(trained: TrainedCase) -> PageItems:
+def image_page(trained):
     images = np.load(trained.data("test.npy"))
     return [({"image": "image of test"}, image.tobytes()) for image in images]
 
 
-def music_page(trained: TrainedCase) -> PageItems:
+def music_page(trained):
     values = np.concatenate(data.codes("test")).tobytes()
     windows = [values[i : i + MUSIC_WINDOW] for i in range(0, len(values), MUSIC_WINDOW)]
     return [({"window": "window of test"}, window) for window in windows]
 
 
-def class_page(trained: TrainedCase) -> PageItems:
+def class_page(trained):
     n_texts = 2 if "data.pair=other" in trained.overrides else 1
     return [
         (
@@ -72,7 +68,7 @@ def class_page(trained: TrainedCase) -> PageItems:
     ]
 
 
-def picture_page(trained: TrainedCase) -> PageItems:
+def picture_page(trained):
     return [
         ({"image": "image of test", "label": label}, image.tobytes())
         for label, images in data.pictures("test").items()
@@ -80,7 +76,7 @@ def picture_page(trained: TrainedCase) -> PageItems:
     ]
 
 
-def sequence_page(trained: TrainedCase) -> PageItems:
+def sequence_page(trained):
     loaded, items = trained.loaded(), []
     for number in range(9):
         batch = loaded.task.layout.batch(loaded.task.rows("12", [number]), [0])
@@ -89,7 +85,7 @@ def sequence_page(trained: TrainedCase) -> PageItems:
     return items
 
 
-def majority_page(trained: TrainedCase) -> PageItems:
+def majority_page(trained):
     items = [list(map(str, bits)) for bits in data.majority_bits("test")]
     return [({"bits": " ".join(bits)}, "".join(bits)) for bits in items]
 

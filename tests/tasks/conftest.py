@@ -1,10 +1,7 @@
 """One short training of every case in a worker."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -18,13 +15,13 @@ Trained = Callable[[str], TrainedCase]
 
 
 @pytest.fixture(scope="session")
-def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_task(tmp_path_factory):
     """The files of the guide's own task."""
     return write_own_task(tmp_path_factory.mktemp("own"))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _plugin(own_task: Path) -> Iterator[None]:
+def _plugin(own_task):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(own_task)
         patch.setenv("HEADWISE_PLUGINS", "majority")
@@ -32,11 +29,11 @@ def _plugin(own_task: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, own_task: Path) -> Trained:
+def trained(tmp_path_factory, own_task):
     """Name of a case -> its run; no test changes its configuration, weights or scores."""
 
     @functools.cache
-    def train(name: str) -> TrainedCase:
+    def train(name):
         return TrainedCase.of(CASES[name], tmp_path_factory.mktemp(name), own_task)
 
     return train

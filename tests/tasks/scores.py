@@ -1,11 +1,7 @@
 """Scores of every task, computed here from the weights in float64, item by item."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any
 
 import numpy as np
 import sacrebleu
@@ -15,14 +11,13 @@ from torch.nn.functional import cross_entropy
 from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import BOS, EOS, MASK, N_SPECIALS, Tokenizer
 from tasks.data import LENGTH, codes, majority_bits, pictures, rows
-from tasks.trained import Scores, TrainedCase
 
 SPLITS = "valid", "test"
 WINDOW, MUSIC_WINDOW = 16, 20
 
 
 @torch.no_grad()
-def translation_scores(trained: TrainedCase) -> Scores:
+def translation_scores(trained):
     loaded, model, scores = trained.loaded(), trained.model(), {}
     for split in ("valid", "test_a", "test_b"):
         sides = [trained.data(f"{split}.{end}").read_text().splitlines() for end in ("de", "en")]
@@ -43,9 +38,7 @@ def translation_scores(trained: TrainedCase) -> Scores:
 
 
 @torch.no_grad()
-def stream_bits(
-    model: Any, documents: Sequence[Any], window: int = WINDOW, masked: bool = False
-) -> float:
+def stream_bits(model, documents, window=WINDOW, masked=False):
     """Bits per value of documents in windows; `masked`: none sees another document."""
     ids = [int(value) + N_SPECIALS for document in documents for value in document]
     starts = [0, *accumulate(map(len, documents))][:-1]
@@ -59,7 +52,7 @@ def stream_bits(
     return nats / math.log(2) / len(ids)
 
 
-def text_scores(trained: TrainedCase) -> Scores:
+def text_scores(trained):
     scores, masked = {}, "data.document_mask=true" in trained.overrides
     for split in SPLITS:
         text = trained.data(f"{split}.txt").read_bytes()
@@ -68,7 +61,7 @@ def text_scores(trained: TrainedCase) -> Scores:
     return scores
 
 
-def image_scores(trained: TrainedCase) -> Scores:
+def image_scores(trained):
     scores, model = {}, trained.model()
     for split in SPLITS:
         images = [image.flatten() for image in np.load(trained.data(f"{split}.npy"))]
@@ -76,13 +69,13 @@ def image_scores(trained: TrainedCase) -> Scores:
     return scores
 
 
-def music_scores(trained: TrainedCase) -> Scores:
+def music_scores(trained):
     bits = {split: stream_bits(trained.model(), codes(split), MUSIC_WINDOW) for split in SPLITS}
     return {f"{split}/bits_per_dimension": of_split for split, of_split in bits.items()}
 
 
 @torch.no_grad()
-def masked_scores(trained: TrainedCase) -> Scores:
+def masked_scores(trained):
     """Of masks drawn here as in an evaluation."""
     model, scores = trained.model(), {}
     tokenizer = Tokenizer.load(trained.run / "tokenizer.model")
@@ -110,7 +103,7 @@ def masked_scores(trained: TrainedCase) -> Scores:
     return scores
 
 
-def text_examples(trained: TrainedCase, split: str) -> list[tuple[list[int], str]]:
+def text_examples(trained, split):
     """Ids and label of each text or pair."""
     n_texts, examples = 2 if "data.pair=other" in trained.overrides else 1, []
     for label, *texts in rows(split):
@@ -119,7 +112,7 @@ def text_examples(trained: TrainedCase, split: str) -> list[tuple[list[int], str
     return examples
 
 
-def picture_examples(trained: TrainedCase, split: str) -> list[tuple[Any, str]]:
+def picture_examples(trained, split):
     """Patches (6, 48) and label of each picture."""
     return [
         (image.reshape(2, 4, 3, 4, 3).transpose(0, 2, 1, 3, 4).reshape(6, 48), label)
@@ -129,7 +122,7 @@ def picture_examples(trained: TrainedCase, split: str) -> list[tuple[Any, str]]:
 
 
 @torch.no_grad()
-def class_scores(trained: TrainedCase) -> Scores:
+def class_scores(trained):
     examples = picture_examples if trained.case.name == "pictures" else text_examples
     model, scores = trained.model(), {}
     for split in SPLITS:
@@ -150,7 +143,7 @@ def class_scores(trained: TrainedCase) -> Scores:
 
 
 @torch.no_grad()
-def sequence_scores(trained: TrainedCase) -> Scores:
+def sequence_scores(trained):
     loaded, scores = trained.loaded(), {}
     for split in ("valid", "12", "40"):
         right = []
@@ -169,7 +162,7 @@ def sequence_scores(trained: TrainedCase) -> Scores:
 
 
 @torch.no_grad()
-def majority_scores(trained: TrainedCase) -> Scores:
+def majority_scores(trained):
     model, scores = trained.model(), {}
     for split in SPLITS:
         bits = torch.from_numpy(majority_bits(split))

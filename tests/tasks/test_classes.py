@@ -1,16 +1,12 @@
 """Classes of texts and pairs: predictions, fine-tuning, tests between runs."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -19,7 +15,6 @@ import pytest
 import torch
 
 from command_line import (
-    CommandLine,
     assert_rejected,
     change_config,
     composer,
@@ -40,31 +35,30 @@ from headwise.tasks.task import task_of
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint
 from headwise.train.optim import build_optimizer, set_learning_rate
 from tasks.data import KINDS, rows, write_rows
-from tasks.trained import TrainedCase
 
 SHORT = ("trainer.max_updates=2", "trainer.validate_every=2", "trainer.save_every=2")
 
 
 @pytest.fixture(scope="module")
-def classes(trained: Any) -> TrainedCase:
+def classes(trained):
     return trained("classes")
 
 
 @pytest.fixture(scope="module")
-def pairs(trained: Any) -> TrainedCase:
+def pairs(trained):
     return trained("pairs")
 
 
-def predictions(run: Path, split: str = "test") -> pd.DataFrame:
+def predictions(run, split="test"):
     path = run / "predictions" / f"{split}.tsv"
     return pd.read_csv(path, sep="\t", quoting=3, keep_default_na=False)
 
 
-def weights_of(run: Path, name: str = "auto") -> Any:
+def weights_of(run, name="auto"):
     return load_checkpoint(checkpoint_path(RunFolder(run), name))["model"]
 
 
-def test_predictions_and_confusion_agree_with_the_scores(classes: TrainedCase) -> None:
+def test_predictions_and_confusion_agree_with_the_scores(classes):
     scores, table = classes.results["scores"]["test"], predictions(classes.run)
     assert list(table.columns) == ["prediction", "probability", "label", "text"]
     assert list(zip(table.label, table.text, strict=True)) == [r[:2] for r in rows("test")]
@@ -80,9 +74,7 @@ def test_predictions_and_confusion_agree_with_the_scores(classes: TrainedCase) -
     )
 
 
-def test_set_that_the_training_did_not_score_is_scored(
-    headwise: CommandLine, classes: TrainedCase, tmp_path: Path
-) -> None:
+def test_set_that_the_training_did_not_score_is_scored(headwise, classes, tmp_path):
     run = shutil.copytree(classes.run, tmp_path / "run")
     change_config(run, data__test=[])
     headwise.ok("evaluate", f"run={run}", "data.test=[test]", "name=later")
@@ -99,17 +91,15 @@ def test_set_that_the_training_did_not_score_is_scored(
 
 
 @pytest.mark.slow
-def test_figures_of_a_run_have_its_confusion_matrices(
-    headwise: CommandLine, classes: TrainedCase, tmp_path: Path
-) -> None:
+def test_figures_of_a_run_have_its_confusion_matrices(headwise, classes, tmp_path):
     headwise.ok("figures", f"run={classes.run}", f"output={tmp_path}")
     assert (tmp_path / "confusion-test.png").is_file()
     assert (tmp_path / "confusion-valid.svg").is_file()
 
 
 def test_new_texts_are_labelled_from_files_tables_and_pipes(
-    headwise: CommandLine, classes: TrainedCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    headwise, classes, tmp_path, monkeypatch
+):
     table, run = predictions(classes.run), f"run={classes.run}"
     texts = list(table.text)
     lines, output = tmp_path / "texts.txt", tmp_path / "labels.tsv"
@@ -130,10 +120,10 @@ def test_new_texts_are_labelled_from_files_tables_and_pipes(
         settings = f"input=/dev/fd/{stream.fileno()}", "output=-"
         assert headwise.ok("predict", run, *settings).out == expected
     monkeypatch.setattr(sys, "stdin", lines.open())
-    blocks: list[int] = []
+    blocks = []
     predict = ClassifierRun.predict
 
-    def counted(run: ClassifierRun, block: Sequence[Any]) -> Any:
+    def counted(run, block):
         blocks.append(len(block))
         return predict(run, block)
 
@@ -142,7 +132,7 @@ def test_new_texts_are_labelled_from_files_tables_and_pipes(
     assert blocks == [8, 8, 5]
 
 
-def test_long_and_empty_texts_are_labelled(classes: TrainedCase) -> None:
+def test_long_and_empty_texts_are_labelled(classes):
     run = classes.loaded()
     assert isinstance(run, ClassifierRun)
     labels = run.predict(["", "dog " * 100, "dog " * 200])
@@ -150,7 +140,7 @@ def test_long_and_empty_texts_are_labelled(classes: TrainedCase) -> None:
     assert {label for label, _ in labels} <= set(KINDS)
 
 
-def test_pairs_are_labelled(headwise: CommandLine, pairs: TrainedCase, tmp_path: Path) -> None:
+def test_pairs_are_labelled(headwise, pairs, tmp_path):
     table, path, run = predictions(pairs.run), tmp_path / "pairs.txt", f"run={pairs.run}"
     assert list(table.columns) == ["prediction", "probability", "label", "text", "other"]
     path.write_text("".join(f"{r.text}\t{r.other}\n" for r in table.itertuples()), encoding="utf-8")
@@ -166,7 +156,7 @@ def test_pairs_are_labelled(headwise: CommandLine, pairs: TrainedCase, tmp_path:
         next(readings(pairs.loaded(), ["one text"]))
 
 
-BAD_ROWS: dict[str, tuple[str, tuple[str, str, str], tuple[str, ...]]] = {
+BAD_ROWS = {
     "unknown": ("test", ("stone", "a", "b"), ("test.tsv", "unknown label 'stone'", "animal")),
     "one class": ("train", ("plant", "a", "b"), ("train.tsv has one class, plant",)),
     "unlabelled": ("train", ("", "a", "b"), ("train.tsv, line 2: no label",)),
@@ -174,9 +164,7 @@ BAD_ROWS: dict[str, tuple[str, tuple[str, str, str], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
-def test_bad_rows_are_named_in_one_message(
-    headwise: CommandLine, classes: TrainedCase, tmp_path: Path, name: str
-) -> None:
+def test_bad_rows_are_named_in_one_message(headwise, classes, tmp_path, name):
     split, row, message = BAD_ROWS[name]
     shutil.copytree(classes.data("."), tmp_path / "text")
     write_rows(tmp_path / "text" / f"{split}.tsv", [row])
@@ -184,9 +172,7 @@ def test_bad_rows_are_named_in_one_message(
     assert_rejected(headwise("train", *classes.overrides, *paths), 1, *message)
 
 
-def test_frozen_layers_keep_the_weights_of_the_other_run(
-    classes: TrainedCase, tmp_path: Path
-) -> None:
+def test_frozen_layers_keep_the_weights_of_the_other_run(classes, tmp_path):
     origin = f"init_from={classes.run}"
     tuned = classes.train(tmp_path, origin, "task.frozen_layers=1", "seed=2", *SHORT)
     before, after = weights_of(classes.run), weights_of(tuned, "last")
@@ -196,9 +182,7 @@ def test_frozen_layers_keep_the_weights_of_the_other_run(
         assert torch.equal(weights, before[name]) == is_frozen, name
 
 
-def test_classifiers_start_from_masked_language_models(
-    classes: TrainedCase, trained: Any, tmp_path: Path
-) -> None:
+def test_classifiers_start_from_masked_language_models(classes, trained, tmp_path):
     same = ("tokenizer=byte", "model.n_heads=2", "model.cls_tokens=0")
     origin = trained("masked_lm").train(tmp_path / "origin", *same, *SHORT)
     changes = f"init_from={origin}", "task.frozen_layers=2", *SHORT
@@ -209,7 +193,7 @@ def test_classifiers_start_from_masked_language_models(
     assert all(torch.equal(after[name], before[name]) for name in frozen)
 
 
-def training_model(classes: TrainedCase, *more: str) -> tuple[Any, Any]:
+def training_model(classes, *more):
     """A config, and the model that it trains."""
     with composer() as make:
         config = typed(make([*classes.overrides, f"init_from={classes.run}", *more]))
@@ -218,7 +202,7 @@ def training_model(classes: TrainedCase, *more: str) -> tuple[Any, Any]:
     return config, task.model(data.sizes, data)
 
 
-def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(classes: TrainedCase) -> None:
+def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(classes):
     gates = ("gates=hard_concrete", "gates.lr_factor=5")  # their own factor, not the encoder's
     config, model = training_model(classes, "task.encoder_lr=0.1", *gates)
     optimizer = build_optimizer(config.optimizer, model)
@@ -239,7 +223,7 @@ def test_encoder_lr_is_a_factor_of_the_steps_of_the_encoder(classes: TrainedCase
         ("gates.freeze=[encoder]", "stack."),
     ],
 )
-def test_gates_of_frozen_layers_are_trained(classes: TrainedCase, frozen: str, layers: str) -> None:
+def test_gates_of_frozen_layers_are_trained(classes, frozen, layers):
     """Of the model that is trained; `gates.freeze` freezes as in the other tasks."""
     _, model = training_model(classes, "gates=hard_concrete", frozen)
     gate_penalty(model).backward()
@@ -251,13 +235,11 @@ def test_gates_of_frozen_layers_are_trained(classes: TrainedCase, frozen: str, l
             assert parameter.requires_grad == (not is_frozen), name
 
 
-def number(text: str) -> float:
+def number(text):
     return float(text.replace("−", "-"))
 
 
-def test_runs_are_compared_by_every_metric(
-    headwise: CommandLine, classes: TrainedCase, trained: Any, tmp_path: Path
-) -> None:
+def test_runs_are_compared_by_every_metric(headwise, classes, trained, tmp_path):
     run, other, output = classes.run, classes.stopped, tmp_path / "tests.md"
     result = headwise.ok("compare", f"run={run}", f"other={other}", f"output={output}")
     assert output.read_text(encoding="utf-8") == result.out
@@ -280,7 +262,7 @@ def test_runs_are_compared_by_every_metric(
     assert_rejected(refused, 1, "not scored by the same metrics on the same")
 
 
-def test_analysis_has_every_text_once(headwise: CommandLine, classes: TrainedCase) -> None:
+def test_analysis_has_every_text_once(headwise, classes):
     """Batches are sorted by length; texts and their numbers are those of the file."""
     headwise.ok("analyze", f"run={classes.run}")
     heads = HEADS.read(Record(classes.run))
@@ -296,9 +278,7 @@ def test_analysis_has_every_text_once(headwise: CommandLine, classes: TrainedCas
     assert spelled == ["".join(f"<0x{ord(c):02X}>" for c in content) for content in texts]
 
 
-def test_the_page_has_predictions_and_the_weights_of_the_model(
-    headwise: CommandLine, classes: TrainedCase
-) -> None:
+def test_the_page_has_predictions_and_the_weights_of_the_model(headwise, classes):
     headwise.ok("page", f"run={classes.run}", "n_sentences=1")
     (reading,) = page_data(classes.run)["runs"][0]["readings"]
     first = predictions(classes.run).iloc[0]
@@ -316,9 +296,7 @@ def test_the_page_has_predictions_and_the_weights_of_the_model(
     assert weights.reshape(expected.shape) == pytest.approx(expected, rel=0.005, abs=1e-6)
 
 
-def test_page_shows_a_file_of_text(
-    headwise: CommandLine, classes: TrainedCase, tmp_path: Path
-) -> None:
+def test_page_shows_a_file_of_text(headwise, classes, tmp_path):
     path = tmp_path / "new"
     path.write_text("day\n\nbad day\n", encoding="utf-8")
     headwise.ok("page", f"run={classes.run}", f"sentences={path}")

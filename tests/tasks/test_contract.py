@@ -1,18 +1,13 @@
 """Contract of every task, on one short training of each."""
 
-from __future__ import annotations
-
 import base64
 import re
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from command_line import CommandLine, assert_rejected, page_data, read_json, run_folders
+from command_line import assert_rejected, page_data, read_json, run_folders
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.errors import DataError
@@ -23,18 +18,17 @@ from headwise.tasks.inspection import readings
 from headwise.train.checkpoint import load_checkpoint
 from slow_marks import slow_but
 from tasks.cases import ALL, CASES, DOCUMENTS
-from tasks.trained import TrainedCase
-from training_runs import Runs, assert_two_ranks_equal_one, read_log, run_outputs
+from training_runs import assert_two_ranks_equal_one, read_log, run_outputs
 
 ROTARY = (*DOCUMENTS, "positions=rotary")
 
 
 @pytest.fixture
-def case(request: pytest.FixtureRequest, trained: Any) -> TrainedCase:
+def case(request, trained):
     return trained(request.param)
 
 
-def of_cases(*fast: str) -> Any:
+def of_cases(*fast):
     """Every case, those named in `make test`."""
     return pytest.mark.parametrize("case", slow_but(CASES, *fast), indirect=True)
 
@@ -43,7 +37,7 @@ FAST = [case.name for case in ALL if not case.slow]
 
 
 @of_cases(*FAST)
-def test_scores_follow_from_the_weights(case: TrainedCase) -> None:
+def test_scores_follow_from_the_weights(case):
     scores = case.results["scores"]
     expected = case.case.score_by_hand(case)
     assert {key.split("/")[0] for key in expected} == scores.keys()
@@ -53,16 +47,14 @@ def test_scores_follow_from_the_weights(case: TrainedCase) -> None:
 
 
 @of_cases(*FAST)
-def test_scores_are_sums_over_items(case: TrainedCase) -> None:
+def test_scores_are_sums_over_items(case):
     for split, scores in case.results["scores"].items():
         sums = RunFolder(case.run).read_sums(split, "loss")
         assert scores["loss"]["score"] == pytest.approx(sums[:, 0].sum() / sums[:, 2].sum())
 
 
 @of_cases("text", "masked_lm", "classes", "sequence", "own")
-def test_the_last_validation_is_what_evaluate_gives(
-    headwise: CommandLine, case: TrainedCase
-) -> None:
+def test_the_last_validation_is_what_evaluate_gives(headwise, case):
     *_, last = (line for line in read_log(case.run / "metrics.jsonl") if "valid/loss" in line)
     options = "data.test=[valid]", "checkpoint=last", "name=last", *case.case.greedy
     headwise.ok("evaluate", f"run={case.run}", *options)
@@ -75,7 +67,7 @@ def test_the_last_validation_is_what_evaluate_gives(
 
 
 @of_cases("documents", "sequence", "own")
-def test_a_stopped_run_resumes_bitwise(case: TrainedCase) -> None:
+def test_a_stopped_run_resumes_bitwise(case):
     assert read_log(case.stopped / "metrics.jsonl")[-1]["update"] == 7
     resumed = case.train(case.folder / "halves")
     whole, continued = (load_checkpoint(f / "checkpoints/last.pt") for f in (case.run, resumed))
@@ -86,9 +78,7 @@ def test_a_stopped_run_resumes_bitwise(case: TrainedCase) -> None:
 @pytest.mark.parametrize(
     ("name", "changes"), [*slow_but([(n, ()) for n in CASES]), ("masked_lm", ROTARY)]
 )
-def test_a_killed_run_resumes_bitwise(
-    runs: Runs, trained: Any, tmp_path: Path, name: str, changes: tuple[str, ...]
-) -> None:
+def test_a_killed_run_resumes_bitwise(runs, trained, tmp_path, name, changes):
     case = trained(name)
     whole = case.train(tmp_path / "whole", *changes) if changes else case.run
     command = [*case.overrides, *changes, f"paths.outputs={tmp_path / 'killed'}"]
@@ -106,9 +96,7 @@ def test_a_killed_run_resumes_bitwise(
 @pytest.mark.parametrize(
     ("name", "changes"), [*((n, ()) for n in CASES), ("text", DOCUMENTS), ("masked_lm", ROTARY)]
 )
-def test_two_ranks_equal_one_with_twice_the_tokens(
-    runs: Runs, trained: Any, tmp_path: Path, name: str, changes: tuple[str, ...]
-) -> None:
+def test_two_ranks_equal_one_with_twice_the_tokens(runs, trained, tmp_path, name, changes):
     case = trained(name)
     n_tokens = int(case.setting("trainer.max_tokens"))
     few = "trainer.max_updates=12"  # rounding grows with the updates
@@ -116,9 +104,7 @@ def test_two_ranks_equal_one_with_twice_the_tokens(
 
 
 @of_cases("translation", "text", "pictures", "own")
-def test_heads_are_listed_analysed_and_pruned(
-    headwise: CommandLine, case: TrainedCase, tmp_path: Path
-) -> None:
+def test_heads_are_listed_analysed_and_pruned(headwise, case, tmp_path):
     results, heads, main = case.results, case.case.heads, main_metric(case.loaded().task).name
     assert results["heads"]["density"].keys() == case.case.sites.keys()
     headwise.ok("analyze", f"run={case.run}")
@@ -155,12 +141,12 @@ def test_heads_are_listed_analysed_and_pruned(
         assert scores[name]["score"] == pytest.approx(curve[5][name], rel=1e-6), name
 
 
-def cells(line: str) -> list[str]:
+def cells(line):
     return [cell.strip().replace("−", "-") for cell in line.split("|")[1:-1]]
 
 
 @of_cases("documents", "sequence", "own")
-def test_runs_are_compared_in_pairs(headwise: CommandLine, case: TrainedCase) -> None:
+def test_runs_are_compared_in_pairs(headwise, case):
     """Items are drawn for both: a drawn difference lies between those of single items."""
     out = headwise.ok("compare", f"run={case.run}", f"other={case.stopped}").out
     rows = {row[0]: row[1:] for row in map(cells, out.splitlines()) if len(row) == 7}
@@ -182,7 +168,7 @@ def test_runs_are_compared_in_pairs(headwise: CommandLine, case: TrainedCase) ->
 
 
 @of_cases("images", "music", "masked_lm", "classes", "sequence", "own")
-def test_the_page_has_the_items(headwise: CommandLine, case: TrainedCase) -> None:
+def test_the_page_has_the_items(headwise, case):
     expected = case.case.page_items(case)
     headwise.ok("page", f"run={case.run}", "n_sentences=2")
     data = page_data(case.run)
@@ -218,9 +204,7 @@ def test_the_page_has_the_items(headwise: CommandLine, case: TrainedCase) -> Non
 
 
 @pytest.mark.parametrize("name", ["images", "music", "pictures"])
-def test_text_is_refused_where_items_have_values(
-    headwise: CommandLine, trained: Any, tmp_path: Path, name: str
-) -> None:
+def test_text_is_refused_where_items_have_values(headwise, trained, tmp_path, name):
     run, data = trained(name).run, trained(name).setting("data")
     (tmp_path / "text").write_text("left", encoding="utf-8")
     refusal = headwise("page", f"run={run}", f"sentences={tmp_path}/text")
@@ -230,7 +214,7 @@ def test_text_is_refused_where_items_have_values(
         next(readings(load(run, device="cpu"), ["left"]))
 
 
-def test_bits_count_the_bytes_of_the_text(trained: Any) -> None:
+def test_bits_count_the_bytes_of_the_text(trained):
     for name in ("text", "documents"):
         case = trained(name)
         n_bytes = len(case.data("test.txt").read_bytes())
@@ -241,13 +225,13 @@ def test_bits_count_the_bytes_of_the_text(trained: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["translation", "masked_lm"])
-def test_other_tasks_draw_no_samples(headwise: CommandLine, trained: Any, name: str) -> None:
+def test_other_tasks_draw_no_samples(headwise, trained, name):
     refusal = headwise("sample", f"run={trained(name).run}")
     message = f"is a run of task={name}: headwise sample does not apply"
     assert_rejected(refusal, 1, message)
 
 
-def test_only_classifiers_predict(headwise: CommandLine, trained: Any, tmp_path: Path) -> None:
+def test_only_classifiers_predict(headwise, trained, tmp_path):
     run = trained("translation").run
     refused = headwise("predict", f"run={run}", f"input={run / 'config.yaml'}")
     assert_rejected(refused, 1, "is a run of task=translation: headwise predict does not apply")
@@ -255,7 +239,7 @@ def test_only_classifiers_predict(headwise: CommandLine, trained: Any, tmp_path:
     assert_rejected(refused, 1, "not found")
 
 
-def refusals() -> Iterator[Any]:
+def refusals():
     for case in ALL:
         for settings, words in case.bad.items():
             yield pytest.param(case.name, settings, words, id=f"{case.name}-{settings}")
@@ -265,9 +249,7 @@ def refusals() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "settings", "words"), list(refusals()))
-def test_wrong_settings_name_their_key(
-    headwise: CommandLine, trained: Any, tmp_path: Path, name: str, settings: str, words: str
-) -> None:
+def test_wrong_settings_name_their_key(headwise, trained, tmp_path, name, settings, words):
     overrides, changes = trained(name).overrides, settings.split()
     if changes[0].startswith("data="):  # other data than those of the case
         overrides = [o for o in overrides if not o.startswith("data")]

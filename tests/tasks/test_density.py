@@ -1,17 +1,14 @@
 """Density of text, images and music: what no other task has."""
 
-from __future__ import annotations
-
 import base64
 import os
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from command_line import CommandLine, assert_rejected, page_data, read_json
+from command_line import assert_rejected, page_data, read_json
 from headwise import load
 from headwise.analysis.kinds import REGIONS
 from headwise.analysis.tables import KINDS
@@ -29,35 +26,32 @@ from opened_page import OpenedPage, needs_browser, started_browser
 from plain_decoder import PlainDecoder
 from tasks.data import SHAPE, VALUES
 from tasks.scores import WINDOW, stream_bits
-from tasks.trained import TrainedCase
 
 FAST = ("trainer.max_updates=2", "trainer.validate_every=2")
 
 
 @pytest.fixture(scope="module")
-def text(trained: Any) -> TrainedCase:
+def text(trained):
     return trained("text")
 
 
 @pytest.fixture(scope="module")
-def images(trained: Any) -> TrainedCase:
+def images(trained):
     return trained("images")
 
 
-def scores_of(run: Path, name: str = "results") -> Any:
+def scores_of(run, name="results"):
     return read_json(run / f"{name}.json")["scores"]
 
 
-def test_a_loss_with_sparse_outputs_is_monitored_instead_of_bits(
-    text: TrainedCase, tmp_path: Path
-) -> None:
+def test_a_loss_with_sparse_outputs_is_monitored_instead_of_bits(text, tmp_path):
     run = text.train(tmp_path, "loss=entmax15", *FAST)
     assert scores_of(run)["test"].keys() == {"loss", "support"}
 
 
 def test_a_limit_of_scored_windows_is_lifted_by_evaluate_and_not_for_heads(
-    headwise: CommandLine, text: TrainedCase, tmp_path: Path
-) -> None:
+    headwise, text, tmp_path
+):
     run = text.train(tmp_path, "decode.max_windows=2", *FAST)
     assert scores_of(run)["test"]["bits_per_byte"]["n_scored"] == 2 * WINDOW
     n_bytes = RunFolder(run).read_sums("test", "loss")[:, 3].sum()
@@ -67,9 +61,7 @@ def test_a_limit_of_scored_windows_is_lifted_by_evaluate_and_not_for_heads(
     assert sum(map(len, batches)) == 3
 
 
-def test_bits_equal_those_of_plain_torch(
-    headwise: CommandLine, text: TrainedCase, tmp_path: Path
-) -> None:
+def test_bits_equal_those_of_plain_torch(headwise, text, tmp_path):
     changes = "tokenizer=bpe", "tokenizer.vocab_size=300", "decode.min_context=5"
     run = text.train(tmp_path, *changes, "attention=softmax", "trainer.max_updates=6")
     weights = read_json(run / "results.json")["weights"]
@@ -85,9 +77,7 @@ def test_bits_equal_those_of_plain_torch(
         assert entry["score"] == pytest.approx(bits / len(content), rel=1e-6)
 
 
-def test_evaluate_scores_other_splits_and_checkpoints(
-    headwise: CommandLine, text: TrainedCase, tmp_path: Path
-) -> None:
+def test_evaluate_scores_other_splits_and_checkpoints(headwise, text, tmp_path):
     content, run = b"another text\n" * 9, text.run
     (tmp_path / "more.txt").write_bytes(content)
     options = f"run={run}", "checkpoint=update_6", "name=others", "decode.min_context=4"
@@ -103,8 +93,8 @@ def test_evaluate_scores_other_splits_and_checkpoints(
 
 
 def test_later_commands_use_the_cache_of_the_training_and_other_batches(
-    headwise: CommandLine, text: TrainedCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    headwise, text, tmp_path, monkeypatch
+):
     run = text.train(
         tmp_path / "outputs", *FAST, f"paths.cache={os.path.relpath(text.folder)}/cache"
     )
@@ -119,9 +109,7 @@ def test_later_commands_use_the_cache_of_the_training_and_other_batches(
         assert small == pytest.approx(entry["score"], rel=1e-6)
 
 
-def test_longer_windows_are_scored_without_and_with_scaling(
-    headwise: CommandLine, text: TrainedCase
-) -> None:
+def test_longer_windows_are_scored_without_and_with_scaling(headwise, text):
     options = f"run={text.run}", "data.test=[test]", f"decode.window={4 * WINDOW}"
     headwise.ok("evaluate", *options, "name=long")
     bits = scores_of(text.run, "long")["test"]["bits_per_byte"]
@@ -147,12 +135,8 @@ BAD_EVALUATIONS = {
 
 @pytest.mark.parametrize("change", BAD_EVALUATIONS)
 def test_evaluations_that_a_density_model_lacks_are_rejected(
-    headwise: CommandLine,
-    text: TrainedCase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: str,
-) -> None:
+    headwise, text, tmp_path, monkeypatch, change
+):
     monkeypatch.chdir(tmp_path)
     Path("a").write_text("text\n", encoding="utf-8")
     result = headwise("evaluate", f"run={text.run}", *change.split())
@@ -161,9 +145,7 @@ def test_evaluations_that_a_density_model_lacks_are_rejected(
 
 
 @pytest.mark.slow
-def test_page_shows_windows_of_a_text(
-    headwise: CommandLine, text: TrainedCase, tmp_path: Path
-) -> None:
+def test_page_shows_windows_of_a_text(headwise, text, tmp_path):
     path, run = tmp_path / "own.txt", text.run
     path.write_text("Häuschen " * 4, encoding="utf-8")
     headwise.ok("page", f"run={run}", f"sentences={path}", "n_sentences=2")
@@ -179,7 +161,7 @@ def test_page_shows_windows_of_a_text(
     assert names["keys"] == ["<s>", *"hen\u2581H", "<0xC3>", "<0xA4>", *"uschen\u2581"]
 
 
-def test_heads_of_images_have_kinds(headwise: CommandLine, images: TrainedCase) -> None:
+def test_heads_of_images_have_kinds(headwise, images):
     """The strided pattern allows the row and the column of the key at the query only."""
     headwise.ok("analyze", f"run={images.run}")
     rows = KINDS.read(Record(images.run))
@@ -196,7 +178,7 @@ def test_heads_of_images_have_kinds(headwise: CommandLine, images: TrainedCase) 
     assert "merging" not in findings
 
 
-def test_the_page_has_the_places_of_an_image(headwise: CommandLine, images: TrainedCase) -> None:
+def test_the_page_has_the_places_of_an_image(headwise, images):
     headwise.ok("page", f"run={images.run}", "n_sentences=1")
     (reading,) = page_data(images.run)["runs"][0]["readings"]
     axes = reading["axes"]["decoder_self"]
@@ -212,9 +194,7 @@ def test_the_page_has_the_places_of_an_image(headwise: CommandLine, images: Trai
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_browser_draws_the_weights_over_the_image(
-    headwise: CommandLine, images: TrainedCase, theme: str
-) -> None:
+def test_browser_draws_the_weights_over_the_image(headwise, images, theme):
     shown = images.run / "page.html"
     headwise.ok("page", f"run={images.run}", "n_sentences=2")
     browsers = started_browser()
@@ -228,7 +208,7 @@ def test_browser_draws_the_weights_over_the_image(
     )
     canvas = page.locator(".view canvas").first
 
-    def point(row: int, column: int) -> dict[str, float]:
+    def point(row, column):
         box = canvas.bounding_box()
         places = (column - 0.5) * box["width"] / SHAPE[1], (row - 0.5) * box["height"] / SHAPE[0]
         return dict(zip("xy", places, strict=True))
@@ -261,16 +241,12 @@ def test_browser_draws_the_weights_over_the_image(
         ([100], 4, 100, [24, 49, 74, 99]),
     ],
 )
-def test_queries_to_show_are_spread(
-    shape: list[int], n_queries: int, n_values: int, expected: list[int]
-) -> None:
+def test_queries_to_show_are_spread(shape, n_queries, n_values, expected):
     assert selected(shape, n_queries, n_values) == expected
 
 
 @pytest.mark.slow
-def test_windows_within_a_row_have_a_page_and_no_kinds(
-    headwise: CommandLine, images: TrainedCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_within_a_row_have_a_page_and_no_kinds(headwise, images, tmp_path, monkeypatch):
     run = images.train(tmp_path, "data.window=10", "positions=learned")
     headwise.ok("analyze", f"run={run}")
     assert KINDS.read(Record(run)) == []
@@ -280,7 +256,7 @@ def test_windows_within_a_row_have_a_page_and_no_kinds(
     assert axes["view"]["queries"] == [3, 4, 5]
 
 
-def test_the_page_of_music_names_samples(trained: Any) -> None:
+def test_the_page_of_music_names_samples(trained):
     loaded = trained("music").loaded()
     (item,) = items(loaded, 1).chosen
     (reading,) = readings(loaded, [item.input])

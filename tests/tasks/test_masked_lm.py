@@ -1,27 +1,21 @@
 """Masked language models: what no other task has."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from command_line import CommandLine, assert_rejected, page_data, read_json
+from command_line import assert_rejected, page_data, read_json
 from headwise import load
 from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
 from headwise.tasks.check import checked_task
 from headwise.tasks.inspection import items, readings
-from tasks.trained import TrainedCase
 
 
 @pytest.fixture(scope="module")
-def masked(trained: Any) -> TrainedCase:
+def masked(trained):
     return trained("masked_lm")
 
 
-def test_some_windows_are_evaluated(headwise: CommandLine, masked: TrainedCase) -> None:
+def test_some_windows_are_evaluated(headwise, masked):
     before = masked.results["scores"]["valid"]["masked_bits"]
     assert before["n_scored"] == RunFolder(masked.run).read_sums("valid", "loss")[:, 2].sum()
     assert masked.results["best_update"] in (6, 12)
@@ -34,15 +28,13 @@ def test_some_windows_are_evaluated(headwise: CommandLine, masked: TrainedCase) 
     assert_rejected(refused, 2, "decode.min_context must be 0 with task=masked_lm, got 4")
 
 
-def test_sparse_loss_is_monitored_by_accuracy(masked: TrainedCase, tmp_path: Path) -> None:
+def test_sparse_loss_is_monitored_by_accuracy(masked, tmp_path):
     run = masked.train(tmp_path, "loss=entmax15", "trainer.max_updates=2")
     scores = read_json(run / "results.json")["scores"]["test"]
     assert scores.keys() == {"masked_accuracy", "loss", "support"}
 
 
-def test_page_names_masked_tokens_and_shows_predictions(
-    headwise: CommandLine, masked: TrainedCase, tmp_path: Path
-) -> None:
+def test_page_names_masked_tokens_and_shows_predictions(headwise, masked, tmp_path):
     path, run = tmp_path / "own.txt", masked.run
     path.write_text("der Hund sieht das Häuschen\nder Hund\n", encoding="utf-8")
     headwise.ok("page", f"run={run}", f"sentences={path}", "n_sentences=2")
@@ -64,7 +56,7 @@ def test_page_names_masked_tokens_and_shows_predictions(
     assert [reading.axes for reading in first] == [reading.axes for reading in second]
 
 
-def test_explicit_task_wins_over_that_of_the_data(make: Any) -> None:
+def test_explicit_task_wins_over_that_of_the_data(make):
     config = typed(make(["task=masked_lm", "data=builtin_text", "tokenizer=bpe"]))
     checked_task(config)
     assert config.task["_target_"].endswith("MaskedLM")
@@ -74,6 +66,6 @@ def test_explicit_task_wins_over_that_of_the_data(make: Any) -> None:
         assert "masked_lm" in typed(make([f"data={data}"])).data.tasks
 
 
-def test_dry_run_names_rows(headwise: CommandLine, masked: TrainedCase) -> None:
+def test_dry_run_names_rows(headwise, masked):
     printed = headwise.ok("train", *masked.overrides, "dry_run=true").out
     assert "tokens per rank (rows of 16)" in printed

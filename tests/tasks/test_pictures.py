@@ -1,15 +1,12 @@
 """Classes of pictures: what no other task has."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from command_line import CommandLine, assert_rejected, composer, page_data, read_json
+from command_line import assert_rejected, composer, page_data, read_json
 from headwise.analysis.tables import HEADS, KINDS, OTHERS
 from headwise.attention.recorder import recorded_weights
 from headwise.config.register import typed
@@ -23,24 +20,21 @@ from headwise.train.distributed import Ranks
 from opened_page import OpenedPage, needs_browser, started_browser
 from published_images import write_pictures
 from tasks.data import BARS, PICTURE, bars
-from tasks.trained import TrainedCase
 
 
 @pytest.fixture(scope="module")
-def pictures(trained: Any) -> TrainedCase:
+def pictures(trained):
     return trained("pictures")
 
 
-def test_a_classifier_of_images_learns_their_classes(pictures: TrainedCase) -> None:
+def test_a_classifier_of_images_learns_their_classes(pictures):
     scores = pictures.results["scores"]["test"]
     assert scores["accuracy"]["score"] == 100
     assert "top5" not in scores  # of three classes
     assert read_json(pictures.run / "data.json")["labels"] == BARS
 
 
-def test_scaling_of_a_trained_run_changes_nothing_at_its_reference(
-    headwise: CommandLine, pictures: TrainedCase
-) -> None:
+def test_scaling_of_a_trained_run_changes_nothing_at_its_reference(headwise, pictures):
     run = pictures.run
     before = (run / "results.json").read_bytes()
     n_keys = 8 // 4 * 12 // 4 + 3  # patches, CLS tokens
@@ -57,7 +51,7 @@ def test_scaling_of_a_trained_run_changes_nothing_at_its_reference(
     assert (run / "results.json").read_bytes() == before
 
 
-def prepared(case: TrainedCase, *changes: str) -> tuple[Any, Any, Any]:
+def prepared(case, *changes):
     """The task of a config, its prepared data and its training examples."""
     with composer() as make:
         config = typed(make([*case.overrides, *changes]))
@@ -67,7 +61,7 @@ def prepared(case: TrainedCase, *changes: str) -> tuple[Any, Any, Any]:
     return task, data, task.examples(data, ranks, Path(config.paths.cache))
 
 
-def test_a_share_of_the_labels_is_the_same_of_every_class(pictures: TrainedCase) -> None:
+def test_a_share_of_the_labels_is_the_same_of_every_class(pictures):
     _, data, part = prepared(pictures, "data.label_fraction=0.2")
     classes = data.split("train").classes[part.kept]
     assert np.bincount(classes).tolist() == [4, 4, 4]
@@ -76,7 +70,7 @@ def test_a_share_of_the_labels_is_the_same_of_every_class(pictures: TrainedCase)
     assert sum(map(len, part.plan(1))) == 12
 
 
-def test_class_weights_are_those_of_the_rows_in_use(pictures: TrainedCase, tmp_path: Path) -> None:
+def test_class_weights_are_those_of_the_rows_in_use(pictures, tmp_path):
     for split in ("train", "valid", "test"):
         numbers = zip(BARS, (1, 3, 26), strict=True)
         write_pictures(tmp_path / split, {name: bars(n, 0, n) for name, n in numbers})
@@ -86,7 +80,7 @@ def test_class_weights_are_those_of_the_rows_in_use(pictures: TrainedCase, tmp_p
     assert weights.tolist() == pytest.approx([5 / (3 * n) for n in (1, 1, 3)])
 
 
-def test_training_images_are_shifted_anew_in_every_epoch(pictures: TrainedCase) -> None:
+def test_training_images_are_shifted_anew_in_every_epoch(pictures):
     """Images that were not shifted have no pixel of exactly 0 in their first row or column."""
     _, data, shifted = prepared(pictures, "data.shift=1")
     _, _, one = prepared(pictures)
@@ -102,7 +96,7 @@ def test_training_images_are_shifted_anew_in_every_epoch(pictures: TrainedCase) 
     assert len(next(BatchLoader(shifted))) == 16
 
 
-def test_heads_have_kinds_and_cls_tokens(headwise: CommandLine, pictures: TrainedCase) -> None:
+def test_heads_have_kinds_and_cls_tokens(headwise, pictures):
     headwise.ok("analyze", f"run={pictures.run}")
     record = Record(pictures.run)
     rows = KINDS.read(record)
@@ -120,9 +114,7 @@ def test_heads_have_kinds_and_cls_tokens(headwise: CommandLine, pictures: Traine
 
 
 @pytest.mark.slow
-def test_page_has_a_query_per_cls_token_over_an_image(
-    headwise: CommandLine, pictures: TrainedCase
-) -> None:
+def test_page_has_a_query_per_cls_token_over_an_image(headwise, pictures):
     headwise.ok("page", f"run={pictures.run}", "n_sentences=3")
     data = page_data(pictures.run)
     assert [item["texts"]["label"] for item in data["items"]["chosen"]] == BARS
@@ -138,7 +130,7 @@ def test_page_has_a_query_per_cls_token_over_an_image(
     assert view["queries"][3] == (2 * 12 + 2) * 3  # the middle of the first patch
 
 
-def test_weights_on_the_page_are_those_of_the_cls_tokens(pictures: TrainedCase) -> None:
+def test_weights_on_the_page_are_those_of_the_cls_tokens(pictures):
     loaded = pictures.loaded()
     (item,) = items(loaded, 1).chosen
     (reading,) = readings(loaded, [item.input])
@@ -152,7 +144,7 @@ def test_weights_on_the_page_are_those_of_the_cls_tokens(pictures: TrainedCase) 
 
 @pytest.mark.slow
 @needs_browser
-def test_browser_draws_patches_and_cls_tokens(headwise: CommandLine, pictures: TrainedCase) -> None:
+def test_browser_draws_patches_and_cls_tokens(headwise, pictures):
     shown = pictures.run / "page.html"
     headwise.ok("page", f"run={pictures.run}", "n_sentences=2")
     browsers = started_browser()
@@ -172,9 +164,7 @@ def test_browser_draws_patches_and_cls_tokens(headwise: CommandLine, pictures: T
     browsers.close()
 
 
-def test_new_pictures_are_labelled(
-    headwise: CommandLine, pictures: TrainedCase, tmp_path: Path
-) -> None:
+def test_new_pictures_are_labelled(headwise, pictures, tmp_path):
     run, images = f"run={pictures.run}", {"first": bars(3, 0, 90), "second/below": bars(2, 2, 91)}
     write_pictures(tmp_path, images)
     expected = [
@@ -194,9 +184,7 @@ def test_new_pictures_are_labelled(
     ]
 
 
-def test_pictures_that_cannot_be_labelled(
-    headwise: CommandLine, pictures: TrainedCase, tmp_path: Path
-) -> None:
+def test_pictures_that_cannot_be_labelled(headwise, pictures, tmp_path):
     write_pictures(tmp_path / "wide", {"": np.zeros((1, 8, 8, 3), np.uint8)})
     (tmp_path / "no_picture").write_text("left", encoding="utf-8")
     (tmp_path / "empty").mkdir()
@@ -215,9 +203,7 @@ def test_pictures_that_cannot_be_labelled(
 
 
 @pytest.mark.slow
-def test_a_model_of_pixels_has_a_page(
-    headwise: CommandLine, pictures: TrainedCase, tmp_path: Path
-) -> None:
+def test_a_model_of_pixels_has_a_page(headwise, pictures, tmp_path):
     changes = "data.patch=1", "positions=grid", "positions.width=12", "model.cls_tokens=0"
     run = pictures.train(tmp_path, *changes, "trainer.max_updates=2", "scheduler.warmup_updates=1")
     headwise.ok("page", f"run={run}", "n_sentences=1")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from command_line import CommandLine, assert_rejected
+from command_line import assert_rejected
 from headwise.commands.sample import _prompts
 from headwise.config.commands import SampleConfig
 from headwise.config.data import ImageDataConfig, MusicDataConfig
@@ -40,13 +40,13 @@ class Sampled(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def sampled(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def sampled(trained, tmp_path_factory):
     """Name of a case and settings -> its run."""
-    runs: dict[str, Sampled] = {}
+    runs = {}
 
-    def train(name: str, *changes: str) -> Sampled:
+    def train(name, *changes):
         if name not in runs:
-            logged: list[Any] = []
+            logged = []
             with pytest.MonkeyPatch.context() as patch:
                 for kind in ("log_table", "log_image", "log_audio"):
                     patch.setattr(Tracker, kind, lambda _, *values: logged.append(values))
@@ -58,26 +58,26 @@ def sampled(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def text(sampled: Any) -> Sampled:
+def text(sampled):
     return sampled("text", "trainer.valid_samples=3")
 
 
 @pytest.fixture
-def images(sampled: Any) -> Sampled:
+def images(sampled):
     return sampled("images")
 
 
 @pytest.fixture
-def music(sampled: Any) -> Sampled:
+def music(sampled):
     return sampled("music", "attention=linear", "loss=entmax15", "trainer.monitor=loss")
 
 
-def numbered(written: str) -> dict[int, str]:
+def numbered(written):
     parts = re.split(r"^==== sample (\d+) ====\n", written, flags=re.M)[1:]
     return dict(zip(map(int, parts[::2]), parts[1::2], strict=True))
 
 
-def tiles(path: Path, n: int, width: int = SHAPE[1]) -> list[Any]:
+def tiles(path, n, width=SHAPE[1]):
     """The first tiles (H, W, C) of a grid whose file is checked in its whole."""
     with Image.open(path) as opened:
         assert opened.format == "PNG"
@@ -90,9 +90,7 @@ def tiles(path: Path, n: int, width: int = SHAPE[1]) -> list[Any]:
     return parts
 
 
-def test_samples_of_text_are_printed_and_written(
-    headwise: CommandLine, text: Sampled, tmp_path: Path
-) -> None:
+def test_samples_of_text_are_printed_and_written(headwise, text, tmp_path):
     run, options = f"run={text.run}", ("prompt=Häus", "length=40", "seed=3")
     printed = headwise.ok("sample", run, *options, "n=5", "batch_size=2").out
     written = (text.run / "samples" / "best-seed3-prompt.txt").read_bytes().decode()
@@ -115,7 +113,7 @@ def test_samples_of_text_are_printed_and_written(
     assert len(numbered(short.out)[1]) <= WINDOW + 1
 
 
-def test_validations_write_and_log_samples_of_text(text: Sampled, tmp_path: Path) -> None:
+def test_validations_write_and_log_samples_of_text(text, tmp_path):
     files = sorted((text.run / "samples").glob("update_*"))
     assert [file.name for file in files] == [f"update_{update:08d}.txt" for update in UPDATES]
     expected = []
@@ -132,9 +130,7 @@ def test_validations_write_and_log_samples_of_text(text: Sampled, tmp_path: Path
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_validations_write_and_log_samples_of_images_and_music(
-    images: Sampled, music: Sampled
-) -> None:
+def test_validations_write_and_log_samples_of_images_and_music(images, music):
     names = [f"update_{update:08d}" for update in UPDATES]
     grids = [images.run / "samples" / f"{name}.png" for name in names]
     logged = [("samples", *pair) for pair in zip(grids, UPDATES, strict=True)]
@@ -149,9 +145,7 @@ def test_validations_write_and_log_samples_of_images_and_music(
     assert all(len(read_codes(path, RATE)) == MUSIC_WINDOW for _, path, _ in sounds)
 
 
-def test_images_do_not_depend_on_the_batch(
-    headwise: CommandLine, images: Sampled, tmp_path: Path
-) -> None:
+def test_images_do_not_depend_on_the_batch(headwise, images, tmp_path):
     options, output = (f"run={images.run}", "seed=5"), tmp_path / "other.png"
     assert headwise.ok("sample", *options, "n=5", "batch_size=2").out == ""
     samples = tiles(images.run / "samples" / "best-seed5.png", 5)
@@ -167,9 +161,7 @@ def test_images_do_not_depend_on_the_batch(
 
 @pytest.mark.parametrize("given", ["file", "split"])
 @pytest.mark.parametrize("n_given", [30, 16])
-def test_given_halves_are_completed(
-    headwise: CommandLine, images: Sampled, tmp_path: Path, given: str, n_given: int
-) -> None:
+def test_given_halves_are_completed(headwise, images, tmp_path, given, n_given):
     originals = np.load(images.case.data("test.npy"))
     Image.fromarray(originals[0]).save(tmp_path / "a.png")
     prompt = {"file": f"prompt_file={tmp_path}/a.png", "split": "prompt_split=test"}[given]
@@ -186,7 +178,7 @@ def test_given_halves_are_completed(
         assert (completed[n_given:] != original[n_given:]).any()
 
 
-def test_music_continues_a_sound(headwise: CommandLine, music: Sampled, tmp_path: Path) -> None:
+def test_music_continues_a_sound(headwise, music, tmp_path):
     sound = np.linspace(-1, 1, 12, dtype=np.float32)
     write_wav(tmp_path / "sound.wav", np.repeat(sound[:, None], 2, axis=1), RATE)
     given = mu_law(sound).tobytes()
@@ -208,9 +200,7 @@ def test_music_continues_a_sound(headwise: CommandLine, music: Sampled, tmp_path
     assert len(continued) == MUSIC_WINDOW
 
 
-def test_the_shortest_piece_sets_the_prompts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_shortest_piece_sets_the_prompts(tmp_path, caplog):
     write_wav(tmp_path / "two" / "a.wav", np.zeros((5, 1)), RATE)
     write_wav(tmp_path / "two" / "b.wav", np.zeros((9, 1)), RATE)
     config = MusicDataConfig(name="music", dir=str(tmp_path), window=MUSIC_WINDOW)
@@ -266,14 +256,7 @@ BAD_MUSIC = {
 @pytest.mark.parametrize(
     ("name", "bad"), [("text", BAD_TEXT), ("images", BAD_IMAGES), ("music", BAD_MUSIC)]
 )
-def test_bad_input_is_refused_in_one_message(
-    headwise: CommandLine,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    bad: dict[str, str],
-) -> None:
+def test_bad_input_is_refused_in_one_message(headwise, request, tmp_path, monkeypatch, name, bad):
     run = request.getfixturevalue(name).run
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("no picture", encoding="utf-8")
@@ -289,7 +272,7 @@ def test_bad_input_is_refused_in_one_message(
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB")])
-def test_samples_of_any_channels_are_pictures(tmp_path: Path, channels: int, mode: str) -> None:
+def test_samples_of_any_channels_are_pictures(tmp_path, channels, mode):
     image = random_images(1, 4, 5, channels)[0]
     config = ImageDataConfig(name="images", shape=list(image.shape), window=image.size)
     samples = ImageSamples(ImageCorpus(config, tmp_path), Tokenizer(BYTE_MODEL))

@@ -1,12 +1,8 @@
 """Synthetic sequences, and the guide's task: what no other task has."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
-from command_line import CommandLine, assert_rejected, read_json
+from command_line import assert_rejected, read_json
 from guide import ROOT
 from headwise.analysis.tables import LENGTHS
 from headwise.errors import DataError
@@ -17,15 +13,14 @@ from headwise.tasks.task import Part
 from headwise.train.distributed import Ranks
 from slow_marks import slow_but
 from tasks.data import LENGTH, N_ROWS
-from tasks.trained import TrainedCase
 
 
 @pytest.fixture(scope="module", params=slow_but(["sequence", "sequence_pair"], "sequence"))
-def sequence(request: pytest.FixtureRequest, trained: Any) -> TrainedCase:
+def sequence(request, trained):
     return trained(request.param)
 
 
-def test_heads_by_length(headwise: CommandLine, sequence: TrainedCase) -> None:
+def test_heads_by_length(headwise, sequence):
     headwise.ok("analyze", f"run={sequence.run}", "importance=false")
     rows = {(r["site"], r["head"], r["length"]): r for r in LENGTHS.read(Record(sequence.run))}
     site = list(sequence.case.sites)[-1]
@@ -45,9 +40,7 @@ def test_heads_by_length(headwise: CommandLine, sequence: TrainedCase) -> None:
     assert observed.weights_BHQK.shape[2] == len(axes.queries)
 
 
-def test_any_length_is_evaluated_also_with_another_scaling(
-    headwise: CommandLine, sequence: TrainedCase
-) -> None:
+def test_any_length_is_evaluated_also_with_another_scaling(headwise, sequence):
     run = sequence.run
     headwise.ok("evaluate", f"run={run}", "data.test=[12,64]", "name=lengths")
     scores = read_json(run / "lengths.json")["scores"]
@@ -60,9 +53,7 @@ def test_any_length_is_evaluated_also_with_another_scaling(
     assert_rejected(refused, 2, "data.test must be one of a length, valid")
 
 
-def test_split_without_targets_has_no_score(
-    sequence: TrainedCase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_without_targets_has_no_score(sequence, monkeypatch):
     loaded = sequence.loaded()
     monkeypatch.setattr(type(loaded.task), "batches", lambda *_: [])
     data, ranks = loaded.task.restored(sequence.run, ["12"]), Ranks(0, 1, loaded.device)
@@ -70,7 +61,7 @@ def test_split_without_targets_has_no_score(
         loaded.task.evaluate(loaded.model, data, Part("12"), ranks)
 
 
-def test_a_task_of_a_user_is_read_and_described(headwise: CommandLine, trained: Any) -> None:
+def test_a_task_of_a_user_is_read_and_described(headwise, trained):
     case = trained("own")
     for split in ("valid", "test"):
         accuracy = case.results["scores"][split]["accuracy"]["score"]
@@ -92,12 +83,12 @@ def test_a_task_of_a_user_is_read_and_described(headwise: CommandLine, trained: 
 
 
 @pytest.mark.slow
-def test_an_encoder_of_a_user_is_not_causal(trained: Any) -> None:
+def test_an_encoder_of_a_user_is_not_causal(trained):
     (site,) = trained("own_encoder").loaded().model.sites
     assert not site.causal
 
 
-def test_headwise_does_not_contain_the_task() -> None:
+def test_headwise_does_not_contain_the_task():
     paths = [path for folder in ("src", "conf") for path in (ROOT / folder).rglob("*.*")]
     texts = [path.read_text(encoding="utf-8") for path in paths if path.suffix in (".py", ".yaml")]
     assert len(texts) > 100

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,7 +54,7 @@ class TaskCase:
     greedy: tuple[str, ...] = ()
 
     @property
-    def heads(self) -> list[tuple[str, int, int]]:
+    def heads(self):
         """(site, layer, head), from 1."""
         numbered = (
             product([site], range(1, n_layers + 1), range(1, n_heads + 1))
@@ -73,7 +72,7 @@ class TrainedCase:
     overrides: list[str]
 
     @classmethod
-    def of(cls, case: TaskCase, folder: Path, own_task: Path) -> TrainedCase:
+    def of(cls, case, folder, own_task):
         """Write the data; `own_task` is the folder of the guide's task."""
         overrides = ["--config-dir", str(own_task / "choices")] if "own" in case.name else []
         overrides += [*SMALL, *case.settings, f"paths.cache={folder}/cache"]
@@ -82,7 +81,7 @@ class TrainedCase:
             overrides.append(f"data.dir={folder}/data")
         return cls(case, folder, overrides)
 
-    def train(self, outputs: Path, *changes: str) -> Path:
+    def train(self, outputs, *changes):
         """Train with other settings, in a folder of its own."""
         arguments = [*self.overrides, *changes, f"paths.outputs={outputs}"]
         with pytest.MonkeyPatch.context() as patch:
@@ -91,28 +90,28 @@ class TrainedCase:
         return run
 
     @cached_property
-    def run(self) -> Path:
+    def run(self):
         return self.train(self.folder / "outputs")
 
     @cached_property
-    def stopped(self) -> Path:
+    def stopped(self):
         """A copy of a run of 7 updates; that below `halves` may be resumed."""
         run = self.train(self.folder / "halves", "trainer.max_updates=7")
         return shutil.copytree(run, self.folder / "stopped")
 
     @property
-    def results(self) -> Any:
+    def results(self):
         return read_json(self.run / "results.json")
 
-    def setting(self, key: str) -> str:
+    def setting(self, key):
         return dict(o.split("=", 1) for o in self.overrides if "=" in o)[key]
 
-    def loaded(self) -> Any:
+    def loaded(self):
         return load(self.run, device="cpu")
 
-    def model(self) -> Any:
+    def model(self):
         """In float64."""
         return self.loaded().model.double()
 
-    def data(self, name: str) -> Path:
+    def data(self, name):
         return self.folder / "data" / name

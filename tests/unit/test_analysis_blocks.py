@@ -1,9 +1,6 @@
 """Blocks of queries: the statistics of whole sequences, without all weights in memory at once."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -22,22 +19,20 @@ from planted_heads import batches, column_text, planted, sentences
 CPU = torch.device("cpu")
 
 
-def use_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def use_blocks(monkeypatch, size):
     """Compute every attention in blocks of this number of queries."""
     for name, value in (("MAX_QUERIES", 0), ("MAX_WEIGHTS", 1), ("MIN_QUERIES", size)):
         monkeypatch.setattr(observe, name, value)
 
 
 @pytest.mark.parametrize("n_cls", [0, 3])
-def test_tables_are_those_of_whole_sequences(
-    make: Any, monkeypatch: pytest.MonkeyPatch, n_cls: int
-) -> None:
+def test_tables_are_those_of_whole_sequences(make, monkeypatch, n_cls):
     options = "attention=alpha_entmax", "scaling=length", f"model.cls_tokens={n_cls}"
     model, text = planted(make, *options), sentences()[:60]
     texts = dict.fromkeys(("source", "target"), column_text(text, "de"))
     whole = survey(model, partial(for_each_block, model, batches(text, 300), CPU), texts)
     use_blocks(monkeypatch, 2)
-    n_calls: list[None] = []
+    n_calls = []
     for_each_block(model, batches(text, 300)[:1], CPU, lambda *_: n_calls.append(None))
     assert len(n_calls) > 3 * 2  # several blocks for each of three sites
     in_blocks = survey(model, partial(for_each_block, model, batches(text, 300), CPU), texts)
@@ -50,7 +45,7 @@ def test_tables_are_those_of_whole_sequences(
                 assert other[column] == expected, (name, column)
 
 
-def test_observations_of_some_queries_are_rows_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observations_of_some_queries_are_rows_of_all(monkeypatch):
     model, batch = build(with_normaliser(Thresholded), cls_tokens=1), collate(SENTENCES)
     ((_, whole),) = observations(model, [batch], CPU)
     use_blocks(monkeypatch, 2)
@@ -69,7 +64,7 @@ class LargestTensor(TorchDispatchMode):
 
     n_elements = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for value in result if isinstance(result, tuple | list) else [result]:
             if isinstance(value, torch.Tensor):
@@ -79,7 +74,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.slow
-def test_long_windows_never_have_all_weights(make: Any) -> None:
+def test_long_windows_never_have_all_weights(make):
     n = 4096
     options = "model.layers=1", "model.d_model=16", "model.d_ff=16", "data.dir=x"
     config = typed(

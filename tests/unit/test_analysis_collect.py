@@ -1,16 +1,11 @@
 """Statistics of heads compared with a count by hand, with padding in every batch."""
 
-from __future__ import annotations
-
 import math
 import operator
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from head_counting import (
     CPU,
@@ -43,9 +38,7 @@ from headwise.analysis.collect import (
 from headwise.analysis.observe import for_each_block
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.length_scaling import LengthScaling
-from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.place import Place
-from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config.schema import SITES
 from headwise.errors import ConfigError
@@ -54,9 +47,7 @@ from headwise.errors import ConfigError
 @pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
 @pytest.mark.parametrize("pattern", [None, Window])
 @pytest.mark.parametrize("n_cls", [0, 2])
-def test_statistics_of_padded_batches_equal_a_count_per_sentence(
-    kind: type[Normaliser], pattern: type[Window] | None, n_cls: int
-) -> None:
+def test_statistics_of_padded_batches_equal_a_count_per_sentence(kind, pattern, n_cls):
     """Only keys allowed by the pattern count; CLS tokens are neither queries nor keys."""
     model = build(with_normaliser(kind, pattern), cls_tokens=n_cls)
     statistics = head_statistics(model, padded_batches(), CPU)
@@ -71,7 +62,7 @@ def test_statistics_of_padded_batches_equal_a_count_per_sentence(
         assert statistics["cls_divergence"].keys() == {"encoder_self"}
 
 
-def test_base_of_keys_counts_keys_visible_to_any_head() -> None:
+def test_base_of_keys_counts_keys_visible_to_any_head():
     """Of three tokens the second head sees all, the first does not."""
     model, batch = build(with_normaliser(Dense, Window)), collate([([5, 6, 7], [2, 4])])
     means, bases = HeadMeans(), ("heads", "keys")
@@ -85,21 +76,17 @@ def test_base_of_keys_counts_keys_visible_to_any_head() -> None:
         assert by_keys == pytest.approx([by_heads * math.log(2) / math.log(3)])
 
 
-def means_from_hooks(
-    model: Any, values_of: Callable[[Any, str, Any, Any], list[list[float]]]
-) -> dict[str, Any]:
+def means_from_hooks(model, values_of):
     """Average over all queries the numbers that `values_of` returns, a list per head.
 
     Args:
         values_of: (attention, site, its arguments, its output).
     """
-    values_by_head: dict[tuple[str, int, int], list[float]] = {}
+    values_by_head = {}
     with ExitStack() as hooks:
         for site, layer, attention in model.attentions():
 
-            def record(
-                module: Any, args: Any, output: Any, site: str = site, layer: int = layer
-            ) -> None:
+            def record(module, args, output, site=site, layer=layer):
                 for head, values in enumerate(values_of(module, site, args, output)):
                     values_by_head.setdefault((site, layer, head), []).extend(values)
 
@@ -117,7 +104,7 @@ def means_from_hooks(
     }
 
 
-def test_output_norms_are_those_of_head_outputs() -> None:
+def test_output_norms_are_those_of_head_outputs():
     """With the identity as output projection, attention returns the outputs of its heads."""
     model = build(
         lambda place: (Weightless if place.site == "cross" else ScoreAttention)(
@@ -129,7 +116,7 @@ def test_output_norms_are_those_of_head_outputs() -> None:
         with torch.no_grad():
             attention.output.weight.copy_(torch.eye(8))
 
-    def norms(attention: Any, site: str, args: Any, output: Any) -> list[list[float]]:
+    def norms(attention, site, args, output):
         rows_QI = output[0, 1 if site == "encoder_self" else 0 :]
         heads = [rows_QI[:, head * 4 : head * 4 + 4].tolist() for head in range(HEADS)]
         return [[math.hypot(*row) for row in rows] for rows in heads]
@@ -139,15 +126,15 @@ def test_output_norms_are_those_of_head_outputs() -> None:
     assert_same(statistics, {"output_norm": means_from_hooks(model, norms)})
 
 
-def test_shared_alpha_of_queries_is_averaged_per_layer() -> None:
+def test_shared_alpha_of_queries_is_averaged_per_layer():
     shared = AlphaEntmax(Place("cross", 1, HEADS, 4), share="layer", depends_on="query")
     with torch.no_grad():
-        shared.alpha_weight.normal_()  # type: ignore[union-attr]
+        shared.alpha_weight.normal_()
     model = build(lambda place: ScoreAttention(place, shared, None, 0.5)).eval()
 
-    def alphas_of(attention: Any, site: str, args: Any, output: Any) -> list[list[float]]:
+    def alphas_of(attention, site, args, output):
         queries_HQE = attention.split(attention.query(args[0]))[0].tolist()
-        weight = shared.alpha_weight[0].tolist()  # type: ignore[index]
+        weight = shared.alpha_weight[0].tolist()
         logits = [
             [
                 shared.alpha_logit.item() + math.fsum(map(operator.mul, weight, query))
@@ -163,9 +150,9 @@ def test_shared_alpha_of_queries_is_averaged_per_layer() -> None:
     assert alphas(model) == {}
 
 
-def test_query_statistics_exclude_cls_tokens() -> None:
+def test_query_statistics_exclude_cls_tokens():
     class Numbered(Dense):
-        def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
+        def query_stats(self, context):
             place_Q = torch.arange(context.queries_BHQE.shape[2])
             return {"place": place_Q.expand(context.queries_BHQE.shape[:3])}
 
@@ -177,8 +164,8 @@ def test_query_statistics_exclude_cls_tokens() -> None:
         assert place_means[site] == [[n_cls.get(site, 0) + (n - 1) / 2] * HEADS] * LAYERS
 
 
-def test_scaling_factor_and_its_parameters_are_reported() -> None:
-    def make(place: Place) -> Attention:
+def test_scaling_factor_and_its_parameters_are_reported():
+    def make(place):
         scaling = LengthScaling(place, learned="head") if place.site == "encoder_self" else None
         return ScoreAttention(place, Dense(place), None, 0.5, scaling)
 
@@ -197,7 +184,7 @@ def test_scaling_factor_and_its_parameters_are_reported() -> None:
         assert statistics["scale_gamma"]["encoder_self"][layer - 1] == pytest.approx(gamma)
 
 
-def test_model_and_random_state_are_unchanged() -> None:
+def test_model_and_random_state_are_unchanged():
     model = build(with_normaliser(Dense))
     model.train()
     model.encoder.eval()  # a frozen part stays frozen
@@ -213,8 +200,8 @@ def test_model_and_random_state_are_unchanged() -> None:
         assert not module._forward_pre_hooks
 
 
-def test_unmeasurable_statistics_are_absent() -> None:
-    def mixed(place: Place) -> Attention:
+def test_unmeasurable_statistics_are_absent():
+    def mixed(place):
         if place.site == "cross":
             return Weightless(place, Dense(place), None, 0.0)
         kind = NegativeWeights if (place.site, place.layer) == ("encoder_self", 1) else Dense
@@ -237,16 +224,16 @@ def test_unmeasurable_statistics_are_absent() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_nonfinite_weights_are_not_measured(value: float, is_declared: bool) -> None:
+def test_nonfinite_weights_are_not_measured(value, is_declared):
     class Broken(Dense):
         is_distribution = is_declared
 
-        def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+        def forward(self, scores_BHQK, context):
             weights = super().forward(scores_BHQK, context).clone()
             weights[0, 0, 0, 0] = value
             return weights
 
-    def make(place: Place) -> Attention:
+    def make(place):
         kind = Broken if (place.site, place.layer) == ("cross", 2) else Dense
         return ScoreAttention(place, kind(place), None, 0.0)
 
@@ -259,9 +246,9 @@ def test_nonfinite_weights_are_not_measured(value: float, is_declared: bool) -> 
     assert statistics["diversity"]["cross"][1] == []
 
 
-def test_heads_without_alpha_are_none() -> None:
+def test_heads_without_alpha_are_none():
     class Partly(Dense):
-        def stats(self) -> dict[str, Tensor]:
+        def stats(self):
             other = math.nan if self.place.layer == 2 else 1.25
             return {"alpha": torch.tensor([math.nan, other])}
 
@@ -270,19 +257,19 @@ def test_heads_without_alpha_are_none() -> None:
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(HEADS + 1), torch.ones(HEADS, 1), 1.5])
-def test_reported_statistics_must_be_one_number_per_head(wrong: object) -> None:
+def test_reported_statistics_must_be_one_number_per_head(wrong):
     class Wrong(Dense):
-        def stats(self) -> dict[str, Any]:
+        def stats(self):
             return {"mine": wrong}
 
     with pytest.raises(ConfigError, match=r"Wrong at encoder_self .*shape \(2,\); 'mine' is"):
         reported(build(with_normaliser(Wrong)))
 
     class Misnamed(LengthScaling):
-        def stats(self) -> dict[str, Any]:
+        def stats(self):
             return {"update": torch.ones(HEADS)}
 
-    def make(place: Place) -> Attention:
+    def make(place):
         return ScoreAttention(place, Dense(place), None, 0.0, Misnamed(place))
 
     with pytest.raises(ConfigError, match=r"Misnamed at encoder_self must not return 'update'"):

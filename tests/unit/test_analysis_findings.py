@@ -1,9 +1,6 @@
 """Trajectories of α, roles, and the table of findings."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +35,7 @@ ABOUT = {
 }  # fmt: skip
 
 
-def head(number: int = 1, site: str = S, **values: Any) -> dict[str, Any]:
+def head(number=1, site=S, **values):
     plain = {
         "site": site, "layer": 1, "head": number, "density": 0.5, "entropy": 1.0,
         "confidence": 0.4, "merge_score": 0.3, "split_merge_score": 0.1, "cluster_mass": 0.3,
@@ -50,9 +47,7 @@ def head(number: int = 1, site: str = S, **values: Any) -> dict[str, Any]:
     return {**plain, **values}
 
 
-def finding_rows(
-    heads: list[dict[str, Any]], about: dict[str, Any] | None = None, **tables: Any
-) -> dict[tuple[str, str | None], dict[str, Any]]:
+def finding_rows(heads, about=None, **tables):
     """Map (finding, site) to its row."""
     names = ("other_statistics", "layers", "density", "trajectories", "kinds")
     all_tables = {**{name: [] for name in names}, **tables}
@@ -67,14 +62,14 @@ def finding_rows(
     return {(row["finding"], row.get("site")): row for row in rows}
 
 
-def summary_of(row: dict[str, Any]) -> tuple[Any, ...]:
+def summary_of(row):
     """Outcome, value, numbers of heads, and the head with the largest value."""
     return row["outcome"], *map(row.get, ("value", "n_heads", "n_measured", "head"))
 
 
 # -- roles ----------------------------------------------------------------------------------------
 
-ROLES: list[tuple[dict[str, Any], list[str]]] = [
+ROLES = [
     ({}, []),
     ({"offset": -1, "offset_share": 0.9}, ["previous"]),
     ({"offset": -1, "offset_share": 0.89}, []),
@@ -95,11 +90,11 @@ ROLES: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("values", "expected"), ROLES)
-def test_roles_by_their_thresholds(values: dict[str, Any], expected: list[str]) -> None:
+def test_roles_by_their_thresholds(values, expected):
     assert roles(head(**values), "source", COUNTS, Thresholds()) == expected
 
 
-def test_roles_need_enough_words_and_tokens() -> None:
+def test_roles_need_enough_words_and_tokens():
     merging = head(merge_score=0.9, split_merge_score=0.9)
     interrogating = head(question_weight=0.9, statement_weight=0.0)
     few = {**COUNTS, "source_split_words": 9, "statement_word_tokens": 9}
@@ -118,7 +113,7 @@ def test_roles_need_enough_words_and_tokens() -> None:
 # -- α --------------------------------------------------------------------------------------------
 
 
-def test_spearman_averages_ranks_of_ties() -> None:
+def test_spearman_averages_ranks_of_ties():
     assert spearman([1, 2, 3, 4], [1, 8, 27, 64]) == pytest.approx(1)
     assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
     # ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4
@@ -126,7 +121,7 @@ def test_spearman_averages_ranks_of_ties() -> None:
     assert spearman([1, 1, 1], [1, 2, 3]) is None
 
 
-def test_interval_of_rank_correlation_covers_it_in_95_of_100_samples() -> None:
+def test_interval_of_rank_correlation_covers_it_in_95_of_100_samples():
     rho = 0.6  # of normal values; of their ranks 6 / π asin(rho / 2)
     random = np.random.default_rng(1)
     x, noise = random.standard_normal((2, 400, 24))
@@ -141,7 +136,7 @@ def test_interval_of_rank_correlation_covers_it_in_95_of_100_samples() -> None:
     assert perfect == pytest.approx((1, 1, 1))
 
 
-def records(alphas: dict[int, list[float]]) -> list[dict[str, Any]]:
+def records(alphas):
     updates = range(0, 50 * len(next(iter(alphas.values()))), 50)
     return [
         {"update": update, "alpha": {"encoder_self": [[values[i] for values in alphas.values()]]}}
@@ -149,7 +144,7 @@ def records(alphas: dict[int, list[float]]) -> list[dict[str, Any]]:
     ] + [{"update": 999, "density": {}}]
 
 
-def test_trajectories_detect_early_falls_and_later_rises() -> None:
+def test_trajectories_detect_early_falls_and_later_rises():
     alphas = {
         2: [1.5, 1.495, 1.4, 1.3, 1.9],  # falls, then rises above its start
         3: [1.5, 1.52, 1.3, 1.2, 1.2],  # rises first
@@ -180,7 +175,7 @@ def test_trajectories_detect_early_falls_and_later_rises() -> None:
     )
 
 
-def test_two_groups_are_found_if_they_are_apart() -> None:
+def test_two_groups_are_found_if_they_are_apart():
     draw = np.random.default_rng(2)
     low, high = draw.normal(1.2, 0.1, 12), draw.normal(1.8, 0.1, 12)
     assert p_value_of_two_groups([*low, *high]) < 0.01
@@ -188,7 +183,7 @@ def test_two_groups_are_found_if_they_are_apart() -> None:
     assert p_value_of_two_groups([*low[:7]]) is p_value_of_two_groups([1.5] * 9) is None
 
 
-def test_sarle_coefficient_follows_its_definition() -> None:
+def test_sarle_coefficient_follows_its_definition():
     # by hand for 0, 0, 0, 1: skewness 2, excess kurtosis 4, both corrected
     assert sarle([0, 0, 0, 1]) == pytest.approx(5 / (4 + 13.5))
     assert sarle([1.0, 2.0, 1.0]) is sarle([1.5] * 9) is None
@@ -197,7 +192,7 @@ def test_sarle_coefficient_follows_its_definition() -> None:
 # -- findings -------------------------------------------------------------------------------------
 
 
-def test_heads_with_a_role_are_reported() -> None:
+def test_heads_with_a_role_are_reported():
     heads = [
         head(1, roles="previous", previous_share=0.91),
         head(2, roles="previous", previous_share=0.95),
@@ -223,7 +218,7 @@ def test_heads_with_a_role_are_reported() -> None:
     assert summary_of(rows["merging head", "decoder_self"])[0] == "not seen"
 
 
-def test_without_a_finding_the_closest_head_is_reported() -> None:
+def test_without_a_finding_the_closest_head_is_reported():
     rows = finding_rows([head(1), head(2, previous_share=0.52, merge_score=0.39, rare_share=0.0)])
     assert summary_of(rows["previous-token head", S]) == ("in part", 0.52, 0, 2, 2)
     assert summary_of(rows["merging head", S]) == ("not seen", 0.39, 0, 2, 2)
@@ -233,7 +228,7 @@ def test_without_a_finding_the_closest_head_is_reported() -> None:
 
 
 BARE = [{"site": "cross", "layer": 1, "head": 1, "roles": ""}]
-UNMEASURED: list[tuple[str, str | None, list[dict[str, Any]], dict[str, int], str]] = [
+UNMEASURED = [
     ("sparse heads", None, BARE, COUNTS, "No head forms weights"),
     ("previous-token head", None, BARE, COUNTS, "No head has weights"),
     ("interrogation head", None, BARE, {}, "no list of question words"),
@@ -247,9 +242,7 @@ UNMEASURED: list[tuple[str, str | None, list[dict[str, Any]], dict[str, int], st
 
 
 @pytest.mark.parametrize(("finding", "site", "heads", "counts", "reason"), UNMEASURED)
-def test_unmeasured_findings_have_a_reason(
-    finding: str, site: str | None, heads: list[Any], counts: dict[str, int], reason: str
-) -> None:
+def test_unmeasured_findings_have_a_reason(finding, site, heads, counts, reason):
     row = finding_rows(heads, {"counts": {"source_tokens": 9, "target_tokens": 8, **counts}})[
         finding, site
     ]
@@ -261,7 +254,7 @@ def test_unmeasured_findings_have_a_reason(
     ("densities", "outcome", "n_sparse"),
     [([1.0, 1.0], "not seen", 0), ([1.0, 0.2], "in part", 1), ([0.9, 0.2], "seen", 2)],
 )
-def test_density_findings_of_a_site(densities: list[float], outcome: str, n_sparse: int) -> None:
+def test_density_findings_of_a_site(densities, outcome, n_sparse):
     heads = [head(n, density=value) for n, value in enumerate(densities, start=1)]
     place = {"site": S, "layer": 1, "head": 1}
     bins = [{**place, "low": low, "n_queries": n} for low, n in ((0.5, 12), (0.95, 18), (1.0, 10))]
@@ -273,7 +266,7 @@ def test_density_findings_of_a_site(densities: list[float], outcome: str, n_spar
         assert rows["sparse heads", S]["head"] == 2
 
 
-def test_diversity_confidence_and_importance() -> None:
+def test_diversity_confidence_and_importance():
     layers = [
         {"site": S, "layer": n, "diversity_heads": value, "diversity_keys": value and value / 2}
         for n, value in ((1, 0.3), (2, None), (3, 0.5))
@@ -296,16 +289,14 @@ def test_diversity_confidence_and_importance() -> None:
         ([1.1, 1.9], "not measured", None, 2),
     ],
 )
-def test_final_alphas(
-    alphas: list[float], outcome: str, coefficient: float | None, n_outside: int
-) -> None:
+def test_final_alphas(alphas, outcome, coefficient, n_outside):
     heads = [head(n, alpha=alpha) for n, alpha in enumerate(alphas, start=1)]
     row = finding_rows([*heads, head(1, "cross")])["α ends in two groups", S]
     expected = coefficient and pytest.approx(coefficient, abs=0.005)
     assert summary_of(row) == (outcome, expected, n_outside, len(alphas), None)
 
 
-def trajectory(number: int, first: float, lowest: float, last: float) -> dict[str, Any]:
+def trajectory(number, first, lowest, last):
     return {
         "site": S, "layer": 1, "head": number, "first_update": 0, "first": first,
         "lowest_update": 50, "lowest": lowest, "last_update": 100, "last": last, "fell_first": 1,
@@ -316,9 +307,7 @@ def trajectory(number: int, first: float, lowest: float, last: float) -> dict[st
     ("lasts", "outcome", "correlation"),
     [([1.3, 1.4, 1.5, 1.9], "seen", 1.0), ([1.9, 1.3, 1.5, 1.4], "not seen", -0.4)],
 )
-def test_first_and_last_alphas_are_compared(
-    lasts: list[float], outcome: str, correlation: float
-) -> None:
+def test_first_and_last_alphas_are_compared(lasts, outcome, correlation):
     rows = [trajectory(n, 1.2 + n / 10, 1.2, last) for n, last in enumerate(lasts, start=1)]
     rows[1]["lowest"] = 0.5  # rises most, and ends below another
     rows_by_finding = finding_rows([head(n, alpha=1.5) for n in range(1, 5)], trajectories=rows)
@@ -330,7 +319,7 @@ def test_first_and_last_alphas_are_compared(
     assert summary_of(back) == ("seen", pytest.approx(lasts[1] - 0.5), 4, 4, 2)
 
 
-def test_findings_name_the_kinds() -> None:
+def test_findings_name_the_kinds():
     site = "decoder_self"
     place = {"site": site, "layer": 1}
     rows = [
@@ -349,7 +338,7 @@ def test_findings_name_the_kinds() -> None:
     assert not {"merging head", "next-token head", "rare-word head"} & {name for name, _ in found}
 
 
-def test_one_window_shows_no_data_dependence() -> None:
+def test_one_window_shows_no_data_dependence():
     place = {"site": "decoder_self", "layer": 1, "head": 1}
     row = {**place, "local": 0.7, "global": 0.3, "variation": None, "kinds": "local"}
     about = {"self_attention": {"decoder_self": "tokens"}, "languages": ""}

@@ -1,10 +1,7 @@
 """Importance of heads, and the factors on them."""
 
-from __future__ import annotations
-
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +9,6 @@ import torch
 from headwise.analysis.importance import head_importance
 from headwise.config.schema import SITES
 from headwise.losses.loss import CrossEntropy
-from headwise.model.transformer import Transformer
 from pruned_models import (
     CPU,
     SOURCES,
@@ -25,7 +21,7 @@ from pruned_models import (
 )
 
 
-def sentence_loss(model: Transformer, sentence: int, smoothing: float = 0.1) -> float:
+def sentence_loss(model, sentence, smoothing=0.1):
     """Smoothed cross-entropy of one sentence alone, token by token."""
     source = torch.tensor([[*SOURCES[sentence], 3]])
     target = [2, *TARGETS[sentence], 3]
@@ -40,7 +36,7 @@ def sentence_loss(model: Transformer, sentence: int, smoothing: float = 0.1) -> 
 
 
 @pytest.mark.parametrize("variant", ["softmax", "linear"])
-def test_importance_is_the_mean_absolute_slope(make: Any, variant: str) -> None:
+def test_importance_is_the_mean_absolute_slope(make, variant):
     model = model_of(make, f"attention={variant}", "attention@sites.cross=softmax")
     importance = head_importance(model, batches(), CrossEntropy(0.1), CPU)
     assert importance.n_sentences == 3
@@ -68,7 +64,7 @@ def test_importance_is_the_mean_absolute_slope(make: Any, variant: str) -> None:
             )
 
 
-def test_importance_is_independent_of_batches_and_leaves_the_model_unchanged(make: Any) -> None:
+def test_importance_is_independent_of_batches_and_leaves_the_model_unchanged(make):
     model = model_of(make, "attention=softmax", "model.dropout=0.2").train()
     model.decoder.layers[0].eval()
     modes = [module.training for module in model.modules()]
@@ -85,7 +81,7 @@ def test_importance_is_independent_of_batches_and_leaves_the_model_unchanged(mak
     assert all(torch.equal(value, before[name]) for name, value in after.items())
 
 
-def test_closed_and_pruned_heads_have_no_importance(make: Any) -> None:
+def test_closed_and_pruned_heads_have_no_importance(make):
     overrides = ("attention=softmax", "gates=hard_concrete")
     model = model_of(make, *overrides, heads={"cross": [[1, 3], []]})
     close_gates(model, "cross", 1, [False, True])

@@ -1,14 +1,10 @@
 """Kinds of heads: planted local, row, column, global and data-dependent heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.analysis.kinds import REGIONS, Places, Variations, kinds, region_shares
 from weights_by_hand import Means, Model, batch_of, observation
@@ -21,7 +17,7 @@ TEXT = Places(N, n_start=1)
 STRIDED = Places(N, row=32, n_start=1)
 
 
-def weights_to(keys_of: Any) -> Tensor:
+def weights_to(keys_of):
     """Equal weights (N, N) of query q to the values `keys_of(q)`, or to itself."""
     rows = torch.zeros(N, N)
     for query in range(N):
@@ -30,14 +26,14 @@ def weights_to(keys_of: Any) -> Tensor:
     return rows
 
 
-def pixel(value: int) -> tuple[int, int]:
+def pixel(value):
     return tuple(np.unravel_index(value, SHAPE)[:2])
 
 
-def region_of(name: str) -> Any:
+def region_of(name):
     """The earlier values of a region of an image, by its definition."""
 
-    def is_inside(query: int, value: int) -> bool:
+    def is_inside(query, value):
         (row, column), (other_row, other_column) = pixel(query), pixel(value)
         is_near, rows = abs(column - other_column) <= 1, row - other_row
         return {
@@ -48,21 +44,21 @@ def region_of(name: str) -> Any:
     return lambda query: [v for v in range(query) if is_inside(query, v)]
 
 
-def shares_of(weights: Tensor, places: Places) -> dict[str, float]:
+def shares_of(weights, places):
     means = Means(region_shares, places)
     means.add(batch_of([1], [N - 1]), observation(SITE, [weights.tolist()], [N], causal=True))
     return {n: v for n in REGIONS if (v := means.of(n, SITE)) is not None}
 
 
 @pytest.mark.parametrize("name", ["local", "row", "column", "global"])
-def test_heads_of_a_region_of_an_image_have_its_kind(name: str) -> None:
+def test_heads_of_a_region_of_an_image_have_its_kind(name):
     shares = shares_of(weights_to(region_of(name)), IMAGE)
     assert sum(shares.values()) == pytest.approx(1)
     assert shares[name] > 0.9 or name == "row"  # the first pixels of a row have only neighbours
     assert kinds(shares) == [name]
 
 
-def test_values_of_another_image_are_global() -> None:
+def test_values_of_another_image_are_global():
     queries = torch.arange(N, 2 * N)
     two = replace(IMAGE, window=2 * N)
     regions = two.regions(queries, 2 * N)
@@ -83,14 +79,14 @@ def test_values_of_another_image_are_global() -> None:
         (lambda _: [-1], [], []),
     ],
 )
-def test_kinds_in_sequences(keys_of: Any, in_text: list[str], in_rows: list[str]) -> None:
+def test_kinds_in_sequences(keys_of, in_text, in_rows):
     weights = weights_to(keys_of)
     assert kinds(shares_of(weights, TEXT)) == in_text
     assert kinds(shares_of(weights, STRIDED)) == in_rows
     assert "row" not in shares_of(weights, TEXT)
 
 
-def variation_of(weights: Tensor, block: int = N) -> float:
+def variation_of(weights, block=N):
     """Variation of inputs with weights (n, N, N), in blocks of queries."""
     variations, n = Variations(N), len(weights)
     whole = observation(SITE, weights.tolist(), [N] * n, causal=True)
@@ -104,13 +100,13 @@ def variation_of(weights: Tensor, block: int = N) -> float:
                 first=first,
             )
         )  # fmt: skip
-    model: Any = Model(1)
+    model = Model(1)
     ((value,),) = variations.table(model)[SITE][:1]
     assert value is not None
     return value
 
 
-def test_variation_compares_inputs_with_their_mean() -> None:
+def test_variation_compares_inputs_with_their_mean():
     generator = torch.Generator().manual_seed(0)
     same = torch.rand(1, N, N, generator=generator).tril()
     same = (same / same.sum(-1, keepdim=True)).expand(5, N, N)
@@ -127,7 +123,7 @@ def test_variation_compares_inputs_with_their_mean() -> None:
     assert kinds({"variation": variation_of(different)}) == ["data_dependent"]
 
 
-def test_one_input_has_no_variation() -> None:
+def test_one_input_has_no_variation():
     variations, model = Variations(N), Model(1)
     variations.add(observation(SITE, [torch.eye(N).tolist()], [N], causal=True))
-    assert variations.table(model) == {}  # type: ignore[arg-type]
+    assert variations.table(model) == {}

@@ -1,11 +1,8 @@
 """Distances of the projections of heads by hand, their gradients against the slope of the loss."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,6 @@ from headwise.attention.protocol import Attention
 from headwise.config.folders import group_node
 from headwise.config.schema import SITES, ModelConfig
 from headwise.losses.loss import CrossEntropy
-from headwise.model.family import Model
 from headwise.model.transformer import Transformer
 from pruned_models import CPU, H, batches, model_of
 
@@ -27,13 +23,13 @@ FACTORY = AttentionFactory({"attention": group_node("attention", "softmax")}, dr
 LOSS = CrossEntropy(0.1)
 
 
-def make_model(make: Any = FACTORY, heads: dict[str, list[list[int]]] | None = None) -> Transformer:
+def make_model(make=FACTORY, heads=None):
     config = ModelConfig("test", 3, 2, 8, 4, 8)
     config.heads = heads
     return Transformer(config, 9, 9, True, make, seed=1)
 
 
-def by_hand(attention: Attention, projection: str) -> list[float]:
+def by_hand(attention, projection):
     rows = getattr(attention, projection).weight.tolist()
     n_heads, head_dim = attention.place.n_heads, attention.place.head_dim
     heads = [
@@ -47,7 +43,7 @@ def by_hand(attention: Attention, projection: str) -> list[float]:
 
 
 @pytest.mark.parametrize("projection", ["query", "key", "value"])
-def test_distance_is_the_mean_to_other_heads_of_the_layer(projection: str) -> None:
+def test_distance_is_the_mean_to_other_heads_of_the_layer(projection):
     model = make_model()
     distances = projection_distances(model)[f"{projection}_distance"]
     assert {site: len(layers) for site, layers in distances.items()} == {
@@ -60,7 +56,7 @@ def test_distance_is_the_mean_to_other_heads_of_the_layer(projection: str) -> No
     json.dumps(distances)  # heads.jsonl needs it
 
 
-def test_single_or_pruned_heads_are_absent() -> None:
+def test_single_or_pruned_heads_are_absent():
     """Distances need two heads in a layer; other layers have none."""
     heads = {"cross": [[1], [3]], "encoder_self": [[2], [1, 4], []]}
     distances = projection_distances(make_model(heads=heads))
@@ -72,7 +68,7 @@ def test_single_or_pruned_heads_are_absent() -> None:
         assert [len(layer) for layer in table["decoder_self"]] == [4, 4]
 
 
-def test_attention_without_projections_is_absent() -> None:
+def test_attention_without_projections_is_absent():
     class Nothing(Attention):
         pass
 
@@ -82,7 +78,7 @@ def test_attention_without_projections_is_absent() -> None:
     assert all(table.keys() == set(SITES) - {"cross"} for table in distances.values())
 
 
-def mean_loss(model: Model) -> float:
+def mean_loss(model):
     with torch.no_grad():
         parts = [
             (model.output.loss(b.scored(model.states(**model.inputs(b))), b.targets_R, LOSS), b)
@@ -91,7 +87,7 @@ def mean_loss(model: Model) -> float:
     return sum(float(sums.loss) for sums, _ in parts) / sum(b.n_targets for _, b in parts)
 
 
-def test_gradient_is_the_steepest_slope_of_the_mean_loss(make: Any) -> None:
+def test_gradient_is_the_steepest_slope_of_the_mean_loss(make):
     model = model_of(make, "attention=tanh").double()
     tables = head_importance(model, batches(), LOSS, CPU).gradients
     assert set(tables) == {"query_gradient", "key_gradient", "value_gradient"}
@@ -122,7 +118,7 @@ def test_gradient_is_the_steepest_slope_of_the_mean_loss(make: Any) -> None:
     assert set(tables["key_gradient"]) == set(SITES)
 
 
-def test_frozen_projections_have_no_gradient(make: Any) -> None:
+def test_frozen_projections_have_no_gradient(make):
     model = model_of(make, "attention=softmax", "gates=hard_concrete", "gates.freeze=[decoder]")
     tables = head_importance(model, batches(), LOSS, CPU).gradients
     assert all(map(len, tables["query_gradient"]["encoder_self"]))

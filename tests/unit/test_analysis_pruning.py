@@ -1,15 +1,10 @@
 """Masks, tables, and pruned models that equal the masked ones."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.analysis.pruning import (
-    Heads,
     check_pruned,
     common_heads,
     flat_heads,
@@ -25,9 +20,8 @@ from headwise.analysis.pruning import (
     pruning_order,
     without,
 )
-from headwise.attention.heads import HeadGate, NoHeads
-from headwise.attention.parts import Normaliser, ScoreContext
-from headwise.attention.place import Place
+from headwise.attention.heads import NoHeads
+from headwise.attention.parts import Normaliser
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.config.schema import SITES, ModelConfig
@@ -72,7 +66,7 @@ DECODED = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
-def test_pruned_model_equals_the_masked_one(make: Any, variant: tuple[str, ...]) -> None:
+def test_pruned_model_equals_the_masked_one(make, variant):
     model = model_of(make, *variant)
     expected = logits(zeroed(model, KEPT))
     assert not torch.allclose(expected, logits(model), atol=1e-3)
@@ -88,7 +82,7 @@ def test_pruned_model_equals_the_masked_one(make: Any, variant: tuple[str, ...])
 
 
 @pytest.mark.parametrize("variant", DECODED, ids=" ".join)
-def test_pruned_model_decodes_with_a_cache(make: Any, variant: tuple[str, ...]) -> None:
+def test_pruned_model_decodes_with_a_cache(make, variant):
     heads = {**KEPT, "decoder_self": [[], [4]], "cross": [[1, 3, 4], []]}
     model = smaller_of(make, model_of(make, *variant), *variant, heads=heads)
     (batch,) = batches()
@@ -107,7 +101,7 @@ def test_pruned_model_decodes_with_a_cache(make: Any, variant: tuple[str, ...]) 
     torch.testing.assert_close(torch.cat(rest, 1), whole[rows, 1:3], rtol=0, atol=1e-10)
 
 
-def test_pruning_twice_keeps_the_head_numbers_of_the_first_model(make: Any) -> None:
+def test_pruning_twice_keeps_the_head_numbers_of_the_first_model(make):
     variant = ("attention=alpha_entmax", "scaling=length")
     model = model_of(make, *variant)
     once = smaller_of(make, model, *variant, heads=KEPT)
@@ -120,8 +114,8 @@ def test_pruning_twice_keeps_the_head_numbers_of_the_first_model(make: Any) -> N
     assert isinstance(twice.decoder.layers[1].self_attention, NoHeads)
 
 
-def test_model_without_heads_at_a_site_trains(make: Any) -> None:
-    heads: Heads = {"encoder_self": [[], []], "decoder_self": [[], []]}
+def test_model_without_heads_at_a_site_trains(make):
+    heads = {"encoder_self": [[], []], "decoder_self": [[], []]}
     model = build_model(config_of(make, "attention=softmax", heads=heads), V, V, True)
     (batch,) = batches()
     with recorded_weights(model) as weights:
@@ -133,18 +127,18 @@ def test_model_without_heads_at_a_site_trains(make: Any) -> None:
     assert set(weights) == {"cross"}
 
 
-def test_masks_are_removed_after_an_error(make: Any) -> None:
+def test_masks_are_removed_after_an_error(make):
     model = model_of(make, "attention=softmax", "gates=hard_concrete")
-    gates = [attention.gate for _, _, attention in model.attentions()]  # type: ignore[attr-defined]
+    gates = [attention.gate for _, _, attention in model.attentions()]
     before = logits(model)
     with pytest.raises(KeyError), masked(model, KEPT):
         raise KeyError
-    after = [attention.gate for _, _, attention in model.attentions()]  # type: ignore[attr-defined]
+    after = [attention.gate for _, _, attention in model.attentions()]
     assert all(one is other for one, other in zip(gates, after, strict=True))
     assert torch.equal(logits(model), before)
 
 
-def test_closed_gates_are_pruned_and_gates_removed(make: Any) -> None:
+def test_closed_gates_are_pruned_and_gates_removed(make):
     gated = ("attention=softmax", "gates=hard_concrete", "gates.log_a=5")
     model = model_of(make, *gated)
     close_gates(model, "encoder_self", 2, [False] * H)
@@ -158,8 +152,8 @@ def test_closed_gates_are_pruned_and_gates_removed(make: Any) -> None:
     assert not is_gated(smaller)
 
 
-def test_heads_are_removed_in_order_of_importance(make: Any) -> None:
-    heads: Heads = {"encoder_self": [[1, 3], []], "decoder_self": [[2]], "cross": [[1, 4]]}
+def test_heads_are_removed_in_order_of_importance(make):
+    heads = {"encoder_self": [[1, 3], []], "decoder_self": [[2]], "cross": [[1, 4]]}
     values = {"encoder_self": [[0.5, 0.1], []], "decoder_self": [[0.3]], "cross": [[0.1, 0.0]]}
     order = pruning_order(values, heads, SITES)
     assert order == [
@@ -181,20 +175,20 @@ def test_heads_are_removed_in_order_of_importance(make: Any) -> None:
 class Counter:
     """Sum the `worth` of the open heads; heads not flat_heads count 1."""
 
-    def __init__(self, model: Transformer, worth: dict[tuple[str, int, int], float]) -> None:
+    def __init__(self, model, worth):
         self.model, self.worth, self.n_calls = model, worth, 0
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self):
         self.n_calls += 1
         total = 0.0
         for site, layer, attention in self.model.attentions():
-            gate: HeadGate = attention.gate  # type: ignore[attr-defined]
-            for number, factor in enumerate(gate.factors.flatten().tolist(), start=1):  # type: ignore[operator,union-attr]
+            gate = attention.gate
+            for number, factor in enumerate(gate.factors.flatten().tolist(), start=1):
                 total += factor * self.worth.get((site, layer, number), 1.0)
         return {"worth": total}
 
 
-def test_pruning_tables(make: Any) -> None:
+def test_pruning_tables(make):
     model = model_of(make, "attention=softmax")
     worth = {("cross", 2, 3): 50.0, ("decoder_self", 1, 2): -5.0}
     measure = Counter(model, worth)
@@ -233,11 +227,11 @@ def test_pruning_tables(make: Any) -> None:
 class Undeclared(Normaliser):
     """Has a weight per head missing in `head_axes`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place):
         super().__init__(place)
         self.sharpness = nn.Parameter(torch.ones(place.n_heads))
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         allowed = context.dense_mask(scores_BHQK)
         scores_BHQK = scores_BHQK * self.sharpness[:, None, None]
         if allowed is not None:
@@ -250,28 +244,28 @@ class ByPosition(Undeclared):
 
     head_axes = {"sharpness": 0}  # noqa: RUF012
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         factors = torch.arange(1.0, scores_BHQK.shape[1] + 1, dtype=scores_BHQK.dtype)
         return super().forward(scores_BHQK * factors[:, None, None], context)
 
 
-def of_normaliser(kind: type[Normaliser], heads: Heads | None = None) -> Transformer:
+def of_normaliser(kind, heads=None):
     config = ModelConfig("test", 2, 2, D, H, 16, heads=heads)
 
-    def make_attention(place: Place) -> Any:
+    def make_attention(place):
         return ScoreAttention(place, kind(place), None, 0.0) if place.n_heads else NoHeads(place)
 
     return Transformer(config, V, V, True, make_attention, 1).double().eval()
 
 
-def test_undeclared_head_parameters_are_refused() -> None:
+def test_undeclared_head_parameters_are_refused():
     model, smaller = of_normaliser(Undeclared), of_normaliser(Undeclared, KEPT)
     message = r"encoder_self in layer 1 .* Undeclared\.head_axes .*sharpness"
     with pytest.raises(RunError, match=message):
         pruned_state(model, smaller)
 
 
-def test_pruned_model_different_from_the_masked_one_is_refused() -> None:
+def test_pruned_model_different_from_the_masked_one_is_refused():
     model, smaller = of_normaliser(ByPosition), of_normaliser(ByPosition, KEPT)
     smaller.load_state_dict(pruned_state(model, smaller))
     with pytest.raises(RunError, match="cannot be pruned"):

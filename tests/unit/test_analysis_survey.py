@@ -1,11 +1,7 @@
 """The analysis assigns roles to the planted heads and to no others."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from functools import partial
 from itertools import permutations
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +9,7 @@ import torch
 from headwise.analysis.collect import head_statistics
 from headwise.analysis.observe import for_each_block
 from headwise.analysis.pruning import pruned_state
-from headwise.analysis.survey import Survey, survey
-from headwise.model.transformer import Transformer
+from headwise.analysis.survey import survey
 from planted_heads import DECODER_ROLES, ROLES, SINGLES, batches, column_text, planted, sentences
 
 CPU = torch.device("cpu")
@@ -27,7 +22,7 @@ EXPECTED = {
 EXPECTED = {key: [r for r in roles if r not in WITHOUT_ROLE] for key, roles in EXPECTED.items()}
 
 
-def survey_of(model: Transformer, max_tokens: int = 300, language: str = "de") -> Survey:
+def survey_of(model, max_tokens=300, language="de"):
     text = sentences()
     both = column_text(text, language)
     return survey(
@@ -37,14 +32,14 @@ def survey_of(model: Transformer, max_tokens: int = 300, language: str = "de") -
     )
 
 
-def roles_of(result: Survey) -> dict[tuple[str, int, int], list[str]]:
+def roles_of(result):
     return {
         (row["site"], row["layer"], row["head"]): [r for r in row["roles"].split(";") if r]
         for row in result.tables["heads"]
     }
 
 
-def row_of(result: Survey, site: str, head: int) -> Mapping[str, Any]:
+def row_of(result, site, head):
     (row,) = [r for r in result.tables["heads"] if (r["site"], r["head"]) == (site, head)]
     return row
 
@@ -53,13 +48,13 @@ def row_of(result: Survey, site: str, head: int) -> Mapping[str, Any]:
     "options",
     ["attention=softmax", "attention=alpha_entmax", "attention=softmax model.cls_tokens=3"],
 )
-def test_only_planted_heads_get_roles(make: Any, options: str) -> None:
+def test_only_planted_heads_get_roles(make, options):
     result = survey_of(planted(make, *options.split()))
     assert roles_of(result) == EXPECTED
     assert all(row["high"] <= 1 for row in result.tables["density"])
 
 
-def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
+def test_pruned_models_keep_the_numbers_of_their_heads(make):
     whole = planted(make, "attention=entmax15")
     heads = {"encoder_self": [[1, 4, 5]], "decoder_self": [[3]], "cross": [[]]}
     smaller = planted(make, "attention=entmax15", heads=heads)
@@ -75,7 +70,7 @@ def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
 
 
 @pytest.mark.parametrize("attention", ["alpha_entmax", "tanh"])
-def test_batches_and_padding_change_nothing(make: Any, attention: str) -> None:
+def test_batches_and_padding_change_nothing(make, attention):
     model = planted(make, f"attention={attention}")
     one, other = survey_of(model, 1), survey_of(model, 10_000)
     assert len(one.tables["heads"]) == len(other.tables["heads"]) == 27
@@ -89,12 +84,12 @@ def test_batches_and_padding_change_nothing(make: Any, attention: str) -> None:
         assert together == pytest.approx(alone, abs=1e-4)
 
 
-def test_statistics_of_planted_heads(make: Any) -> None:
+def test_statistics_of_planted_heads(make):
     """Weights are all but 1 where features meet, so the statistics are known."""
     result = survey_of(planted(make, "attention=entmax15"))
     whole = 1 - result.counts["source_split_words"] / result.counts["source_words"]
     merges = {"merge_score": 1, "split_merge_score": 1, "cluster_mass": 1}
-    expected: dict[int, dict[str, float]] = {
+    expected = {
         1: {"previous_share": 1, "previous_weight": 1, "offset": -1},
         3: merges,
         4: {"question_weight": 1},
@@ -116,7 +111,7 @@ def test_statistics_of_planted_heads(make: Any) -> None:
             assert "question_weight" not in row
 
 
-def test_offset_of_few_tokens_gives_no_role(make: Any) -> None:
+def test_offset_of_few_tokens_gives_no_role(make):
     """In sentences of six tokens only the first has a token at +5."""
     model = planted(make, "attention=entmax15")
     text = [["▁was", *chosen, "?"] for chosen in permutations(SINGLES, 4)][:40]
@@ -129,7 +124,7 @@ def test_offset_of_few_tokens_gives_no_role(make: Any) -> None:
     assert interrogating["roles"] == ""
 
 
-def test_languages_determine_the_statistics(make: Any) -> None:
+def test_languages_determine_the_statistics(make):
     model = planted(make, "attention=softmax")
     japanese = survey_of(model, language="ja")
     assert all(
@@ -143,7 +138,7 @@ def test_languages_determine_the_statistics(make: Any) -> None:
     assert roles_of(swahili)["encoder_self", 1, 3] == ["merging"]
 
 
-def test_diversity_is_measured_per_layer(make: Any) -> None:
+def test_diversity_is_measured_per_layer(make):
     model = planted(make, "attention=softmax", "model.encoder_layers=2")
     text = sentences(6)
     result = survey(

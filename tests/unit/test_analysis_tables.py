@@ -1,9 +1,5 @@
 """Tables of an analysis are read exactly as written."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from headwise.analysis.tables import LAYERS
@@ -15,11 +11,11 @@ ROWS = [
 ]
 
 
-def test_values_are_read_exactly_as_written(tmp_path: Path) -> None:
+def test_values_are_read_exactly_as_written(tmp_path):
     assert LAYERS.parse(LAYERS.text(ROWS), tmp_path) == ROWS
 
 
-def test_unknown_columns_are_refused(tmp_path: Path) -> None:
+def test_unknown_columns_are_refused(tmp_path):
     with pytest.raises(KeyError, match="no columns"):
         LAYERS.text([{**ROWS[0], "density": 0.5}])
     text = LAYERS.text(ROWS).replace("diversity_keys", "diversity")

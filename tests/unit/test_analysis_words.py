@@ -1,9 +1,5 @@
 """Words from tokens, scores of merging heads, question words."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -29,11 +25,11 @@ SEGMENTED = {
 
 
 @pytest.mark.parametrize("tokens", SEGMENTED)
-def test_clusters_separate_words_and_punctuation(tokens: str) -> None:
+def test_clusters_separate_words_and_punctuation(tokens):
     assert clusters(surface(tokens.split())) == SEGMENTED[tokens]
 
 
-def test_text_is_joined_from_tokens_and_bytes() -> None:
+def test_text_is_joined_from_tokens_and_bytes():
     joined = surface(["▁caf", "<0xC3>", "<0xA9>", "▁au", "<0xE2>"])
     assert joined.text == " café au\udce2"
     assert joined.spans == [(0, 4), (4, 5), (4, 5), (5, 8), (8, 9)]
@@ -42,7 +38,7 @@ def test_text_is_joined_from_tokens_and_bytes() -> None:
     assert (byte_text.text, clusters(byte_text)) == ("é a", [0, 0, 1, 1])
 
 
-def test_merge_scores_follow_the_definition() -> None:
+def test_merge_scores_follow_the_definition():
     """One sentence: a word of one token, one of two, one of three."""
     rows = [
         [0.7, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0],
@@ -63,7 +59,7 @@ def test_merge_scores_follow_the_definition() -> None:
     assert tables["cluster_mass"]["encoder_self"] == [[pytest.approx(sum(mass) / 6)]]
 
 
-def test_decoder_words_start_after_bos() -> None:
+def test_decoder_words_start_after_bos():
     rows = [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.3, 0.5, 0.2]]
     part = Means(merging, {"source": None, "target": [[0, 0]]})
     part.add(batch_of([1], [2]), observation("decoder_self", [rows], [3], causal=True))
@@ -72,7 +68,7 @@ def test_decoder_words_start_after_bos() -> None:
     assert tables["cluster_mass"]["decoder_self"] == [[pytest.approx((0.6 + 0.7) / 2)]]
 
 
-QUESTIONS: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
+QUESTIONS = {
     "de": {
         "▁Was ▁siehst ▁du ?": (["▁Was"], "?", True),
         "▁Ich ▁weiß , ▁wel ches ▁Haus .": (["▁wel", "ches"], ".", False),
@@ -101,7 +97,7 @@ QUESTIONS: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
 
 
 @pytest.mark.parametrize("language", QUESTIONS)
-def test_question_words_and_final_mark(language: str) -> None:
+def test_question_words_and_final_mark(language):
     assert has_word_list(language)
     for text, expected in QUESTIONS[language].items():
         tokens = text.split()
@@ -118,13 +114,13 @@ def test_question_words_and_final_mark(language: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["deu_Latn", "ENG", "rum", "jpn_Jpan"])
-def test_codes_of_three_letters_have_word_lists(code: str) -> None:
+def test_codes_of_three_letters_have_word_lists(code):
     assert has_word_list(code)
 
 
-def test_question_weights_are_means_over_tokens() -> None:
+def test_question_weights_are_means_over_tokens():
     sentences = ["▁Was ▁ist ?", "▁da , ▁was .", "▁ja !"]
-    questions: list[Any] = [question_words(surface(text.split()), "de") for text in sentences]
+    questions = [question_words(surface(text.split()), "de") for text in sentences]
     part = Means(interrogation, {"source": questions})
     weights = torch.zeros(3, 5, 5)
     weights[0, :4, :4] = torch.tensor([[0.1, 0.0, 0.8, 0.1]] * 4)

@@ -1,13 +1,9 @@
 """A package imports only packages above it in the table of `docs/inside.md`, types included."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +31,7 @@ WITH_TASK_WORDS = {  # other modules that may, and why
 
 
 @cache
-def modules() -> dict[str, Path]:
+def modules():
     """Map the dotted name below `headwise` to the file."""
     named = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -45,7 +41,7 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
+def imports(module):
     """Modules of the package that a module imports anywhere in its file."""
     targets = set()
     for name in imported_names(modules()[module]):
@@ -55,7 +51,7 @@ def imports(module: str) -> frozenset[str]:
     return frozenset(targets - {module, ""})
 
 
-def imported_names(path: Path) -> Iterator[str]:
+def imported_names(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -67,11 +63,11 @@ def imported_names(path: Path) -> Iterator[str]:
         yield from (name.removeprefix("headwise.") for name in names if name.startswith("headwise"))
 
 
-def package(module: str) -> str:
+def package(module):
     return module.partition(".")[0]
 
 
-def layer(module: str) -> int:
+def layer(module):
     """0 for leaves, then the packages in their order, then the entry points."""
     if package(module) in LEAVES:
         return 0
@@ -82,23 +78,23 @@ def layer(module: str) -> int:
     )
 
 
-def test_table_lists_every_package() -> None:
+def test_table_lists_every_package():
     assert sorted(PACKAGES) == sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 
 @pytest.mark.parametrize("name", [*LEAVES, *PACKAGES, *ENTRY_POINTS])
-def test_packages_import_lower_layers_only(name: str) -> None:
+def test_packages_import_lower_layers_only(name):
     for module in modules():
         if package(module) == name:
             above = {other for other in imports(module) if layer(other) > layer(module)}
             assert not above, module
 
 
-def test_no_circular_imports() -> None:
+def test_no_circular_imports():
     graphlib.TopologicalSorter({module: imports(module) for module in modules()}).prepare()
 
 
-def test_independent_packages_do_not_import_each_other() -> None:
+def test_independent_packages_do_not_import_each_other():
     for module in modules():
         if package(module) in INDEPENDENT:
             others = {(package(module), package(other)) for other in imports(module)}
@@ -106,11 +102,11 @@ def test_independent_packages_do_not_import_each_other() -> None:
             assert imported <= ALLOWED_PAIRS, module
 
 
-def test_files_named_in_the_page_exist() -> None:
+def test_files_named_in_the_page_exist():
     for name in set(re.findall(r"`([\w/]+\.py)`", PAGE)):
         assert (PACKAGE / name).exists() or (ROOT / name).exists(), name
 
 
-def test_translation_words_are_in_allowed_modules() -> None:
+def test_translation_words_are_in_allowed_modules():
     users = {n for n, path in modules().items() if TASK_WORDS.search(path.read_text("utf-8"))}
     assert {name for name in users if package(name) not in TASK_PACKAGES} == WITH_TASK_WORDS.keys()

@@ -3,14 +3,10 @@
 Axes: B batch, H heads, N positions, K places of a layout, E head width, D model width.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.cache import KeyValueCache
@@ -19,7 +15,6 @@ from headwise.attention.heads import HeadGate
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Normaliser
 from headwise.attention.place import Place
-from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
@@ -28,7 +23,7 @@ from weights_recorded import with_weights
 B, H, E = 3, 3, 4
 D = H * E
 CPU = torch.device("cpu")
-PATTERNS: dict[str, dict[str, Any]] = {
+PATTERNS = {
     "strided": {},
     "fixed": {"summary_cells": 2},
     "fixed own cells": {"summary_cells": 1, "own_cells": True},
@@ -48,16 +43,16 @@ NORMALISERS = [
 
 
 def make(
-    pattern: str,
-    in_blocks: bool,
-    stride: int = 4,
-    attention: str = "softmax",
-    layer: int = 1,
-    dropout: float = 0.0,
-    scaling: str = "none",
-    max_share: float = math.inf,
-    **settings: Any,
-) -> ScoreAttention:
+    pattern,
+    in_blocks,
+    stride=4,
+    attention="softmax",
+    layer=1,
+    dropout=0.0,
+    scaling="none",
+    max_share=math.inf,
+    **settings,
+):
     """Make an attention in float64 that always or never uses the block-sparse path.
 
     Short sentences use it too, although that saves nothing, unless `max_share` is set.
@@ -77,16 +72,16 @@ def make(
     with torch.no_grad():
         for parameter in attention_module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    attention_module.pattern.max_share = max_share  # type: ignore[union-attr, misc]
+    attention_module.pattern.max_share = max_share
     return attention_module.double()
 
 
-def states(n: int, seed: int = 2) -> Tensor:
+def states(n, seed=2):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(B, n, D, generator=generator, dtype=torch.float64)
 
 
-def context_and_gradients(attention: ScoreAttention, n: int, mask: Mask) -> list[Tensor]:
+def context_and_gradients(attention, n, mask):
     """Context of real positions, gradient of the states, gradients of the parameters."""
     states_BND = states(n).requires_grad_()
     context = attention(states_BND, states_BND, states_BND, mask)
@@ -98,7 +93,7 @@ def context_and_gradients(attention: ScoreAttention, n: int, mask: Mask) -> list
     return [torch.zeros(()) if tensor is None else tensor for tensor in tensors]
 
 
-def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+def assert_same(actual, expected):
     for tensor, expected_tensor in zip(actual, expected, strict=True):
         torch.testing.assert_close(tensor, expected_tensor, rtol=1e-10, atol=1e-10)
 
@@ -106,10 +101,8 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("combine", "heads", "layer"), COMBINATIONS)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_equals_the_masked_dense_computation(
-    pattern: str, combine: str, heads: list[str] | None, layer: int, causal: bool
-) -> None:
-    settings: dict[str, Any] = {"combine": combine, "heads": heads, "layer": layer}
+def test_equals_the_masked_dense_computation(pattern, combine, heads, layer, causal):
+    settings = {"combine": combine, "heads": heads, "layer": layer}
     for n in (1, 4, 7, 18):  # whole blocks, partial ones, less than one
         for lengths in (None, torch.tensor([n, max(1, n - 5), 1])):
             mask = Mask(lengths, causal)
@@ -123,9 +116,9 @@ def test_equals_the_masked_dense_computation(
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_scaling_gates_and_the_number_of_visible_keys(pattern: str) -> None:
+def test_scaling_gates_and_the_number_of_visible_keys(pattern):
     class Halves(HeadGate):
-        def forward(self, context_BHQE: Tensor) -> Tensor:
+        def forward(self, context_BHQE):
             return context_BHQE * torch.tensor([0.5, 1.0, 2.0]).view(1, H, 1, 1)
 
     results = []
@@ -138,15 +131,15 @@ def test_scaling_gates_and_the_number_of_visible_keys(pattern: str) -> None:
     assert_same(*results)
 
 
-def test_block_sparse_path_starts_at_the_configured_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_sparse_path_starts_at_the_configured_length(monkeypatch):
     place = Place("encoder_self", 1, H, E)
     node = {**group_node("pattern", "fixed"), "stride": 8, "block_sparse_from": 40}
     choices = {"attention": group_node("attention", "softmax"), "pattern": node}
     attention = AttentionFactory(choices)(place)
-    query_counts: list[int] = []
+    query_counts = []
     attend = Softmax.attend
 
-    def recorded(self: Softmax, query_BHQE: Tensor, *rest: Any) -> Tensor:
+    def recorded(self, query_BHQE, *rest):
         if rest[2].layout is None:
             query_counts.append(query_BHQE.shape[2])
         return attend(self, query_BHQE, *rest)
@@ -171,7 +164,7 @@ def test_block_sparse_path_starts_at_the_configured_length(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_block_sparse_path_is_not_used_for_dense_patterns(pattern: str) -> None:
+def test_block_sparse_path_is_not_used_for_dense_patterns(pattern):
     for stride, is_used in ((16, True), (200, False)):
         module_pattern = make(
             pattern, True, stride=stride, max_share=FactorisedPattern.max_share
@@ -180,7 +173,7 @@ def test_block_sparse_path_is_not_used_for_dense_patterns(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_number_of_scores_grows_with_the_square_root_of_the_length(pattern: str) -> None:
+def test_number_of_scores_grows_with_the_square_root_of_the_length(pattern):
     for causal in (True, False):
         slot_counts = []
         for n in (1024, 4096, 16384):

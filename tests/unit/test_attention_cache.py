@@ -1,7 +1,5 @@
 """The cache of keys and values equals concatenation and selection of whole tensors."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -12,9 +10,7 @@ from headwise.attention.cache import INITIAL_CAPACITY, KeyValueCache
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("is_on_cpu", [True, False])
-def test_steps_equal_concatenation(
-    seed: int, is_on_cpu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_equal_concatenation(seed, is_on_cpu, monkeypatch):
     monkeypatch.setattr("headwise.attention.cache._is_on_cpu", lambda _: is_on_cpu)
     numbers = random.Random(seed)
     torch.manual_seed(seed)
@@ -35,7 +31,7 @@ def test_steps_equal_concatenation(
 
 
 @pytest.mark.parametrize("rows", [[0, 3, 2], [0, 3, 2, 3]])
-def test_unchanged_rows_are_not_copied(rows: list[int]) -> None:
+def test_unchanged_rows_are_not_copied(rows):
     cache = KeyValueCache(static=False)
     key, _ = cache.update(torch.randn(4, 2, 1, 3), torch.randn(4, 2, 1, 3))
     cache.reorder(torch.tensor(rows))
@@ -44,7 +40,7 @@ def test_unchanged_rows_are_not_copied(rows: list[int]) -> None:
     assert longer.data_ptr() == key.data_ptr()  # a step writes only its position
 
 
-def test_static_rows_are_dropped_without_a_copy() -> None:
+def test_static_rows_are_dropped_without_a_copy():
     cache = KeyValueCache(static=True)
     (before,) = cache.update(torch.randn(4, 2, 5, 3))
     expected = before[[0, 3]]
@@ -54,7 +50,7 @@ def test_static_rows_are_dropped_without_a_copy() -> None:
     assert after.data_ptr() == before.data_ptr()
 
 
-def test_reordering_reads_nothing_from_an_accelerator() -> None:
+def test_reordering_reads_nothing_from_an_accelerator():
     cache = KeyValueCache(static=False)
     with torch.device("meta"):  # meta tensors have no values
         cache.update(torch.empty(4, 2, 1, 3), torch.empty(4, 2, 1, 3))

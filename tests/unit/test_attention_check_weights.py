@@ -1,11 +1,9 @@
 """Mistakes in a user's normaliser are named before training."""
 
-from __future__ import annotations
-
 import pytest
-from torch import Tensor, relu
+from torch import relu
 
-from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.parts import Normaliser
 from headwise.attention.place import Place
 from headwise.errors import ConfigError
 
@@ -15,11 +13,11 @@ PLACE = Place("encoder_self", 1, 2, 4)
 class Bad(Normaliser):
     """ReLU of the scores, with one mistake."""
 
-    def __init__(self, mistake: str) -> None:
+    def __init__(self, mistake):
         super().__init__(PLACE)
         self.mistake = mistake
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         mask = context.dense_mask(scores_BHQK)
         assert mask is not None
         weights_BHQK = relu(scores_BHQK)
@@ -33,10 +31,10 @@ class Bad(Normaliser):
 
 
 @pytest.mark.parametrize("mistake", ["shape", "non-finite", "weights of masked keys"])
-def test_mistake_is_named(mistake: str) -> None:
+def test_mistake_is_named(mistake):
     with pytest.raises(ConfigError, match=f"Bad.forward.*{mistake}"):
         Bad(mistake).check_weights()
 
 
-def test_correct_normaliser_passes() -> None:
+def test_correct_normaliser_passes():
     Bad("none").check_weights()

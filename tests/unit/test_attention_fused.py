@@ -1,18 +1,13 @@
 """Choice of the attention kernel, and equality of the results of each."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.protocol import Attention
 from headwise.config.folders import group_node
 from headwise.ops import check, dispatch
 from headwise.ops.attention import operator
@@ -27,21 +22,19 @@ BLOCKS_NEVER = {name: {"stride": 8, "block_sparse_from": 10**6} for name in ("st
 
 
 @pytest.fixture(autouse=True)
-def _empty_log() -> Iterator[None]:
+def _empty_log():
     operator._LOGGED.clear()
     yield
     operator._LOGGED.clear()
 
 
-def layer(variant: str, qk_dim: int | None = None, **settings: object) -> Attention:
+def layer(variant, qk_dim=None, **settings):
     torch.manual_seed(1)
     node = {**group_node("attention", variant), **settings}
     return AttentionFactory({"attention": node})(Place("encoder_self", 1, 2, 16, qk_dim=qk_dim))
 
 
-def context_and_gradients(
-    attention: Attention, states: Tensor, mask: Mask, recorded: bool
-) -> list[Tensor]:
+def context_and_gradients(attention, states, mask, recorded):
     attention.zero_grad()
     states = states.clone().requires_grad_()
     arguments = (states, states, states, mask)
@@ -50,9 +43,7 @@ def context_and_gradients(
     return [context.detach(), states.grad, *(p.grad for p in attention.parameters())]
 
 
-def assert_fused_equals_formed(
-    attention: Attention, n: int, caplog: pytest.LogCaptureFixture, line: str
-) -> None:
+def assert_fused_equals_formed(attention, n, caplog, line):
     device = next(attention.parameters()).device
     states = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(2)).to(device)
     mask = Mask(key_lengths_B=torch.tensor([n, n // 2], device=device))
@@ -71,12 +62,7 @@ def assert_fused_equals_formed(
     ("variant", "settings"),
     [(v, {}) for v in VARIANTS[1:]] + [("alpha_entmax", {"depends_on": "query"})],
 )
-def test_long_rows_use_kernels(
-    caplog: pytest.LogCaptureFixture,
-    variant: str,
-    settings: dict[str, object],
-    qk_dim: int | None,
-) -> None:
+def test_long_rows_use_kernels(caplog, variant, settings, qk_dim):
     attention = layer(variant, qk_dim, **settings)
     assert_fused_equals_formed(attention, 150, caplog, "attention: C++ (checked)")
 
@@ -84,12 +70,7 @@ def test_long_rows_use_kernels(
 @needs_kernels
 @QK_DIMS
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_few_queries_use_a_separate_kernel_without_logging(
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    variant: str,
-    qk_dim: int | None,
-) -> None:
+def test_few_queries_use_a_separate_kernel_without_logging(caplog, monkeypatch, variant, qk_dim):
     attention, calls = layer(variant, qk_dim), []
     real = operator.attention_of_few
     monkeypatch.setattr(operator, "attention_of_few", lambda *a: calls.append(a) or real(*a))
@@ -105,12 +86,7 @@ def test_few_queries_use_a_separate_kernel_without_logging(
 
 @QK_DIMS
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_without_kernels_the_result_is_equal(
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    variant: str,
-    qk_dim: int | None,
-) -> None:
+def test_without_kernels_the_result_is_equal(caplog, monkeypatch, variant, qk_dim):
     monkeypatch.setattr(call, "supports", lambda scores: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert_fused_equals_formed(layer(variant, qk_dim), 150, caplog, "no C++ kernels")
@@ -121,21 +97,13 @@ class TestTriton:
 
     @QK_DIMS
     @pytest.mark.parametrize("variant", VARIANTS[1:])
-    def test_layer_uses_the_kernels(
-        self,
-        caplog: pytest.LogCaptureFixture,
-        monkeypatch: pytest.MonkeyPatch,
-        variant: str,
-        qk_dim: int | None,
-    ) -> None:
+    def test_layer_uses_the_kernels(self, caplog, monkeypatch, variant, qk_dim):
         monkeypatch.setattr(call, "supports", lambda scores: False)
         monkeypatch.setattr(check, "RATE", 0.0)  # the interpreter is slow
         attention = layer(variant, qk_dim).to(DEVICE)
         assert_fused_equals_formed(attention, 20, caplog, "attention: Triton (checked)")
 
-    def test_refusals_are_logged(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_refusals_are_logged(self, caplog, monkeypatch):
         monkeypatch.setattr(call, "supports", lambda scores: False)
         attention = layer("alpha_entmax", depends_on="query").to(DEVICE)
         assert_fused_equals_formed(attention, 20, caplog, "α depends on the query")
@@ -145,9 +113,7 @@ class TestTriton:
 @pytest.mark.parametrize("scaling", ["none", "length"])
 @pytest.mark.parametrize("pattern", ["none", "strided", "fixed"])
 @pytest.mark.parametrize(("depends_on", "qk_dim"), [("head", None), ("head", 8), ("query", 24)])
-def test_decoder_with_all_choices(
-    monkeypatch: pytest.MonkeyPatch, scaling: str, pattern: str, depends_on: str, qk_dim: int | None
-) -> None:
+def test_decoder_with_all_choices(monkeypatch, scaling, pattern, depends_on, qk_dim):
     """Fused, formed, and cached step-by-step attention give the same context."""
     choices = {
         "attention": {**group_node("attention", "alpha_entmax"), "depends_on": depends_on},

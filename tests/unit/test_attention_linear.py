@@ -3,14 +3,11 @@
 Axes: B batch, H heads, Q queries, K keys, N a length, D width, E head width, F = E + 1.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 from benchmarks.saved_storages import n_bytes, saved_storages
-from torch import Tensor
 
 from headwise.attention.linear import (
     LinearAttention,
@@ -26,23 +23,21 @@ D = H * E
 LENGTHS = torch.tensor([K, 4, 1])
 
 
-def make(site: str, chunk_size: int = 4) -> LinearAttention:
+def make(site, chunk_size=4):
     torch.manual_seed(0)
     return LinearAttention(Place(site, 1, H, E), chunk_size).double().eval()
 
 
-def states(length: int, seed: int, batch: int = B) -> Tensor:
+def states(length, seed, batch=B):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, length, D, generator=generator, dtype=torch.float64)
 
 
-def phi(x: float) -> float:
+def phi(x):
     return x + 1 if x > 0 else math.exp(x)
 
 
-def reference(
-    attention: LinearAttention, query: Tensor, key: Tensor, lengths: list[int], causal: bool
-) -> tuple[Tensor, Tensor]:
+def reference(attention, query, key, lengths, causal):
     """Context and weights by the formulas of the paper, one number at a time."""
     q, k, v = (
         part(states).tolist()
@@ -66,7 +61,7 @@ def reference(
 
 
 @pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
-def test_context_and_weights_follow_the_formula(site: str) -> None:
+def test_context_and_weights_follow_the_formula(site):
     attention, causal = make(site), site == "decoder_self"
     key = states(K, 1)
     query = states(Q, 2) if site == "cross" else key
@@ -82,7 +77,7 @@ def test_context_and_weights_follow_the_formula(site: str) -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("chunk_size", [3, 8])
-def test_causal_product_and_its_derivatives(chunk_size: int, reverse: bool) -> None:
+def test_causal_product_and_its_derivatives(chunk_size, reverse):
     generator = torch.Generator().manual_seed(0)
     a, b, v = (
         torch.randn(2, 1, 5, width, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -93,7 +88,7 @@ def test_causal_product_and_its_derivatives(chunk_size: int, reverse: bool) -> N
         for j in range(i, 5) if reverse else range(i + 1):
             expected[:, :, i] += (a[:, :, i] * b[:, :, j]).sum(-1, keepdim=True) * v[:, :, j]
 
-    def product(*tensors: Tensor) -> Tensor:
+    def product(*tensors):
         return causal_product(*tensors, chunk_size, reverse)
 
     torch.testing.assert_close(product(a, b, v), expected, rtol=0, atol=1e-12)
@@ -101,7 +96,7 @@ def test_causal_product_and_its_derivatives(chunk_size: int, reverse: bool) -> N
     assert torch.autograd.gradgradcheck(product, (a, b, v))
 
 
-def test_feature_map_is_elu_plus_one_and_positive() -> None:
+def test_feature_map_is_elu_plus_one_and_positive():
     x = torch.tensor([-3.0, -0.4, 0.0, 1e-9, 2.5], dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(positive_elu(x), torch.nn.functional.elu(x) + 1)
     positive_elu(x).sum().backward()
@@ -113,7 +108,7 @@ def test_feature_map_is_elu_plus_one_and_positive() -> None:
     assert torch.isfinite(far).all()
 
 
-def test_caches_have_constant_size() -> None:
+def test_caches_have_constant_size():
     target = states(17, 1)
     for site, steps in (("decoder_self", (1, 6, 10)), ("cross", (3, 1))):
         attention, start = make(site), 0
@@ -127,7 +122,7 @@ def test_caches_have_constant_size() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_sums_are_float32_under_autocast(causal: bool) -> None:
+def test_sums_are_float32_under_autocast(causal):
     torch.manual_seed(0)
     attention = LinearAttention(Place("decoder_self", 1, H, E), chunk_size=4).eval()
     n = 2048  # a bfloat16 sum of so many terms stops growing
@@ -148,7 +143,7 @@ def test_sums_are_float32_under_autocast(causal: bool) -> None:
     torch.testing.assert_close(contexts[0].double(), expected, rtol=2**-8, atol=1e-5)
 
 
-def test_gradients_under_autocast_equal_float32() -> None:
+def test_gradients_under_autocast_equal_float32():
     torch.manual_seed(0)
     a, b, v = (torch.rand(1, H, 600, E, requires_grad=True) for _ in range(3))
     product = causal_product(a, b, v, 4)
@@ -159,7 +154,7 @@ def test_gradients_under_autocast_equal_float32() -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
-def saved_bytes(n: int, head_dim: int = 32) -> int:
+def saved_bytes(n, head_dim=32):
     """Return the bytes that autograd saves in one causal attention over n positions."""
     attention = LinearAttention(Place("decoder_self", 1, 2, head_dim))
     states = torch.randn(1, n, 2 * head_dim)
@@ -168,7 +163,7 @@ def saved_bytes(n: int, head_dim: int = 32) -> int:
     return n_bytes(saved)
 
 
-def test_saved_memory_grows_linearly() -> None:
+def test_saved_memory_grows_linearly():
     short, long = saved_bytes(256), saved_bytes(1024)
     assert long <= 4 * short
     tensor_bytes = 1024 * 64 * 4  # one float32 tensor (N, D)

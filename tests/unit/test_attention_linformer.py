@@ -3,17 +3,13 @@
 Axes: B batch, H heads, Q queries, K keys, M mixtures, D width, E head width.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
-from headwise.attention.length_projection import LengthProjection, MeanPooling
+from headwise.attention.length_projection import MeanPooling
 from headwise.attention.linformer import PROJECTIONS, SHARING, Linformer
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
@@ -35,7 +31,7 @@ EVERY = [
 every = pytest.mark.parametrize(("sharing", "projection", "before_split"), EVERY)
 
 
-def make(site: str = "cross", place: Place | None = None, **settings: Any) -> Linformer:
+def make(site="cross", place=None, **settings):
     torch.manual_seed(0)
     settings = {"k": SMALL_K, "max_length": MAX_LENGTH, **settings}
     attention = Linformer(place or Place(site, 1, H, E), **settings).double().eval()
@@ -47,12 +43,12 @@ def make(site: str = "cross", place: Place | None = None, **settings: Any) -> Li
     return attention
 
 
-def states(length: int, seed: int, batch: int = B, width: int = D) -> Tensor:
+def states(length, seed, batch=B, width=D):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, length, width, generator=generator, dtype=torch.float64)
 
 
-def shares(module: LengthProjection, head: int, mixture: int, length: int) -> list[float]:
+def shares(module, head, mixture, length):
     """Return the weight of each position in one mixture of a sentence: a row of E."""
     weights = next(iter(module.parameters()), torch.zeros(0)).tolist()
     row = weights[head if len(weights) > 1 else 0] if weights else []
@@ -68,7 +64,7 @@ def shares(module: LengthProjection, head: int, mixture: int, length: int) -> li
     return row_of_positions
 
 
-def mixed(module: LengthProjection, head: int, vectors: Tensor) -> Tensor:
+def mixed(module, head, vectors):
     """The mixtures of a sentence without padding, channel by channel: (N, D) to (M, D)."""
     size, length = MAX_LENGTH // SMALL_K, len(vectors)
     kind = type(module).__name__
@@ -85,7 +81,7 @@ def mixed(module: LengthProjection, head: int, vectors: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def reference(attention: Linformer, query: Tensor, key: Tensor, lengths: list[int]) -> Tensor:
+def reference(attention, query, key, lengths):
     """softmax(Q (E K)^T / sqrt(E)) (F V), head by head, on sentences cut to their length."""
     key_projection, separate_projection = (
         attention.length_projection,
@@ -112,7 +108,7 @@ def reference(attention: Linformer, query: Tensor, key: Tensor, lengths: list[in
 
 @every
 @pytest.mark.parametrize("site", ["encoder_self", "cross"])
-def test_context_is_correct(sharing: str, projection: str, before_split: bool, site: str) -> None:
+def test_context_is_correct(sharing, projection, before_split, site):
     attention = make(site, sharing=sharing, projection=projection, before_split=before_split)
     key = states(K, 1)
     query = key if site == "encoder_self" else states(Q, 2)
@@ -126,7 +122,7 @@ def test_context_is_correct(sharing: str, projection: str, before_split: bool, s
 
 
 @every
-def test_weights_are_on_positions(sharing: str, projection: str, before_split: bool) -> None:
+def test_weights_are_on_positions(sharing, projection, before_split):
     attention = make(sharing=sharing, projection=projection, before_split=before_split)
     query, key = states(Q, 1), states(K, 2)
     output, weights = with_weights(attention, query, key, key, Mask(key_lengths_B=LENGTHS))
@@ -148,7 +144,7 @@ def test_weights_are_on_positions(sharing: str, projection: str, before_split: b
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
-def linformer(**settings: Any) -> dict[str, Any]:
+def linformer(**settings):
     return {**group_node("attention", "linformer"), **settings}
 
 
@@ -156,7 +152,7 @@ def linformer(**settings: Any) -> dict[str, Any]:
     ("sharing", "n_matrices"),
     [("none", 2 * H * 4), ("headwise", 2 * 4), ("key_value", 4), ("layerwise", 1)],
 )
-def test_sharing_has_the_number_of_matrices_of_the_paper(sharing: str, n_matrices: int) -> None:
+def test_sharing_has_the_number_of_matrices_of_the_paper(sharing, n_matrices):
     config = ModelConfig("sharing", 2, 2, D, H, 2 * D)  # four places: 2 of the encoder, 2 of cross
     factory = AttentionFactory({"attention": linformer(sharing=sharing, k=4, max_length=12)})
     model = Transformer(config, 11, 11, True, factory, seed=1)
@@ -169,7 +165,7 @@ def test_sharing_has_the_number_of_matrices_of_the_paper(sharing: str, n_matrice
     assert all(p.grad is not None and (p.grad != 0).any() for p in projections)
 
 
-def test_layerwise_sharing_is_per_size() -> None:
+def test_layerwise_sharing_is_per_size():
     common = linformer(k=4, max_length=12)
     cross = linformer(k=6, max_length=12)
     factory = AttentionFactory({"attention": common}, {"attention": {"cross": cross}})
@@ -185,7 +181,7 @@ def test_layerwise_sharing_is_per_size() -> None:
     assert Linformer.share_key(attentions[0].place, {}) == "learned 64 × 256"
 
 
-def test_too_long_sentence_is_refused() -> None:
+def test_too_long_sentence_is_refused():
     attention = make("encoder_self")
     assert attention.max_keys == MAX_LENGTH
     states_BKD = states(MAX_LENGTH + 1, 1)
@@ -195,14 +191,14 @@ def test_too_long_sentence_is_refused() -> None:
             attention(states_BKD, states_BKD, states_BKD, mask)
 
 
-def test_cache_holds_mixtures() -> None:
+def test_cache_holds_mixtures():
     attention, source = make(), states(K, 2)
     cache = attention.make_cache(static=True)
     attention(states(Q, 1), source, source, Mask(key_lengths_B=LENGTHS), cache)
     assert cache.content()[0].shape == (B, H, SMALL_K, E)
 
 
-def test_initial_matrix_follows_the_paper() -> None:
+def test_initial_matrix_follows_the_paper():
     torch.manual_seed(0)
     factory = AttentionFactory({"attention": linformer()})
     config = ModelConfig("start", 1, 1, D, H, 2 * D)

@@ -3,14 +3,10 @@
 Axes: B batch, H heads, E head width, Q queries, K keys.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.analysis.collect import alphas
 from headwise.analysis.pruning import check_pruned, pruned_state
@@ -19,7 +15,7 @@ from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.mask import Mask
 from headwise.attention.mixed import NOTE_NAMES, Mixed
-from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.parts import ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.ymish import Ymish
@@ -38,9 +34,7 @@ ALL = ("sparsemax", "tanh", "elu", "alpha_entmax", "softmax", "ymish", "entmax15
 class KeysPerHead(Pattern):
     """A pattern for the tests: visible keys depend on the head number."""
 
-    def allowed(
-        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
-    ) -> Tensor | None:
+    def allowed(self, query_positions_Q, n_keys, causal, key_lengths_B):
         numbers = torch.tensor(self.place.head_numbers)[:, None, None]
         distance = query_positions_Q[:, None] + torch.arange(n_keys)
         return ((distance + numbers) % (numbers + 1) != 1)[None]
@@ -49,15 +43,11 @@ class KeysPerHead(Pattern):
 class Flat(Pattern):
     """A pattern for the tests: the same keys for all heads and sentences, with two axes."""
 
-    def allowed(
-        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
-    ) -> Tensor | None:
+    def allowed(self, query_positions_Q, n_keys, causal, key_lengths_B):
         return (query_positions_Q[:, None] - torch.arange(n_keys)).abs() <= 3
 
 
-def make(
-    normalisers: tuple[str, ...] = NOTE_NAMES, rows: str = "sqrt", place: Place = PLACE
-) -> Mixed:
+def make(normalisers=NOTE_NAMES, rows="sqrt", place=PLACE):
     """Make a mixed normaliser; α, if any, depends on the query."""
     torch.manual_seed(0)
     choices = CHOICES if "alpha_entmax" in normalisers else None
@@ -67,7 +57,7 @@ def make(
     return module
 
 
-def masks(place: Place) -> dict[str, Mask]:
+def masks(place):
     return {
         "all": Mask(),
         "padding": Mask(key_lengths_B=torch.tensor([K, 3])),
@@ -77,14 +67,14 @@ def masks(place: Place) -> dict[str, Mask]:
     }
 
 
-def tensors(n_heads: int = H) -> tuple[Tensor, Tensor]:
+def tensors(n_heads=H):
     """Scores (B, H, Q, K) and queries (B, H, Q, E)."""
     generator = torch.Generator().manual_seed(4)
     states = torch.randn(B, n_heads, Q, K + E, generator=generator, dtype=torch.float64)
     return 2 * states[..., :K], states[..., K:]
 
 
-def alone(name: str, place: Place, rows: str) -> Normaliser:
+def alone(name, place, rows):
     if name in ACTIVATIONS:
         return Activation(place, name, rows)
     node = {**group_node("attention", name), **CHOICES.get(name, {})}
@@ -94,9 +84,7 @@ def alone(name: str, place: Place, rows: str) -> Normaliser:
 @pytest.mark.parametrize("mask", ["all", "padding", "causal", "pattern", "flat"])
 @pytest.mark.parametrize("numbers", [None, (2, 3, 7, 8, 9), (5,)])
 @pytest.mark.parametrize("normalisers", [NOTE_NAMES, ALL, ("tanh", "tanh", "softmax", "softmax")])
-def test_each_head_equals_its_normaliser_alone(
-    normalisers: tuple[str, ...], numbers: tuple[int, ...] | None, mask: str
-) -> None:
+def test_each_head_equals_its_normaliser_alone(normalisers, numbers, mask):
     place = PLACE if numbers is None else Place("cross", 2, len(numbers), E, 12 * E, numbers)
     module = make(normalisers, "l2", place).double()
     scores, queries = tensors(place.n_heads)
@@ -127,7 +115,7 @@ def test_each_head_equals_its_normaliser_alone(
             assert alphas_BHQ[:, head : head + 1].allclose(expected_alpha, equal_nan=True)
 
 
-def test_normalisers_are_assigned_cyclically() -> None:
+def test_normalisers_are_assigned_cyclically():
     module = make()
     assert {name: m.place.head_numbers for name, m in module.members.items()} == {
         "softmax": (1, 7), "selu": (2, 8), "elu": (3,), "leaky_relu": (4,), "swish": (5,),
@@ -139,7 +127,7 @@ def test_normalisers_are_assigned_cyclically() -> None:
     assert not Mixed.is_distribution
 
 
-def test_only_entmax_heads_have_alpha() -> None:
+def test_only_entmax_heads_have_alpha():
     module = build(normalisers=["softmax", "alpha_entmax", "swish"])
     member = module.members["alpha_entmax"]
     ((name, parameter),) = module.named_parameters()
@@ -155,7 +143,7 @@ def test_only_entmax_heads_have_alpha() -> None:
     assert torch.equal(member.alpha_logit.grad != 0, torch.tensor([False, True, False]))
 
 
-def build(**settings: Any) -> Any:
+def build(**settings):
     node = {**group_node("attention", "mixed"), **settings}
     return instantiate(node, "attention", place=PLACE)
 
@@ -178,9 +166,7 @@ def build(**settings: Any) -> Any:
         ),
     ],
 )
-def test_unsuitable_members_are_refused(
-    node: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsuitable_members_are_refused(node, message, monkeypatch):
     nodes = {"softmax": group_node("attention", "softmax"), "other": node}
     monkeypatch.setattr(mixed, "group_choices", lambda group: list(nodes))
     monkeypatch.setattr(mixed, "group_node", lambda group, name: nodes[name])
@@ -188,11 +174,11 @@ def test_unsuitable_members_are_refused(
         build(normalisers=["softmax", "other"])
 
 
-def test_pruned_model_keeps_the_alphas_of_its_heads() -> None:
+def test_pruned_model_keeps_the_alphas_of_its_heads():
     node = {**group_node("attention", "mixed"), "normalisers": ["softmax", "alpha_entmax", "tanh"]}
     config = ModelConfig("mixed", 1, 1, d_model=24, n_heads=6, d_ff=8)
 
-    def model_of(heads: dict[str, list[list[int]]] | None) -> Transformer:
+    def model_of(heads):
         factory = AttentionFactory({"attention": node})
         return Transformer(replace(config, heads=heads), 12, 12, True, factory, seed=3).eval()
 
@@ -207,7 +193,7 @@ def test_pruned_model_keeps_the_alphas_of_its_heads() -> None:
     }
 
 
-def test_choices_of_members_are_saved_with_the_run() -> None:
+def test_choices_of_members_are_saved_with_the_run():
     node = {**group_node("attention", "mixed"), "choices": {"ymish": {"dead_zone": True}}}
     saved = completed("attention", node)
     assert saved["choices"]["ymish"] == {**group_node("attention", "ymish"), "dead_zone": True}

@@ -3,18 +3,14 @@
 Axes: B batch, H heads, E head width, Q queries, K keys.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.mask import Mask
-from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.parts import ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.rows import ROWS, Elementwise
@@ -25,7 +21,7 @@ B, H, E, Q, K = 2, 3, 4, 5, 7
 PLACE = Place("encoder_self", 1, H, E)
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
-FORMULAS: dict[str, Callable[[float], float]] = {
+FORMULAS = {
     "tanh": lambda x: (math.exp(x) - math.exp(-x)) / (math.exp(x) + math.exp(-x)),
     "ymish": lambda x: x * math.tanh(math.log(1 + math.exp(abs(x)))),
     "selu": lambda x: SELU_SCALE * (x if x > 0 else SELU_ALPHA * (math.exp(x) - 1)),
@@ -38,9 +34,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
 class KeysPerHead(Pattern):
     """A pattern for the tests: visible keys depend on the head; head 1 has none at query 0."""
 
-    def allowed(
-        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
-    ) -> Tensor | None:
+    def allowed(self, query_positions_Q, n_keys, causal, key_lengths_B):
         heads = torch.arange(1, self.place.n_heads + 1)[:, None, None]
         distance = query_positions_Q[:, None] + torch.arange(n_keys)
         return ((distance + heads) % (heads + 1) != 1)[None]
@@ -51,7 +45,7 @@ class Shifted(Elementwise):
 
     l2_acts_on = "weights"
 
-    def activate(self, scores_BHQK: Tensor, typical_size: Tensor) -> Tensor:
+    def activate(self, scores_BHQK, typical_size):
         return scores_BHQK + 3.0
 
 
@@ -63,33 +57,27 @@ MASKS = {
 }
 
 
-def make(name: str, rows: str) -> Normaliser:
+def make(name, rows):
     if name in ACTIVATIONS:
         return Activation(PLACE, name, rows)
-    return {"tanh": Tanh, "ymish": Ymish}[name](PLACE, rows)  # type: ignore[abstract]
+    return {"tanh": Tanh, "ymish": Ymish}[name](PLACE, rows)
 
 
-def random_scores(dtype: torch.dtype = torch.float64, scale: float = 2.0) -> Tensor:
+def random_scores(dtype=torch.float64, scale=2.0):
     generator = torch.Generator().manual_seed(3)
     return (scale * torch.randn(B, H, Q, K, generator=generator, dtype=torch.float64)).to(dtype)
 
 
-def context_of(mask: Mask) -> ScoreContext:
+def context_of(mask):
     return ScoreContext(mask, torch.zeros(B, H, Q, E))
 
 
-def allowed_by(mask: Mask) -> Tensor:
+def allowed_by(mask):
     dense = mask.dense(Q, K, torch.device("cpu"))
     return torch.ones(B, H, Q, K).bool() if dense is None else dense.expand(B, H, Q, K)
 
 
-def row_by_hand(
-    scores: list[float],
-    allowed: list[bool],
-    weigh: Callable[[float, int], float],
-    rows: str,
-    l2_of_weights: bool,
-) -> list[float]:
+def row_by_hand(scores, allowed, weigh, rows, l2_of_weights):
     """One row of weights; `weigh` gets a score and the number of allowed keys."""
     n = sum(allowed)
     x = [s if a else 0.0 for s, a in zip(scores, allowed, strict=True)]
@@ -105,9 +93,7 @@ def row_by_hand(
     return w
 
 
-def by_hand(
-    scores: Tensor, mask: Mask, weigh: Callable[[float, int], float], rows: str, of_weights: bool
-) -> Tensor:
+def by_hand(scores, mask, weigh, rows, of_weights):
     allowed = allowed_by(mask)
     out = [
         row_by_hand(s.tolist(), a.tolist(), weigh, rows, of_weights)
@@ -119,7 +105,7 @@ def by_hand(
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_weights_follow_the_formula(name: str, rows: str, mask: str) -> None:
+def test_weights_follow_the_formula(name, rows, mask):
     scores = random_scores()
     formula = FORMULAS[name]
     expected = by_hand(scores, MASKS[mask], lambda x, n: formula(x), rows, name == "tanh")
@@ -130,10 +116,10 @@ def test_weights_follow_the_formula(name: str, rows: str, mask: str) -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_dead_zone_follows_the_formula(rows: str, mask: str) -> None:
+def test_dead_zone_follows_the_formula(rows, mask):
     kappa, theta = 3.0, 0.8
 
-    def weigh(x: float, n: int) -> float:
+    def weigh(x, n):
         size = abs(x) * math.sqrt(n) if rows == "l2" else abs(x)
         return x * math.tanh(math.log(1 + math.exp(kappa * (size - theta))))
 
@@ -146,7 +132,7 @@ def test_dead_zone_follows_the_formula(rows: str, mask: str) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_gradients_with_an_empty_row(name: str, rows: str) -> None:
+def test_gradients_with_an_empty_row(name, rows):
     mask = Mask(torch.tensor([4, 0]), causal=True, pattern=KeysPerHead(PLACE))
     empty = ~allowed_by(mask).any(-1)
     assert empty[0].any()  # by the pattern; the other sentence has no keys
@@ -163,7 +149,7 @@ def test_gradients_with_an_empty_row(name: str, rows: str) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_zero_scores_have_zero_weights_and_finite_gradients(name: str, rows: str) -> None:
+def test_zero_scores_have_zero_weights_and_finite_gradients(name, rows):
     scores = torch.zeros(B, H, Q, K, requires_grad=True)
     weights = make(name, rows)(scores, context_of(MASKS["padding"]))
     weights.sum().backward()
@@ -174,7 +160,7 @@ def test_zero_scores_have_zero_weights_and_finite_gradients(name: str, rows: str
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_half_precision_is_computed_in_float32(name: str, rows: str) -> None:
+def test_half_precision_is_computed_in_float32(name, rows):
     scores = random_scores(torch.bfloat16)
     normaliser, context = make(name, rows), context_of(MASKS["padding"])
     with torch.autocast("cpu", torch.bfloat16):
@@ -185,7 +171,7 @@ def test_half_precision_is_computed_in_float32(name: str, rows: str) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_masked_keys_get_no_weight_from_a_shifted_function(rows: str) -> None:
+def test_masked_keys_get_no_weight_from_a_shifted_function(rows):
     mask = MASKS["pattern"]
     weights = Shifted(PLACE, rows)(random_scores(), context_of(mask))
     assert (weights[~allowed_by(mask)] == 0).all()

@@ -1,13 +1,11 @@
 """Masks, α, patterns and their composition."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.attention import heads
 from headwise.attention.alpha_entmax import AlphaEntmax
@@ -31,14 +29,12 @@ CPU = torch.device("cpu")
 class Window(Pattern):
     """A pattern for the tests: neighbours at most one position away."""
 
-    def allowed(
-        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
-    ) -> Tensor | None:
+    def allowed(self, query_positions_Q, n_keys, causal, key_lengths_B):
         distance = query_positions_Q[:, None] - torch.arange(n_keys)
         return (distance.abs() <= 1)[None, None]
 
 
-def test_dense_mask_of_lengths_and_causality() -> None:
+def test_dense_mask_of_lengths_and_causality():
     lengths = torch.tensor([3, 1])
     mask = Mask(key_lengths_B=lengths, causal=True).dense(3, 3, CPU)
     expected = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
@@ -46,7 +42,7 @@ def test_dense_mask_of_lengths_and_causality() -> None:
     assert torch.equal(mask[1, 0], torch.tensor([[1, 0, 0]] * 3).bool())
 
 
-def test_one_cached_step_needs_no_mask_and_two_do() -> None:
+def test_one_cached_step_needs_no_mask_and_two_do():
     assert Mask(causal=True, query_offset=4).dense(1, 5, CPU) is None
     two = Mask(causal=True, query_offset=4).dense(2, 6, CPU)
     assert torch.equal(two[0, 0], torch.tensor([[1, 1, 1, 1, 1, 0], [1] * 6]).bool())
@@ -54,7 +50,7 @@ def test_one_cached_step_needs_no_mask_and_two_do() -> None:
     assert torch.equal(ahead[0, 0], torch.tensor([[1, 1, 1, 0, 0]]).bool())
 
 
-def test_plain_causal_excludes_offsets_lengths_and_patterns() -> None:
+def test_plain_causal_excludes_offsets_lengths_and_patterns():
     assert Mask(causal=True).is_plain_causal
     lengths, pattern = torch.tensor([3, 1]), Window(PLACE)
     for more in ({"query_offset": 2}, {"key_lengths_B": lengths}, {"pattern": pattern}):
@@ -62,7 +58,7 @@ def test_plain_causal_excludes_offsets_lengths_and_patterns() -> None:
     assert not Mask().is_plain_causal
 
 
-def test_recorders_get_weights_until_detached() -> None:
+def test_recorders_get_weights_until_detached():
     sites = ("encoder_self", "cross")
     model = nn.ModuleList(
         ScoreAttention(place, Softmax(place), None, dropout=0.0)
@@ -70,7 +66,7 @@ def test_recorders_get_weights_until_detached() -> None:
     )
     states = torch.randn(B, Q, H * E)
 
-    def run() -> None:
+    def run():
         for attention in model:
             attention(states, states, states, Mask())
 
@@ -91,9 +87,9 @@ def test_recorders_get_weights_until_detached() -> None:
     assert not any(attention.recorders for attention in model)
 
 
-def test_dense_mask_is_expanded_to_all_keys() -> None:
+def test_dense_mask_is_expanded_to_all_keys():
     class OddQueries(Pattern):
-        def allowed(self, query_positions_Q: Tensor, *others: object) -> Tensor:
+        def allowed(self, query_positions_Q, *others):
             return query_positions_Q[:, None] % 2 == 1  # (Q, 1)
 
     dense = Mask(pattern=OddQueries(PLACE)).dense(4, 6, CPU)
@@ -101,7 +97,7 @@ def test_dense_mask_is_expanded_to_all_keys() -> None:
     assert dense[0, 0].sum(-1).tolist() == [0, 6, 0, 6]
 
 
-def test_pattern_is_combined_with_padding_and_causality() -> None:
+def test_pattern_is_combined_with_padding_and_causality():
     attention = ScoreAttention(PLACE, Softmax(PLACE), Window(PLACE), dropout=0.0)
     states = torch.randn(B, Q, H * E)
     mask = Mask(key_lengths_B=torch.tensor([5, 3]), causal=True)
@@ -113,7 +109,7 @@ def test_pattern_is_combined_with_padding_and_causality() -> None:
     assert (weights[1, :, 4] == 0).all()
 
 
-def test_softmax_attention_equals_torch_multihead() -> None:
+def test_softmax_attention_equals_torch_multihead():
     torch.manual_seed(0)
     attention = ScoreAttention(PLACE, Softmax(PLACE), None, dropout=0.0)
     reference = nn.MultiheadAttention(H * E, H, batch_first=True)
@@ -134,15 +130,15 @@ def test_softmax_attention_equals_torch_multihead() -> None:
 
 
 @pytest.mark.parametrize("is_self", [True, False])
-def test_joined_projections_in_bfloat16(monkeypatch: pytest.MonkeyPatch, is_self: bool) -> None:
+def test_joined_projections_in_bfloat16(monkeypatch, is_self):
     torch.manual_seed(0)
     place = Place("encoder_self", 1, 3, E, width=H * E, qk_dim=6)  # a head was pruned
     attention = ScoreAttention(place, Softmax(place), None, dropout=0.0)
     query_BQD, key_BKD = torch.randn(B, Q, H * E), torch.randn(B, K, H * E)
     states = (query_BQD, *([query_BQD] * 2 if is_self else [key_BKD] * 2))
-    joined: list[tuple[nn.Module, ...]] = []
+    joined = []
 
-    def separate(values: Tensor, *layers: nn.Module) -> list[Tensor]:
+    def separate(values, *layers):
         joined.append(layers)
         return [layer(values) for layer in layers]
 
@@ -160,7 +156,7 @@ def test_joined_projections_in_bfloat16(monkeypatch: pytest.MonkeyPatch, is_self
         torch.testing.assert_close(result, expected, rtol=2**-6, atol=2**-6)
 
 
-def test_initial_alpha_has_the_distribution_of_the_authors() -> None:
+def test_initial_alpha_has_the_distribution_of_the_authors():
     torch.manual_seed(0)
     place = Place("cross", 1, 4000, 2)
     alpha = AlphaEntmax(place).alpha()
@@ -172,7 +168,7 @@ def test_initial_alpha_has_the_distribution_of_the_authors() -> None:
     assert alpha.median().item() == pytest.approx(1.505, abs=0.02)
 
 
-def test_fixed_initial_alpha_and_gradients_near_the_limits() -> None:
+def test_fixed_initial_alpha_and_gradients_near_the_limits():
     module = AlphaEntmax(PLACE, alpha_init=1.3)
     torch.testing.assert_close(module.alpha(), torch.full((H,), 1.3))
     with torch.no_grad():
@@ -181,7 +177,7 @@ def test_fixed_initial_alpha_and_gradients_near_the_limits() -> None:
     assert (module.alpha_logit.grad > 0).all(), "a clamp would have killed the gradient"
 
 
-def test_pattern_on_cross_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pattern_on_cross_attention_is_refused(monkeypatch):
     # a search folds the hypotheses of a source into one row of queries without positions
     name = Window.__module__
     monkeypatch.setenv("HEADWISE_PLUGINS", name.split(".")[0])
@@ -192,7 +188,7 @@ def test_pattern_on_cross_attention_is_refused(monkeypatch: pytest.MonkeyPatch) 
         make(Place("cross", 1, H, E))
 
 
-def test_saved_settings_include_instead() -> None:
+def test_saved_settings_include_instead():
     node = {**group_node("attention", "softmax"), "instead": {"cross": "alpha_entmax"}}
     saved = completed("attention", node)
     assert saved["instead"] == {"cross": group_node("attention", "alpha_entmax")}

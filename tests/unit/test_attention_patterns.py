@@ -11,7 +11,6 @@ from itertools import product
 import pytest
 import torch
 
-from headwise.attention.factorised import FactorisedPattern
 from headwise.attention.fixed import Fixed
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
@@ -33,7 +32,7 @@ class Sets:
     cells: int = 1
     causal: bool = True
 
-    def near(self, i: int) -> set[int]:
+    def near(self, i):
         keys = range(i + 1) if self.causal else range(self.n)
         if self.kind == "fixed":
             return {j for j in keys if j // self.stride == i // self.stride}
@@ -41,14 +40,14 @@ class Sets:
             return set(range(max(0, i - self.stride), i + 1))
         return {j for j in keys if abs(i - j) <= self.stride}
 
-    def far(self, i: int) -> set[int]:
+    def far(self, i):
         keys = range(i + 1) if self.causal else range(self.n)
         if self.kind == "strided":
             return {j for j in keys if (i - j) % self.stride == 0}
         if self.causal:
             residues = range(self.stride - self.cells, self.stride)
             return {j for j in keys if j % self.stride in residues}
-        keys_of_cells: set[int] = set()
+        keys_of_cells = set()
         for start in range(0, self.n, self.stride):
             block = list(range(start, min(start + self.stride, self.n)))
             is_final = start + self.stride >= self.n
@@ -58,29 +57,27 @@ class Sets:
         return keys_of_cells
 
 
-def make(kind: str, stride: int, cells: int, site: str, **settings: object) -> FactorisedPattern:
+def make(kind, stride, cells, site, **settings):
     place = settings.pop("place", None) or Place(site, 1, 1, 4)
     if kind == "strided":
-        return Strided(place, stride=stride, **settings)  # type: ignore[arg-type]
-    return Fixed(place, stride=stride, summary_cells=cells, **settings)  # type: ignore[arg-type]
+        return Strided(place, stride=stride, **settings)
+    return Fixed(place, stride=stride, summary_cells=cells, **settings)
 
 
-def allowed_in(pattern: FactorisedPattern, n: int, causal: bool) -> torch.Tensor:
+def allowed_in(pattern, n, causal):
     """Return the mask (H, N, N) of self-attention without padding."""
     mask = Mask(causal=causal, pattern=pattern).dense(n, n, CPU)
     return mask.expand(1, len(pattern.near_H), n, n)[0]
 
 
-def as_sets(allowed_QK: torch.Tensor) -> list[set[int]]:
+def as_sets(allowed_QK):
     return [set(row.nonzero().flatten().tolist()) for row in allowed_QK]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("n", "stride", "cells"), SIZES)
 @pytest.mark.parametrize("kind", ["strided", "fixed"])
-def test_sets_equal_those_of_the_paper(
-    kind: str, n: int, stride: int, cells: int, causal: bool
-) -> None:
+def test_sets_equal_those_of_the_paper(kind, n, stride, cells, causal):
     sets = Sets(kind, n, stride, cells, causal)
     far = {"strided": "strided", "fixed": "summary"}[kind]
     place = Place(SELF_SITES[causal], 1, 3, 4)
@@ -97,7 +94,7 @@ def test_sets_equal_those_of_the_paper(
 
 @pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 9, 4]])
 @pytest.mark.parametrize("kind", ["strided", "fixed"])
-def test_padding_does_not_change_the_sets(kind: str, lengths: list[int]) -> None:
+def test_padding_does_not_change_the_sets(kind, lengths):
     pattern = make(kind, 4, 2, "encoder_self")
     mask = Mask(torch.tensor(lengths), pattern=pattern).dense(12, 12, CPU)
     for row, n in enumerate(lengths):
@@ -107,7 +104,7 @@ def test_padding_does_not_change_the_sets(kind: str, lengths: list[int]) -> None
 
 
 @pytest.mark.parametrize("n", [7, 9, 10, 11, 12, 17])
-def test_cells_per_head(n: int) -> None:
+def test_cells_per_head(n):
     stride, cells, heads = 6, 2, 3
     place = Place("decoder_self", 2, heads, 4)
     pattern = make("fixed", stride, cells, "", place=place, combine="interleaved", own_cells=True)
@@ -125,7 +122,7 @@ def test_cells_per_head(n: int) -> None:
         assert final_keys == set(range(first, min(first + cells, n)))
 
 
-def two_hops(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def two_hops(first, second):
     """Return the keys (Q, K) that a query reaches through `second` and then `first`."""
     return (second.int() @ first.int()) > 0
 
@@ -135,10 +132,10 @@ def two_hops(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     ("kind", "n", "stride", "cells"),
     [(k, *size) for k, size in product(("strided", "fixed"), SIZES)],
 )
-def test_pairs_are_two_hops_apart(kind: str, n: int, stride: int, cells: int, causal: bool) -> None:
+def test_pairs_are_two_hops_apart(kind, n, stride, cells, causal):
     expected = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
 
-    def keys(combine: str, layer: int = 1, n_heads: int = 1) -> torch.Tensor:
+    def keys(combine, layer=1, n_heads=1):
         """Return the keys visible to any head, (N, N)."""
         place = Place("encoder_self", layer, n_heads, 4)
         return allowed_in(
@@ -151,10 +148,10 @@ def test_pairs_are_two_hops_apart(kind: str, n: int, stride: int, cells: int, ca
     assert torch.equal(two_hops(by_head, by_head), expected)
 
 
-def test_layers_and_heads_alternate() -> None:
-    def shares(layer: int = 1, n_heads: int = 4, **settings: object) -> list[tuple[bool, bool]]:
+def test_layers_and_heads_alternate():
+    def shares(layer=1, n_heads=4, **settings):
         place = Place("encoder_self", layer, n_heads, 4)
-        pattern = Fixed(place, **settings)  # type: ignore[arg-type]
+        pattern = Fixed(place, **settings)
         return list(zip(pattern.near_H, pattern.far_H, strict=True))
 
     near, far, both = (True, False), (False, True), (True, True)
@@ -166,7 +163,7 @@ def test_layers_and_heads_alternate() -> None:
     assert shares(2, **listed) == [both, far, far, both]
 
 
-def test_pruned_heads_keep_their_pattern() -> None:
+def test_pruned_heads_keep_their_pattern():
     place = Place("decoder_self", 1, 2, 4, 16, (2, 3))
     pattern = Fixed(place, 8, 2, own_cells=True, combine="heads", heads=["local", "summary"])
     assert pattern.near_H == (False, True)
@@ -175,7 +172,7 @@ def test_pruned_heads_keep_their_pattern() -> None:
 
 
 @pytest.mark.parametrize("heads", [["local", "summary"], ["summary", "local"]])
-def test_one_far_head_with_cells_per_head(heads: list[str]) -> None:
+def test_one_far_head_with_cells_per_head(heads):
     """The cache must distinguish (False, True), the far heads, and (0, 1), their cells."""
     pattern_rule._on_device.cache_clear()
     place = Place("decoder_self", 1, 2, 4)
@@ -189,7 +186,7 @@ def test_one_far_head_with_cells_per_head(heads: list[str]) -> None:
         assert far == ([3, 7, 8] if heads[0] == "summary" else [2, 6, 8])
 
 
-def test_layers_with_equal_patterns_share_one_mask() -> None:
+def test_layers_with_equal_patterns_share_one_mask():
     mask = Mask(torch.tensor([9, 4]))
     patterns = [
         Fixed(Place("encoder_self", layer, 2, 4), combine=combine)

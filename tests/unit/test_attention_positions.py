@@ -3,22 +3,17 @@
 Axes: B batch, H heads, N positions, E head width.
 """
 
-from __future__ import annotations
-
 import cmath
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.attention.alibi import ALiBi, slopes
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.positions import NoPositions, Positions
-from headwise.attention.protocol import Attention
+from headwise.attention.positions import NoPositions
 from headwise.attention.rotary import Rotary
 from headwise.config.folders import group_node
 from headwise.ops import dispatch
@@ -29,21 +24,16 @@ from weights_recorded import with_weights
 B, H, N, E = 2, 3, 11, 8
 D = H * E
 BASE = 100.0
-SCHEMES: list[Positions] = [Rotary(BASE), ALiBi(), ALiBi([1, 3])]
+SCHEMES = [Rotary(BASE), ALiBi(), ALiBi([1, 3])]
 
 
-def node(attention: str, **settings: Any) -> dict[str, Any]:
+def node(attention, **settings):
     return {**group_node("attention", attention), **settings}
 
 
 def attention_at(
-    positions: Positions,
-    site: str = "encoder_self",
-    attention: str = "softmax",
-    pattern: dict[str, Any] | None = None,
-    place: Place | None = None,
-    **settings: Any,
-) -> Attention:
+    positions, site="encoder_self", attention="softmax", pattern=None, place=None, **settings
+):
     torch.manual_seed(3)
     choices = {"attention": node(attention, **settings)}
     if pattern is not None:
@@ -55,15 +45,15 @@ def attention_at(
     return attention_module.eval()
 
 
-def states(n: int = N, seed: int = 0) -> Tensor:
+def states(n=N, seed=0):
     return torch.randn(B, n, D, generator=torch.Generator().manual_seed(seed))
 
 
-def position_of(i: int, n_prefix: int) -> int | None:
+def position_of(i, n_prefix):
     return i - n_prefix if i >= n_prefix else None
 
 
-def score(positions: Positions, q: Tensor, k: Tensor, head: int, at: Any) -> float:
+def score(positions, q, k, head, at):
     """The score of one pair: rotation as a product of complex numbers, or a linear bias."""
     i, j = at
     product = float(q @ k)
@@ -82,9 +72,7 @@ def score(positions: Positions, q: Tensor, k: Tensor, head: int, at: Any) -> flo
 
 
 @torch.no_grad()
-def reference(
-    attention: Attention, positions: Positions, states_ND: Tensor, n_prefix: int, causal: bool
-) -> Tensor:
+def reference(attention, positions, states_ND, n_prefix, causal):
     """Softmax attention of one sentence in float64."""
     states = states_ND.double()
     query, key, value = (
@@ -111,7 +99,7 @@ def reference(
 @pytest.mark.parametrize(
     ("site", "n_prefix"), [("encoder_self", 0), ("encoder_self", 3), ("decoder_self", 0)]
 )
-def test_contexts_follow_the_formulas(positions: Positions, site: str, n_prefix: int) -> None:
+def test_contexts_follow_the_formulas(positions, site, n_prefix):
     attention, x = attention_at(positions, site), states()
     causal = site == "decoder_self"
     context = attention(x, x, x, Mask(causal=causal, n_prefix=n_prefix))
@@ -119,11 +107,11 @@ def test_contexts_follow_the_formulas(positions: Positions, site: str, n_prefix:
     torch.testing.assert_close(context.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_cross_attention_has_no_positions() -> None:
+def test_cross_attention_has_no_positions():
     assert attention_at(ALiBi(), "cross").positions is None
 
 
-def test_linformer_rotates_keys_before_mixing() -> None:
+def test_linformer_rotates_keys_before_mixing():
     windows_of_one = {"projection": "mean", "k": 32, "max_length": 32}
     attention, x = attention_at(SCHEMES[0], attention="linformer", **windows_of_one), states()
     context = attention(x, x, x, Mask(n_prefix=2))
@@ -131,9 +119,7 @@ def test_linformer_rotates_keys_before_mixing() -> None:
     torch.testing.assert_close(context.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def context_and_gradients(
-    attention: Attention, x: Tensor, mask: Mask, is_formed: bool
-) -> list[Tensor]:
+def context_and_gradients(attention, x, mask, is_formed):
     """Return the context and the gradients of the states and of every parameter."""
     x = x.clone().requires_grad_()
     attention.zero_grad()
@@ -154,9 +140,7 @@ MASKS = {
 @pytest.mark.parametrize(
     "attention", ["softmax", "entmax15", "sparsemax", "alpha_entmax", "alpha_entmax of queries"]
 )
-def test_fused_alibi_equals_formed(
-    attention: str, mask: Mask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_alibi_equals_formed(attention, mask, monkeypatch):
     """Forward and backward are equal; torch gets one bias for all sentences."""
     monkeypatch.setattr(dispatch, "MIN_KEYS", 1)
     name, _, of = attention.partition(" of ")
@@ -165,7 +149,7 @@ def test_fused_alibi_equals_formed(
     module, biases, formed = attention_at(ALiBi(), site, name, **settings), [], []
     real = operator.scaled_dot_product_attention
 
-    def spied(*arguments: Any, attn_mask: Tensor, **options: Any) -> Tensor:
+    def spied(*arguments, attn_mask, **options):
         biases.append(attn_mask.shape)
         return real(*arguments, attn_mask=attn_mask, **options)
 
@@ -190,7 +174,7 @@ def test_fused_alibi_equals_formed(
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 @pytest.mark.parametrize("positions", SCHEMES[:2], ids=["rotary", "alibi"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_blocks_equal_dense(causal: bool, positions: Positions, pattern: str, combine: str) -> None:
+def test_blocks_equal_dense(causal, positions, pattern, combine):
     x, lengths = states(), None if causal else torch.tensor([N, 7])
     contexts = []
     for start in (1, 1000):
@@ -207,11 +191,11 @@ def test_blocks_equal_dense(causal: bool, positions: Positions, pattern: str, co
     )
 
 
-def test_alpha_of_a_query_uses_unrotated_queries() -> None:
+def test_alpha_of_a_query_uses_unrotated_queries():
     x, alphas = states(), []
     for positions in (Rotary(BASE), NoPositions()):
         module = attention_at(positions, attention="alpha_entmax", depends_on="query")
-        contexts: list[Any] = []
+        contexts = []
         handle = module.normaliser.register_forward_pre_hook(
             lambda _, args, contexts=contexts: contexts.append(args[1])
         )
@@ -222,17 +206,17 @@ def test_alpha_of_a_query_uses_unrotated_queries() -> None:
     assert torch.equal(*alphas)
 
 
-def test_slopes_of_a_model_in_half_precision_are_float32() -> None:
+def test_slopes_of_a_model_in_half_precision_are_float32():
     x = states(dispatch.MIN_KEYS).bfloat16()
     attention = attention_at(ALiBi(), attention="entmax15").bfloat16()
     assert attention(x, x, x, Mask()).dtype is torch.bfloat16
 
 
-def slopes_of(attention: Attention) -> list[float]:
+def slopes_of(attention):
     return attention.positions.distances(0).slopes_H.tolist()
 
 
-def test_pruned_heads_keep_their_slopes() -> None:
+def test_pruned_heads_keep_their_slopes():
     assert slopes(8) == [2.0**-i for i in range(1, 9)]
     assert slopes(6) == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]  # the authors' code
     whole = attention_at(ALiBi())
@@ -248,7 +232,7 @@ def test_pruned_heads_keep_their_slopes() -> None:
         ([0.3, 2.0], [0.3, 2.0, 0]),
     ],
 )
-def test_half_of_the_heads_have_slopes(given: Any, expected: list[float]) -> None:
+def test_half_of_the_heads_have_slopes(given, expected):
     attention = attention_at(ALiBi("half", given))
     assert slopes_of(attention) == pytest.approx(expected)
     assert attention.positions.positioned(3).tolist() == [slope > 0 for slope in expected]

@@ -29,7 +29,7 @@ PLACE = Place("encoder_self", 1, H, E)
 LENGTHS = [5, 2]
 
 
-def scaling(learned: str, delta: float = 1.0, seed: int = 0) -> LengthScaling:
+def scaling(learned, delta=1.0, seed=0):
     """Make a module in float64 with parameters different from their initial values."""
     torch.manual_seed(seed)
     module = LengthScaling(PLACE, learned=learned, delta=delta).double()
@@ -39,12 +39,12 @@ def scaling(learned: str, delta: float = 1.0, seed: int = 0) -> LengthScaling:
     return module
 
 
-def states(seed: int = 1) -> Tensor:
+def states(seed=1):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(B, Q, D, generator=generator, dtype=torch.float64)
 
 
-def by_hand(module: LengthScaling, query: Tensor, n_visible: list[list[int]]) -> Tensor:
+def by_hand(module, query, n_visible):
     """δ + β (log n)^γ with n = visible keys + 1, one head and query at a time."""
     factors = torch.zeros(B, H, Q, 1, dtype=torch.float64)
     parameters = {name: parameter.tolist() for name, parameter in module.named_parameters()}
@@ -66,7 +66,7 @@ def by_hand(module: LengthScaling, query: Tensor, n_visible: list[list[int]]) ->
 @pytest.mark.parametrize("learned", ["query", "head"])
 @pytest.mark.parametrize("delta", [1.0, 0.25])
 @pytest.mark.parametrize("causal", [True, False])
-def test_factor_follows_the_formula(learned: str, delta: float, causal: bool) -> None:
+def test_factor_follows_the_formula(learned, delta, causal):
     module, query = scaling(learned, delta), states()
     mask = Mask(key_lengths_B=torch.tensor(LENGTHS), causal=causal)
     n_visible = [[min(i + 1, n) if causal else n for i in range(Q)] for n in LENGTHS]
@@ -77,12 +77,12 @@ def test_factor_follows_the_formula(learned: str, delta: float, causal: bool) ->
 
 
 @pytest.mark.parametrize("learned", ["query", "head"])
-def test_gradients_of_the_factor(learned: str) -> None:
+def test_gradients_of_the_factor(learned):
     module, query = scaling(learned), states().requires_grad_()
     names = [name for name, _ in module.named_parameters()]
     visible = torch.tensor([[1, 2, 3, 4, 5], [0, 1, 1, 2, 2]])  # a padded row may see no key
 
-    def factor(query: Tensor, *parameters: Tensor) -> Tensor:
+    def factor(query, *parameters):
         by_name = dict(zip(names, parameters, strict=True))
         return torch.func.functional_call(module, by_name, (query, visible))
 
@@ -90,7 +90,7 @@ def test_gradients_of_the_factor(learned: str) -> None:
 
 
 @pytest.mark.parametrize("learned", ["query", "head"])
-def test_factor_multiplies_the_scores(learned: str) -> None:
+def test_factor_multiplies_the_scores(learned):
     module, query = scaling(learned), states()
     attention = ScoreAttention(PLACE, Softmax(PLACE), None, 0.0, module).double().eval()
     mask = Mask(key_lengths_B=torch.tensor(LENGTHS))
@@ -111,7 +111,7 @@ def test_factor_multiplies_the_scores(learned: str) -> None:
                 assert weights[row, head, position].tolist() == pytest.approx(expected, abs=1e-10)
 
 
-def test_initial_values_of_parameters() -> None:
+def test_initial_values_of_parameters():
     torch.manual_seed(0)
     many_heads = Place("cross", 1, 5000, 2)
     per_head = LengthScaling(many_heads, learned="head")
@@ -130,12 +130,12 @@ class QueryRecorder(Normaliser):
 
     queries: Tensor
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         self.queries = context.queries_BHQE
         return scores_BHQK.softmax(-1)
 
 
-def dependent(share: str = "none") -> AlphaEntmax:
+def dependent(share="none"):
     """Make α-entmax in float64 with parameters different from their initial values."""
     torch.manual_seed(0)
     module = AlphaEntmax(PLACE, depends_on="query", share=share).double()
@@ -145,12 +145,12 @@ def dependent(share: str = "none") -> AlphaEntmax:
     return module
 
 
-def queries() -> Tensor:
+def queries():
     return states(3).view(B, Q, H, E).transpose(1, 2)
 
 
 @pytest.mark.parametrize("share", ["none", "layer"])
-def test_alpha_of_a_query_follows_the_formula(share: str) -> None:
+def test_alpha_of_a_query_follows_the_formula(share):
     module, q = dependent(share), queries()
     torch.manual_seed(1)
     scores = torch.randn(B, H, Q, Q, dtype=torch.float64)
@@ -172,7 +172,7 @@ def test_alpha_of_a_query_follows_the_formula(share: str) -> None:
                 torch.testing.assert_close(query_weights, expected, rtol=0, atol=1e-10)
 
 
-def test_initial_alpha_of_a_query_equals_that_of_the_head() -> None:
+def test_initial_alpha_of_a_query_equals_that_of_the_head():
     torch.manual_seed(5)
     fixed = AlphaEntmax(PLACE)
     torch.manual_seed(5)
@@ -184,7 +184,7 @@ def test_initial_alpha_of_a_query_equals_that_of_the_head() -> None:
     torch.testing.assert_close(dependent(scores, context), fixed(scores, context))
 
 
-def test_alpha_of_a_query_uses_unscaled_queries_in_full_precision() -> None:
+def test_alpha_of_a_query_uses_unscaled_queries_in_full_precision():
     recorder = QueryRecorder(PLACE)
     attention = ScoreAttention(PLACE, recorder, None, 0.0, LengthScaling(PLACE))
     x = states().float()
@@ -192,13 +192,13 @@ def test_alpha_of_a_query_uses_unscaled_queries_in_full_precision() -> None:
     torch.testing.assert_close(recorder.queries, attention.split(attention.query(x)))
     module = AlphaEntmax(PLACE, depends_on="query")
     with torch.no_grad():
-        module.alpha_weight.normal_()  # type: ignore[union-attr]
+        module.alpha_weight.normal_()
     expected = module.query_alpha(queries().float())
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(module.query_alpha(queries().float()), expected, rtol=0, atol=0)
 
 
-def test_ssmax_is_its_formula() -> None:
+def test_ssmax_is_its_formula():
     module = SSMax(PLACE, reference=16)
     with torch.no_grad():
         module.beta.copy_(torch.tensor([1.0, 0.5, 2.0]))
@@ -210,7 +210,7 @@ def test_ssmax_is_its_formula() -> None:
     assert set(dict(SSMax(PLACE, 16, learned=False).named_parameters())) == set()
 
 
-def test_ssmax_of_heads_without_positions() -> None:
+def test_ssmax_of_heads_without_positions():
     module = SSMax(PLACE, 16, heads="without_positions")
     ScoreAttention(PLACE, Softmax(PLACE), None, 0.0, module, ALiBi("half").at(PLACE))
     factor = module(states().float(), torch.tensor([[256]]))
@@ -222,7 +222,7 @@ def test_ssmax_of_heads_without_positions() -> None:
     assert module(states().float(), torch.tensor([[256]]))[0, :, 0, 0].tolist() == [2.0] * 3
 
 
-def test_scaling_that_needs_weights_cannot_be_added_after_training() -> None:
+def test_scaling_that_needs_weights_cannot_be_added_after_training():
     assert SSMax.unlearned({"reference": 9}) == {"reference": 9, "learned": False}
     with pytest.raises(ConfigError, match="LengthScaling has weights"):
         LengthScaling.unlearned({})

@@ -3,8 +3,6 @@
 Axes: B batch, H heads, N positions.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -24,17 +22,15 @@ from weights_recorded import with_weights
 PLACE = Place("encoder_self", 1, 2, 8)
 
 
-def pattern(radius: int, n_global: int) -> Window:
+def pattern(radius, n_global):
     made = Window(PLACE, radius, n_global, block_sparse_from=1)
-    made.max_share = 2.0  # type: ignore[misc]
+    made.max_share = 2.0
     return made
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("radius", "n_global"), [(3, 2), (5, 0), (8, 1)])
-def test_keys_are_the_window_and_the_first_positions(
-    radius: int, n_global: int, causal: bool
-) -> None:
+def test_keys_are_the_window_and_the_first_positions(radius, n_global, causal):
     n, lengths = 41, torch.tensor([41, 23, 1])
     mask = Mask(lengths, causal, pattern(radius, n_global))
     dense = mask.dense(n, n, lengths.device)
@@ -54,7 +50,7 @@ def test_keys_are_the_window_and_the_first_positions(
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_slots_and_blocks_per_query_are_constant(causal: bool) -> None:
+def test_slots_and_blocks_per_query_are_constant(causal):
     slots, blocks = [], []
     for n in (1024, 4096):
         layout = Window(PLACE, 32, 4).layout(n, causal, None, torch.device("cpu"))
@@ -69,7 +65,7 @@ def test_slots_and_blocks_per_query_are_constant(causal: bool) -> None:
     assert blocks[1] == pytest.approx(blocks[0], rel=0.05)
 
 
-def test_rule_that_states_too_few_keys_is_refused() -> None:
+def test_rule_that_states_too_few_keys_is_refused():
     n, lengths = 40, torch.tensor([40])
     every_BHN = (torch.arange(n) % 8 < 2)[None, None]
     for numbers in ((1, None), (2, 1)):
@@ -81,7 +77,7 @@ def test_rule_that_states_too_few_keys_is_refused() -> None:
 class TestTriton:
     pytestmark = needs_triton
 
-    def test_lists_give_the_masked_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_lists_give_the_masked_result(self, monkeypatch):
         monkeypatch.setattr(call, "supports", lambda values: False)
         monkeypatch.setattr(check, "failure", lambda library: None)
         choices = {

@@ -1,7 +1,5 @@
 """The benchmark counts the matrix products of a training step."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -21,7 +19,7 @@ from headwise.ops.flops import register_flops
 pytestmark = pytest.mark.slow
 
 
-def test_products_equal_those_of_a_training_step() -> None:
+def test_products_equal_those_of_a_training_step():
     register_flops()
     # in bf16 all products of linear maps are counted; attention may be a single operator
     shapes = products(model_config("tiny"), VOCABULARY["tiny"], TOKENS // 32, 32)

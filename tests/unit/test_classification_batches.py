@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,35 +36,35 @@ class Corpus:
     test_sets = ("test",)
 
     @property
-    def config(self) -> Any:
+    def config(self):
         return SimpleNamespace(
             name="corpus", train="train", valid="valid", max_length=self.max_length
         )
 
-    def identity(self, split: str) -> str:
+    def identity(self, split):
         return str(self.splits[split])
 
-    def hashes(self) -> list[str]:
+    def hashes(self):
         return [self.identity("train"), self.identity("valid")]
 
-    def packages(self, splits: Sequence[str]) -> Sequence[str]:
+    def packages(self, splits):
         return ()
 
-    def path(self, split: str) -> Path:
+    def path(self, split):
         return Path(f"{split}.tsv")
 
-    def names(self, split: str) -> Iterator[str]:
+    def names(self, split):
         yield from (f"{split}.tsv, line {i}" for i, _ in enumerate(self.splits[split], 1))
 
-    def rows(self, split: str) -> Iterator[tuple[Any, str]]:
+    def rows(self, split):
         yield from self.splits[split]
 
 
-def prepared(corpus: Corpus, **options: Any) -> Any:
-    return prepare_classes(corpus, BYTES, **options)  # type: ignore[arg-type]
+def prepared(corpus, **options):
+    return prepare_classes(corpus, BYTES, **options)
 
 
-def test_texts_and_classes_come_back(tmp_path: Path) -> None:
+def test_texts_and_classes_come_back(tmp_path):
     data = prepared(Corpus(tmp_path))
     assert data.labels == ["no", "yes"]
     assert data.sizes == {"tokens": 260, "labels": 2}
@@ -78,15 +77,15 @@ def test_texts_and_classes_come_back(tmp_path: Path) -> None:
         assert batch.scored_R.tolist() == list(range(len(rows)))
 
 
-def test_labels_that_are_numbers_are_in_numeric_order(tmp_path: Path) -> None:
+def test_labels_that_are_numbers_are_in_numeric_order(tmp_path):
     rows = [((str(n),), str(n)) for n in (10, 9, 2)]
     assert prepared(Corpus(tmp_path, dict.fromkeys(SPLITS, rows))).labels == ["2", "9", "10"]
 
 
-def test_pairs_are_separated_and_the_longer_text_is_truncated() -> None:
+def test_pairs_are_separated_and_the_longer_text_is_truncated():
     tokenizer = Tokenizer(BYTE_MODEL)
 
-    def spelled(*texts: str, length: int) -> str:
+    def spelled(*texts, length):
         ids = example_ids(texts, tokenizer, length)
         return "".join("|" if i == EOS else chr(i - 4) for i in ids)
 
@@ -105,19 +104,17 @@ def test_pairs_are_separated_and_the_longer_text_is_truncated() -> None:
         ({"test": []}, None, "test.tsv is empty"),
     ],
 )
-def test_wrong_labels_are_refused(
-    tmp_path: Path, splits: dict[str, Any], labels: list[str] | None, message: str
-) -> None:
+def test_wrong_labels_are_refused(tmp_path, splits, labels, message):
     with pytest.raises(DataError, match=message):
         prepared(Corpus(tmp_path, SPLITS | splits), labels=labels)
 
 
-def many(tmp_path: Path) -> Any:
+def many(tmp_path):
     rows = [(("x" * (n % 17 + 1),), str(n % 3)) for n in range(100)]
     return prepared(Corpus(tmp_path, dict.fromkeys(SPLITS, rows))).split("train")
 
 
-def test_every_example_once_an_epoch_and_two_ranks_are_one(tmp_path: Path) -> None:
+def test_every_example_once_an_epoch_and_two_ranks_are_one(tmp_path):
     split = many(tmp_path)
     kept = np.arange(0, 100, 2)
     one = BatchLoader(TrainingClasses(split, kept, 100, seed=1))
@@ -133,7 +130,7 @@ def test_every_example_once_an_epoch_and_two_ranks_are_one(tmp_path: Path) -> No
     assert next(one).rows != seen[: len(whole)]
 
 
-def test_evaluation_scores_every_example_once(tmp_path: Path) -> None:
+def test_evaluation_scores_every_example_once(tmp_path):
     split = many(tmp_path)
     batches = evaluation_batches(split, 60)
     assert sorted(row for batch in batches for row in batch.rows) == list(range(100))
@@ -143,7 +140,7 @@ def test_evaluation_scores_every_example_once(tmp_path: Path) -> None:
     assert sum(map(len, evaluation_batches(split, 60, 7))) == 7
 
 
-def test_shares_are_stratified_and_nested() -> None:
+def test_shares_are_stratified_and_nested():
     classes = np.random.default_rng(1).choice(3, 1000, p=[0.9, 0.09, 0.01])
     small, large = (stratified(classes, share, seed=4) for share in (0.05, 0.5))
     assert set(small) <= set(large)

@@ -1,13 +1,9 @@
 """Labels of the published sets of images and of folders; patches, shifts and flips."""
 
-from __future__ import annotations
-
 import copy
 import unicodedata
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +20,6 @@ from headwise.tasks.classification.images import LabelledImages
 from headwise.tasks.classification.prepare import prepare_classes
 from published_images import (
     CIFAR10,
-    Images,
     random_images,
     write_cifar10,
     write_idx,
@@ -35,14 +30,14 @@ from published_images import (
 MNIST = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"
 
 
-def corpus(path: Path, name: str, **changes: Any) -> LabelledImages:
+def corpus(path, name, **changes):
     data = OmegaConf.to_object(composed(f"data={name}").data)
     assert isinstance(data, ImageDataConfig)
     data = copy.deepcopy(replace(data, **{"dir": str(path), **changes}))
     return LabelledImages(data, path / "cache")
 
 
-def mnist(path: Path, labels: list[int], suffix: str = "") -> LabelledImages:
+def mnist(path, labels, suffix=""):
     """The set of MNIST, with three images for training and the other of nine for validation."""
     write_idx(path / MNIST[0], random_images(9, 28, 28, 1))
     write_idx_labels(path / (MNIST[1] + suffix), labels)
@@ -53,7 +48,7 @@ def mnist(path: Path, labels: list[int], suffix: str = "") -> LabelledImages:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_mnist_has_the_label_of_every_image(tmp_path: Path, suffix: str) -> None:
+def test_mnist_has_the_label_of_every_image(tmp_path, suffix):
     images, labels = random_images(9, 28, 28, 1), [3, 1, 4, 1, 5, 9, 2, 6, 5]
     labelled = mnist(tmp_path, labels, suffix)
     for split, part in (("train", slice(3)), ("valid", slice(3, 9))):
@@ -65,7 +60,7 @@ def test_mnist_has_the_label_of_every_image(tmp_path: Path, suffix: str) -> None
     assert labelled.identity("train") != before
 
 
-def test_cifar10_has_the_names_of_its_classes(tmp_path: Path) -> None:
+def test_cifar10_has_the_names_of_its_classes(tmp_path):
     images = random_images(12, 32, 32, 3)
     write_cifar10(tmp_path, images, per_batch=2)
     labelled = corpus(tmp_path, "cifar10")
@@ -76,12 +71,12 @@ def test_cifar10_has_the_names_of_its_classes(tmp_path: Path) -> None:
     assert [name for _, name in labelled.rows("test")] == ["dog", "dog"]
 
 
-def folder(path: Path, **changes: Any) -> LabelledImages:
+def folder(path, **changes):
     changes = {"shape": [4, 6, 3], "patch": 2, **changes}
     return corpus(path, "images", **changes)  # window: of other images, which is no error here
 
 
-def test_a_folder_has_a_folder_per_class(tmp_path: Path) -> None:
+def test_a_folder_has_a_folder_per_class(tmp_path):
     images = random_images(5, 4, 6, 3)
     write_pictures(tmp_path / "train", {"cat": images[:2], "dog/brown": images[2:]})
     rows = list(folder(tmp_path).rows("train"))
@@ -96,7 +91,7 @@ def test_a_folder_has_a_folder_per_class(tmp_path: Path) -> None:
         (["cat x", "dog cat", "x dog"], {"cat": 1, "dog": 2}),
     ],
 )
-def test_corrected_labels_are_read(tmp_path: Path, renames: Any, labels: dict[str, int]) -> None:
+def test_corrected_labels_are_read(tmp_path, renames, labels):
     images = random_images(1, 4, 6, 3)
     for split in ("train", "valid", "test"):
         write_pictures(tmp_path / split, {"cat": images[[0, 0]], "dog": images})
@@ -108,7 +103,7 @@ def test_corrected_labels_are_read(tmp_path: Path, renames: Any, labels: dict[st
     assert prepare_classes(folder(tmp_path), None).report["splits"]["train"] == labels
 
 
-def test_links_are_followed_and_hidden_names_are_left_out(tmp_path: Path) -> None:
+def test_links_are_followed_and_hidden_names_are_left_out(tmp_path):
     images = random_images(3, 4, 6, 3)
     write_pictures(tmp_path / "pool", {"a": images[:2], "b": images[2:]})
     write_pictures(tmp_path / "train", {"dog": images[:1], ".ipynb_checkpoints": images})
@@ -126,21 +121,21 @@ def test_links_are_followed_and_hidden_names_are_left_out(tmp_path: Path) -> Non
         folder(tmp_path).files("train")
 
 
-def fewer_labels(path: Path) -> None:
+def fewer_labels(path):
     mnist(path, [1, 2])
 
 
-def more_labels(path: Path) -> None:
+def more_labels(path):
     write_idx(path / "t10k-images-idx3-ubyte.gz", random_images(2, 28, 28, 1))
     write_idx_labels(path / "t10k-labels-idx1-ubyte", [1, 2, 3])
 
 
-def no_labels(path: Path) -> None:
+def no_labels(path):
     mnist(path, [1] * 9)
     (path / MNIST[1]).unlink()
 
 
-def images_as_labels(path: Path) -> None:
+def images_as_labels(path):
     mnist(path, [1] * 9)
     write_idx(path / f"{MNIST[1]}.gz", random_images(9, 28, 28, 1))
 
@@ -155,9 +150,7 @@ def images_as_labels(path: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_wrong_labels_of_mnist_are_refused(
-    tmp_path: Path, change: Any, split: str, message: str
-) -> None:
+def test_wrong_labels_of_mnist_are_refused(tmp_path, change, split, message):
     change(tmp_path)
     labelled = corpus(tmp_path, "mnist")
     labelled.config.splits["train"][0]["images"] = [0, 3]
@@ -166,7 +159,7 @@ def test_wrong_labels_of_mnist_are_refused(
     assert "\n" not in str(refusal.value)
 
 
-def test_pictures_outside_of_a_class_are_refused(tmp_path: Path) -> None:
+def test_pictures_outside_of_a_class_are_refused(tmp_path):
     write_pictures(tmp_path, {"train": random_images(1, 4, 6, 3)})
     with pytest.raises(DataError, match=r"0000\.png must be in a folder named after its class"):
         list(folder(tmp_path).rows("train"))
@@ -178,7 +171,7 @@ def test_pictures_outside_of_a_class_are_refused(tmp_path: Path) -> None:
         folder(tmp_path).files("train")
 
 
-def test_unknown_class_is_named_with_its_picture(tmp_path: Path) -> None:
+def test_unknown_class_is_named_with_its_picture(tmp_path):
     images = random_images(3, 4, 6, 3)
     write_pictures(tmp_path / "train", {"cat": images, "dog": images})
     write_pictures(tmp_path / "valid", {"cat": images, "wolf": images})
@@ -186,7 +179,7 @@ def test_unknown_class_is_named_with_its_picture(tmp_path: Path) -> None:
         prepare_classes(folder(tmp_path, test=[]), None)
 
 
-def test_patches_are_the_values_of_squares_row_by_row() -> None:
+def test_patches_are_the_values_of_squares_row_by_row():
     images = random_images(2, 4, 6, 3)
     cut = patches(images, 2)
     assert cut.shape == (2, 6, 12)
@@ -196,7 +189,7 @@ def test_patches_are_the_values_of_squares_row_by_row() -> None:
         assert np.array_equal(cut[:, number], square.reshape(2, -1))
 
 
-def shifts(images: Images, **changes: Any) -> list[tuple[int, int]]:
+def shifts(images, **changes):
     """The row and column of the brightest pixel of augmented images, from that of `images`."""
     rows = np.arange(len(images))
     settings = {"shift": 2, "flip": False, "seed": [1, 1], "rows": rows, **changes}
@@ -207,7 +200,7 @@ def shifts(images: Images, **changes: Any) -> list[tuple[int, int]]:
     ]
 
 
-def test_shifts_and_flips_are_drawn_by_seed_epoch_and_row() -> None:
+def test_shifts_and_flips_are_drawn_by_seed_epoch_and_row():
     images = np.zeros((200, 8, 9, 1), np.uint8)
     images[:, 3, 4] = 1
     drawn = shifts(images)
@@ -222,14 +215,14 @@ def test_shifts_and_flips_are_drawn_by_seed_epoch_and_row() -> None:
     assert (flipped[~is_flipped] == images[~is_flipped]).all()
 
 
-def test_a_shift_moves_zeros_in() -> None:
+def test_a_shift_moves_zeros_in():
     images = np.full((50, 4, 4, 1), 9, np.uint8)
     sums = augmented(images, 3, False, [1, 1], np.arange(50)).sum((1, 2, 3))
     assert set(sums.tolist()) <= {9 * i * j for i in range(1, 5) for j in range(1, 5)}
     assert sums.min() < 9 * 16
 
 
-def test_patches_are_mapped_linearly_and_pixels_by_value() -> None:
+def test_patches_are_mapped_linearly_and_pixels_by_value():
     values = torch.from_numpy(patches(random_images(2, 4, 4, 3), 2))
     linear = patch_embedding(2, 3, 8)
     assert isinstance(linear, Patches)
@@ -245,7 +238,7 @@ def test_patches_are_mapped_linearly_and_pixels_by_value() -> None:
     torch.testing.assert_close(states, (red[255] + green[0] + blue[7])[None, None])
 
 
-def test_classes_of_folders_are_the_same_in_every_normal_form(tmp_path: Path) -> None:
+def test_classes_of_folders_are_the_same_in_every_normal_form(tmp_path):
     """A copy of a folder from macOS is the same data, in the same order."""
     images = random_images(2, 4, 6, 3)
     for form in ("NFC", "NFD"):

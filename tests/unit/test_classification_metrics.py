@@ -1,7 +1,5 @@
 """Metrics of classifiers against their definitions, from sums over examples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -14,12 +12,12 @@ from headwise.tasks.classification.task import class_statistics
 N, C = 200, 7
 
 
-def statistics(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
+def statistics(logits, targets):
     extra = class_statistics(CrossEntropy(), logits, targets).numpy()
     return np.column_stack((np.ones((len(extra), 3)), extra)).astype(np.float64)
 
 
-def drawn(seed: int, n_classes: int = C, signal: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(seed, n_classes=C, signal=2.0):
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(n_classes, (N,), generator=generator)
     logits = torch.randn(N, n_classes, generator=generator)
@@ -27,12 +25,12 @@ def drawn(seed: int, n_classes: int = C, signal: float = 2.0) -> tuple[torch.Ten
     return logits, targets
 
 
-def scores(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+def scores(logits, targets):
     items = statistics(logits, targets)
     return {m.name: m.score(items) for m in class_metrics(logits.shape[1], "loss")}
 
 
-def test_metrics_follow_their_definitions() -> None:
+def test_metrics_follow_their_definitions():
     logits, targets = drawn(1)
     predicted, true = logits.argmax(1).numpy(), targets.numpy()
     measured = scores(logits, targets)
@@ -52,7 +50,7 @@ def test_metrics_follow_their_definitions() -> None:
     assert measured["matthews"] == pytest.approx(100 * correlation)
 
 
-def test_one_predicted_class_has_no_correlation_and_absent_classes_no_f1() -> None:
+def test_one_predicted_class_has_no_correlation_and_absent_classes_no_f1():
     targets = torch.tensor([0, 1, 0])
     logits = torch.tensor([[1.0, 0, 0]]).expand(3, 3)
     measured = scores(logits, targets)
@@ -61,7 +59,7 @@ def test_one_predicted_class_has_no_correlation_and_absent_classes_no_f1() -> No
     assert "top5" not in measured
 
 
-def test_bootstrap_compares_macro_f1() -> None:
+def test_bootstrap_compares_macro_f1():
     better, worse = (statistics(*drawn(1, signal=signal)) for signal in (4.0, 0.5))
     f1 = next(metric for metric in class_metrics(C, "loss") if metric.name == "f1_macro")
     found = paired_bootstrap([better], [worse], f1, 500)

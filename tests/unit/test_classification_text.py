@@ -1,7 +1,5 @@
 """Labelled text of every format, row by row, and messages for wrong files and settings."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import functools
@@ -12,10 +10,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -40,18 +35,18 @@ ROWS = [((text,), label) for label, text, _ in CELLS]
 
 
 @functools.cache
-def data_config(name: str) -> LabelledDataConfig:
+def data_config(name):
     data = OmegaConf.to_object(composed(f"data={name}").data)
     assert isinstance(data, LabelledDataConfig)
     return data
 
 
-def corpus(path: Path, name: str = "labelled", **changes: Any) -> LabelledText:
+def corpus(path, name="labelled", **changes):
     data = copy.deepcopy(data_config(name))
     return LabelledText(replace(data, **{"dir": str(path), **changes}), path.parent / "cache")
 
 
-def write_table(path: Path, cells: Sequence[Sequence[Any]], header: Sequence[str]) -> None:
+def write_table(path, cells, header):
     kind = path.name.split(".")[1]
     records = [dict(zip(header, row, strict=True)) for row in cells]
     if kind == "parquet":
@@ -69,7 +64,7 @@ def write_table(path: Path, cells: Sequence[Sequence[Any]], header: Sequence[str
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     for split in ("train", "dev", "test"):
         write_table(tmp_path / "text" / f"{split}.tsv", CELLS, HEADER)
     return tmp_path / "text"
@@ -79,7 +74,7 @@ ENDINGS = ["tsv", "tsv.gz", "csv", "csv.gz", "jsonl", "jsonl.gz", "parquet"]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_formats_have_the_same_rows(tmp_path: Path, ending: str) -> None:
+def test_formats_have_the_same_rows(tmp_path, ending):
     for split in ("train", "valid", "test"):
         write_table(tmp_path / "text" / f"{split}.{ending}", CELLS, HEADER)
     single = corpus(tmp_path / "text")
@@ -92,7 +87,7 @@ def test_formats_have_the_same_rows(tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("form", ["archive", "unpacked", "hub"])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_forms_are_read(tmp_path: Path, name: str, form: str) -> None:
+def test_published_forms_are_read(tmp_path, name, form):
     (train, test), write = PUBLISHED[name]
     write(tmp_path / "text", form)
     named = corpus(tmp_path / "text", name, valid_fraction=0.5)
@@ -103,7 +98,7 @@ def test_published_forms_are_read(tmp_path: Path, name: str, form: str) -> None:
     assert {label for _, label in expected} <= {*named.config.labels}
 
 
-def test_fine_labels_of_trec_are_another_column(tmp_path: Path) -> None:
+def test_fine_labels_of_trec_are_another_column(tmp_path):
     (train, _), write = PUBLISHED["trec"]
     write(tmp_path / "text", "archive")
     fine = corpus(tmp_path / "text", "trec", label="fine_label", labels=None, valid_fraction=0.5)
@@ -112,7 +107,7 @@ def test_fine_labels_of_trec_are_another_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_named_sets_are_pinned(name: str) -> None:
+def test_named_sets_are_pinned(name):
     origins = {
         origin["_target_"].rpartition(".")[2]: origin for origin in data_config(name).origins
     }
@@ -122,16 +117,14 @@ def test_named_sets_are_pinned(name: str) -> None:
     assert data_config(name).notes
 
 
-def test_named_set_of_the_user_is_read_from_headwise_data(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_set_of_the_user_is_read_from_headwise_data(folder, monkeypatch):
     monkeypatch.setenv("HEADWISE_DATA", str(folder.parent))
     named = corpus(folder, "agnews", dir=None, folder="text", labels=["no", "yes"])
     assert len([*named.rows("train"), *named.rows("valid")]) == len(CELLS)
 
 
-def test_missing_set_names_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_network(*_: Any, **__: Any) -> None:
+def test_missing_set_names_its_files(tmp_path, monkeypatch):
+    def no_network(*_, **__):
         raise DataError("no network")
 
     monkeypatch.delenv("HEADWISE_DATA", raising=False)
@@ -146,7 +139,7 @@ def test_missing_set_names_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
         corpus(tmp_path / "text", dir=None).hashes()
 
 
-def test_files_of_any_name_are_read(folder: Path) -> None:
+def test_files_of_any_name_are_read(folder):
     paths = {"train": str(folder / "train.tsv"), "valid": [str(folder / "dev")], "mine": "test.tsv"}
     named = corpus(folder, files=paths)
     assert list(named.rows("mine")) == list(named.rows("valid")) == ROWS
@@ -155,7 +148,7 @@ def test_files_of_any_name_are_read(folder: Path) -> None:
     assert list(joined.rows("train+test")) == ROWS * 2
 
 
-def test_files_without_header_have_configured_columns(folder: Path) -> None:
+def test_files_without_header_have_configured_columns(folder):
     lines = encode_lines(["\t".join(row) for row in CELLS])
     for split in ("train", "dev", "test"):
         (folder / f"{split}.tsv").write_bytes(lines)
@@ -163,7 +156,7 @@ def test_files_without_header_have_configured_columns(folder: Path) -> None:
     assert list(joined.rows("train"))[1] == (("Ja, schön c",), "yes")
 
 
-def test_edit_of_the_same_size_and_time_is_read(folder: Path) -> None:
+def test_edit_of_the_same_size_and_time_is_read(folder):
     before, status = prepare_classes(corpus(folder), BYTES), (folder / "train.tsv").stat()
     (folder / "train.tsv").write_bytes(encode_lines(["label\ttext\tsecond", *EDITED]))
     os.utime(folder / "train.tsv", ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -176,7 +169,7 @@ def test_edit_of_the_same_size_and_time_is_read(folder: Path) -> None:
     assert replaced.fingerprint == after.fingerprint != before.fingerprint
 
 
-def test_identity_covers_what_selects_and_changes_values(folder: Path) -> None:
+def test_identity_covers_what_selects_and_changes_values(folder):
     files = {"train": "train", "valid": "dev"}
     before = corpus(folder, files=files).identity("train")
     (folder / "train.tsv").rename(folder / "train.csv")
@@ -188,7 +181,7 @@ def test_identity_covers_what_selects_and_changes_values(folder: Path) -> None:
     assert one.identity("test") != other.identity("test")
 
 
-def test_validation_share_is_stratified_and_disjoint(folder: Path) -> None:
+def test_validation_share_is_stratified_and_disjoint(folder):
     cells = [("yes" if i % 10 else "no", f"text {i}", "-") for i in range(1000)]
     write_table(folder / "train.tsv", cells, HEADER)
     cut = corpus(folder, valid_fraction=0.2)
@@ -199,14 +192,14 @@ def test_validation_share_is_stratified_and_disjoint(folder: Path) -> None:
     assert len(list(cut.rows("test"))) == len(CELLS)
 
 
-def test_numbers_are_indices_of_classes(folder: Path) -> None:
+def test_numbers_are_indices_of_classes(folder):
     write_table(folder / "train.tsv", [("1", "a", ""), ("no", "b", "")], HEADER)
     named = corpus(folder, labels=["no", "yes"])
     assert [label for _, label in named.rows("train")] == ["yes", "no"]
     assert [label for _, label in corpus(folder).rows("train")] == ["1", "no"]
 
 
-def test_parquet_of_datasets_has_the_names_of_classes(tmp_path: Path) -> None:
+def test_parquet_of_datasets_has_the_names_of_classes(tmp_path):
     text = datasets.Value("string")
     for split, names in (("train", ["neg", "pos"]), ("valid", ["pos", "neg"])):
         features = datasets.Features({"text": text, "label": datasets.ClassLabel(names=names)})
@@ -220,13 +213,13 @@ def test_parquet_of_datasets_has_the_names_of_classes(tmp_path: Path) -> None:
     assert [label for _, label in run.rows("valid")] == ["neg", "pos"]
 
 
-def test_label_keeps_its_spaces() -> None:
+def test_label_keeps_its_spaces():
     assert tsv_line(Prediction("very  good", 0.5), "a\tb") == "very  good\t0.5000\ta b"
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("label", [1.0, np.nan, 0.5, [0], {"x": 1}])
-def test_labels_are_text_or_whole_numbers(tmp_path: Path, ending: str, label: Any) -> None:
+def test_labels_are_text_or_whole_numbers(tmp_path, ending, label):
     for split in ("train", "valid"):
         path = tmp_path / "text" / f"{split}.{ending}"
         write_table(path, [(label, "x")], ("label", "text"))
@@ -239,7 +232,7 @@ def test_labels_are_text_or_whole_numbers(tmp_path: Path, ending: str, label: An
         list(rows)
 
 
-def test_unknown_label_is_named_with_its_file(folder: Path) -> None:
+def test_unknown_label_is_named_with_its_file(folder):
     write_table(folder / "test.tsv", [("no", "x", ""), ("maybe", "x", "")], HEADER)
     joined = corpus(folder, valid="dev+test", test=[])
     with pytest.raises(DataError, match=r"/test\.tsv, line 3: unknown label 'maybe'; known are no"):
@@ -269,9 +262,7 @@ def test_unknown_label_is_named_with_its_file(folder: Path) -> None:
         ("tsv", "label\ttext\n", {}, "is empty"),
     ],
 )  # fmt: skip
-def test_wrong_files_are_refused(
-    tmp_path: Path, name: str, content: str, changes: dict[str, Any], message: str
-) -> None:
+def test_wrong_files_are_refused(tmp_path, name, content, changes, message):
     for split in ("train", "valid", "test"):
         (tmp_path / "text").mkdir(exist_ok=True)
         (tmp_path / "text" / f"{split}.{name}").write_text(content, encoding="utf-8")
@@ -280,14 +271,14 @@ def test_wrong_files_are_refused(
     assert f"train.{name}" in str(caught.value)
 
 
-def test_wrong_lines_of_trec_are_refused(tmp_path: Path) -> None:
+def test_wrong_lines_of_trec_are_refused(tmp_path):
     (tmp_path / "train_5500.label").write_text("DESC:manner How ?\nWhat is it ?\n")
     (tmp_path / "TREC_10.label").write_text("DESC:manner How ?\n")
     with pytest.raises(DataError, match=r"label, line 2 must start with CLASS:subclass"):
         list(corpus(tmp_path, "trec").rows("train"))
 
 
-def test_missing_split_is_named(folder: Path) -> None:
+def test_missing_split_is_named(folder):
     (folder / "dev.tsv").unlink()
     message = r"no split 'valid': expected valid\.tsv, validation\.tsv.* Splits there: test, train;"
     with pytest.raises(DataError, match=message + r" set data\.valid_fraction=0\.05 "):
@@ -306,7 +297,7 @@ DECOMPOSED = functools.partial(unicodedata.normalize, "NFD")  # as macOS writes 
 
 
 @pytest.mark.parametrize("ending", ["tsv", "jsonl", "parquet"])
-def test_labels_and_columns_are_the_same_in_every_normal_form(tmp_path: Path, ending: str) -> None:
+def test_labels_and_columns_are_the_same_in_every_normal_form(tmp_path, ending):
     rows = [("café", "a"), (DECOMPOSED("café"), "b"), ("thé", "c")]
     for split, column in (("train", "mot-clé"), ("valid", DECOMPOSED("mot-clé"))):
         write_table(tmp_path / "text" / f"{split}.{ending}", rows, (column, "text"))

@@ -1,13 +1,10 @@
 """Starting Hydra; the versions of Python that are supported."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 class LazyHelp:
     """As the help of Hydra's --shell-completion."""
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return "install or uninstall"
 
 
-def checked(parser: Any, action: Any) -> None:
+def checked(parser, action):
     """As `ArgumentParser._check_help` of Python 3.14."""
     try:
         action.help % {"prog": "headwise"}
@@ -32,18 +29,16 @@ def checked(parser: Any, action: Any) -> None:
 
 
 @pytest.mark.parametrize("help_text", [LazyHelp(), "text", "%(default", "%(key)s"])
-def test_help_of_hydra_is_accepted_and_text_checked(
-    help_text: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_of_hydra_is_accepted_and_text_checked(help_text, monkeypatch):
     is_wrong = isinstance(help_text, str) and "%" in help_text
     monkeypatch.setattr(argparse.ArgumentParser, "_check_help", checked, raising=False)
     action = SimpleNamespace(help=help_text)
     cli._accept_lazy_help.__wrapped__()
     with pytest.raises(ValueError, match="badly") if is_wrong else nullcontext():
-        argparse.ArgumentParser._check_help(None, action)  # type: ignore[attr-defined]
+        argparse.ArgumentParser._check_help(None, action)
 
 
-def test_supported_pythons_are_the_same_everywhere() -> None:
+def test_supported_pythons_are_the_same_everywhere():
     project, makefile, readme, guide = (
         (ROOT / name).read_text(encoding="utf-8")
         for name in ("pyproject.toml", "Makefile", "README.md", "docs/contributing.md")
@@ -59,7 +54,7 @@ def test_supported_pythons_are_the_same_everywhere() -> None:
     assert f"Python 3.{first} to 3.{last}" in guide
 
 
-def test_version_is_the_same_everywhere() -> None:
+def test_version_is_the_same_everywhere():
     citation, changes = (
         (ROOT / name).read_text(encoding="utf-8") for name in ("CITATION.cff", "CHANGELOG.md")
     )

@@ -1,9 +1,6 @@
 """Functions outside compiled graphs and constants in them, with and without compiling."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -21,17 +18,17 @@ from headwise.ops.attention.pattern_rule import per_head
 
 
 @pytest.fixture(autouse=True)
-def fresh_graphs() -> Iterator[None]:
+def fresh_graphs():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def test_functions_outside_graphs_run_in_python() -> None:
-    def add_one_or_two(values: Tensor) -> Tensor:
+def test_functions_outside_graphs_run_in_python():
+    def add_one_or_two(values):
         return values * 0 + (1 if torch.compiler.is_compiling() else 2)
 
-    def outer(inside: Tensor) -> Tensor:
+    def outer(inside):
         return outside_graphs(add_one_or_two)(inside * 3) + (
             10 if torch.compiler.is_compiling() else 20
         )
@@ -43,15 +40,15 @@ def test_functions_outside_graphs_run_in_python() -> None:
         assert compiled(values).tolist() == [12, 12]
 
 
-def test_constants_in_graphs_are_evaluated_once() -> None:
+def test_constants_in_graphs_are_evaluated_once():
     calls = []
 
     @constant_in_graphs
-    def constant() -> bool:
+    def constant():
         calls.append(sys._getframe())  # not possible in a graph
         return True
 
-    def choose(values: Tensor) -> Tensor:
+    def choose(values):
         return values + 1 if constant() else values
 
     compiled = torch.compile(choose, backend="eager", fullgraph=True)
@@ -60,15 +57,15 @@ def test_constants_in_graphs_are_evaluated_once() -> None:
     assert len(calls) == 1
 
 
-def test_masks_of_heads_are_constants_of_the_graph() -> None:
+def test_masks_of_heads_are_constants_of_the_graph():
     """Otherwise every step would copy the mask to the device and wait for the copy."""
     graphs = []
 
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+    def backend(graph, inputs):
         graphs.append(graph)
         return graph
 
-    def combined_mask(scores_BHQK: Tensor) -> Tensor:
+    def combined_mask(scores_BHQK):
         of_heads = (
             per_head(heads, torch.bool, scores_BHQK.device)[:, None, None]
             for heads in ((True, False, True), (False, False, True))
@@ -87,7 +84,7 @@ def test_masks_of_heads_are_constants_of_the_graph() -> None:
 class Layer(nn.Module):
     """Attention of a pattern that differs by head, to more positions than the table has."""
 
-    def __init__(self, mask: Mask) -> None:
+    def __init__(self, mask):
         super().__init__()
         torch.manual_seed(1)
         place = Place("decoder_self", 1, 4, 16)
@@ -95,7 +92,7 @@ class Layer(nn.Module):
         self.attention = ScoreAttention(place, Softmax(place), pattern, 0.0)
         self.mask, self.positions = mask, Sinusoids(64, n_positions=8)
 
-    def forward(self, states: Tensor) -> Tensor:
+    def forward(self, states):
         states = states + self.positions(0, states.shape[1])
         return self.attention(states, states, states, self.mask)
 
@@ -107,7 +104,7 @@ class Layer(nn.Module):
         lambda layer, states: torch.func.grad(lambda x: layer(x).sum())(states),
     ],
 )
-def test_tensors_of_traces_are_not_kept(trace: Callable[[Layer, Tensor], object]) -> None:
+def test_tensors_of_traces_are_not_kept(trace):
     pattern_rule._on_device.cache_clear()
     states, mask = torch.randn(2, 20, 64), Mask(None, True)
     trace(layer := Layer(mask), states)

@@ -1,10 +1,6 @@
 """Estimates of the dry run compared with the model."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from command_line import composer
 from headwise.config.instantiate import instantiate
 from headwise.config.register import typed
-from headwise.config.schema import SITES, Config, TokenizerConfig
+from headwise.config.schema import SITES, TokenizerConfig
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.model.build import build_model
 from headwise.model.family import n_parameters
 from headwise.ops.flops import register_flops
 from headwise.tasks.task import task_of
-from headwise.train.budget import Budget, budget, describe_budget
+from headwise.train.budget import budget, describe_budget
 from headwise.train.optim import build_optimizer
 
 pytestmark = pytest.mark.slow
@@ -29,7 +25,7 @@ SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.voca
 N_ROWS, LENGTH = 4, 30  # a length that equals no width
 
 
-def density_budget(*overrides: str) -> Budget:
+def density_budget(*overrides):
     """The estimate for windows of 512 bytes, none of whose widths is 512."""
     small = ("data=text", "model.layers=2", "model.d_model=32", "model.n_heads=4", "model.d_ff=48")
     sizes = ("data.window=512", "trainer.max_tokens=1500", "trainer.precision=fp32")
@@ -38,16 +34,16 @@ def density_budget(*overrides: str) -> Budget:
     return budget(task_of(config))
 
 
-def estimate(config: Config, *length: int) -> Budget:
+def estimate(config, *length):
     return budget(task_of(config), *length)
 
 
-def config_of(*overrides: str) -> Any:
+def config_of(*overrides):
     with composer() as make:
         return typed(make([*SMALL, f"trainer.max_tokens={N_ROWS * LENGTH}", *overrides]))
 
 
-def measured(config: Any) -> int:
+def measured(config):
     """Return the FLOPs of one batch, forward and backward."""
     vocab = config.tokenizer.vocab_size
     model = build_model(config, vocab, vocab, config.tokenizer.joint)
@@ -75,14 +71,14 @@ def measured(config: Any) -> int:
         ("linear", ()),
     ],
 )
-def test_estimates_are_close_to_measurements(attention: str, overrides: tuple[str, ...]) -> None:
+def test_estimates_are_close_to_measurements(attention, overrides):
     sizes = ("model.encoder_layers=3", "model.decoder_layers=2", "trainer.precision=fp32")
     config = config_of(f"attention={attention}", *sizes, *overrides)
     estimated = estimate(config, LENGTH)
     assert sum(estimated.flops.values()) == pytest.approx(measured(config), rel=0.05)
 
 
-def test_recomputation_adds_a_forward_pass() -> None:
+def test_recomputation_adds_a_forward_pass():
     sizes = ("model.encoder_layers=2", "model.decoder_layers=4", "trainer.precision=fp32")
     plain, saving = config_of(*sizes), config_of(*sizes, "model.recompute=true")
     recomputed, without = estimate(saving, LENGTH), estimate(plain, LENGTH)
@@ -90,7 +86,7 @@ def test_recomputation_adds_a_forward_pass() -> None:
     assert recomputed.flops["vocabulary"] == without.flops["vocabulary"]
 
 
-def test_pruned_heads_cost_nothing() -> None:
+def test_pruned_heads_cost_nothing():
     config = config_of("trainer.precision=fp32")
     config.model.heads = {site: [[1], [1, 2, 3]] for site in SITES}
     pruned, whole = estimate(config, LENGTH), estimate(config_of("trainer.precision=fp32"), LENGTH)
@@ -100,7 +96,7 @@ def test_pruned_heads_cost_nothing() -> None:
     assert pruned.flops["feed-forward"] == whole.flops["feed-forward"]
 
 
-def test_parameters_and_alphas_equal_those_of_the_model() -> None:
+def test_parameters_and_alphas_equal_those_of_the_model():
     config = config_of("tokenizer.joint=false", "model.share_embeddings=none")
     estimated = estimate(config)
     assert estimated.n_parameters == n_parameters(build_model(config, 150, 150, False))
@@ -111,7 +107,7 @@ def test_parameters_and_alphas_equal_those_of_the_model() -> None:
     assert estimated.n_alphas == 0
 
 
-def test_weight_bytes_include_gradients_and_moments() -> None:
+def test_weight_bytes_include_gradients_and_moments():
     config = config_of()
     model = build_model(config, 150, 150, True)
     for parameter in model.parameters():
@@ -125,12 +121,12 @@ def test_weight_bytes_include_gradients_and_moments() -> None:
     assert estimate(config).weight_bytes == pytest.approx(n_bytes_expected, rel=0.01)
 
 
-def test_accumulation_adds_flops() -> None:
+def test_accumulation_adds_flops():
     one, four = estimate(config_of()), estimate(config_of("trainer.accumulate=4"))
     assert sum(four.flops.values()) == 4 * sum(one.flops.values())
 
 
-def test_description_adds_up_over_batches_and_updates() -> None:
+def test_description_adds_up_over_batches_and_updates():
     config = config_of("trainer.accumulate=2", "trainer.max_updates=1000", "model.recompute=true")
     text = describe_budget(task_of(config), estimate(config))
     ((tokens, flops, unit),) = re.findall(r"update: (\S+) .*, (\S+) (\w)FLOP", text)
@@ -142,7 +138,7 @@ def test_description_adds_up_over_batches_and_updates() -> None:
         assert expected in text
 
 
-def test_vocabulary_size_is_that_of_the_given_tokenizer(tmp_path: Path) -> None:
+def test_vocabulary_size_is_that_of_the_given_tokenizer(tmp_path):
     tokenizer = train_tokenizer(iter(["ab cd"] * 9), TokenizerConfig(kind="char", vocab_size=99))
     TokenizerPair(tokenizer, tokenizer, joint=True).save(tmp_path)
     from_folder = estimate(config_of("tokenizer=given", f"tokenizer.folder={tmp_path}"))
@@ -153,9 +149,7 @@ def test_vocabulary_size_is_that_of_the_given_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "millions"), [("enwik8", 95), ("cifar10", 59), ("imagenet64", 152), ("music", 152)]
 )
-def test_density_recipes_have_the_published_number_of_parameters(
-    recipe: str, millions: float
-) -> None:
+def test_density_recipes_have_the_published_number_of_parameters(recipe, millions):
     with composer() as make:
         config = typed(make([f"experiment=child2019/{recipe}"]))
     task = task_of(config)
@@ -164,7 +158,7 @@ def test_density_recipes_have_the_published_number_of_parameters(
     assert n_parameters(model) == pytest.approx(millions * 1e6, rel=0.02)
 
 
-def test_windows_of_a_density_model_are_whole_rows() -> None:
+def test_windows_of_a_density_model_are_whole_rows():
     estimated = density_budget()
     width, inner, n = 32, 48, 512
     forward = 2 * n * 2 * (4 * width**2 + 2 * width * inner)
@@ -178,13 +172,13 @@ def test_windows_of_a_density_model_are_whole_rows() -> None:
 
 
 @pytest.mark.parametrize("learned", ["head", "query"])
-def test_models_with_a_scaling_are_estimated(learned: str) -> None:
+def test_models_with_a_scaling_are_estimated(learned):
     scaled = density_budget("scaling=length", f"scaling.learned={learned}")
     assert scaled.n_parameters >= density_budget().n_parameters
 
 
 @pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
-def test_a_pattern_counts_its_own_keys(attention: str) -> None:
+def test_a_pattern_counts_its_own_keys(attention):
     dense = density_budget(f"attention={attention}")
     strided = density_budget(f"attention={attention}", "pattern=strided", "pattern.stride=16")
     slots = 2 * 16 + 512 // 16

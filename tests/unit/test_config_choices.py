@@ -1,10 +1,6 @@
 """Every yaml of every group composes and builds its object."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,7 +57,7 @@ LABELLED = (
 SMALL_MODEL = ("model.d_model=16", "model.n_heads=2", "model.d_ff=16")
 
 
-def every(group: str) -> Any:
+def every(group):
     return pytest.mark.parametrize("choice", group_choices(group))
 
 
@@ -75,7 +71,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: choices[0])
-def test_every_choice_composes(make: Any, choices: list[str]) -> None:
+def test_every_choice_composes(make, choices):
     languages = ["data.source=de", "data.target=en"] if "data=files" in choices else []
     folder = ["tokenizer.folder=RUN"] if "tokenizer=given" in choices else []
     config = make([*choices, *languages, *folder])
@@ -92,7 +88,7 @@ def test_every_choice_composes(make: Any, choices: list[str]) -> None:
     ("group", "choice"),
     [(g, c) for g in ("norm", "activation", "init") for c in group_choices(g)],
 )
-def test_every_choice_is_in_the_model(make: Any, group: str, choice: str) -> None:
+def test_every_choice_is_in_the_model(make, group, choice):
     config = typed(make([f"{group}={choice}", "model.share_embeddings=none", *SMALL_MODEL]))
     modules = [*build_model(config, 12, 12, joint=True).modules(), parts_of(config).init]
     kinds = {f"{type(module).__module__}.{type(module).__qualname__}" for module in modules}
@@ -100,7 +96,7 @@ def test_every_choice_is_in_the_model(make: Any, group: str, choice: str) -> Non
 
 
 @every("model")
-def test_every_model_builds(make: Any, choice: str) -> None:
+def test_every_model_builds(make, choice):
     config = typed(make([f"model={choice}", "attention=softmax"]))
     check_model(config, encoder_decoder_sites(config.model), {})
     with torch.device("meta"):
@@ -109,7 +105,7 @@ def test_every_model_builds(make: Any, choice: str) -> None:
 
 
 @every("optimizer")
-def test_every_optimizer_builds_without_weight_decay_of_vectors(make: Any, choice: str) -> None:
+def test_every_optimizer_builds_without_weight_decay_of_vectors(make, choice):
     config = make([f"optimizer={choice}", "optimizer.weight_decay=0.5"])
     optimizer = build_optimizer(config.optimizer, torch.nn.Linear(2, 2))
     decay = {p.ndim: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
@@ -118,7 +114,7 @@ def test_every_optimizer_builds_without_weight_decay_of_vectors(make: Any, choic
 
 
 @every("scheduler")
-def test_every_scheduler_gives_a_finite_positive_learning_rate(make: Any, choice: str) -> None:
+def test_every_scheduler_gives_a_finite_positive_learning_rate(make, choice):
     schedule = instantiate(make([f"scheduler={choice}"]).scheduler, "scheduler")
     learning_rates = [schedule.learning_rate(update, 1e-3) for update in (1, 10, 1000)]
     assert all(0 < learning_rate < 1 for learning_rate in learning_rates)
@@ -126,9 +122,7 @@ def test_every_scheduler_gives_a_finite_positive_learning_rate(make: Any, choice
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", EXPERIMENTS)
-def test_experiments_train(
-    make: Any, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experiments_train(make, choice, tmp_path, monkeypatch):
     # figures take a second per run and do not depend on the experiment
     monkeypatch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
     write_corpus(tmp_path / "text")
@@ -166,7 +160,7 @@ def test_experiments_train(
     assert read_json(run / "results.json")["updates"] == 2
 
 
-def test_no_experiment_is_a_part_of_others() -> None:
+def test_no_experiment_is_a_part_of_others():
     texts = [path.read_text(encoding="utf-8") for path in config_dir().rglob("*.yaml")]
     # without the package that a part is put into
     defaults = [line.strip().partition("@")[0] for text in texts for line in text.splitlines()]
@@ -175,7 +169,7 @@ def test_no_experiment_is_a_part_of_others() -> None:
     assert parts <= set(defaults)
 
 
-def test_one_site_can_be_changed(make: Any) -> None:
+def test_one_site_can_be_changed(make):
     config = typed(make(["attention@sites.cross=softmax", *SMALL_MODEL]))
     for site, _, attention in build_model(config, 12, 12, joint=True).attentions():
         expected = "Softmax" if site == "cross" else "AlphaEntmax"
@@ -184,7 +178,7 @@ def test_one_site_can_be_changed(make: Any) -> None:
 
 @pytest.mark.parametrize("depends_on", ["head", "query"])
 @pytest.mark.parametrize(("share", "n_free"), [("none", 2 * 3 * 2), ("layer", 2 * 3), ("site", 3)])
-def test_alpha_is_shared_as_configured(make: Any, share: str, n_free: int, depends_on: str) -> None:
+def test_alpha_is_shared_as_configured(make, share, n_free, depends_on):
     chosen = (f"attention.share={share}", f"attention.depends_on={depends_on}")
     config = typed(make([*chosen, "attention.alpha_init=1.3", *SMALL_MODEL]))
     model = build_model(config, 12, 12, joint=True)
@@ -198,21 +192,21 @@ def test_alpha_is_shared_as_configured(make: Any, share: str, n_free: int, depen
 
 
 @pytest.mark.parametrize("name", ["evaluate", "translate"])
-def test_decode_config_of_a_command_lists_every_key(make: Any, name: str) -> None:
+def test_decode_config_of_a_command_lists_every_key(make, name):
     listed = set(make([], name).decode)
     every_key = set(DecodeConfig.__dataclass_fields__) - {"_target_"}
     every_window_key = set(WindowsConfig.__dataclass_fields__) - {"_target_"}
     assert listed == (every_key | every_window_key if name == "evaluate" else every_key)
 
 
-def test_own_choice_may_have_the_name_of_a_removed_one() -> None:
+def test_own_choice_may_have_the_name_of_a_removed_one():
     arguments = ["activation=silu", "--config-dir", "mine"]
     assert set(checked_arguments(arguments, "train")) == set(arguments)
     with pytest.raises(ConfigError, match="use activation=gelu"):
         checked_arguments(arguments[:1], "train")
 
 
-def test_packaged_configs_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_configs_take_precedence(tmp_path, monkeypatch):
     package = tmp_path / "src" / "headwise"
     package.mkdir(parents=True)
     (tmp_path / "conf").mkdir()
@@ -222,7 +216,7 @@ def test_packaged_configs_take_precedence(tmp_path: Path, monkeypatch: pytest.Mo
     assert config_dir() == package / "conf"
 
 
-def test_auto_settings_are_resolved_before_the_run_is_named(make: Any) -> None:
+def test_auto_settings_are_resolved_before_the_run_is_named(make):
     node = make(["attention=softmax", "trainer.precision=auto", "decode.precision=auto"])
     config = typed(node)
     container = resolve(task_of(config))

@@ -1,10 +1,6 @@
 """Targets of config nodes, and the errors of invalid nodes."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +15,13 @@ ALPHA = {"_target_": "headwise.attention.alpha_entmax.AlphaEntmax"}
 PLACE = Place("cross", 1, 2, 4)
 
 
-def error_message(node: Any, key: str = "optimizer", **runtime: Any) -> str:
+def error_message(node, key="optimizer", **runtime):
     with pytest.raises(ConfigError) as caught:
         instantiate(node, key, **runtime)
     return str(caught.value)
 
 
-def test_node_becomes_an_object_with_plain_arguments() -> None:
+def test_node_becomes_an_object_with_plain_arguments():
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = instantiate(OmegaConf.create(ADAM), "optimizer", params=[weight])
     assert isinstance(optimizer, torch.optim.Adam)
@@ -35,7 +31,7 @@ def test_node_becomes_an_object_with_plain_arguments() -> None:
     assert (type(cross), type(cross[0]), type(cross[0]["a"])) == (list, dict, list)
 
 
-def test_target_inside_an_argument_is_not_called(tmp_path: Path) -> None:
+def test_target_inside_an_argument_is_not_called(tmp_path):
     victim = tmp_path / "victim"
     nested = {"_target_": "pathlib.Path.touch", "_args_": [str(victim)]}
     node = {**ALPHA, "alpha_init": nested}
@@ -46,18 +42,18 @@ def test_target_inside_an_argument_is_not_called(tmp_path: Path) -> None:
     assert not victim.exists()
 
 
-def test_target_of_another_kind_is_refused() -> None:
+def test_target_of_another_kind_is_refused():
     message = error_message({"_target_": "torch.optim.Adam"}, "attention", place=PLACE)
     assert "attention._target_=torch.optim.adam.Adam" in message
     assert "place" in message
 
 
 @pytest.mark.parametrize("node", [None, 3, {"lr": 1.0}, {"_target_": 3}])
-def test_node_without_a_target_is_refused(node: Any) -> None:
+def test_node_without_a_target_is_refused(node):
     assert "optimizer must be a mapping with a _target_" in error_message(node)
 
 
-def test_user_packages_are_trusted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_packages_are_trusted_by_name(tmp_path, monkeypatch):
     (tmp_path / "toy_plugin.py").write_text("from os import _Environ\nclass Thing: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="HEADWISE_PLUGINS"):

@@ -1,16 +1,12 @@
 """Settings in the fingerprint of a run, and the name of its folder."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -27,12 +23,12 @@ from headwise.tasks.identity import identity
 
 
 @pytest.fixture(scope="module")
-def fingerprint_of(make: Any) -> Any:
+def fingerprint_of(make):
     """Map overrides to a fingerprint."""
     return lambda *overrides: fingerprint(as_container(make(overrides)), {})
 
 
-def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any) -> None:
+def test_fingerprint_ignores_settings_without_effect(fingerprint_of):
     overrides = (
         "paths.outputs=/elsewhere",
         "tracker=none",
@@ -68,11 +64,11 @@ def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any) -> Non
         "seed=2",
     ],
 )
-def test_fingerprint_depends_on_settings_of_the_run(fingerprint_of: Any, override: str) -> None:
+def test_fingerprint_depends_on_settings_of_the_run(fingerprint_of, override):
     assert fingerprint_of(override) != fingerprint_of()
 
 
-def test_fingerprint_ignores_suggestions(fingerprint_of: Any) -> None:
+def test_fingerprint_ignores_suggestions(fingerprint_of):
     text = ("data=text", "data.stride=8", "data.label_smoothing=0.0")
     other = ("data=text", "data.stride=9", "data.label_smoothing=0.2", "loss.label_smoothing=0.0")
     assert fingerprint_of(*text) == fingerprint_of(*other)
@@ -80,14 +76,14 @@ def test_fingerprint_ignores_suggestions(fingerprint_of: Any) -> None:
     assert fingerprint_of(*text, strided) != fingerprint_of(*other, strided)
 
 
-def test_fingerprint_depends_on_max_updates_of_cosine_schedules(fingerprint_of: Any) -> None:
+def test_fingerprint_depends_on_max_updates_of_cosine_schedules(fingerprint_of):
     cosine = "scheduler=cosine"
     assert fingerprint_of(cosine, "trainer.max_updates=99") != fingerprint_of(
         cosine, "trainer.max_updates=100"
     )
 
 
-def test_order_of_overrides_does_not_matter(fingerprint_of: Any) -> None:
+def test_order_of_overrides_does_not_matter(fingerprint_of):
     overrides = ["attention=softmax", "seed=3", "model.dropout=0.2"]
     assert fingerprint_of(*overrides) == fingerprint_of(*reversed(overrides))
     assert slug(overrides) == slug(reversed(overrides))
@@ -97,7 +93,7 @@ IDENTITY, SETTINGS = "0123456789abcdef", {"seed": 3, "trainer": {"max_updates": 
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> RunFolder:
+def started(tmp_path):
     """A run of `SETTINGS` that has started."""
     folder = RunFolder.locate(tmp_path, ["seed=3"], IDENTITY, SETTINGS)
     folder.make()
@@ -106,8 +102,8 @@ def started(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_copy_beside_a_run_is_not_resumed(started: RunFolder) -> None:
-    def located(*more: str, identity: str = IDENTITY) -> Path:
+def test_copy_beside_a_run_is_not_resumed(started):
+    def located(*more, identity=IDENTITY):
         settings = {**SETTINGS, "trainer": {"max_updates": 9}}
         return RunFolder.locate(run.parent, ["seed=3", *more], identity, settings).path
 
@@ -122,7 +118,7 @@ def test_copy_beside_a_run_is_not_resumed(started: RunFolder) -> None:
     assert located() == backup
 
 
-def test_folder_of_another_run_is_refused_whatever_its_name_says(started: RunFolder) -> None:
+def test_folder_of_another_run_is_refused_whatever_its_name_says(started):
     started.write_json("data.json", {"identity": "f" * N_DIGITS})  # of another text
     with pytest.raises(RunError, match="but another identity"):
         RunFolder.locate(started.path.parent, ["seed=3"], IDENTITY, SETTINGS)
@@ -131,11 +127,9 @@ def test_folder_of_another_run_is_refused_whatever_its_name_says(started: RunFol
         RunFolder.locate(started.path.parent, ["seed=3"], IDENTITY, SETTINGS)
 
 
-def test_text_tokenizers_and_varied_costs_are_part_of_the_identity(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def of(text: str, *swept: str) -> dict[str, Any]:
-        corpus: Any = SimpleNamespace(hashes=lambda: [text])
+def test_text_tokenizers_and_varied_costs_are_part_of_the_identity(make, monkeypatch):
+    def of(text, *swept):
+        corpus = SimpleNamespace(hashes=lambda: [text])
         return identity(typed(config), as_container(config), corpus, swept)
 
     config = make(["trainer.max_updates=7", "model.recompute=true"])
@@ -163,12 +157,12 @@ def test_text_tokenizers_and_varied_costs_are_part_of_the_identity(
         (["optimizer.betas=[0.9,0.98]"], "optimizer.betas-0.9-0.98"),
     ],
 )
-def test_slug_lists_the_overrides(overrides: list[str], expected: str) -> None:
+def test_slug_lists_the_overrides(overrides, expected):
     assert slug(overrides) == expected
 
 
 @pytest.mark.parametrize("letter", ["x", "ä", "語", "🜚"])
-def test_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
+def test_slug_fits_into_a_file_name(letter, tmp_path):
     overrides = [f"+attention.note{i}='{letter * 90},=+/ {letter}'" for i in range(5)]
     name = slug(overrides)
     assert len(f"{name}-01234567".encode()) <= 120
@@ -176,14 +170,14 @@ def test_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
 
 
-def test_folder_without_a_run_is_named(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_named(tmp_path):
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(RunError, match=f"init_from={folder} holds no run"):
             RunFolder.existing(folder, "init_from")
 
 
-def test_fingerprint_depends_on_save_every_only_with_averaging() -> None:
-    def of(average: int, save_every: int) -> str:
+def test_fingerprint_depends_on_save_every_only_with_averaging():
+    def of(average, save_every):
         return fingerprint({"trainer": {"average": average, "save_every": save_every}}, {})
 
     assert of(0, 100) == of(0, 200)
@@ -191,7 +185,7 @@ def test_fingerprint_depends_on_save_every_only_with_averaging() -> None:
 
 
 @pytest.fixture
-def nameless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def nameless(monkeypatch):
     """A user without an entry in the database of users, as in many containers."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.setenv(name, "")  # restored after the test
@@ -200,26 +194,26 @@ def nameless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_user_without_a_name_gets_one(nameless: pytest.MonkeyPatch) -> None:
+def test_user_without_a_name_gets_one(nameless):
     nameless.setenv("HOME", "/home/x")
     complete_environment()
     assert getpass.getuser() == f"uid{os.getuid()}"
 
 
-def test_user_without_a_home_is_rejected(nameless: pytest.MonkeyPatch) -> None:
+def test_user_without_a_home_is_rejected(nameless):
     nameless.setenv("HOME", "")
     with pytest.raises(ConfigError, match="set HOME=FOLDER"):
         complete_environment()
 
 
-def test_figures_need_no_backend_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_need_no_backend_of_a_notebook(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     complete_environment()
     assert os.environ["MPLBACKEND"] == "agg"
 
 
 @pytest.mark.parametrize("name", ["HEADWISE_CACHE", "HEADWISE_DATA", "HEADWISE_NATIVE"])
-def test_empty_variables_are_unset(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_empty_variables_are_unset(monkeypatch, name):
     monkeypatch.setenv(name, "")
     assert machine_cache_dir() != Path()
     complete_environment()
@@ -227,10 +221,10 @@ def test_empty_variables_are_unset(monkeypatch: pytest.MonkeyPatch, name: str) -
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Callable[..., str]:
+def checkout(tmp_path):
     """Runs git in a repository that has one commit of one file."""
 
-    def git(*arguments: str) -> str:
+    def git(*arguments):
         identity = ("-c", "user.name=n", "-c", "user.email=e@f", "-c", "commit.gpgsign=false")
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -243,9 +237,7 @@ def checkout(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_commit_is_that_of_the_checkout_with_the_file(
-    checkout: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_is_that_of_the_checkout_with_the_file(checkout, tmp_path, monkeypatch):
     module = tmp_path / ".venv" / "run_folder.py"
     module.parent.mkdir()
     module.touch()

@@ -1,9 +1,6 @@
 """Saved settings: names of classes, defaults of missing keys, renamed and unknown keys."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from dataclasses import is_dataclass
 from inspect import signature
 from typing import Any, get_type_hints
@@ -26,12 +23,12 @@ Settings = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def settings_of(make: Any) -> Callable[..., Settings]:
+def settings_of(make):
     """Map overrides to the settings that a run folder has."""
     return lambda *overrides: resolve(task_of(typed(make(overrides))))
 
 
-def test_names_of_classes_are_unique() -> None:
+def test_names_of_classes_are_unique():
     nodes = [group_node(group, name) for group in OPEN_GROUPS for name in group_choices(group)]
     paths = {node["_target_"] for node in nodes if "_target_" in node}
     paths |= {f"{kind.__module__}.{kind.__qualname__}" for kind in SCHEMAS.values()}
@@ -47,7 +44,7 @@ def test_names_of_classes_are_unique() -> None:
         ("data=mnist", "task=classification", "repulsion=svgd", "activation=gelu"),
     ],
 )
-def test_saved_settings_are_read_back(make: Any, overrides: tuple[str, ...]) -> None:
+def test_saved_settings_are_read_back(make, overrides):
     config = typed(make(overrides))
     settings = resolve(task_of(config))
     assert "headwise." not in str(settings)
@@ -56,14 +53,14 @@ def test_saved_settings_are_read_back(make: Any, overrides: tuple[str, ...]) -> 
     assert located(settings) == located(named(located(settings)))
 
 
-def test_defaults_are_not_shared(settings_of: Callable[..., Settings]) -> None:
+def test_defaults_are_not_shared(settings_of):
     old = settings_of("attention=softmax")
     del old["data"]["test"]
     current(old)["data"]["test"].append("other")
     assert current(old)["data"]["test"] == []
 
 
-def test_modules_may_move(settings_of: Callable[..., Settings]) -> None:
+def test_modules_may_move(settings_of):
     settings = settings_of("attention=alpha_entmax")
     moved = copy.deepcopy(settings)
     moved["attention"]["_target_"] = "headwise.old.place.AlphaEntmax"
@@ -76,7 +73,7 @@ def test_modules_may_move(settings_of: Callable[..., Settings]) -> None:
     "key", ["seed", "trainer.patience", "decode.beam", "data.cleaning", "attention.alpha_min",
             "data.cleaning.max_ratio", "repulsion.sites", "model"]
 )  # fmt: skip
-def test_missing_keys_have_their_defaults(settings_of: Callable[..., Settings], key: str) -> None:
+def test_missing_keys_have_their_defaults(settings_of, key):
     settings = settings_of("attention=alpha_entmax", "repulsion=svgd", "data=builtin")
     old = copy.deepcopy(settings)
     *groups, last = key.split(".")
@@ -101,9 +98,7 @@ def test_missing_keys_have_their_defaults(settings_of: Callable[..., Settings], 
         ("sites.cross.alpha_start", "sites.cross.alpha_start is not known"),
     ],
 )
-def test_unknown_keys_are_rejected(
-    settings_of: Callable[..., Settings], key: str, message: str
-) -> None:
+def test_unknown_keys_are_rejected(settings_of, key, message):
     settings = settings_of("attention=alpha_entmax", "attention@sites.cross=alpha_entmax")
     *groups, last = key.split(".")
     node = settings
@@ -114,16 +109,14 @@ def test_unknown_keys_are_rejected(
         current(settings)
 
 
-def test_unknown_classes_are_rejected(settings_of: Callable[..., Settings]) -> None:
+def test_unknown_classes_are_rejected(settings_of):
     settings = settings_of("attention=softmax")
     settings["attention"]["_target_"] = "Softmaxx"
     with pytest.raises(ConfigError, match=r"no class Softmaxx\. Did you mean Softmax\?"):
         current(settings)
 
 
-def test_renamed_keys_and_classes_are_read(
-    settings_of: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renamed_keys_and_classes_are_read(settings_of, monkeypatch):
     settings = settings_of("attention=alpha_entmax", "attention@sites.cross=alpha_entmax")
     table = {
         "TrainerConfig.waits": "patience",
@@ -140,9 +133,7 @@ def test_renamed_keys_and_classes_are_read(
     assert current(old) == current(settings)
 
 
-def test_removed_keys_are_left_out_or_rejected(
-    settings_of: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_keys_are_left_out_or_rejected(settings_of, monkeypatch):
     settings = settings_of("attention=alpha_entmax")
     old = copy.deepcopy(settings)
     for value, readable in (("slow", {"slow": {}}), (["x"], None)):
@@ -156,7 +147,7 @@ def test_removed_keys_are_left_out_or_rejected(
             current(old)
 
 
-def test_removed_classes_are_rejected(settings_of: Callable[..., Settings]) -> None:
+def test_removed_classes_are_rejected(settings_of):
     settings = settings_of()
     settings["activation"] = {"_target_": "SiLU"}
     with pytest.raises(ConfigError, match=r"^activation\._target_=SiLU .* removed$"):
@@ -164,20 +155,18 @@ def test_removed_classes_are_rejected(settings_of: Callable[..., Settings]) -> N
 
 
 @pytest.mark.parametrize(("method", "beam"), [("beam", 5), ("greedy", 1)])
-def test_greedy_search_is_read_as_a_beam_of_one(
-    settings_of: Callable[..., Settings], method: str, beam: int
-) -> None:
+def test_greedy_search_is_read_as_a_beam_of_one(settings_of, method, beam):
     settings = settings_of()
     settings["decode"] |= {"method": method, "beam": 5}
     assert current(settings) == current(settings_of(f"decode.beam={beam}"))
 
 
-def test_tracker_of_an_earlier_version_is_read(settings_of: Callable[..., Settings]) -> None:
+def test_tracker_of_an_earlier_version_is_read(settings_of):
     tracker = {"kind": "wandb", "project": None, "tags": ["demo"], "init_timeout": 20}
     assert read_back(current({**settings_of(), "tracker": tracker})).tracker == tracker
 
 
-def test_removed_keys_are_absent() -> None:
+def test_removed_keys_are_absent():
     kinds = [*SCHEMAS.values(), *get_type_hints(Config).values(), Config]
     kinds = {kind.__name__: kind for kind in kinds if is_dataclass(kind)}
     for old in saved.REMOVED:
@@ -189,7 +178,7 @@ def test_removed_keys_are_absent() -> None:
             assert name not in saved_classes()
 
 
-def test_renames_lead_to_keys_that_exist() -> None:
+def test_renames_lead_to_keys_that_exist():
     kinds = {kind.__name__: kind for kind in (*SCHEMAS.values(), Config)}
     for old, new in saved.RENAMED.items():
         name, _, key = old.partition(".")

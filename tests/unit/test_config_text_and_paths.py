@@ -1,9 +1,5 @@
 """Paths in settings: `~` and `-`, in every key of every command."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -25,7 +21,7 @@ PATHS = {
 }
 
 
-def typed_with(make: Any, command: str, value: str, keys: list[str]) -> dict[str, Any]:
+def typed_with(make, command, value, keys):
     """Values of `keys`, which are all set to `value`."""
     quoted = {key: f'["{value}"]' if key == "runs" else f'"{value}"' for key in keys}
     node = make([f"{key}={text}" for key, text in quoted.items()], command)
@@ -34,18 +30,14 @@ def typed_with(make: Any, command: str, value: str, keys: list[str]) -> dict[str
 
 
 @pytest.mark.parametrize("command", PATHS)
-def test_home_is_expanded_in_every_path(
-    command: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_is_expanded_in_every_path(command, make, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     chosen = typed_with(make, command, "~/a b", PATHS[command])
     expected = {key: ["/home/me/a b"] if key == "runs" else "/home/me/a b" for key in chosen}
     assert chosen == expected
 
 
-def test_home_is_expanded_in_files_of_data_and_in_other_settings_not(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_is_expanded_in_files_of_data_and_in_other_settings_not(make, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     files = 'data.files={train: ["~/a", b], valid: "~/c"}'
     config = typed(make(["data=text", files, 'data.notes="~/x"', 'data.file="~/d"']))
@@ -54,6 +46,6 @@ def test_home_is_expanded_in_files_of_data_and_in_other_settings_not(
 
 
 @pytest.mark.parametrize("command", ["translate", "predict", "sample"])
-def test_dash_is_a_standard_stream_where_a_file_is_read_or_written(command: str, make: Any) -> None:
+def test_dash_is_a_standard_stream_where_a_file_is_read_or_written(command, make):
     streams = {key: "/dev/stdout" if key == "output" else "/dev/stdin" for key in PATHS[command]}
     assert typed_with(make, command, "-", PATHS[command]) == streams | {"run": "-"}

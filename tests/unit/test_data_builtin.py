@@ -1,14 +1,11 @@
 """The built-in corpus: reproducible, with new combinations in the test set, and grammatical."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -30,27 +27,27 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def splits() -> dict[str, Pairs]:
+def splits():
     source = BuiltinCorpus("de", "en")
     return {split: list(source.pairs(split)) for split in source.splits()}
 
 
 @pytest.fixture(scope="module")
-def text(splits: dict[str, Pairs]) -> Pairs:
+def text(splits):
     return [pair for pairs in splits.values() for pair in pairs]
 
 
 # The corpus: sizes, splits, seeds
 
 
-def test_sentences_are_unique(splits: dict[str, Pairs]) -> None:
+def test_sentences_are_unique(splits):
     assert {split: len(pairs) for split, pairs in splits.items()} == _SIZES
     for side in (0, 1):
         sentences = [pair[side] for pairs in splits.values() for pair in pairs]
         assert len(set(sentences)) == len(sentences), "splits or pairs share a sentence"
 
 
-def test_same_text_in_every_process() -> None:
+def test_same_text_in_every_process():
     program = (
         "import hashlib\n"
         "from headwise.data.builtin import BuiltinCorpus\n"
@@ -65,7 +62,7 @@ def test_same_text_in_every_process() -> None:
     assert len(outputs) == 1
 
 
-def test_identity_follows_seed_split_and_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_follows_seed_split_and_rules(monkeypatch):
     one, two = (BuiltinCorpus("de", "en", seed, 500, 50, 50) for seed in (1, 2))
     assert len({source.identity(split) for source in (one, two) for split in _SIZES}) == 6
     assert list(one.pairs("train")) != list(two.pairs("train"))
@@ -74,7 +71,7 @@ def test_identity_follows_seed_split_and_rules(monkeypatch: pytest.MonkeyPatch) 
     assert one.identity("train") != before
 
 
-def test_prefix_direction_and_small_sizes(splits: dict[str, Pairs]) -> None:
+def test_prefix_direction_and_small_sizes(splits):
     assert list(BuiltinCorpus("de", "en", n_train=700).pairs("train")) == splits["train"][:700]
     mirrored = BuiltinCorpus("en", "de").pairs("test")
     assert [(de, en) for en, de in mirrored] == splits["test"]
@@ -82,17 +79,17 @@ def test_prefix_direction_and_small_sizes(splits: dict[str, Pairs]) -> None:
     assert [len(list(small.pairs(split))) for split in small.splits()] == [20, 5, 5]
 
 
-def test_refusals() -> None:
+def test_refusals():
     with pytest.raises(ConfigError, match=r"n_test.* 0"):
         BuiltinCorpus("de", "en", n_test=0)
     with pytest.raises(ConfigError, match="Did you mean train"):
         next(BuiltinCorpus("de", "en").pairs("tain"))
 
 
-def test_one_translation_for_every_sentence() -> None:
+def test_one_translation_for_every_sentence():
     sampler = Sampler("translations")
-    english: dict[str, str] = {}
-    german: dict[str, str] = {}
+    english = {}
+    german = {}
     for _ in range(40000):
         de, en = sampler.draw()
         assert english.setdefault(de, en) == en
@@ -106,7 +103,7 @@ _NOMINATIVE = {noun[form]: noun["de"] for noun in (*NOUNS, *COMPOUNDS) for form 
 _STEMS = {adjective["stem"]: adjective["de"] for adjective in ADJECTIVES}
 
 
-def combinations(de: str) -> list[str]:
+def combinations(de):
     """Compounds, and adjectives before their nouns."""
     names = []
     for word in words_of(de):
@@ -120,14 +117,14 @@ def combinations(de: str) -> list[str]:
     return names
 
 
-def test_only_the_test_set_has_held_out_combinations(splits: dict[str, Pairs]) -> None:
+def test_only_the_test_set_has_held_out_combinations(splits):
     training_pairs = [*splits["train"], *splits["valid"]]
     training_names = [name for de, _ in training_pairs for name in combinations(de)]
     assert len(training_names) > 10000
     assert not any(map(held_out, training_names))
     sampler = Sampler("headwise 1 test")  # the sampler of the test set, without exclusions
     names_by_sentence = {sampler.draw()[0]: sampler.combinations for _ in range(15000)}
-    kinds: Counter[str] = Counter()
+    kinds = Counter()
     for de, _ in splits["test"]:
         held_out_names = [name for name in names_by_sentence[de] if held_out(name)]
         assert held_out_names, de
@@ -136,7 +133,7 @@ def test_only_the_test_set_has_held_out_combinations(splits: dict[str, Pairs]) -
     assert min(kinds.values()) > 100, kinds
 
 
-def test_new_words_of_the_test_set_have_known_parts(splits: dict[str, Pairs]) -> None:
+def test_new_words_of_the_test_set_have_known_parts(splits):
     known = {word for pair in splits["train"] for side in pair for word in words_of(side)}
     parts = [_COMPOUNDS[word] for word in known if word in _COMPOUNDS]
     modifiers, heads = {first for first, _ in parts}, {last for _, last in parts}
@@ -165,7 +162,7 @@ _PHENOMENA = {
 
 
 @pytest.mark.parametrize("name", _PHENOMENA)
-def test_phenomenon_is_frequent(name: str, text: Pairs) -> None:
+def test_phenomenon_is_frequent(name, text):
     german, english, least = _PHENOMENA[name]
     n = sum(bool(re.search(german, de) and re.search(english, en)) for de, en in text)
     assert 1000 * n / len(text) >= least, f"{name}: {1000 * n / len(text):.1f} in 1000"
@@ -174,7 +171,7 @@ def test_phenomenon_is_frequent(name: str, text: Pairs) -> None:
 # Grammar
 
 
-def test_lengths_capitals_punctuation_and_spaces(text: Pairs) -> None:
+def test_lengths_capitals_punctuation_and_spaces(text):
     for side in (0, 1):
         lengths = [len(pair[side].split()) for pair in text]
         assert 8 < sum(lengths) / len(lengths) < 10.5
@@ -184,7 +181,7 @@ def test_lengths_capitals_punctuation_and_spaces(text: Pairs) -> None:
     assert all((de[-1] == "?") == (en[-1] == "?") for de, en in text)
 
 
-def test_agreement(text: Pairs) -> None:
+def test_agreement(text):
     regular = [verb for verb in VERBS if verb["frames"] != "be"]
     bases = "|".join({verb["en"].split()[0] for verb in regular} | {"be", "are", "were", "do"})
     thirds = "|".join({verb["en_third"].split()[0] for verb in regular} | {"is", "does"})
@@ -207,7 +204,7 @@ def test_agreement(text: Pairs) -> None:
         assert not german.search(de), de
 
 
-def test_verb_is_second_in_main_clauses_and_last_in_others(text: Pairs) -> None:
+def test_verb_is_second_in_main_clauses_and_last_in_others(text):
     auxiliaries = "habe hast hat haben bin bist ist sind war warst waren " + " ".join(
         " ".join(tense["finite"]) for tense in RULES["tenses"].values()
     )
@@ -230,7 +227,7 @@ def test_verb_is_second_in_main_clauses_and_last_in_others(text: Pairs) -> None:
     assert n_second > 400
 
 
-def test_pronouns_follow_gender_in_german_and_referent_in_english(text: Pairs) -> None:
+def test_pronouns_follow_gender_in_german_and_referent_in_english(text):
     animate = "(müde|hungrig|krank|traurig|glücklich|nervös|reich|arm) (ist|war)"
     expected = {
         rf"^Das (?:\w+ )?Mädchen [^,]*, (?:weil|obwohl|wenn) es {animate}": r" she (is|was) ",
@@ -245,7 +242,7 @@ def test_pronouns_follow_gender_in_german_and_referent_in_english(text: Pairs) -
         assert all(re.search(english, en) for _, en in matching), german
 
 
-def test_either_noun_as_subject_is_never_possible(text: Pairs) -> None:
+def test_either_noun_as_subject_is_never_possible(text):
     """Die Frau, die die Tante sieht: who sees whom?"""
     woman = r"(?:\w+in|Frau|Tante|Tochter|Schwester|\w*[Mm]utter)"
     unclear = re.compile(rf"[Dd]ie {woman}, die (?:die|diese|jede) {woman} (?:\w+t|\w+ hat)[,.]")
@@ -266,9 +263,7 @@ def test_either_noun_as_subject_is_never_possible(text: Pairs) -> None:
         ("Auto", "dat", "this", True, "diesen alten Autos", "these old cars"),
     ],
 )
-def test_declension(
-    noun: str, case: str, determiner: str, plural: bool, german: str, english: str
-) -> None:
+def test_declension(noun, case, determiner, plural, german, english):
     row = RULES["determiners"]["plural" if plural else "singular"][determiner][0]
     phrase = noun_phrase(_NOUN[noun], row, plural, ADJECTIVES[0])
     column = ("nom", "acc", "dat").index(case)
@@ -276,7 +271,7 @@ def test_declension(
     assert spelled(phrase.en[column], "en", {}) == english.capitalize()
 
 
-def test_the_text_for_density_models_is_the_english_side(tmp_path: Path) -> None:
+def test_the_text_for_density_models_is_the_english_side(tmp_path):
     sizes = {"n_train": 60, "n_valid": 5, "n_test": 5}
     config = BuiltinTextConfig(name="builtin_text", licence="MIT", **sizes)
     text, pairs = BuiltinText(config, tmp_path), BuiltinCorpus("de", "en", **sizes)

@@ -1,15 +1,11 @@
 """Images of every published format and of folders, value by value."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import functools
 import io
 import zipfile
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +17,7 @@ from headwise.config.folders import composed
 from headwise.data.images import ImageCorpus
 from headwise.data.sources.pictures import picture
 from headwise.errors import DataError
-from published_images import Images, planes, random_images, write_cifar10, write_idx
+from published_images import planes, random_images, write_cifar10, write_idx
 
 COLOUR = tuple(map(int, random_images(1, 4, 4, 3)[0, 0, 0]))
 DEEP = base64.b64decode(  # one pixel of three channels of 16 bits, as png
@@ -31,29 +27,29 @@ DEEP = base64.b64decode(  # one pixel of three channels of 16 bits, as png
 
 
 @functools.cache
-def data_config(name: str) -> ImageDataConfig:
+def data_config(name):
     data = OmegaConf.to_object(composed(f"data={name}").data)
     assert isinstance(data, ImageDataConfig)
     return data
 
 
-def corpus(path: Path, name: str = "images", **changes: Any) -> ImageCorpus:
+def corpus(path, name="images", **changes):
     data = copy.deepcopy(data_config(name))
     return ImageCorpus(replace(data, **{"dir": str(path), **changes}), path / "cache")
 
 
-def values(images: ImageCorpus, split: str) -> Images:
+def values(images, split):
     height, width, channels = images.config.shape
     content = b"".join(images.chunks(split))
     return np.frombuffer(content, np.uint8).reshape(-1, height, width, channels)
 
 
-def save(image: Images, path: Path) -> None:
+def save(image, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image.squeeze()).save(path)
 
 
-def test_cifar10_has_the_published_splits(tmp_path: Path) -> None:
+def test_cifar10_has_the_published_splits(tmp_path):
     images = random_images(60, 32, 32, 3)
     write_cifar10(tmp_path, images, per_batch=10)
     cifar10 = corpus(tmp_path, "cifar10")
@@ -68,7 +64,7 @@ def test_cifar10_has_the_published_splits(tmp_path: Path) -> None:
     assert cifar10.identity("train") != cifar10.identity("valid")
 
 
-def test_mnist_is_grey(tmp_path: Path) -> None:
+def test_mnist_is_grey(tmp_path):
     images = random_images(9, 28, 28, 1)
     write_idx(tmp_path / "train-images-idx3-ubyte.gz", images)
     mnist = corpus(tmp_path, "mnist")
@@ -83,7 +79,7 @@ def test_mnist_is_grey(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_imagenet64_reads_shards_in_order(tmp_path: Path, is_packed: bool) -> None:
+def test_imagenet64_reads_shards_in_order(tmp_path, is_packed):
     images, archives = random_images(11, 64, 64, 3), {}
     for i in range(10):
         shard = io.BytesIO()
@@ -105,7 +101,7 @@ def test_imagenet64_reads_shards_in_order(tmp_path: Path, is_packed: bool) -> No
     assert np.array_equal(values(imagenet64, "valid"), images[10:])
 
 
-def test_folders_of_pictures_and_arrays_are_read_without_loss(tmp_path: Path) -> None:
+def test_folders_of_pictures_and_arrays_are_read_without_loss(tmp_path):
     images = random_images(4, 6, 5, 3)
     for image, name in zip(images, ("a/1.png", "a/2.bmp", "b.png", "c.webp"), strict=True):
         path = tmp_path / "train" / name
@@ -124,7 +120,7 @@ def test_folders_of_pictures_and_arrays_are_read_without_loss(tmp_path: Path) ->
     assert folder.identity("train") != before
 
 
-def test_palettes_and_bitmaps_are_read_without_loss(tmp_path: Path) -> None:
+def test_palettes_and_bitmaps_are_read_without_loss(tmp_path):
     (tmp_path / "train").mkdir()
     image = random_images(1, 4, 4, 3)[0]
     Image.fromarray(image).quantize(256).save(tmp_path / "train" / "palette.png")
@@ -134,14 +130,14 @@ def test_palettes_and_bitmaps_are_read_without_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.webp"])
-def test_pictures_are_upright(tmp_path: Path, name: str) -> None:
+def test_pictures_are_upright(tmp_path, name):
     image, exif = random_images(1, 4, 6, 3)[0], Image.Exif()
     exif[0x112] = 6  # to be turned by 90 degrees clockwise
     Image.fromarray(np.rot90(image)).save(tmp_path / name, exif=exif, lossless=True)
     assert np.array_equal(picture(tmp_path / name), image)
 
 
-def test_what_hides_nothing_is_read(tmp_path: Path) -> None:
+def test_what_hides_nothing_is_read(tmp_path):
     image = Image.fromarray(random_images(1, 4, 4, 3)[0])
     image.quantize(8).save(tmp_path / "a.gif", transparency=200)  # a colour that does not occur
     image.save(tmp_path / "b.png", exif=b"Exif\0\0no exif")
@@ -151,33 +147,33 @@ def test_what_hides_nothing_is_read(tmp_path: Path) -> None:
     assert picture(tmp_path / "d.pbm").tolist() == [[[0], [255]]]
 
 
-def other_size(path: Path) -> None:
+def other_size(path):
     save(random_images(1, 4, 5, 3)[0], path / "train" / "z.png")
 
 
-def text(path: Path) -> None:
+def text(path):
     (path / "train" / "z.png").write_text("no picture", encoding="utf-8")
 
 
-def truncated(path: Path) -> None:
+def truncated(path):
     save(random_images(1, 4, 4, 3)[0], path / "train" / "z.png")
     whole = (path / "train" / "z.png").read_bytes()
     (path / "train" / "z.png").write_bytes(whole[: len(whole) // 2])
 
 
-def grey(path: Path) -> None:
+def grey(path):
     save(random_images(1, 4, 4, 1)[0], path / "train" / "z.png")
 
 
-def transparent(path: Path) -> None:
+def transparent(path):
     save(random_images(1, 4, 4, 4)[0], path / "train" / "z.png")
 
 
-def sixteen_bits(path: Path) -> None:
+def sixteen_bits(path):
     Image.fromarray(np.ones((4, 4), np.uint16)).save(path / "train" / "z.png")
 
 
-def saved(kind: str = "PNG", n: int = 1, n_colours: int = 0, **options: Any) -> Any:
+def saved(kind="PNG", n=1, n_colours=0, **options):
     """A change that saves images as frames of z.png."""
     image, *more = map(Image.fromarray, random_images(n, 4, 4, 3))
     image = image.quantize(n_colours) if n_colours else image
@@ -185,29 +181,29 @@ def saved(kind: str = "PNG", n: int = 1, n_colours: int = 0, **options: Any) -> 
     return lambda path: image.save(path / "train" / "z.png", kind, **options)
 
 
-def written(content: bytes) -> Any:
+def written(content):
     """A change that writes z.png."""
     return lambda path: (path / "train" / "z.png").write_bytes(content)
 
 
-def no_pictures(path: Path) -> None:
+def no_pictures(path):
     (path / "train" / "a.png").unlink()
 
 
-def no_folder(path: Path) -> None:
+def no_folder(path):
     no_pictures(path)
     (path / "train").rmdir()
 
 
-def floats(path: Path) -> None:
+def floats(path):
     np.save(path / "train.npy", np.zeros((2, 4, 4, 3)))
 
 
-def no_array(path: Path) -> None:
+def no_array(path):
     (path / "train.npy").write_bytes(b"no array")
 
 
-def half_an_array(path: Path) -> None:
+def half_an_array(path):
     np.save(path / "train.npy", random_images(3, 4, 4, 3))
     whole = (path / "train.npy").read_bytes()
     (path / "train.npy").write_bytes(whole[:-50])
@@ -239,7 +235,7 @@ def half_an_array(path: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_bad_images_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+def test_bad_images_are_refused(tmp_path, change, message):
     save(random_images(1, 4, 4, 3)[0], tmp_path / "train" / "a.png")
     change(tmp_path)
     with pytest.raises(DataError, match=message) as refusal:
@@ -247,9 +243,7 @@ def test_bad_images_are_refused(tmp_path: Path, change: Any, message: str) -> No
     assert "\n" not in str(refusal.value)
 
 
-def test_missing_data_says_what_to_put_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_data_says_what_to_put_where(tmp_path, monkeypatch):
     monkeypatch.delenv("HEADWISE_DATA", raising=False)
     with pytest.raises(DataError, match=r"set data\.dir=FOLDER, with train, valid, test: folders"):
         corpus(tmp_path, dir=None).files("train")

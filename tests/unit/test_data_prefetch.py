@@ -1,7 +1,5 @@
 """Batches made in the background equal those of the loader."""
 
-from __future__ import annotations
-
 import threading
 import time
 
@@ -22,21 +20,21 @@ PAIRS = TrainingPairs(EncodedSplit.from_lists(ROWS, ROWS[::-1]), 60, seed=3)
 class Broken(BatchLoader):
     """Fails at its fourth batch."""
 
-    def __next__(self) -> Batch:
+    def __next__(self):
         if self.state()["batch"] == 3:
             raise HeadwiseError("the disk is gone")
         return super().__next__()
 
 
-def plain() -> BatchLoader:
+def plain():
     return BatchLoader(PAIRS)
 
 
-def same(one: Batch, other: Batch) -> bool:
+def same(one, other):
     return one.rows == other.rows and torch.equal(one.targets_R, other.targets_R)
 
 
-def test_batches_and_states_equal_those_of_the_loader() -> None:
+def test_batches_and_states_equal_those_of_the_loader():
     loader = plain()
     with Prefetched(plain(), depth=3) as batches:
         assert batches.state() == loader.state()
@@ -46,7 +44,7 @@ def test_batches_and_states_equal_those_of_the_loader() -> None:
     assert loader.state()["epoch"] == 3
 
 
-def test_state_excludes_prefetched_batches() -> None:
+def test_state_excludes_prefetched_batches():
     with Prefetched(plain(), depth=5) as first:
         for _ in range(4):
             next(first)
@@ -60,7 +58,7 @@ def test_state_excludes_prefetched_batches() -> None:
         assert all(same(next(second), batch) for batch in expected)
 
 
-def test_errors_of_the_loader_are_raised_in_order() -> None:
+def test_errors_of_the_loader_are_raised_in_order():
     with Prefetched(Broken(PAIRS)) as batches:
         assert all(same(next(batches), batch) for batch, _ in zip(plain(), range(3), strict=False))
         for _ in range(2):  # repeated calls raise again, as the loader does
@@ -69,7 +67,7 @@ def test_errors_of_the_loader_are_raised_in_order() -> None:
         assert batches.state()["batch"] == 3
 
 
-def test_thread_starts_lazily_and_ends_on_close() -> None:
+def test_thread_starts_lazily_and_ends_on_close():
     before = threading.active_count()
     batches = Prefetched(plain(), depth=2)
     assert threading.active_count() == before
@@ -86,11 +84,11 @@ def test_thread_starts_lazily_and_ends_on_close() -> None:
     batches.close()
 
 
-def test_exit_after_an_error_does_not_wait_for_the_thread() -> None:
+def test_exit_after_an_error_does_not_wait_for_the_thread():
     started, may_end = threading.Event(), threading.Event()
 
     class Slow(BatchLoader):
-        def __next__(self) -> Batch:
+        def __next__(self):
             if self.state()["batch"] == 2:
                 started.set()
                 assert may_end.wait(60)
@@ -107,7 +105,7 @@ def test_exit_after_an_error_does_not_wait_for_the_thread() -> None:
         batches.close()
 
 
-def test_thread_blocked_on_a_full_queue_ends_after_an_error() -> None:
+def test_thread_blocked_on_a_full_queue_ends_after_an_error():
     batches = Prefetched(plain(), depth=1)
     next(batches)
     thread = batches._thread
@@ -119,10 +117,10 @@ def test_thread_blocked_on_a_full_queue_ends_after_an_error() -> None:
     assert not thread.is_alive()
 
 
-def test_batches_are_pinned_for_the_training_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, object]] = []
+def test_batches_are_pinned_for_the_training_gpu(monkeypatch):
+    calls = []
 
-    def record(argument: object) -> None:
+    def record(argument):
         calls.append((threading.current_thread().name, argument))
 
     monkeypatch.setattr("torch.cuda.set_device", record)

@@ -1,9 +1,5 @@
 """Limits on lengths and batches, and checks of the decode settings."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -29,15 +25,13 @@ from headwise.decode.hypothesis import length_limit
         (5, 0.0, 3, None, 3),
     ],
 )
-def test_limits_of_length(
-    n_source: int, ratio: float, extra: int, max_positions: int | None, limit: int
-) -> None:
+def test_limits_of_length(n_source, ratio, extra, max_positions, limit):
     config = DecodeConfig(max_length_ratio=ratio, max_length_extra=extra)
     assert length_limit(n_source, config, max_positions) == limit
 
 
-def test_empty_input_gives_empty_output() -> None:
-    model: Any = None
+def test_empty_input_gives_empty_output():
+    model = None
     assert beam_search(model, [], [], torch.device("cpu"), beam=2) == []
 
 
@@ -49,5 +43,5 @@ def test_empty_input_gives_empty_output() -> None:
         ([], 8, []),
     ],
 )
-def test_batches_are_full(lengths: list[int], max_tokens: int, batches: list[list[int]]) -> None:
+def test_batches_are_full(lengths, max_tokens, batches):
     assert [rows.tolist() for rows in longest_first(np.array(lengths), max_tokens)] == batches

@@ -1,35 +1,27 @@
 """Search with a prepared model, beside the model itself."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from headwise.analysis.pruning import Heads
 from headwise.attention.build import AttentionFactory
 from headwise.attention.heads import HeadGate
-from headwise.attention.parts import ScoreContext
 from headwise.attention.place import Place
-from headwise.attention.positions import Positions
 from headwise.attention.recorder import recording
 from headwise.attention.rotary import Rotary
 from headwise.attention.softmax import Softmax
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.decode.beam import beam_search
-from headwise.decode.incremental import TranslationModel
 from headwise.decode.prepared import PreparedModel, supports
-from headwise.decode.translator import TranslatedSentence, Translator
+from headwise.decode.translator import Translator
 from headwise.losses.loss import SparsemaxLoss
-from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.blocks import PostNorm, PreNorm, Residual
+from headwise.losses.output_map import SOFTMAX
+from headwise.model.blocks import PostNorm, PreNorm
 from headwise.model.parts import SINUSOIDAL, Parts
 from headwise.model.stack import Block
 from headwise.model.transformer import Transformer
@@ -44,13 +36,7 @@ PLACE = Place("decoder_self", 2, 2, 16)
 FAMILY = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
 
 
-def build(
-    attention: str = "alpha_entmax",
-    norm: type[Residual] = PreNorm,
-    positions: Positions = SINUSOIDAL,
-    heads: Heads | None = None,
-    **choices: str,
-) -> Transformer:
+def build(attention="alpha_entmax", norm=PreNorm, positions=SINUSOIDAL, heads=None, **choices):
     """A model with heads of 16 whose random weights are sharp enough for hypotheses to differ."""
     config = ModelConfig("test", 2, 2, d_model=32, n_heads=2, d_ff=48, share_embeddings="none")
     config.heads = heads
@@ -69,7 +55,7 @@ def build(
     return model.eval()
 
 
-def draw(n: int, seed: int = 1) -> tuple[list[list[int]], list[int]]:
+def draw(n, seed=1):
     """Sources and limits."""
     numbers = random.Random(seed)
     sources = [
@@ -78,13 +64,7 @@ def draw(n: int, seed: int = 1) -> tuple[list[list[int]], list[int]]:
     return sources, [numbers.randint(1, 20) for _ in sources]
 
 
-def assert_same_search(
-    model: Transformer,
-    prepared: TranslationModel,
-    n: int,
-    output: OutputMap = SOFTMAX,
-    **options: Any,
-) -> None:
+def assert_same_search(model, prepared, n, output=SOFTMAX, **options):
     sources, limits = draw(n)
     expected, actual = (
         beam_search(one, sources, limits, CPU, output=output, **options)
@@ -97,7 +77,7 @@ def assert_same_search(
 
 @pytest.mark.parametrize("norm", [PreNorm, PostNorm])
 @pytest.mark.parametrize("attention", FAMILY)
-def test_searches_equal_those_of_the_model(attention: str, norm: type[Residual]) -> None:
+def test_searches_equal_those_of_the_model(attention, norm):
     model = build(attention, norm)
     assert supports(model, torch.float32)
     prepared = PreparedModel(model, torch.float32)
@@ -109,7 +89,7 @@ def test_searches_equal_those_of_the_model(attention: str, norm: type[Residual])
     assert_same_search(model, prepared, 1, SparsemaxLoss().output_map, beam=3, n_best=3)
 
 
-def test_layers_and_sites_that_keep_different_heads() -> None:
+def test_layers_and_sites_that_keep_different_heads():
     model = build(
         heads={"encoder_self": [[1], [2]], "decoder_self": [[1, 2], [2]], "cross": [[1], [1, 2]]}
     )
@@ -117,7 +97,7 @@ def test_layers_and_sites_that_keep_different_heads() -> None:
     assert_same_search(model, PreparedModel(model, torch.float32), 5, beam=3, n_best=2)
 
 
-def test_caches_that_grow_and_wide_beams() -> None:
+def test_caches_that_grow_and_wide_beams():
     model = build()
     prepared = PreparedModel(model, torch.float32)
     sources = [[5, 6, 7, EOS]] * 2
@@ -131,25 +111,23 @@ def test_caches_that_grow_and_wide_beams() -> None:
         assert len(actual[0][0].ids) == 70
 
 
-def refuse(*arguments: Any, **options: Any) -> Tensor:
+def refuse(*arguments, **options):
     raise AssertionError("the modules were called")
 
 
-def assert_same_texts(
-    actual: Sequence[TranslatedSentence], expected: Sequence[TranslatedSentence]
-) -> None:
+def assert_same_texts(actual, expected):
     for first, second in zip(actual, expected, strict=True):
         assert [text for text, _ in first.n_best] == [text for text, _ in second.n_best]
         scores = [[score for _, score in one.n_best] for one in (first, second)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-def test_translator_uses_the_weights_of_each_call(monkeypatch: Any) -> None:
+def test_translator_uses_the_weights_of_each_call(monkeypatch):
     model, lines = build(), ["5 6 7", "", "8 9 10 11"]
     config = DecodeConfig(beam=3, n_best=2, max_length_extra=5)
     translator = Translator(model, PAIR, config)
 
-    def by_the_modules() -> list[TranslatedSentence]:
+    def by_the_modules():
         with recording(model, lambda attention, weights: None):  # not supported
             return Translator(model, PAIR, config).translate(lines)
 
@@ -166,7 +144,7 @@ def test_translator_uses_the_weights_of_each_call(monkeypatch: Any) -> None:
     assert_same_texts(translator.translate(lines), changed)
 
 
-def test_threads_share_a_model_in_training_mode(monkeypatch: Any) -> None:
+def test_threads_share_a_model_in_training_mode(monkeypatch):
     """The first call ends while the second is in its encoder."""
     model, lines = build(), ["5 6 7", "8 9 10 11"]
     translator = Translator(model, PAIR, DecodeConfig(beam=3, max_length_extra=5))
@@ -174,7 +152,7 @@ def test_threads_share_a_model_in_training_mode(monkeypatch: Any) -> None:
     model.train()
     first_begun, second_begun, encode = Event(), Event(), Transformer.encode
 
-    def encode_in_turn(*arguments: Any) -> Any:
+    def encode_in_turn(*arguments):
         if not first_begun.is_set():
             first_begun.set()
             assert second_begun.wait(60)
@@ -196,11 +174,11 @@ def test_threads_share_a_model_in_training_mode(monkeypatch: Any) -> None:
     "choices",
     [{"pattern": "window"}, {"scaling": "ssmax"}, {"attention": "tanh"}, {"attention": "linear"}],
 )
-def test_other_parts_take_the_modules(choices: dict[str, str]) -> None:
+def test_other_parts_take_the_modules(choices):
     assert not supports(build(**choices), torch.float32)
 
 
-def test_positions_gates_and_other_dtypes_take_the_modules() -> None:
+def test_positions_gates_and_other_dtypes_take_the_modules():
     assert not supports(build(positions=Rotary()), torch.float32)
     model = build()
     model.decoder.blocks[1].cross_attention.gate = HeadGate()
@@ -215,18 +193,18 @@ class Uniform(Softmax):
 
     is_fused = False
 
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+    def forward(self, scores_BHQK, context):
         return super().forward(0.0 * scores_BHQK, context)
 
 
 class Adapted(nn.Module):
     """A layer with a further weight beside that of another."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer):
         super().__init__()
         self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values):
         return 2 * self.layer(values)
 
 
@@ -242,13 +220,13 @@ class Adapted(nn.Module):
         lambda block: setattr(block, "__class__", type("OtherBlock", (Block,), {})),
     ],
 )
-def test_other_modules_and_hooks_take_the_modules(change: Callable[[Any], object]) -> None:
+def test_other_modules_and_hooks_take_the_modules(change):
     model = build()
     change(model.decoder.blocks[1])
     assert not supports(model, torch.float32)
 
 
-def test_weights_that_are_not_contiguous() -> None:
+def test_weights_that_are_not_contiguous():
     model = build()
     attention = model.decoder.blocks[1].self_attention
     for layer in (attention.key, attention.output):
@@ -256,7 +234,7 @@ def test_weights_that_are_not_contiguous() -> None:
     assert_same_search(model, PreparedModel(model, torch.float32), 5, beam=3)
 
 
-def test_prepared_in_inference_mode_and_used_outside() -> None:
+def test_prepared_in_inference_mode_and_used_outside():
     model = build()
     with torch.inference_mode():
         prepared = PreparedModel(model, torch.float32)
@@ -265,13 +243,13 @@ def test_prepared_in_inference_mode_and_used_outside() -> None:
     assert_same_search(model, prepared, 5, beam=3)
 
 
-def test_another_default_device() -> None:
+def test_another_default_device():
     model = build()
     with torch.device("meta"):
         assert_same_search(model, PreparedModel(model, torch.float32), 5, beam=3)
 
 
-def test_bfloat16_is_as_near_to_float32_as_the_model() -> None:
+def test_bfloat16_is_as_near_to_float32_as_the_model():
     ids_RT = torch.randint(4, V, (5, 9), generator=torch.Generator().manual_seed(2))
     exact, of_model, of_prepared = [], [], []
     for model in (build(attention, norm) for attention in FAMILY for norm in (PreNorm, PostNorm)):

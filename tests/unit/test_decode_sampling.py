@@ -3,13 +3,10 @@
 Axes: S samples, N tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +24,9 @@ from headwise.decode import sampling as decode_sampling
 from headwise.decode.sampling import Context, Sampling, draw_samples, drawn
 from headwise.errors import ConfigError, RunError
 from headwise.losses.loss import SparsemaxLoss
-from headwise.losses.output_map import SOFTMAX, OutputMap
+from headwise.losses.output_map import SOFTMAX
 from headwise.model.build import build_single
 from headwise.model.places import site_alone
-from headwise.model.single import SingleStack
 from headwise.runs.folder import RunFolder
 from headwise.tasks.stream.density import Density
 from headwise.tasks.stream.samples import TextSamples
@@ -52,10 +48,10 @@ POSITIONS = {"data_dims": ["positions=data_dims", "positions.shape=[2,2,3]"]}
 
 
 @pytest.fixture(scope="module")
-def make() -> Any:
+def make():
     with composer() as compose:
 
-        def model(*overrides: str) -> SingleStack:
+        def model(*overrides):
             config = typed(compose([*SMALL, *overrides]))
             torch.manual_seed(0)
             site = site_alone(config.model, SITE, "text")
@@ -66,14 +62,14 @@ def make() -> Any:
         yield model
 
 
-def draw(model: SingleStack, numbers: Any = (1,), n_tokens: int = 5, **changes: Any) -> Any:
-    options: dict[str, Any] = {"output": SOFTMAX, "sampling": Sampling(), "window": 64}
+def draw(model, numbers=(1,), n_tokens=5, **changes):
+    options = {"output": SOFTMAX, "sampling": Sampling(), "window": 64}
     options |= {"barred": BARRED, "prompts": [[] for _ in numbers], **changes}
     return draw_samples(model, numbers=numbers, n_tokens=n_tokens, **options)
 
 
 @torch.no_grad()
-def probabilities(model: SingleStack, output: OutputMap, ids: tuple[int, ...]) -> list[float]:
+def probabilities(model, output, ids):
     row = torch.tensor([[BOS, *ids]])
     probs = output.log_probs(model(row, torch.tensor([row.shape[1]])))[0, -1].exp()
     probs[list(BARRED)] = 0
@@ -81,7 +77,7 @@ def probabilities(model: SingleStack, output: OutputMap, ids: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize("output", [SOFTMAX, SPARSEMAX])
-def test_draws_have_the_probabilities_of_the_model(make: Any, output: OutputMap) -> None:
+def test_draws_have_the_probabilities_of_the_model(make, output):
     model, n_samples = make("attention=softmax"), 4000
     first = probabilities(model, output, ())
     expected = {
@@ -104,7 +100,7 @@ def test_draws_have_the_probabilities_of_the_model(make: Any, output: OutputMap)
     assert statistic < degrees + 3 * math.sqrt(2 * degrees)
 
 
-def causal(group: str) -> list[str]:
+def causal(group):
     choices = group_choices(group)
     return [c for c in choices if SITE not in unsupported_sites(group_node(group, c), group)]
 
@@ -120,9 +116,7 @@ def causal(group: str) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_cached_logits_equal_uncached(
-    make: Any, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_logits_equal_uncached(make, overrides, monkeypatch):
     """Also where the model starts again, and for a prompt that is read in parts."""
     monkeypatch.setattr(decode_sampling, "READ_AT_ONCE", 2)
     model = make(*overrides)
@@ -141,7 +135,7 @@ def test_cached_logits_equal_uncached(
             torch.testing.assert_close(uncached, alone, rtol=1e-9, atol=1e-9)
 
 
-def test_a_sample_depends_on_seed_and_number_alone(make: Any) -> None:
+def test_a_sample_depends_on_seed_and_number_alone(make):
     model, numbers = make("attention=alpha_entmax"), range(1, 6)
     state = torch.get_rng_state()
     together = draw(model, numbers, 20, window=8)
@@ -154,14 +148,14 @@ def test_a_sample_depends_on_seed_and_number_alone(make: Any) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_samples_continue_their_prompt(make: Any) -> None:
+def test_samples_continue_their_prompt(make):
     model = make("attention=softmax")
     greedy = Sampling(top_k=1)
     (whole,) = draw(model, [1], 8, sampling=greedy)
     assert draw(model, [7], 3, sampling=greedy, prompts=[whole[:5]]) == [whole]
 
 
-def test_cache_of_linear_attention_does_not_grow(make: Any) -> None:
+def test_cache_of_linear_attention_does_not_grow(make):
     model = make("attention=linear")
     sizes = []
     for n_tokens in (3, 30):
@@ -193,7 +187,7 @@ PROBS = [0.4, 0.3, 0.0, 0.2, 0.1]
         ({"temperature": 0.5, "top_p": 0.83}, [0.16, 0.09, 0, 0, 0]),
     ],
 )
-def test_temperature_top_k_and_top_p_by_hand(settings: Any, kept: list[float]) -> None:
+def test_temperature_top_k_and_top_p_by_hand(settings, kept):
     log_probs = torch.tensor([PROBS, PROBS[::-1]], dtype=torch.float64).log()
     probs = Sampling(**settings).probabilities(log_probs)
     probs /= probs.sum(1, keepdim=True)
@@ -202,12 +196,12 @@ def test_temperature_top_k_and_top_p_by_hand(settings: Any, kept: list[float]) -
     assert torch.equal(probs == 0, expected == 0)
 
 
-def test_tokens_equal_to_the_kth_are_kept() -> None:
+def test_tokens_equal_to_the_kth_are_kept():
     log_probs = torch.tensor([[0.2, 0.3, 0.2, 0.3]], dtype=torch.float64).log()
     assert (Sampling(top_k=1).probabilities(log_probs) > 0).tolist() == [[False, True, False, True]]
 
 
-def test_quantiles_by_hand() -> None:
+def test_quantiles_by_hand():
     probs = torch.tensor([[0.0, 0.5, 0.0, 1.5, 0.0]], dtype=torch.float64)
     cases = {0.0: 1, 0.2499: 1, 0.25: 3, 1 - 2**-53: 3}
     for quantile, token in cases.items():
@@ -219,13 +213,13 @@ def test_quantiles_by_hand() -> None:
     [{"temperature": 0.0}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": 0},
      {"top_p": 0.0}, {"top_p": 1.1}, {"seed": -1}],
 )  # fmt: skip
-def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_refused(settings):
     (key,) = settings
     with pytest.raises(ConfigError, match=f"^{key} must be"):
         Sampling(**settings)
 
 
-def test_nothing_is_drawn_without_a_probability(make: Any) -> None:
+def test_nothing_is_drawn_without_a_probability(make):
     model = make("attention=softmax")
     for barred in (range(V), BARRED):
         with pytest.raises(RunError, match="no token can be drawn"):
@@ -233,7 +227,7 @@ def test_nothing_is_drawn_without_a_probability(make: Any) -> None:
         model.output.weight.data.fill_(math.nan)
 
 
-def test_bytes_that_are_no_character_are_replaced() -> None:
+def test_bytes_that_are_no_character_are_replaced():
     samples = TextSamples(TextCorpus(TextDataConfig(), Path()), Tokenizer(BYTE_MODEL))
     assert samples.settings["barred"] == tuple(range(N_SPECIALS))
     rows = [[N_SPECIALS + byte for byte in text] for text in (b"a\xc3b", b"\xc3\xa4c\xc3")]
@@ -241,7 +235,7 @@ def test_bytes_that_are_no_character_are_replaced() -> None:
     assert samples.ids(samples.prompt("ä")) == rows[1][:2]
 
 
-def test_an_image_larger_than_the_window_is_drawn_as_it_is_trained(make: Any) -> None:
+def test_an_image_larger_than_the_window_is_drawn_as_it_is_trained(make):
     model, image = make("attention=softmax"), [4, 5, 6, 4, 5, 6, 3, 3]
     stream = TokenStream(np.array(image), starts=np.array([0]))
     trained = TrainingWindows(stream, BOS, window=4, max_tokens=8, seed=1, aligned=True)
@@ -266,8 +260,8 @@ TOKENIZERS = {
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("is_drawn", [True, False])
 def test_samples_are_read_as_the_training_text(
-    make: Any, tmp_path: Path, is_drawn: bool, kind: str, documents: Any, monkeypatch: Any
-) -> None:
+    make, tmp_path, is_drawn, kind, documents, monkeypatch
+):
     """The start token is no part of the text, drawn or of a prompt."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(TEXT, encoding="utf-8")
@@ -278,9 +272,9 @@ def test_samples_are_read_as_the_training_text(
     row, expected = stream.ids.tolist(), stream.before(np.arange(len(stream.ids)), BOS).tolist()
     if is_drawn and documents == "heading":  # the data says where another document starts
         expected = [BOS, *row[:-1]]
-    read: list[Any] = []
+    read = []
 
-    def logits(_: Context, ids_SN: torch.Tensor) -> torch.Tensor:
+    def logits(_, ids_SN):
         """All probability is on the next token of the text."""
         read.append(ids_SN)
         token = torch.tensor([[*row, row[0]][ids_SN.shape[1] - 1]])
@@ -293,7 +287,7 @@ def test_samples_are_read_as_the_training_text(
     assert read[-1][0, : len(row)].tolist() == expected
 
 
-def test_masked_documents_are_drawn_alone(make: Any) -> None:
+def test_masked_documents_are_drawn_alone(make):
     """After its start token a document does not depend on the documents before it."""
     model = make("attention=alpha_entmax", "positions=none")
     first = Context(model, 64, masked=True).logits(torch.tensor([[BOS, 4, 5, BOS, 6, 3]]))
@@ -306,9 +300,7 @@ def test_masked_documents_are_drawn_alone(make: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "coverage", "n"), [("char", 1.0, 256), ("char", 0.99, 0), ("byte", 1.0, 0)]
 )
-def test_tokens_that_are_no_text_are_barred(
-    tmp_path: Path, kind: str, coverage: float, n: int
-) -> None:
+def test_tokens_that_are_no_text_are_barred(tmp_path, kind, coverage, n):
     """With full coverage every character has a token, so single bytes are no characters."""
     with composer() as compose:
         overrides = [f"tokenizer={kind}", f"tokenizer.character_coverage={coverage}"]

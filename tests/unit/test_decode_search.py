@@ -1,20 +1,14 @@
 """Beam search on a model with known probabilities."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from drawn_model import BOS, EOS, PAD, UNK, RandomModel
 from headwise.decode.beam import beam_search, best_continuations
-from headwise.decode.hypothesis import Hypothesis
 from headwise.decode.scoring import score_ids
 
 CPU = torch.device("cpu")
@@ -23,9 +17,7 @@ CPU = torch.device("cpu")
 SOURCES = [(4, 5, 3), (5, 3), (4, 4, 5, 5, 3), (5, 4, 3), (1, 3)]
 
 
-def exhaustive(
-    model: RandomModel, source: tuple[int, ...], limit: int, penalty: float
-) -> list[tuple[float, tuple[int, ...], bool]]:
+def exhaustive(model, source, limit, penalty):
     """List every sentence within the limit with its score, best first."""
     tokens = range(4, model.vocab_size)
     results = []
@@ -41,7 +33,7 @@ def exhaustive(
 
 
 @pytest.mark.parametrize("penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
-def test_full_beam_returns_the_best_of_all_sentences(penalty: float) -> None:
+def test_full_beam_returns_the_best_of_all_sentences(penalty):
     model, limit, n_best = RandomModel(), 4, 6
     options = {"beam": 200, "length_penalty": penalty, "n_best": n_best}
     results = beam_search(model, SOURCES[:3], [limit] * 3, CPU, **options)
@@ -52,12 +44,10 @@ def test_full_beam_returns_the_best_of_all_sentences(penalty: float) -> None:
             assert hypothesis.score == pytest.approx(score, abs=1e-5)
 
 
-def plain_beam_search(
-    model: RandomModel, source: tuple[int, ...], limit: int, beam: int, penalty: float
-) -> list[tuple[float, tuple[int, ...]]]:
+def plain_beam_search(model, source, limit, beam, penalty):
     """Search for one sentence without batch, cache or bound on the score."""
-    live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    finished: list[tuple[float, tuple[int, ...]]] = []
+    live = [(0.0, ())]
+    finished = []
     for n_tokens in range(1, limit + 1):
         longer = []
         for total, ids in live:
@@ -78,7 +68,7 @@ def plain_beam_search(
 @pytest.mark.parametrize("n_best", [1, 2])
 @pytest.mark.parametrize("beam", [2, 4])
 @pytest.mark.parametrize("penalty", [-2.0, 0.0, 0.5, 1.0])
-def test_batch_and_bound_do_not_change_the_result(penalty: float, beam: int, n_best: int) -> None:
+def test_batch_and_bound_do_not_change_the_result(penalty, beam, n_best):
     model = RandomModel(sharpness=1.5)
     sources = [(4, *pair, 3) for pair in itertools.product((4, 5), (4, 5, 1, 6, 7))]
     limits = [3 + i for i in range(len(sources))]
@@ -90,7 +80,7 @@ def test_batch_and_bound_do_not_change_the_result(penalty: float, beam: int, n_b
         assert [h.score for h in hypotheses] == pytest.approx(scores, rel=1e-5)
 
 
-def test_early_stopping_saves_steps_and_keeps_the_result() -> None:
+def test_early_stopping_saves_steps_and_keeps_the_result():
     """With all hypotheses in the beam, only the bound can stop a search before its limit."""
     model = RandomModel(sharpness=4.0)
     results = beam_search(model, [SOURCES[0]], [7], CPU, beam=4000, length_penalty=0.0)
@@ -100,9 +90,7 @@ def test_early_stopping_saves_steps_and_keeps_the_result() -> None:
     assert n_steps < 7
 
 
-def assert_follows_the_model(
-    model: RandomModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
-) -> None:
+def assert_follows_the_model(model, source, hypothesis, limit, penalty):
     ids = hypothesis.ids
     assert not {PAD, UNK, BOS, EOS} & set(ids)
     total = sum(model.log_probs(source, ids[:i])[ids[i]] for i in range(len(ids)))
@@ -119,7 +107,7 @@ def assert_follows_the_model(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_beam_of_one_is_greedy_search(seed: int) -> None:
+def test_beam_of_one_is_greedy_search(seed):
     model = RandomModel(sharpness=0.4 * (seed + 1))
     sources = [(4 + seed, *source) for source in SOURCES]
     limits = [2, 9, 5, 1, 12]
@@ -134,7 +122,7 @@ def test_beam_of_one_is_greedy_search(seed: int) -> None:
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("cached", [True, False])
-def test_dropping_finished_sentences_changes_nothing(cached: bool, beam: int) -> None:
+def test_dropping_finished_sentences_changes_nothing(cached, beam):
     model = RandomModel(sharpness=2.0)
     limits = [3, 20, 6, 1, 12]
     together = beam_search(model, SOURCES, limits, CPU, beam, n_best=beam, cached=cached)
@@ -154,12 +142,12 @@ def test_dropping_finished_sentences_changes_nothing(cached: bool, beam: int) ->
 class DeadEndModel(RandomModel):
     """After one token only padding is possible, which a translation must not contain."""
 
-    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+    def logits(self, source, prefix):
         possible_tokens = [PAD] if prefix else [4, 5]
         return [0.0 if token in possible_tokens else -math.inf for token in range(self.vocab_size)]
 
 
-def test_dead_end_ends_the_hypothesis_unfinished() -> None:
+def test_dead_end_ends_the_hypothesis_unfinished():
     beamed = beam_search(DeadEndModel(), SOURCES[:2], [6, 6], CPU, beam=4, n_best=4)
     for hypotheses in beamed:
         assert [(h.ids, h.finished) for h in hypotheses] == [((4,), False), ((5,), False)]
@@ -171,11 +159,11 @@ def test_dead_end_ends_the_hypothesis_unfinished() -> None:
 class ConstantModel(RandomModel):
     """Every token is equally likely."""
 
-    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+    def logits(self, source, prefix):
         return [0.0] * self.vocab_size
 
 
-def test_ties_select_the_lower_index() -> None:
+def test_ties_select_the_lower_index():
     results = beam_search(ConstantModel(vocab_size=30), [(4, 3)], [2], CPU, beam=3, n_best=3)
     # of equal ids 3, 4, 5, ... eos is finished at once; every later sentence is less likely
     assert results[0][0].ids == ()
@@ -183,7 +171,7 @@ def test_ties_select_the_lower_index() -> None:
     assert greedy[0][0].ids == ()
 
 
-def assert_equals_a_stable_sort(scores_NM: Tensor, beam: int, width: int) -> None:
+def assert_equals_a_stable_sort(scores_NM, beam, width):
     n_rows, n_columns = scores_NM.shape
     log_probs_RV = scores_NM.clone().view(n_rows * width, -1)
     results = best_continuations(log_probs_RV, torch.zeros(n_rows, width), beam)
@@ -197,7 +185,7 @@ def assert_equals_a_stable_sort(scores_NM: Tensor, beam: int, width: int) -> Non
         assert actual[:n_finite] == indices[row, :n_finite].tolist()
 
 
-def test_best_continuations_equal_a_stable_sort() -> None:
+def test_best_continuations_equal_a_stable_sort():
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 4, (50, 40), generator=generator).float()
     scores[:10] = torch.randn(10, 40, generator=generator)
@@ -209,7 +197,7 @@ def test_best_continuations_equal_a_stable_sort() -> None:
 
 @pytest.mark.parametrize("n_columns", [64 * 40, 64 * 40 + 17, 64 * 40 + 1])
 @pytest.mark.parametrize("n_values", [3, 500, 10**9])
-def test_best_continuations_of_long_rows_equal_a_stable_sort(n_columns: int, n_values: int) -> None:
+def test_best_continuations_of_long_rows_equal_a_stable_sort(n_columns, n_values):
     generator = torch.Generator().manual_seed(n_columns)
     scores = torch.randint(0, n_values, (60, n_columns), generator=generator).float()
     scores[:5, 100:] = -torch.inf
@@ -224,9 +212,9 @@ def test_best_continuations_of_long_rows_equal_a_stable_sort(n_columns: int, n_v
     ("search", "limit_or_target"),
     [(partial(beam_search, beam=2), 3), (score_ids, [4])],
 )
-def test_search_disables_gradients(search: Callable[..., object], limit_or_target: object) -> None:
+def test_search_disables_gradients(search, limit_or_target):
     class Watched(RandomModel):
-        def decode(self, *arguments: Any, **options: Any) -> Tensor:
+        def decode(self, *arguments, **options):
             assert not torch.is_grad_enabled()
             return super().decode(*arguments, **options)
 

@@ -1,25 +1,19 @@
 """Search and scoring with a sparse output on models with known probabilities."""
 
-from __future__ import annotations
-
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from drawn_model import EOS, Prefix, RandomModel
+from drawn_model import EOS, RandomModel
 from headwise.decode.beam import beam_search
-from headwise.decode.hypothesis import Hypothesis, SearchRecord
+from headwise.decode.hypothesis import SearchRecord
 from headwise.decode.scoring import score_ids
 from headwise.entmax import alpha_entmax
 from headwise.errors import RunError
 from headwise.losses.loss import EntmaxLoss, SparsemaxLoss
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.transformer import Memory
 from headwise.tasks.translation.outputs import search_summary
 
 CPU = torch.device("cpu")
@@ -31,11 +25,11 @@ SPARSEMAX = SparsemaxLoss().output_map
 class SparseModel(RandomModel):
     """Model with α-entmax probabilities."""
 
-    def __init__(self, sharpness: float = 1.5) -> None:
+    def __init__(self, sharpness=1.5):
         super().__init__(sharpness, VOCAB_SIZE)
 
     @functools.cache  # noqa: B019
-    def log_probs(self, source: Prefix, prefix: Prefix, alpha: float = 2.0) -> list[float]:
+    def log_probs(self, source, prefix, alpha=2.0):
         logits = torch.tensor(self.logits(source, prefix))
         return alpha_entmax(logits, alpha).log().tolist()
 
@@ -43,16 +37,16 @@ class SparseModel(RandomModel):
 SOURCES = [(4 + first, 4 + second, EOS) for first in range(8) for second in range(5)]
 
 
-def possible(model: SparseModel, source: Prefix, prefix: Prefix) -> dict[int, float]:
+def possible(model, source, prefix):
     log_probs = model.log_probs(source, prefix)
     return {p: log_probs[p] for p in (*TOKENS, EOS) if log_probs[p] > -math.inf}
 
 
-def exhaustive(model: SparseModel, source: Prefix, limit: int, penalty: float) -> list[Any]:
+def exhaustive(model, source, limit, penalty):
     """List every possible sentence within the limit, best first."""
     results = []
 
-    def visit(ids: Prefix, total: float) -> None:
+    def visit(ids, total):
         if len(ids) == limit:
             results.append((total / limit**penalty, ids))
             return
@@ -66,12 +60,10 @@ def exhaustive(model: SparseModel, source: Prefix, limit: int, penalty: float) -
     return sorted(results, reverse=True)
 
 
-def plain_record(
-    model: SparseModel, source: Prefix, limit: int, beam: int, penalty: float
-) -> SearchRecord:
+def plain_record(model, source, limit, beam, penalty):
     """Compute the search record of one sentence with `n_best` = 1."""
-    live: list[tuple[float, Prefix]] = [(0.0, ())]
-    scores: list[float] = []
+    live = [(0.0, ())]
+    scores = []
     is_exact, n_candidates, n_steps = True, 0, 0
     for length in range(1, limit + 1):
         longer = [
@@ -100,7 +92,7 @@ def plain_record(
 
 @pytest.mark.parametrize("beam", [1, 2, 4, 8])
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
-def test_search_record_follows_the_definition(beam: int, penalty: float) -> None:
+def test_search_record_follows_the_definition(beam, penalty):
     model = SparseModel(1.0)
     limits = [2 + place % 5 for place in range(len(SOURCES))]
     results = beam_search(model, SOURCES, limits, CPU, beam, penalty, output=SPARSEMAX)
@@ -115,7 +107,7 @@ def test_search_record_follows_the_definition(beam: int, penalty: float) -> None
 @pytest.mark.parametrize("beam", [1, 2, 4, 8])
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("n_best", [1, 2])
-def test_exact_search_returns_the_best_sentences(beam: int, penalty: float, n_best: int) -> None:
+def test_exact_search_returns_the_best_sentences(beam, penalty, n_best):
     model, limit = SparseModel(), 4
     limits = [limit] * len(SOURCES)
     results = beam_search(model, SOURCES, limits, CPU, beam, penalty, n_best, output=SPARSEMAX)
@@ -134,7 +126,7 @@ def test_exact_search_returns_the_best_sentences(beam: int, penalty: float, n_be
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_tokens_outside_the_support_are_not_selected(cached: bool) -> None:
+def test_tokens_outside_the_support_are_not_selected(cached):
     model, options = SparseModel(), {"cached": cached, "output": SPARSEMAX}
     results = beam_search(model, SOURCES, [6] * len(SOURCES), CPU, 4, n_best=4, **options)
     greedy = beam_search(model, SOURCES, [6] * len(SOURCES), CPU, 1, **options)
@@ -145,16 +137,16 @@ def test_tokens_outside_the_support_are_not_selected(cached: bool) -> None:
             assert hypothesis.log_prob == pytest.approx(total, abs=1e-5)
 
 
-def gains(model: SparseModel, source: Prefix, hypothesis: Hypothesis) -> list[float]:
+def gains(model, source, hypothesis):
     ids = (*hypothesis.ids, EOS)[: hypothesis.n_tokens]
     return [model.log_probs(source, ids[:i])[token] for i, token in enumerate(ids)]
 
 
-def test_pad_and_bos_keep_their_probability() -> None:
+def test_pad_and_bos_keep_their_probability():
     """They are excluded after normalising: the other probabilities do not sum to one."""
 
     class PadModel(SparseModel):
-        def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
+        def logits(self, source, prefix):
             return [1.0, -9.0, -9.0, 0.8, -9.0, -9.0, -9.0]
 
     hypothesis = beam_search(PadModel(), [(4, 3)], [5], CPU, 3, output=SPARSEMAX)[0][0]
@@ -162,7 +154,7 @@ def test_pad_and_bos_keep_their_probability() -> None:
     assert hypothesis.search == SearchRecord(True, 1, 1)
 
 
-def test_dense_output_has_no_search_record() -> None:
+def test_dense_output_has_no_search_record():
     model = SparseModel()
     for output in (SOFTMAX, OutputMap(SOFTMAX.log_probs, is_sparse=False)):
         results = beam_search(model, SOURCES[:3], [4] * 3, CPU, 2, output=output)
@@ -170,17 +162,17 @@ def test_dense_output_has_no_search_record() -> None:
         assert search_summary(hypotheses[0].search for hypotheses in results) == {}
 
 
-def test_summary_averages_exact_over_sentences_and_support_over_steps() -> None:
+def test_summary_averages_exact_over_sentences_and_support_over_steps():
     records = [SearchRecord(True, 4, 4), None, SearchRecord(False, 20, 2)]
     assert search_summary(records) == {"exact": 0.5, "support": 4.0}
     assert search_summary([None, None]) == {}
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
-def test_scored_translations_may_have_probability_0(alpha: float) -> None:
+def test_scored_translations_may_have_probability_0(alpha):
     model = SparseModel()
     output = EntmaxLoss(alpha).output_map
-    targets: list[Sequence[int]] = [(4,), (), (5, 6, 4), (4, 4)]
+    targets = [(4,), (), (5, 6, 4), (4, 4)]
     sources = SOURCES[: len(targets)]
     scores = score_ids(model, sources, targets, CPU, output)
     for source, target, score in zip(sources, targets, scores, strict=True):
@@ -195,11 +187,11 @@ def test_scored_translations_may_have_probability_0(alpha: float) -> None:
 class BrokenModel(SparseModel):
     """For one sentence the first `n_broken` logits are `value`."""
 
-    def __init__(self, value: float, n_broken: int) -> None:
+    def __init__(self, value, n_broken):
         super().__init__()
         self.broken = [value] * n_broken
 
-    def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
+    def logits(self, source, prefix):
         values = super().logits(source, prefix)
         return self.broken + values[len(self.broken) :] if source == SOURCES[1] else values
 
@@ -209,7 +201,7 @@ class BrokenModel(SparseModel):
     [(math.nan, 1), (math.nan, VOCAB_SIZE), (math.inf, VOCAB_SIZE), (-math.inf, VOCAB_SIZE)],
 )
 @pytest.mark.parametrize("output", [SPARSEMAX, SOFTMAX])
-def test_nonfinite_logits_are_refused(value: float, n_broken: int, output: OutputMap) -> None:
+def test_nonfinite_logits_are_refused(value, n_broken, output):
     for beam in (1, 2):
         with pytest.raises(RunError, match="non-finite logits"):
             beam_search(
@@ -218,11 +210,11 @@ def test_nonfinite_logits_are_refused(value: float, n_broken: int, output: Outpu
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_without_a_cache_every_step_reads_the_whole_prefix(cached: bool) -> None:
-    n_read: list[int] = []
+def test_without_a_cache_every_step_reads_the_whole_prefix(cached):
+    n_read = []
 
     class Watched(SparseModel):
-        def decode(self, target_in_BT: Tensor, memory: Memory, cache: Any = None) -> Tensor:
+        def decode(self, target_in_BT, memory, cache=None):
             assert (cache is not None) == cached
             n_read.append(target_in_BT.shape[1])
             return super().decode(target_in_BT, memory, cache)

@@ -1,18 +1,14 @@
 """Translating and scoring text with a small Transformer of random, sharpened weights."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from headwise.attention.build import AttentionFactory
-from headwise.attention.positions import Learned, Positions
+from headwise.attention.positions import Learned
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
@@ -20,7 +16,7 @@ from headwise.decode import translator as translator_module
 from headwise.decode.translator import Translator, check_lengths
 from headwise.errors import DataError
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.blocks import PreNorm, Residual
+from headwise.model.blocks import PreNorm
 from headwise.model.parts import SINUSOIDAL, Parts
 from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
@@ -30,11 +26,7 @@ CPU = torch.device("cpu")
 VOCAB_SIZE, EOS = 24, 3
 
 
-def build(
-    attention: str = "softmax",
-    positions: Positions = SINUSOIDAL,
-    norm: type[Residual] = PreNorm,
-) -> Transformer:
+def build(attention="softmax", positions=SINUSOIDAL, norm=PreNorm):
     config = ModelConfig("test", 2, 2, d_model=16, n_heads=2, d_ff=32, share_embeddings="none")
     factory = AttentionFactory({"attention": group_node("attention", attention)})
     model = Transformer(
@@ -48,7 +40,7 @@ def build(
     return model.eval()
 
 
-def sentences(n: int, seed: int = 0, longest: int = 14) -> list[str]:
+def sentences(n, seed=0, longest=14):
     numbers = random.Random(seed)
     return [
         " ".join(str(numbers.randrange(4, VOCAB_SIZE)) for _ in range(numbers.randint(1, longest)))
@@ -57,18 +49,18 @@ def sentences(n: int, seed: int = 0, longest: int = 14) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Transformer:
+def model():
     return build()
 
 
 CONFIG = DecodeConfig(beam=4, n_best=3, max_length_ratio=1.0, max_length_extra=6, max_tokens=300)
 
 
-def sources_of(lines: Sequence[str]) -> list[list[int]]:
+def sources_of(lines):
     return [[*line, EOS] for line in PAIR.source.encode(lines)]
 
 
-def assert_same(actual: Any, expected: Any) -> None:
+def assert_same(actual, expected):
     assert [translation.text for translation in actual] == [
         translation.text for translation in expected
     ]
@@ -83,7 +75,7 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("beam", "n_best"), [(4, 3), (1, 1)])
-def test_batch_size_and_order_change_nothing(model: Transformer, beam: int, n_best: int) -> None:
+def test_batch_size_and_order_change_nothing(model, beam, n_best):
     lines = sentences(20, seed=2)
     config = replace(CONFIG, beam=beam, n_best=n_best)
     together = Translator(model, PAIR, replace(config, max_tokens=100_000)).translate(lines)
@@ -96,7 +88,7 @@ def test_batch_size_and_order_change_nothing(model: Transformer, beam: int, n_be
     assert_same(shuffled, [alone[i] for i in order])
 
 
-def test_scores_follow_teacher_forcing(model: Transformer) -> None:
+def test_scores_follow_teacher_forcing(model):
     sources, targets = sentences(17, seed=5), [*sentences(16, seed=6), ""]
     scores = Translator(model, PAIR, replace(CONFIG, max_tokens=64)).score(sources, targets)
     alone = Translator(model, PAIR, replace(CONFIG, max_tokens=1)).score(sources, targets)
@@ -113,7 +105,7 @@ def test_scores_follow_teacher_forcing(model: Transformer) -> None:
     assert scores[0].token_log_probs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_empty_lines_stay_empty(model: Transformer) -> None:
+def test_empty_lines_stay_empty(model):
     translator = Translator(model, PAIR, CONFIG)
     lines = ["", *sentences(3, seed=7), "   ", *sentences(2, seed=8)]
     translations = translator.translate(lines)
@@ -126,7 +118,7 @@ def test_empty_lines_stay_empty(model: Transformer) -> None:
     assert translator.translate(["", ""]) == [translations[0], translations[0]]
 
 
-def test_learned_positions_limit_source_and_translation() -> None:
+def test_learned_positions_limit_source_and_translation():
     model = build(positions=Learned(32))
     translator = Translator(model, PAIR, replace(CONFIG, max_length_ratio=3.0, n_best=1))
     line = " ".join(["7"] * 31)  # and eos
@@ -142,15 +134,11 @@ def test_learned_positions_limit_source_and_translation() -> None:
 
 @pytest.mark.parametrize("beam", [4, 1])
 @pytest.mark.parametrize("positions", [SINUSOIDAL, Learned(32)])
-def test_search_limit_depends_on_source_length(
-    monkeypatch: pytest.MonkeyPatch, beam: int, positions: Positions
-) -> None:
-    limits: dict[int, int] = {}
+def test_search_limit_depends_on_source_length(monkeypatch, beam, positions):
+    limits = {}
     search = translator_module.beam_search
 
-    def spy(
-        model: Transformer, sources: Any, source_limits: Any, *rest: Any, **options: Any
-    ) -> Any:
+    def spy(model, sources, source_limits, *rest, **options):
         limits.update(zip(map(len, sources), source_limits, strict=True))
         assert len(sources) * beam * max(map(len, sources)) <= CONFIG.max_tokens
         return search(model, sources, source_limits, *rest, **options)
@@ -169,7 +157,7 @@ def test_search_limit_depends_on_source_length(
     }  # the limits exclude eos
 
 
-def test_whitespace_line_is_empty_with_byte_tokenizer(model: Transformer) -> None:
+def test_whitespace_line_is_empty_with_byte_tokenizer(model):
     byte = Tokenizer(BYTE_MODEL)
     translator = Translator(model, TokenizerPair(byte, byte, True), CONFIG)
     translations = translator.translate(["", " ", "\t \u3000"])
@@ -181,17 +169,17 @@ def test_whitespace_line_is_empty_with_byte_tokenizer(model: Transformer) -> Non
 
 
 class TwoLineTokenizer(NumberWords):
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode(self, ids):
         return ["one\ntwo\u2028three" for _ in ids]
 
 
-def test_translation_is_one_line(model: Transformer) -> None:
-    pair: Any = SimpleNamespace(source=NumberWords(), target=TwoLineTokenizer())
+def test_translation_is_one_line(model):
+    pair = SimpleNamespace(source=NumberWords(), target=TwoLineTokenizer())
     assert Translator(model, pair, CONFIG).translate(["5"])[0].text == "one two three"
 
 
 @pytest.mark.parametrize("beam", [4, 1])
-def test_model_keeps_its_mode_and_stays_trainable(beam: int) -> None:
+def test_model_keeps_its_mode_and_stays_trainable(beam):
     model = build().train()
     model.encoder.eval()  # as if it were frozen
     long_line = [" ".join(["9"] * 40)]  # extends the table of positions
@@ -209,13 +197,11 @@ def test_model_keeps_its_mode_and_stays_trainable(beam: int) -> None:
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
 @pytest.mark.parametrize("attention", ["tanh", "linear", "linformer"])
-def test_decoding_uses_the_configured_precision(
-    attention: str, precision: str, dtype: torch.dtype
-) -> None:
+def test_decoding_uses_the_configured_precision(attention, precision, dtype):
     model = build(attention)
-    types: set[torch.dtype] = set()
+    types = set()
 
-    def log_probs(logits: torch.Tensor) -> torch.Tensor:
+    def log_probs(logits):
         types.add(logits.dtype)
         return SOFTMAX.log_probs(logits)
 
@@ -233,21 +219,21 @@ def test_decoding_uses_the_configured_precision(
     assert score.log_prob == pytest.approx(full_precision.log_prob, rel=0.05)
 
 
-def test_device_and_precision_are_resolved(model: Transformer) -> None:
+def test_device_and_precision_are_resolved(model):
     translator = Translator(model, PAIR, replace(CONFIG, precision="auto"))
     assert translator.config.precision == resolve_precision("auto", CPU)
     moved = Translator(build(), PAIR, CONFIG, "meta").model
     assert {parameter.device.type for parameter in moved.parameters()} == {"meta"}
 
 
-def test_only_learned_positions_limit_targets() -> None:
+def test_only_learned_positions_limit_targets():
     assert build("linformer").target_embedding.max_positions is None
     limit = build(positions=Learned(32)).target_embedding.max_positions
     with pytest.raises(DataError, match="target line 2 of valid has 33 tokens"):
         check_lengths("target", [32, 33], limit, split="valid")
 
 
-def test_unequal_or_empty_lines_cannot_be_scored(model: Transformer) -> None:
+def test_unequal_or_empty_lines_cannot_be_scored(model):
     translator = Translator(model, PAIR, CONFIG)
     with pytest.raises(DataError, match="2 source lines but 1 translations"):
         translator.score(["5", "6"], ["5"])

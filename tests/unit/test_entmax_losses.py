@@ -1,13 +1,9 @@
 """Entmax losses compared with the definition in loops."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from headwise.entmax import alpha_entmax, entmax15_loss, entmax_loss, sparsemax_loss
@@ -20,7 +16,7 @@ SIZES = {"small": (N_ROWS, N_CLASSES, 1.5), "flat": (N_ROWS, N_CLASSES, 0.1)}
 SIZES |= {"peaked": (N_ROWS, N_CLASSES, 8.0), "large": (2, 1500, 2.0)}
 
 
-def reference_weights(scores: Sequence[float], alpha: float) -> list[float]:
+def reference_weights(scores, alpha):
     """α-entmax of one row by bisection of its threshold."""
     if alpha == 1:
         exponentials = [math.exp(score - max(scores)) for score in scores]
@@ -35,7 +31,7 @@ def reference_weights(scores: Sequence[float], alpha: float) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def reference_loss(scores: Sequence[float], target: int, alpha: float) -> float:
+def reference_loss(scores, target, alpha):
     """<p - e_y, z> + H_α(p), term by term."""
     weights = reference_weights(scores, alpha)
     total = 0.0
@@ -48,23 +44,21 @@ def reference_loss(scores: Sequence[float], target: int, alpha: float) -> float:
     return total
 
 
-def example(
-    n_rows: int = N_ROWS, n_classes: int = N_CLASSES, scale: float = 1.5, seed: int = 1
-) -> tuple[Tensor, Tensor]:
+def example(n_rows=N_ROWS, n_classes=N_CLASSES, scale=1.5, seed=1):
     generator = torch.Generator().manual_seed(seed)
     scores = scale * torch.randn(n_rows, n_classes, generator=generator, dtype=torch.float64)
     target = torch.randint(0, n_classes, (n_rows,), generator=generator)
     return scores.requires_grad_(), target
 
 
-def gradient_of(loss: Tensor, scores: Tensor) -> Tensor:
+def gradient_of(loss, scores):
     (gradient,) = torch.autograd.grad(loss, scores)
     return gradient
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("size", SIZES)
-def test_value_and_gradient_follow_the_definition(alpha: float, size: str) -> None:
+def test_value_and_gradient_follow_the_definition(alpha, size):
     scores, target = example(*SIZES[size])
     losses_of_rows = entmax_loss(scores, target, alpha)
     rows = list(zip(scores.tolist(), target.tolist(), strict=True))
@@ -80,7 +74,7 @@ def test_value_and_gradient_follow_the_definition(alpha: float, size: str) -> No
         assert row_gradient == pytest.approx(expected, abs=1e-10)
 
 
-def test_named_losses() -> None:
+def test_named_losses():
     scores, target = example()
     assert torch.equal(entmax15_loss(scores, target), entmax_loss(scores, target, 1.5))
     assert torch.equal(sparsemax_loss(scores, target), entmax_loss(scores, target, 2.0))
@@ -89,7 +83,7 @@ def test_named_losses() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_alpha_1_equals_cross_entropy_and_the_limit(smoothing: float) -> None:
+def test_alpha_1_equals_cross_entropy_and_the_limit(smoothing):
     scores, target = example()
     expected = cross_entropy(scores, target, reduction="none", label_smoothing=smoothing)
     exact = entmax_loss(scores, target, 1.0, label_smoothing=smoothing)
@@ -103,18 +97,18 @@ def test_alpha_1_equals_cross_entropy_and_the_limit(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_gradient_equals_finite_differences(alpha: float) -> None:
+def test_gradient_equals_finite_differences(alpha):
     scores, target = example(seed=3)
     target[2], target[4] = 0, 0
 
-    def loss(scores: Tensor) -> Tensor:
+    def loss(scores):
         return entmax_loss(scores, target, alpha, label_smoothing=0.15)
 
     assert torch.autograd.gradcheck(loss, (scores,), atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-def test_smoothing_uses_the_mean_over_all_classes(alpha: float) -> None:
+def test_smoothing_uses_the_mean_over_all_classes(alpha):
     scores, target = example(seed=5)
     plain = entmax_loss(scores, target, alpha)
     smoothed = entmax_loss(scores, target, alpha, label_smoothing=0.3)
@@ -125,7 +119,7 @@ def test_smoothing_uses_the_mean_over_all_classes(alpha: float) -> None:
         assert after == pytest.approx(before + 0.3 * (row[class_id] - mean), abs=1e-12)
 
 
-def test_ties_across_the_selected_groups() -> None:
+def test_ties_across_the_selected_groups():
     scores = torch.zeros(3, 5000, dtype=torch.float64)
     scores[1, 40:80] = 1.0  # more ties than groups are selected at first
     scores[2, ::100] = 30.0
@@ -139,7 +133,7 @@ def test_ties_across_the_selected_groups() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
-def test_rounded_losses_are_not_negative(alpha: float, every_implementation: str) -> None:
+def test_rounded_losses_are_not_negative(alpha, every_implementation):
     n_rows = 50 if every_implementation == "triton" else 4000
     scores = torch.randn(n_rows, 7, generator=torch.Generator().manual_seed(2)) * 20
     assert (entmax_loss(scores, scores.argmax(1), alpha) >= 0).all()
@@ -148,9 +142,7 @@ def test_rounded_losses_are_not_negative(alpha: float, every_implementation: str
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
 @pytest.mark.parametrize("n_classes", [5, 16, 203, 3000])
-def test_low_precision_is_close_to_float64(
-    n_classes: int, alpha: float, smoothing: float, every_implementation: str
-) -> None:
+def test_low_precision_is_close_to_float64(n_classes, alpha, smoothing, every_implementation):
     generator = torch.Generator().manual_seed(n_classes)
     n_rows = 5 if every_implementation == "triton" else 12  # one program per row
     scores = torch.randn(n_rows, n_classes, generator=generator) * 2
@@ -177,12 +169,12 @@ def test_low_precision_is_close_to_float64(
     torch.testing.assert_close(half_grad, expected_grad, rtol=2**-7, atol=1e-4)
 
 
-def test_any_layout_and_type_of_scores_and_targets() -> None:
+def test_any_layout_and_type_of_scores_and_targets():
     scores = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)).t()
     strided = torch.arange(12).view(6, 2)[:, 1]
     expanded = torch.tensor(3).expand(6)
 
-    def result(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def result(scores, target):
         leaf = scores.detach().requires_grad_()
         loss = entmax15_loss(leaf, target, label_smoothing=0.1)
         return loss.detach(), gradient_of(loss.sum(), leaf)

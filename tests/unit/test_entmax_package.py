@@ -1,18 +1,15 @@
 """Functions, modules and losses with the names of the `entmax` package, beside the package."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import entmax as package
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import gradcheck
 from torch.autograd.functional import hessian, jacobian
 
@@ -29,12 +26,12 @@ GENERIC = {
 every_map = pytest.mark.parametrize("apply_map", GENERIC.values(), ids=GENERIC)
 
 
-def drawn(*shape: int, seed: int = 1) -> Tensor:
+def drawn(*shape, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def results(call: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor | None]:
+def results(call, *inputs):
     """Return the value, and the gradients of the inputs for a drawn gradient."""
     leaves = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
     value = call(*leaves)
@@ -43,7 +40,7 @@ def results(call: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor | None]
 
 
 @pytest.mark.parametrize("name", [name for name, of in vars(package).items() if callable(of)])
-def test_names_positions_and_defaults_are_those_of_the_package(name: str) -> None:
+def test_names_positions_and_defaults_are_those_of_the_package(name):
     ours = list(inspect.signature(getattr(entmax, name)).parameters.values())
     theirs = inspect.signature(getattr(package, name)).parameters.values()
     shared = [(one.name, one.default) for one in ours if one.kind is not one.KEYWORD_ONLY]
@@ -51,7 +48,7 @@ def test_names_positions_and_defaults_are_those_of_the_package(name: str) -> Non
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_entmax_of_every_alpha_equals_the_package(dim: int) -> None:
+def test_entmax_of_every_alpha_equals_the_package(dim):
     scores = drawn(8, 8, 8)
     shape = [1 if axis == dim % 3 else 8 for axis in range(3)]
     alpha = torch.tensor(ALPHAS, dtype=torch.float64).repeat(8).view(shape)
@@ -69,7 +66,7 @@ def test_entmax_of_every_alpha_equals_the_package(dim: int) -> None:
 
 @pytest.mark.parametrize("name", ["normmax", "budget"])
 @pytest.mark.parametrize("parameter", [1.01, 2, 3.5, 6])
-def test_normmax_and_budget_equal_the_package(name: str, parameter: float) -> None:
+def test_normmax_and_budget_equal_the_package(name, parameter):
     scores = drawn(5, 7)
     ours, theirs = (getattr(of, f"{name}_bisect") for of in (entmax, package))
     actual = results(lambda X: ours(X, parameter, 0), scores)
@@ -79,14 +76,14 @@ def test_normmax_and_budget_equal_the_package(name: str, parameter: float) -> No
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
-def test_gradients_that_the_package_lacks() -> None:
+def test_gradients_that_the_package_lacks():
     inputs = drawn(4, 6).requires_grad_(), (1.2 + drawn(4, 1).abs()).requires_grad_()
     assert gradcheck(entmax.normmax_bisect, inputs)
     assert gradcheck(entmax.budget_bisect, inputs)
 
 
 @pytest.mark.parametrize("name", ["entmax_bisect", "normmax_bisect"])
-def test_second_derivatives_of_losses_are_those_of_the_map(name: str) -> None:
+def test_second_derivatives_of_losses_are_those_of_the_map(name):
     scores, target = drawn(4, 6), torch.tensor([0, 5, 2, 2])
     loss, apply_map = (getattr(entmax, end) for end in (f"{name}_loss", name))
     second = hessian(lambda X: loss(X, target, 2.25).sum(), scores)
@@ -94,7 +91,7 @@ def test_second_derivatives_of_losses_are_those_of_the_map(name: str) -> None:
 
 
 @every_map
-def test_masking_equals_removing_keys(apply_map: Callable[..., Tensor]) -> None:
+def test_masking_equals_removing_keys(apply_map):
     scores = drawn(6, 9).float()
     mask = torch.arange(9) < 5
     expected = results(apply_map, scores[:, :5])
@@ -109,7 +106,7 @@ def test_masking_equals_removing_keys(apply_map: Callable[..., Tensor]) -> None:
 
 
 @every_map
-def test_extreme_rows_and_types(apply_map: Callable[..., Tensor]) -> None:
+def test_extreme_rows_and_types(apply_map):
     scores = torch.tensor([[-INF] * 3, [1, -INF, 2], [4, 4, 4], [3e38, -3e38, 0]])
     value, grad = results(apply_map, scores)
     assert value.isfinite().all()
@@ -125,7 +122,7 @@ def test_extreme_rows_and_types(apply_map: Callable[..., Tensor]) -> None:
 
 
 @every_map
-def test_one_node_of_graphs_differentiable_once(apply_map: Callable[..., Tensor]) -> None:
+def test_one_node_of_graphs_differentiable_once(apply_map):
     scores = drawn(4, 6)
     compiled = torch.compile(apply_map, backend="eager", fullgraph=True)
     assert torch.equal(compiled(scores), apply_map(scores))
@@ -148,7 +145,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("reduction", ["elementwise_mean", "sum", "none"])
-def test_losses_equal_the_package(name: str, reduction: str) -> None:
+def test_losses_equal_the_package(name, reduction):
     scores, target = drawn(20, 6), torch.arange(20) % 6
     options = {**LOSSES[name], "ignore_index": 2, "reduction": reduction}
     ours, theirs = (getattr(of, name.split(",")[0] + "Loss")(**options) for of in (entmax, package))
@@ -158,7 +155,7 @@ def test_losses_equal_the_package(name: str, reduction: str) -> None:
     assert ours(scores.bfloat16(), target).dtype is torch.float32
 
 
-def test_mean_and_negative_ignored_index_are_those_of_cross_entropy() -> None:
+def test_mean_and_negative_ignored_index_are_those_of_cross_entropy():
     scores, target = drawn(4, 6), torch.tensor([1, -100, 3, -100])
     expected = nn.functional.cross_entropy(scores, target)
     loss = entmax.EntmaxBisectLoss(alpha=torch.tensor(1.0), reduction="mean")
@@ -166,7 +163,7 @@ def test_mean_and_negative_ignored_index_are_those_of_cross_entropy() -> None:
     torch.testing.assert_close(entmax.EntmaxBisectLoss(1)(scores, target), expected)
 
 
-def test_parameters_of_modules_are_learned_and_saved() -> None:
+def test_parameters_of_modules_are_learned_and_saved():
     scores = drawn(4, 6).float()
     alpha = nn.Parameter(torch.tensor([[0.7], [1.2], [2.5], [1.5]]))
     module = entmax.EntmaxBisect(alpha, n_iter=7)
@@ -193,13 +190,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_bad_arguments_are_refused(message: str) -> None:
+def test_bad_arguments_are_refused(message):
     with pytest.raises(ValueError, match=message):
         REFUSED[message]()
 
 
 @pytest.mark.slow
-def test_the_tests_of_the_package_pass() -> None:
+def test_the_tests_of_the_package_pass():
     script = Path(__file__).parents[1] / "entmax_package.py"
     run = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-2000:]

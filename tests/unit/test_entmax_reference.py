@@ -1,20 +1,17 @@
 """Values and gradients against independent computations of the same formulas."""
 
-from __future__ import annotations
-
 import math
 
 import entmax as oracle
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.entmax import alpha_entmax, entmax15, softmax, sparsemax
 
 ALPHAS = [1.0, 1 + 1e-6, 1.001, 1.01, 1.09, 1.11, 1.3, 1.5, 1.7, 1.9, 1.99, 2.0]
 
 
-def bisected(scores: Tensor, alpha: float) -> Tensor:
+def bisected(scores, alpha):
     """Weights by bisection of the threshold in float64 (papers: Peters et al. 2019)."""
     if alpha == 1:
         return torch.softmax(scores.double(), -1)
@@ -23,7 +20,7 @@ def bisected(scores: Tensor, alpha: float) -> Tensor:
     low = torch.zeros_like(below[..., :1])
     high = torch.full_like(low, (1 - scores.shape[-1] ** -beta) / beta)
 
-    def weights(shift: Tensor) -> Tensor:
+    def weights(shift):
         return torch.exp(torch.log1p((beta * (below - shift)).clamp_min(-1)) / beta)
 
     for _ in range(100):
@@ -33,7 +30,7 @@ def bisected(scores: Tensor, alpha: float) -> Tensor:
     return weights((low + high) / 2)
 
 
-def alpha_jacobian(p: Tensor, alpha: float) -> Tensor:
+def alpha_jacobian(p, alpha):
     """∂p/∂α as in Correia et al. 2019, from float64 weights; its limit at α = 1."""
     log_p = torch.where(p > 0, p, 1.0).log()
     if alpha == 1:
@@ -44,14 +41,14 @@ def alpha_jacobian(p: Tensor, alpha: float) -> Tensor:
     return (p - tilted) / (alpha - 1) ** 2 + (h - tilted * h.sum(-1, keepdim=True)) / (alpha - 1)
 
 
-def away_from_border(p: Tensor, alpha: float) -> Tensor:
+def away_from_border(p, alpha):
     """Select rows without a key so close to the border of the support that float32 errs."""
     return ((p ** (alpha - 1) > 3e-2) | (p == 0)).all(-1) if alpha >= 1.5 else p[..., 0] >= 0
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("n_keys", [1, 2, 7, 30, 257, 4096])
-def test_weights_and_gradients_match_float64(alpha: float, n_keys: int) -> None:
+def test_weights_and_gradients_match_float64(alpha, n_keys):
     torch.manual_seed(n_keys)
     n_rows = max(4, 4000 // n_keys)
     scores = (torch.randn(n_rows, n_keys) * torch.rand(n_rows, 1) * 6).requires_grad_()
@@ -76,7 +73,7 @@ def test_weights_and_gradients_match_float64(alpha: float, n_keys: int) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.05, 1.3, 1.5, 1.7, 2.0])
-def test_matches_public_package(alpha: float) -> None:
+def test_matches_public_package(alpha):
     torch.manual_seed(0)
     scores = torch.randn(3, 4, 5, 19, dtype=torch.float64) * 2
     expected = oracle.entmax_bisect(scores, alpha, n_iter=100)
@@ -85,7 +82,7 @@ def test_matches_public_package(alpha: float) -> None:
     torch.testing.assert_close(alpha_entmax(scores, heads), expected, rtol=0, atol=1e-12)
 
 
-def test_fixed_maps_match_public_package() -> None:
+def test_fixed_maps_match_public_package():
     torch.manual_seed(0)
     for our_map, public_map in ((entmax15, oracle.entmax15), (sparsemax, oracle.sparsemax)):
         scores = torch.randn(50, 33, dtype=torch.float64, requires_grad=True)
@@ -112,9 +109,7 @@ VECTORS = [  # scores, α, p, ∂p/∂α
 
 
 @pytest.mark.parametrize(("scores", "alpha", "expected", "slope"), VECTORS)
-def test_published_vectors(
-    scores: list[float], alpha: float, expected: list[float] | None, slope: list[float] | None
-) -> None:
+def test_published_vectors(scores, alpha, expected, slope):
     scores_K = torch.tensor(scores, dtype=torch.float32)
     if expected is not None:
         torch.testing.assert_close(
@@ -130,7 +125,7 @@ def test_published_vectors(
 
 
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 1.8])
-def test_gradcheck(alpha: float) -> None:
+def test_gradcheck(alpha):
     generator = torch.Generator().manual_seed(5)
     scores = torch.randn(200, 6, dtype=torch.float64, generator=generator)
     # finite differences must not cross the border of the support
@@ -142,13 +137,13 @@ def test_gradcheck(alpha: float) -> None:
     assert torch.autograd.gradcheck(lambda z: alpha_entmax(z, alpha, dim=1), (upright,))
 
 
-def test_gradcheck_softmax() -> None:
+def test_gradcheck_softmax():
     scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True] * 5, [True, False, True, True, False], [False] * 5])
     assert torch.autograd.gradcheck(lambda z: softmax(z, mask=mask), (scores,))
 
 
-def test_alpha_gradient_equals_finite_differences() -> None:
+def test_alpha_gradient_equals_finite_differences():
     torch.manual_seed(2)
     scores = torch.randn(40, 12, dtype=torch.float64)
     grad = torch.randn(40, 12, dtype=torch.float64)
@@ -160,7 +155,7 @@ def test_alpha_gradient_equals_finite_differences() -> None:
         assert math.isclose(alpha_1.grad.item(), numeric.item(), rel_tol=1e-5, abs_tol=1e-5)
 
 
-def test_fixed_alpha_equals_learned_alpha() -> None:
+def test_fixed_alpha_equals_learned_alpha():
     torch.manual_seed(4)
     scores = torch.randn(200, 40) * 2
     for alpha, fixed_map in ((1.0, softmax), (1.5, entmax15), (2.0, sparsemax)):
@@ -171,7 +166,7 @@ def test_fixed_alpha_equals_learned_alpha() -> None:
     assert (entmax15(scores) == 0).any()
 
 
-def test_each_head_uses_its_alpha() -> None:
+def test_each_head_uses_its_alpha():
     torch.manual_seed(6)
     scores = torch.randn(2, 5, 3, 9)
     heads = torch.tensor([1.0, 1.03, 1.5, 1.93, 2.0]).view(5, 1, 1).requires_grad_()

@@ -1,7 +1,5 @@
 """Masks, extreme rows, types, shapes and errors of the maps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -15,10 +13,10 @@ INF, NAN = float("inf"), float("nan")
 Map = Callable[..., Tensor]
 
 
-def learned(alpha: float) -> Map:
+def learned(alpha):
     """α-entmax with α as a tensor, the general path."""
 
-    def call(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+    def call(scores, dim=-1, *, mask=None):
         return alpha_entmax(scores, torch.tensor(alpha, requires_grad=True), dim, mask=mask)
 
     return call
@@ -31,7 +29,7 @@ every_map = pytest.mark.parametrize("apply_map", MAPS.values(), ids=MAPS)
 
 
 @every_map
-def test_masking_equals_removing_keys(apply_map: Map) -> None:
+def test_masking_equals_removing_keys(apply_map):
     torch.manual_seed(0)
     scores = torch.randn(6, 11)
     mask = torch.rand(6, 11) > 0.4
@@ -50,7 +48,7 @@ def test_masking_equals_removing_keys(apply_map: Map) -> None:
 
 
 @every_map
-def test_row_without_a_key_is_zero_with_zero_gradients(apply_map: Map) -> None:
+def test_row_without_a_key_is_zero_with_zero_gradients(apply_map):
     mask = torch.tensor([[True, True, False], [False] * 3])
     by_mask = torch.randn(2, 3, requires_grad=True)
     by_score = torch.where(mask, by_mask.detach(), -INF).requires_grad_()
@@ -64,7 +62,7 @@ def test_row_without_a_key_is_zero_with_zero_gradients(apply_map: Map) -> None:
         assert scores.grad.isfinite().all()
 
 
-def test_row_without_a_key_has_no_alpha_gradient() -> None:
+def test_row_without_a_key_has_no_alpha_gradient():
     scores = torch.randn(2, 1, 3, 4)
     mask = torch.ones(2, 1, 1, 4, dtype=torch.bool)
     mask[1] = False
@@ -78,7 +76,7 @@ def test_row_without_a_key_has_no_alpha_gradient() -> None:
 
 
 @every_map
-def test_simple_rows_are_exact(apply_map: Map) -> None:
+def test_simple_rows_are_exact(apply_map):
     assert (apply_map(torch.randn(5, 1)) == 1).all()
     assert torch.equal(apply_map(torch.tensor([-INF, 3.0, -INF])), torch.tensor([0.0, 1.0, 0.0]))
     for n_keys in (2, 3, 7, 64, 1000):
@@ -90,7 +88,7 @@ def test_simple_rows_are_exact(apply_map: Map) -> None:
     assert tied[1] == tied[3]
 
 
-def adversarial(n_keys: int) -> Tensor:
+def adversarial(n_keys):
     """Rows that are hard to solve: plateaus, ramps, gaps, heavy tails, large offsets."""
     ramp = torch.arange(n_keys, dtype=torch.float32)
     generator = torch.Generator().manual_seed(n_keys)
@@ -119,7 +117,7 @@ def adversarial(n_keys: int) -> Tensor:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.02, 1.25, 1.5, 1.75, 1.95, 2.0])
 @pytest.mark.parametrize("n_keys", [2, 33, 500, 4096])
-def test_adversarial_rows(alpha: float, n_keys: int) -> None:
+def test_adversarial_rows(alpha, n_keys):
     scores = adversarial(n_keys)
     weights = alpha_entmax(scores, torch.tensor(alpha))
     # the same float32 scores in float64
@@ -135,9 +133,7 @@ def test_adversarial_rows(alpha: float, n_keys: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n_keys", [2, 33, 4096])
-def test_fixed_iteration_counts_solve_adversarial_rows(
-    n_keys: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fixed_iteration_counts_solve_adversarial_rows(n_keys, dtype, monkeypatch):
     """As on an accelerator, where the host does not wait for the rows."""
     scores = adversarial(n_keys).to(dtype)
     scores[-1] = -INF
@@ -153,7 +149,7 @@ def test_fixed_iteration_counts_solve_adversarial_rows(
 
 
 @every_map
-def test_any_axis_and_memory_layout(apply_map: Map) -> None:
+def test_any_axis_and_memory_layout(apply_map):
     torch.manual_seed(2)
     scores = torch.randn(3, 4, 5, 6)
     mask = torch.rand(4, 1, 6) > 0.3
@@ -169,7 +165,7 @@ def test_any_axis_and_memory_layout(apply_map: Map) -> None:
 
 
 @every_map
-def test_noncontiguous_gradient(apply_map: Map) -> None:
+def test_noncontiguous_gradient(apply_map):
     torch.manual_seed(3)
     first, second = (torch.randn(4, 5, generator=torch.Generator().manual_seed(1)) for _ in "ab")
     grad = torch.randn(5, 4).t()
@@ -180,7 +176,7 @@ def test_noncontiguous_gradient(apply_map: Map) -> None:
 
 @every_map
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (2, 0, 5)])
-def test_empty_tensors(apply_map: Map, shape: tuple[int, ...]) -> None:
+def test_empty_tensors(apply_map, shape):
     scores = torch.zeros(shape, requires_grad=True)
     weights = apply_map(scores)
     assert weights.shape == shape
@@ -190,7 +186,7 @@ def test_empty_tensors(apply_map: Map, shape: tuple[int, ...]) -> None:
 
 @every_map
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_at_the_end(apply_map: Map, dtype: torch.dtype) -> None:
+def test_half_precision_is_rounded_at_the_end(apply_map, dtype):
     torch.manual_seed(4)
     scores = (torch.randn(30, 70) * 2).to(dtype)
     half, single = scores.clone().requires_grad_(), scores.float().requires_grad_()
@@ -204,7 +200,7 @@ def test_half_precision_is_rounded_at_the_end(apply_map: Map, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1, 1), (1, 4, 1, 1), (3, 4, 5, 1), (5, 1)])
-def test_alpha_gradient_has_the_shape_of_alpha(shape: tuple[int, ...]) -> None:
+def test_alpha_gradient_has_the_shape_of_alpha(shape):
     torch.manual_seed(5)
     scores, grad = torch.randn(3, 4, 5, 7), torch.randn(3, 4, 5, 7)
     alpha = (1.2 + 0.6 * torch.rand(shape)).requires_grad_()
@@ -215,7 +211,7 @@ def test_alpha_gradient_has_the_shape_of_alpha(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, -3])
-def test_alpha_differs_along_the_axes_that_are_not_normalised(dim: int) -> None:
+def test_alpha_differs_along_the_axes_that_are_not_normalised(dim):
     scores = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(7))
     alpha = torch.linspace(1.1, 1.9, 16).view(4, 4, 1)
     last = alpha_entmax(scores, alpha)
@@ -223,7 +219,7 @@ def test_alpha_differs_along_the_axes_that_are_not_normalised(dim: int) -> None:
     torch.testing.assert_close(weights.movedim(dim, -1), last, rtol=0, atol=0)
 
 
-def test_half_precision_alpha_is_computed_in_float32() -> None:
+def test_half_precision_alpha_is_computed_in_float32():
     scores = torch.randn(2, 3, 4, 5).bfloat16()
     alpha = torch.full((3, 1, 1), 1.3, requires_grad=True)
     alpha_entmax(scores, alpha).float().square().sum().backward()
@@ -233,7 +229,7 @@ def test_half_precision_alpha_is_computed_in_float32() -> None:
     assert torch.equal(alpha.grad, expected_alpha.grad)
 
 
-def test_differentiable_once_only() -> None:
+def test_differentiable_once_only():
     scores = torch.randn(3, 4, requires_grad=True)
     for apply_map in (softmax, entmax15, learned(1.3)):
         (grad,) = torch.autograd.grad(apply_map(scores)[:, 0].sum(), scores, create_graph=True)
@@ -242,8 +238,8 @@ def test_differentiable_once_only() -> None:
 
 
 @pytest.mark.parametrize("with_alpha", [True, False])
-def test_only_weights_are_saved_for_backward(with_alpha: bool) -> None:
-    saved_sizes: list[int] = []
+def test_only_weights_are_saved_for_backward(with_alpha):
+    saved_sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved_sizes.append(x.numel()) or x, id):
         scores = torch.randn(4, 3, 8, 16, requires_grad=True)
         alpha = torch.full((3, 1, 1), 1.3, requires_grad=True) if with_alpha else 1.5
@@ -252,7 +248,7 @@ def test_only_weights_are_saved_for_backward(with_alpha: bool) -> None:
     assert sum(saved_sizes) == scores.numel() + (3 if with_alpha else 0)
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_are_refused():
     scores = torch.zeros(2, 3, 4)
     for alpha in (0.99, 2.01, NAN, INF, -1):
         with pytest.raises(ValueError, match=r"alpha must be in \[1, 2\]"):

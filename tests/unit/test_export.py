@@ -1,14 +1,8 @@
 """Models and maps exported by torch.export, torch.jit.trace and torch.onnx, at other lengths."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import headwise.hf
 from headwise import entmax
@@ -20,7 +14,7 @@ from transformers_models import make
 
 ALPHAS = torch.tensor([1.0, 1.001, 1.02, 1.3, 1.5, 2.0])
 LENGTHS = {1: torch.export.Dim("length", min=2, max=200)}
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS = {
     "attention": lambda x, mask, _: attention(x, x, x, alpha=1.3, attn_mask=mask[:, None]),
     "alpha": lambda x, mask, _: entmax.alpha_entmax(x, ALPHAS.repeat(4), 1),
     "bisect": lambda x, mask, _: entmax.entmax_bisect(x, 3 - ALPHAS.repeat(4), 1),
@@ -30,7 +24,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class Exported(nn.Module):
-    def __init__(self, name: str, part: nn.Module | None = None) -> None:
+    def __init__(self, name, part=None):
         super().__init__()
         self.name, self.part = name, part
         for parameter, bias in self.named_parameters():
@@ -38,10 +32,10 @@ class Exported(nn.Module):
                 bias.data = (ALPHAS[-len(bias) :] - 1) / 10
         self.eval()
 
-    def forward(self, inputs: Tensor, visible: Tensor) -> Any:
+    def forward(self, inputs, visible):
         return FUNCTIONS[self.name](inputs, visible, self.part)
 
-    def batch(self, length: int, share: float) -> tuple[Tensor, Tensor]:
+    def batch(self, length, share):
         inputs = 2 * torch.randn(2, length, 24, generator=torch.Generator().manual_seed(length))
         if self.name == "bert":
             inputs = inputs[..., 0].abs().mul(40).long().clamp(3, 96)
@@ -49,7 +43,7 @@ class Exported(nn.Module):
 
 
 @pytest.mark.parametrize("power", Power)
-def test_exported_form_has_the_weights_and_gradients_of_scores(power: Power) -> None:
+def test_exported_form_has_the_weights_and_gradients_of_scores(power):
     alpha = ALPHAS.double()[None, :, None, None] if power is Power.ANY else None
     scores = (4 * torch.randn(3, 6, 5, 40, dtype=torch.float64)).requires_grad_()
     mask = torch.rand(3, 1, 5, 40) < 0.7
@@ -65,7 +59,7 @@ def test_exported_form_has_the_weights_and_gradients_of_scores(power: Power) -> 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("case", [*FUNCTIONS, "bert entmax15", "bert sparsemax"])
-def test_exported_equals_eager_at_other_lengths(case: str, tmp_path: Path) -> None:
+def test_exported_equals_eager_at_other_lengths(case, tmp_path):
     pytest.importorskip("onnxruntime")
     name, _, attention = case.partition(" ")
     parts = {

@@ -1,7 +1,5 @@
 """Atomic writes, reading of JSON and configs, and file locks."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -12,7 +10,6 @@ import time
 import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -35,11 +32,11 @@ from headwise.runs.folder import RunFolder
 from headwise.track.jsonl import JsonlWriter
 
 
-def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "results.json"
     write_text(path, "old")
 
-    def raise_no_space(_: int) -> None:
+    def raise_no_space(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", raise_no_space)
@@ -56,7 +53,7 @@ BOMB = "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 12)).rep
 
 
 @pytest.mark.parametrize("text", ['{"status": "fini', "", "[1, 2]", "\x00\x00", DEEP])
-def test_broken_json_error_names_the_file(tmp_path: Path, text: str) -> None:
+def test_broken_json_error_names_the_file(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=r"results\.json is broken"):
@@ -64,7 +61,7 @@ def test_broken_json_error_names_the_file(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [DEEP, BOMB, "a: [1", "a: \x00", "a: ${oc.env:KEY}", "[1]"])
-def test_invalid_config_is_rejected(tmp_path: Path, text: str) -> None:
+def test_invalid_config_is_rejected(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=r"config\.yaml is"):
         RunFolder(tmp_path).read_config()
@@ -80,13 +77,13 @@ def test_invalid_config_is_rejected(tmp_path: Path, text: str) -> None:
         ("n" * 256, []),
     ],
 )
-def test_existing_path_is_no_pattern(pattern: str, names: list[str], tmp_path: Path) -> None:
+def test_existing_path_is_no_pattern(pattern, names, tmp_path):
     for name in ("a [v1]/x", "a [v1]/y", "b/x", "a v"):
         (tmp_path / name).mkdir(parents=True)
     assert matching_paths(tmp_path / pattern) == [tmp_path / name for name in names]
 
 
-def test_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+def test_pipe_is_written_to_and_stays(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert (is_stream(pipe), is_stream(tmp_path), is_stream("/dev/stdin")) == (True, False, True)
@@ -97,24 +94,24 @@ def test_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_missing_json_raises_unless_it_may_lack(tmp_path: Path) -> None:
+def test_missing_json_raises_unless_it_may_lack(tmp_path):
     assert read_json(tmp_path / "data.json", missing_ok=True) == {}
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "data.json")
 
 
-def test_partial_files_are_removed(tmp_path: Path) -> None:
+def test_partial_files_are_removed(tmp_path):
     write_text(tmp_path / "last.pt", "whole")
     (tmp_path / ".last.pt.4711.tmp").write_bytes(b"half")
     remove_partial(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_lock_admits_one_thread_at_a_time(tmp_path: Path) -> None:
-    inside: list[int] = []
-    n_inside: list[int] = []
+def test_lock_admits_one_thread_at_a_time(tmp_path):
+    inside = []
+    n_inside = []
 
-    def enter() -> None:
+    def enter():
         for _ in range(5):
             with locked(tmp_path / ".lock"):
                 inside.append(1)
@@ -132,12 +129,7 @@ def test_lock_admits_one_thread_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EIO])
-def test_file_system_without_locks_is_one_warning(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    number: int,
-) -> None:
+def test_file_system_without_locks_is_one_warning(tmp_path, monkeypatch, caplog, number):
     reason = os.strerror(number)
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, reason)))
     run = RunFolder(tmp_path)
@@ -178,7 +170,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
         ("</dev/null", {"PYTHONIOENCODING": "latin-1"}),
     ],
 )
-def test_streams_end_no_work(streams: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_streams_end_no_work(streams, environment, tmp_path):
     """Closed streams (cron), closed pipes, terminals without the characters."""
     program, result = tmp_path / "program.py", tmp_path / "result"
     program.write_text(STREAMS, encoding="utf-8")
@@ -194,7 +186,7 @@ def test_streams_end_no_work(streams: str, environment: dict[str, str], tmp_path
 PARTIAL = {f".x.{os.getpid()}.tmp"}
 
 
-def make(folder: Path) -> dict[str, int]:
+def make(folder):
     return {"bytes": (folder / "ids").write_bytes(b"1234")}
 
 
@@ -206,10 +198,8 @@ def make(folder: Path) -> dict[str, int]:
         (lambda folder: make_once(folder / "x", make), {"ids", "manifest.json", "x.partial"}),
     ],
 )
-def test_what_has_its_name_survives_a_loss_of_power(
-    write: Any, files: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
+def test_what_has_its_name_survives_a_loss_of_power(write, files, tmp_path, monkeypatch):
+    done = []
     name_of = lambda number: Path(os.readlink(f"/proc/self/fd/{number}")).name  # noqa: E731
     monkeypatch.setattr(os, "fsync", lambda number: done.append(name_of(number)))
     monkeypatch.setattr(os, "replace", lambda *paths: (done.append("="), os.rename(*paths)))
@@ -219,9 +209,7 @@ def test_what_has_its_name_survives_a_loss_of_power(
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EPERM, errno.EIO])
-def test_folders_that_cannot_be_flushed_are_left(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_cannot_be_flushed_are_left(number, tmp_path, monkeypatch):
     of_folder = OSError(number, os.strerror(number))
     monkeypatch.setattr(os, "fsync", Mock(side_effect=[None, of_folder]))
     with pytest.raises(HeadwiseError) if number == errno.EIO else nullcontext():
@@ -229,9 +217,7 @@ def test_folders_that_cannot_be_flushed_are_left(
     assert (tmp_path / "x").read_text() == "text"
 
 
-def test_file_system_without_fsync_is_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_system_without_fsync_is_one_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "unknown to it")))
     write_text(tmp_path / "x", "text")
     JsonlWriter(tmp_path / "y").sync()
@@ -239,7 +225,7 @@ def test_file_system_without_fsync_is_one_warning(
     assert "no fsync here (unknown to it)" in message
 
 
-def test_input_is_never_all_in_memory(tmp_path: Path) -> None:
+def test_input_is_never_all_in_memory(tmp_path):
     (tmp_path / "in").write_text("a line of text\n" * 30_000)
     tracemalloc.start()
     assert sum(map(len, input_blocks(str(tmp_path / "in"), 100))) == 30_000

@@ -1,10 +1,7 @@
 """Generated tables of the guide."""
 
-from __future__ import annotations
-
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,12 +16,12 @@ ROOT = Path(__file__).parents[2]
     ("page", "name", "content"),
     [(page, *table) for page, tables in PAGES.items() for table in tables.items()],
 )
-def test_tables_of_pages_are_up_to_date(page: str, name: str, content: Callable[[], str]) -> None:
+def test_tables_of_pages_are_up_to_date(page, name, content):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert with_part(text, name, content()) == text, "run python docs/generate.py"
 
 
-def test_every_training_key_is_documented() -> None:
+def test_every_training_key_is_documented():
     with composer() as make:
         config = make([])
     documented = set(re.findall(r"^\| `([\w.]+)` \|", settings_tables(), re.MULTILINE))
@@ -38,7 +35,7 @@ def test_every_training_key_is_documented() -> None:
     assert missing == {f"data.{key}" for key in (*CORPUS_KEYS, "cleaning")}
 
 
-def test_extras_that_are_named_exist() -> None:
+def test_extras_that_are_named_exist():
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = content["project"]["optional-dependencies"]
     paths = ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py")
@@ -48,6 +45,6 @@ def test_extras_that_are_named_exist() -> None:
     assert any(name.startswith("accelerate>") for name in extras["hf"])  # for Trainer
 
 
-def test_text_without_markers_is_rejected() -> None:
+def test_text_without_markers_is_rejected():
     with pytest.raises(SystemExit, match="capabilities"):
         with_part("# nothing", "capabilities", "")

@@ -1,8 +1,5 @@
 """Values of a run's heads for comparisons: selected heads and averages over heads."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +11,7 @@ from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
 Rows = list[dict[str, Any]]
 
 
-def values(
-    folder: Path,
-    heads: Rows,
-    site: str = "encoder_self",
-    queries: Rows | None = None,
-    alphas: Rows | None = None,
-    others: Rows | None = None,
-) -> dict[str, float]:
+def values(folder, heads, site="encoder_self", queries=None, alphas=None, others=None):
     """Write an analysis of these heads and return the value of every quantity."""
     rows = [
         {"site": site, "layer": 1, "head": number, **head}
@@ -45,13 +35,13 @@ def values(
 @pytest.mark.parametrize(
     ("quantity", "expected"), [("alpha", 1.5), ("density", 1.5), ("confidence", 1.2)]
 )
-def test_means_and_medians(tmp_path: Path, site: str, quantity: str, expected: float) -> None:
+def test_means_and_medians(tmp_path, site, quantity, expected):
     heads = [{quantity: value} for value in (1.0, 2.3, 1.2, None)]
     spread = {"density_spread": 0.7} if quantity == "density" else {}
     assert values(tmp_path, heads, site) == pytest.approx({quantity: expected, **spread})
 
 
-def test_densities_of_heads_and_of_queries(tmp_path: Path) -> None:
+def test_densities_of_heads_and_of_queries(tmp_path):
     heads = [{"layer": n, "density": x} for n, x in ((1, 0.2), (1, 0.4), (2, 0.5), (2, 0.5))]
     queries = [{"low": low, "high": 1.0, "n_queries": n} for low, n in ((0.95, 30), (1.0, 10))]
     of_run = values(tmp_path, heads, queries=queries)
@@ -60,7 +50,7 @@ def test_densities_of_heads_and_of_queries(tmp_path: Path) -> None:
     assert of_run["dense_queries"] == 0.25
 
 
-def test_gradients_are_means_of_a_layer(tmp_path: Path) -> None:
+def test_gradients_are_means_of_a_layer(tmp_path):
     others = [
         {"head": head, "statistic": statistic, "value": value}
         for head, statistic, value in (
@@ -70,7 +60,7 @@ def test_gradients_are_means_of_a_layer(tmp_path: Path) -> None:
     assert values(tmp_path, [{}], others=others) == pytest.approx({"query_gradient": 3e-5})
 
 
-def test_alphas_over_the_training(tmp_path: Path) -> None:
+def test_alphas_over_the_training(tmp_path):
     points = ((1.5, 1.2, 1.3, 1), (1.8, 1.4, 1.41, 1), (1.1, 1.1, 1.6, 0), (1.3, 1.3, 1.3, None))
     alphas = [
         {
@@ -96,7 +86,7 @@ def test_alphas_over_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["previous", "next"])
-def test_positional_weights_are_medians_over_the_role(tmp_path: Path, role: str) -> None:
+def test_positional_weights_are_medians_over_the_role(tmp_path, role):
     with_role = [
         {"roles": f"merging;{role}", f"{role}_share": 0.9, f"{role}_weight": weight}
         for weight in (0.5, 0.95, 0.6)
@@ -111,9 +101,7 @@ def test_positional_weights_are_medians_over_the_role(tmp_path: Path, role: str)
     "statements",
     [(0.85, 0.1), (0.3, None), (None, None)],
 )
-def test_question_head_separates_questions_from_statements(
-    tmp_path: Path, statements: tuple[float | None, float | None]
-) -> None:
+def test_question_head_separates_questions_from_statements(tmp_path, statements):
     heads = [
         {"question_weight": question, "statement_weight": statement, "roles": role}
         for question, statement, role in zip(
@@ -130,7 +118,7 @@ def test_question_head_separates_questions_from_statements(
     assert measured == {name: value for name, value in expected.items() if value is not None}
 
 
-def test_word_measures_are_of_the_best_encoder_heads(tmp_path: Path) -> None:
+def test_word_measures_are_of_the_best_encoder_heads(tmp_path):
     heads = [
         {"merge_score": score, "cluster_mass": mass, "rare_share": rare, "roles": role}
         for score, mass, rare, role in (

@@ -1,15 +1,10 @@
 """`headwise.hf` on two processes: FSDP of both versions and tensor parallelism."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from transformers.distributed import DistributedConfig
@@ -23,7 +18,7 @@ KINDS = ("FSDP 1", "FSDP 2", "FSDP 2, bfloat16", "tensor parallel")
 IDS = torch.randint(3, 97, (4, 24), generator=torch.Generator().manual_seed(1))
 
 
-def parallel(kind: str, model: Any, folder: Path) -> Any:
+def parallel(kind, model, folder):
     if kind == "FSDP 1":
         return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
     if kind == "tensor parallel":
@@ -38,7 +33,7 @@ def parallel(kind: str, model: Any, folder: Path) -> Any:
     return model
 
 
-def trained(kind: str, folder: Path, rank: int) -> dict[str, Tensor]:
+def trained(kind, folder, rank):
     """Train for 25 steps from α = 1; return α of each step, and results of this process."""
     model = sparsify(make("llama").train())
     model = model if kind == "one process" else parallel(kind, model, folder)
@@ -56,7 +51,7 @@ def trained(kind: str, folder: Path, rank: int) -> dict[str, Tensor]:
     return {"α": torch.stack(alphas), "measured": torch.tensor(table.to_numpy(float))}
 
 
-def compare(rank: int, folder: Path) -> None:
+def compare(rank, folder):
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"})
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
@@ -71,6 +66,6 @@ def compare(rank: int, folder: Path) -> None:
     os._exit(0)  # autograd's thread may still release Python objects, which aborts while unwinding
 
 
-def test_two_processes_train_alpha_as_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_alpha_as_one_does(tmp_path):
     sparsify(make("llama")).save_pretrained(tmp_path)
     torch.multiprocessing.start_processes(compare, (tmp_path,), 2, start_method="forkserver")

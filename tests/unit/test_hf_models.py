@@ -1,9 +1,6 @@
 """Sparse models of Transformers beside float64 copies with explicit weights."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -32,17 +29,17 @@ CASES += [(family, side, 140) for family in ("bert", "llama", "mistral") for sid
 GENERATORS = (*DECODERS, *TRANSLATORS, "whisper")
 
 
-def error(ours: Tensor, exact: Tensor, floor: float = 0.0) -> float:
+def error(ours, exact, floor=0.0):
     """The largest error relative to the largest exact value."""
     return float((ours.double() - exact).abs().max() / exact.abs().max().clamp_min(floor))
 
 
-def as_dtype(batch: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def as_dtype(batch, dtype):
     return {n: x.to(dtype) if x.is_floating_point() else x for n, x in batch.items()}
 
 
 @pytest.mark.parametrize(("family", "padding", "n"), CASES)
-def test_outputs_and_gradients_equal_float64(family: str, padding: str, n: int) -> None:
+def test_outputs_and_gradients_equal_float64(family, padding, n):
     dense, batch = make(family), inputs(family, padding, n)
     untouched = output(family, dense, batch).detach()
     model = sparsify(copy.deepcopy(dense))
@@ -69,7 +66,7 @@ def test_outputs_and_gradients_equal_float64(family: str, padding: str, n: int) 
 
 
 @pytest.mark.parametrize("n", [24, 140])
-def test_context_is_contiguous_as_that_of_sdpa(n: int) -> None:
+def test_context_is_contiguous_as_that_of_sdpa(n):
     attention = sparsify(make("llama")).model.layers[0].self_attn
     context, _ = attention_forward(attention, *(torch.randn(2, h, n, 16) for h in (4, 2, 2)), None)
     assert context.shape == (2, n, 4, 16)
@@ -78,9 +75,9 @@ def test_context_is_contiguous_as_that_of_sdpa(n: int) -> None:
 
 @pytest.mark.parametrize("cache", ["dynamic", "static", "beams"])
 @pytest.mark.parametrize("family", GENERATORS)
-def test_generation_equals_float64(family: str, cache: str) -> None:
+def test_generation_equals_float64(family, cache):
     dense = make(family)
-    options: dict[str, Any] = {
+    options = {
         "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "output_logits": True,
         "return_dict_in_generate": True, "num_beams": 3 if cache == "beams" else 1,
     }  # fmt: skip
@@ -100,7 +97,7 @@ def test_generation_equals_float64(family: str, cache: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_is_as_close_as_eager_attention(family: str) -> None:
+def test_bfloat16_is_as_close_as_eager_attention(family):
     dense, batch = make(family).bfloat16(), inputs(family)
     model = sparsify(copy.deepcopy(dense))
     alpha = draw_alpha(model)
@@ -119,7 +116,7 @@ def test_bfloat16_is_as_close_as_eager_attention(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_equal_float64(family: str) -> None:
+def test_weights_equal_float64(family):
     dense, batch = make(family), inputs(family, "right")
     model = sparsify(copy.deepcopy(dense))
     exact, _ = reference(dense, draw_alpha(model))
@@ -143,9 +140,9 @@ def test_weights_equal_float64(family: str) -> None:
     assert compared == len(modules)
 
 
-def _weights(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
+def _weights(ours, theirs):
     """Pairs of all weights that two outputs contain."""
-    pairs: list[tuple[Tensor, Tensor]] = []
+    pairs = []
     for name, value in ours.items():
         if "attentions" in name and value is not None:
             pairs += zip(value, theirs[name], strict=True)
@@ -155,7 +152,7 @@ def _weights(ours: Any, theirs: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
-def test_gradient_checkpointing_changes_nothing(family: str) -> None:
+def test_gradient_checkpointing_changes_nothing(family):
     gradients = []
     for is_checkpointed in (False, True):
         model = sparsify(make(family), alpha_init=1.4)
@@ -169,7 +166,7 @@ def test_gradient_checkpointing_changes_nothing(family: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_compiled_without_graph_breaks_equals_eager() -> None:
+def test_compiled_without_graph_breaks_equals_eager():
     model = sparsify(make("bert"), alpha_init=1.5)
     batch = inputs("bert", "right")
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -177,7 +174,7 @@ def test_compiled_without_graph_breaks_equals_eager() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
-def test_autocast(family: str) -> None:
+def test_autocast(family):
     model = sparsify(make(family), alpha_init=1.3)
     expected = output(family, model, inputs(family))
     with torch.autocast("cpu", torch.bfloat16):

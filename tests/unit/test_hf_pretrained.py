@@ -1,7 +1,5 @@
 """A small pretrained BERT of reactions, from the package rxnfp, with sparse heads."""
 
-from __future__ import annotations
-
 import copy
 import re
 from importlib.util import find_spec
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
@@ -20,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(RXNFP is None, reason="rxnfp 
 PARTS = ("CCO", "c1ccccc1", "CC(=O)O", "CN", "Cl", "OB(O)C", "C#N", "COC", "S")
 
 
-def molecules(labels: Tensor, vocabulary: list[str]) -> dict[str, Tensor]:
+def molecules(labels, vocabulary):
     """Texts of SMILES, padded; those of label 1 contain bromine."""
     rows = []
     for label in labels:
@@ -31,7 +28,7 @@ def molecules(labels: Tensor, vocabulary: list[str]) -> dict[str, Tensor]:
     return {"input_ids": padded, "attention_mask": padded.ne(0), "labels": labels}
 
 
-def test_pretrained_model_learns_alpha_and_is_saved(tmp_path: Path) -> None:
+def test_pretrained_model_learns_alpha_and_is_saved(tmp_path):
     folder = Path(RXNFP.origin).parent / "models/transformers/bert_pretrained"
     vocabulary = (folder / "vocab.txt").read_text("utf-8").splitlines()
     torch.manual_seed(0)

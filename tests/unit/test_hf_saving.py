@@ -1,10 +1,6 @@
 """Sparse models of Transformers, saved whole, in parts and with code of their own, keep their α."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
@@ -18,17 +14,15 @@ pytestmark = pytest.mark.slow
 
 CODE = "from transformers import BertForMaskedLM\nclass OwnModel(BertForMaskedLM): ..."
 AUTO = {"bert": "ForMaskedLM", "llama": "ForCausalLM", "clip": "", "t5": "ForSeq2SeqLM"}
-LAYERS: dict[str, Any] = {"bert": None, "llama": [1], "t5": r"decoder\..*", "clip": [0]}
+LAYERS = {"bert": None, "llama": [1], "t5": r"decoder\..*", "clip": [0]}
 WAYS = "whole bert, whole t5, part bert, part clip, adapter llama, code bert, disk bert"
 
 
 @pytest.mark.parametrize(("way", "family"), [way.split() for way in WAYS.split(", ")])
 @pytest.mark.parametrize("attention", ["alpha_entmax", "entmax15", "sparsemax"])
-def test_auto_classes_load_sparse_models(
-    attention: str, way: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_classes_load_sparse_models(attention, way, family, tmp_path, monkeypatch):
     model, batch = make(family), inputs(family)
-    options: dict[str, Any] = {}
+    options = {}
     dense = output(family, model, batch)
     if way == "code":
         monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
@@ -63,7 +57,7 @@ def test_auto_classes_load_sparse_models(
 
 @pytest.mark.parametrize("attention", ["alpha_entmax", "sparsemax"])
 @pytest.mark.parametrize("family", LAYERS)
-def test_folders_of_headwise_010_load(family: str, attention: str, tmp_path: Path) -> None:
+def test_folders_of_headwise_010_load(family, attention, tmp_path):
     options = {"attention": attention, "layers": LAYERS[family], "alpha_lr_factor": 20.0}
     model, batch = sparsify(make(family), **options), inputs(family)
     state = model.state_dict()
@@ -81,7 +75,7 @@ def test_folders_of_headwise_010_load(family: str, attention: str, tmp_path: Pat
     assert sparsify(loaded, **options) is loaded
 
 
-def test_parts_and_wholes_exchange_alpha(tmp_path: Path) -> None:
+def test_parts_and_wholes_exchange_alpha(tmp_path):
     sparsify(make("bert").bert, alpha_init=1.75, alpha_lr_factor=20).save_pretrained(tmp_path)
     pair = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(*[str(tmp_path)] * 2)
     sparsify(pair, alpha_init=1.25)  # the new cross-attentions
@@ -101,7 +95,7 @@ def test_parts_and_wholes_exchange_alpha(tmp_path: Path) -> None:
     assert whole.encoder.config._attn_implementation == "sdpa"
 
 
-def test_missing_alpha_is_the_initial_one(tmp_path: Path) -> None:
+def test_missing_alpha_is_the_initial_one(tmp_path):
     sparsify(make("bert"), alpha_init=1.25).save_pretrained(tmp_path)
     kind = transformers.AutoModelForMaskedLM
     other = kind.from_pretrained(tmp_path, num_attention_heads=2, ignore_mismatched_sizes=True)
@@ -118,7 +112,7 @@ def test_missing_alpha_is_the_initial_one(tmp_path: Path) -> None:
         make("bert").load_state_dict(loaded.state_dict(), strict=False)
 
 
-def test_alpha_added_after_peft_is_frozen() -> None:
+def test_alpha_added_after_peft_is_frozen():
     model = peft.get_peft_model(make("llama"), peft.LoraConfig(target_modules=["q_proj"]))
     with pytest.warns(UserWarning, match=r"modules_to_save=\['head_alpha'\]"):
         sparsify(model)

@@ -1,12 +1,8 @@
 """`headwise.hf`: which models and arguments are refused, what is undone, saved and measured."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +32,7 @@ pytestmark = pytest.mark.slow
         ({"layers": [0.7]}, "layers must be whole numbers"),
     ],
 )
-def test_wrong_arguments_leave_the_model_as_it_was(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_leave_the_model_as_it_was(arguments, message):
     model = make("bert")
     names = list(model.state_dict())
     with pytest.raises(ValueError, match=message):
@@ -57,9 +53,7 @@ def test_wrong_arguments_leave_the_model_as_it_was(arguments: dict[str, Any], me
         ("Gemma4TextModel", {}, "computes something else with attn_implementation='sdpa'"),
     ],
 )
-def test_other_models_are_refused_by_name(
-    name: str, settings: dict[str, Any], message: str
-) -> None:
+def test_other_models_are_refused_by_name(name, settings, message):
     kind = getattr(transformers, name)
     with torch.device("meta"):
         model = kind(kind.config_class(**{"num_hidden_layers": 1} | settings))
@@ -67,7 +61,7 @@ def test_other_models_are_refused_by_name(
         sparsify(model)
 
 
-def test_repeated_calls() -> None:
+def test_repeated_calls():
     model = sparse("bert")
     before = heads(model)
     assert heads(sparsify(model)).equals(before)
@@ -76,7 +70,7 @@ def test_repeated_calls() -> None:
     assert heads(model).equals(before)
 
 
-def test_two_models_on_one_config() -> None:
+def test_two_models_on_one_config():
     first = make("bert")
     second = type(first)(first.config)
     sparsify(first)
@@ -89,7 +83,7 @@ def test_two_models_on_one_config() -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "vit", "clip"])
-def test_desparsify_gives_the_model_back(family: str) -> None:
+def test_desparsify_gives_the_model_back(family):
     model, batch = make(family), inputs(family, "right")
     before, names = output(family, model, batch), list(model.state_dict())
     config, hooks = model.config.to_dict(), _n_hooks(model)
@@ -106,12 +100,12 @@ def test_desparsify_gives_the_model_back(family: str) -> None:
     sparsify(model, "sparsemax")
 
 
-def _n_hooks(model: Any) -> int:
+def _n_hooks(model):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
 @pytest.mark.parametrize("layers", [[1], r".*layer\.1\..*"])
-def test_layers_that_are_not_chosen_stay_softmax(layers: Any) -> None:
+def test_layers_that_are_not_chosen_stay_softmax(layers):
     batch, dense = inputs("bert", "right"), make("bert")
     model = sparsify(copy.deepcopy(dense), layers=layers, alpha_init=2.0)
     chosen, other = (model.bert.encoder.layer[i].attention.self for i in (1, 0))
@@ -128,7 +122,7 @@ def test_layers_that_are_not_chosen_stay_softmax(layers: Any) -> None:
 
 
 @pytest.mark.parametrize("attention", ["entmax15", "sparsemax", "softmax"])
-def test_fixed_maps_equal_their_alpha(attention: str) -> None:
+def test_fixed_maps_equal_their_alpha(attention):
     batch = inputs("llama", "left")
     fixed = sparsify(make("llama"), attention)
     alpha = {"entmax15": 1.5, "sparsemax": 2.0, "softmax": 1.0}[attention]
@@ -140,7 +134,7 @@ def test_fixed_maps_equal_their_alpha(attention: str) -> None:
     assert devices == {"meta"}
 
 
-def test_printed_model_shows_alpha() -> None:
+def test_printed_model_shows_alpha():
     model = sparsify(make("bert"), layers=[0], alpha_init=1.25)
     assert "HeadAlpha(4 heads, α 1.25)" in str(model)
     assert "FixedMap(4 heads, softmax)" in str(model)
@@ -148,7 +142,7 @@ def test_printed_model_shows_alpha() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_are_independent(copied: Any) -> None:
+def test_copies_are_independent(copied):
     model, batch = sparse("gpt2"), inputs("gpt2", "right")
     other, before = copied(model), output("gpt2", model, batch)
     assert output("gpt2", other, batch).equal(before)
@@ -158,7 +152,7 @@ def test_copies_are_independent(copied: Any) -> None:
     assert output("gpt2", model, batch).equal(before)
 
 
-def test_alpha_stays_float32_in_models_of_half_precision(tmp_path: Path) -> None:
+def test_alpha_stays_float32_in_models_of_half_precision(tmp_path):
     model = sparse("llama")
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(transformers.AutoModelForCausalLM, tmp_path, dtype=torch.bfloat16)
@@ -170,7 +164,7 @@ def test_alpha_stays_float32_in_models_of_half_precision(tmp_path: Path) -> None
     assert heads(again).equals(heads(model))
 
 
-def test_another_head_on_the_same_folder_keeps_alpha(tmp_path: Path) -> None:
+def test_another_head_on_the_same_folder_keeps_alpha(tmp_path):
     model = sparse("bert")
     model.save_pretrained(tmp_path)
     kind = transformers.AutoModelForSequenceClassification
@@ -179,7 +173,7 @@ def test_another_head_on_the_same_folder_keeps_alpha(tmp_path: Path) -> None:
     assert heads(loaded).alpha.equals(heads(model).alpha)
 
 
-def test_failed_calls_leave_no_request_for_weights() -> None:
+def test_failed_calls_leave_no_request_for_weights():
     model, batch = sparse("gpt2"), inputs("gpt2")
     with pytest.raises(ValueError):
         model(**batch, inputs_embeds=torch.zeros(3, 24, 64), output_attentions=True)
@@ -187,7 +181,7 @@ def test_failed_calls_leave_no_request_for_weights() -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "t5", "clip", "vit"])
-def test_record_measures_every_head(family: str) -> None:
+def test_record_measures_every_head(family):
     model = sparse(family)
     right, none = inputs(family, "right"), inputs(family)
     tables = record(model, [right, none])
@@ -202,7 +196,7 @@ def test_record_measures_every_head(family: str) -> None:
     assert measured.set_index(["site", "layer", "head"]).alpha.sort_index().equals(expected)
 
 
-def test_recordings_see_their_own_model_and_leave_modes() -> None:
+def test_recordings_see_their_own_model_and_leave_modes():
     model, other = sparse("bert"), sparse("bert")
     model.train()
     frozen = model.bert.encoder.layer[0].eval()
@@ -221,10 +215,10 @@ def test_recordings_see_their_own_model_and_leave_modes() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, np.int64(0)])
-def test_layers_may_be_one_number(layer: Any) -> None:
+def test_layers_may_be_one_number(layer):
     assert sparsify(make("bert"), layers=layer).config.headwise["layers"] == [0]
 
 
-def test_torchs_own_modules_are_no_models() -> None:
+def test_torchs_own_modules_are_no_models():
     with pytest.raises(TypeError, match=r"headwise\.nn\.MultiheadAttention"):
-        sparsify(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+        sparsify(torch.nn.Linear(2, 2))

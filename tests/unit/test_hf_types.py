@@ -1,21 +1,17 @@
 """Every type of model in the installed Transformers is made sparse as a whole, or refused."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import configuration_auto, modeling_auto
@@ -54,9 +50,9 @@ LISTED = Path(__file__).parents[1] / "golden/masks_of_types.tsv"
 PATHS = dict(line.split("\t")[::-1] for line in LISTED.read_text("utf-8").splitlines())
 
 
-def kinds() -> dict[str, list[Any]]:
+def kinds():
     """The mappings of Auto classes that contain a type of model, the plain models' first."""
-    mappings: dict[str, list[Any]] = {}
+    mappings = {}
     names = sorted(vars(modeling_auto), key=lambda name: (name != "MODEL_MAPPING", name))
     for mapping in (getattr(modeling_auto, name) for name in names if name.endswith("_MAPPING")):
         for kind in mapping._model_mapping:
@@ -65,7 +61,7 @@ def kinds() -> dict[str, list[Any]]:
     return dict(sorted(mappings.items()))
 
 
-def shrink(config: Any, sizes: dict[str, int]) -> Any:
+def shrink(config, sizes):
     """Make settings at most so large, in parts as well, with two layers of different types."""
     for name, value in list(vars(config).items()):
         if isinstance(value, PretrainedConfig):
@@ -79,14 +75,14 @@ def shrink(config: Any, sizes: dict[str, int]) -> Any:
     return config
 
 
-def build(kind: str, mapping: Any, sizes: dict[str, int], device: str = "meta") -> Any:
+def build(kind, mapping, sizes, device="meta"):
     config = shrink(configuration_auto.CONFIG_MAPPING[kind](), sizes)
     chosen = mapping[type(config)]
     with torch.device(device):
         return (chosen[0] if isinstance(chosen, list | tuple) else chosen)(config).eval()
 
 
-def attempt(function: Callable[..., Any], *args: Any) -> Any:
+def attempt(function, *args):
     """What is returned, or None if defaults, inputs or missing packages do not allow it."""
     try:
         return function(*args)
@@ -94,7 +90,7 @@ def attempt(function: Callable[..., Any], *args: Any) -> Any:
         return None
 
 
-def computes_attention(module: nn.Module) -> bool:
+def computes_attention(module):
     kind = type(module)
     if not re.search(r"att(entio)?n", kind.__name__, re.IGNORECASE):
         return False
@@ -102,7 +98,7 @@ def computes_attention(module: nn.Module) -> bool:
     return any(COMPUTES.intersection(code.co_names) for code in codes if code)
 
 
-def outcome(kind: str, mapping: Any) -> str:
+def outcome(kind, mapping):
     model = attempt(build, kind, mapping, DEPTH) or attempt(build, kind, mapping, {})
     if model is None:
         return "not built"
@@ -124,14 +120,14 @@ def outcome(kind: str, mapping: Any) -> str:
     return "accepted"
 
 
-def test_every_type_is_sparse_as_a_whole_or_refused() -> None:
+def test_every_type_is_sparse_as_a_whole_or_refused():
     chosen = list(kinds().items())[::STEP]
     n = Counter(outcome(kind, mappings[0]) for kind, mappings in chosen)
     if transformers.__version__ == VERSION:
         assert (n["accepted"], n["refused"], n["not built"]) == COUNTS
 
 
-def batches(model: Any) -> Iterator[dict[str, Tensor]]:
+def batches(model):
     """Inputs that may fit the model, of two examples: all that it takes, or some left out."""
     torch.manual_seed(1)
     config = getattr(model.config, "vision_config", model.config)
@@ -151,7 +147,7 @@ def batches(model: Any) -> Iterator[dict[str, Tensor]]:
             yield {name: others.get(name, x) for name, x in taken.items()}
 
 
-def outputs(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
+def outputs(model, batch):
     """The floating-point outputs, without padding; none if some are not finite."""
     torch.manual_seed(0)  # for masks that are drawn
     mask = batch.get("attention_mask")
@@ -163,7 +159,7 @@ def outputs(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
     return tensors if all(x.isfinite().all() for x in tensors) else []
 
 
-def small(kind: str) -> tuple[Any, dict[str, Tensor]] | None:
+def small(kind):
     """A model that can be made sparse, and inputs; None if none runs."""
     for mapping in kinds()[kind]:
         model = attempt(build, kind, mapping, SMALL)
@@ -180,7 +176,7 @@ def small(kind: str) -> tuple[Any, dict[str, Tensor]] | None:
     return None
 
 
-def test_masks_of_every_type_are_listed() -> None:
+def test_masks_of_every_type_are_listed():
     said = {}
     for kind in kinds():
         name = configuration_auto.model_type_to_module_name(kind)
@@ -193,7 +189,7 @@ def test_masks_of_every_type_are_listed() -> None:
 
 
 @pytest.mark.parametrize("kind", kinds() if STEP == 1 else sorted({*PATHS.values()} - {"-"}))
-def test_at_alpha_1_equals_dense(kind: str) -> None:
+def test_at_alpha_1_equals_dense(kind):
     built = small(kind)
     assert built or kind not in PATHS.values()
     dense, batch = built or pytest.skip("refused, or small settings do not run it")

@@ -1,7 +1,5 @@
 """Entry points import no package that they do not need."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -24,21 +22,21 @@ LIGHT = {  # modules -> packages that they must not load
 
 
 @pytest.mark.parametrize("modules", LIGHT)
-def test_heavy_packages_are_not_imported(modules: str) -> None:
+def test_heavy_packages_are_not_imported(modules):
     names = ", ".join(f"headwise.{name}" for name in modules.split(", "))
     code = f"import sys, {names}; print(sorted(set({LIGHT[modules].split()}) & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
 
 
-def test_missing_transformers_are_named() -> None:
+def test_missing_transformers_are_named():
     code = "import sys; sys.modules['transformers'] = None; import headwise.hf"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stderr.splitlines()[-1].startswith("ImportError: headwise.hf needs")
     assert "pip install 'headwise[hf]'" in run.stderr
 
 
-def test_formulas_of_flops_need_no_other_import() -> None:
+def test_formulas_of_flops_need_no_other_import():
     code = """from headwise.ops.flops import register_flops
 register_flops()
 import torch

@@ -1,10 +1,8 @@
 """Output projection and loss in chunks, compared with the loss of all logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.losses import projected
 from headwise.losses.loss import CrossEntropy, EntmaxLoss, Loss, SparsemaxLoss
@@ -18,20 +16,20 @@ LOSSES = [CrossEntropy(0.1), CrossEntropy(0.0), EntmaxLoss(1.3, 0.1), SparsemaxL
 class Squares(Loss):
     """A loss without a closed-form gradient."""
 
-    def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, logits_RV, targets_R):
         wide_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
         return wide_RV.square().sum(-1), torch.ones_like(wide_RV[:, 0])
 
 
 @pytest.fixture(autouse=True)
-def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def several_chunks(monkeypatch):
     monkeypatch.setattr(projected, "MIN_CHUNK_ROWS", 5)
     monkeypatch.setattr(projected, "CHUNK_LOGITS", {"cpu": 5 * V})
     monkeypatch.setattr(projected, "GROUP_LOGITS", 10 * V)
     monkeypatch.setattr(linear, "MIN_MULTIPLICATIONS", 0)
 
 
-def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def example(dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     states_RD = torch.randn(R, D, generator=generator, dtype=dtype)
     weight_VD = torch.randn(V, D, generator=generator, dtype=dtype)
@@ -45,7 +43,7 @@ def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]
     [(torch.float64, False, 1e-12), (torch.float32, False, 2e-6), (torch.float32, True, 0.02)],
     ids=["float64", "float32", "autocast"],
 )
-def test_sums_and_gradients(loss: Loss, dtype: torch.dtype, is_low: bool, limit: float) -> None:
+def test_sums_and_gradients(loss, dtype, is_low, limit):
     states_RD, weight_VD, targets_R = example(dtype)
     results = []
     for by_chunks in (False, True):
@@ -65,7 +63,7 @@ def test_sums_and_gradients(loss: Loss, dtype: torch.dtype, is_low: bool, limit:
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, Squares()], ids=repr)
-def test_loss_and_measure_of_each_row(loss: Loss) -> None:
+def test_loss_and_measure_of_each_row(loss):
     states_RD, weight_VD, targets_R = example()
     row_sums = loss.rows_from_states(states_RD, weight_VD, targets_R)
     for row in range(R):
@@ -74,12 +72,12 @@ def test_loss_and_measure_of_each_row(loss: Loss) -> None:
         torch.testing.assert_close((row_sums[0][row], row_sums[1][row]), (sums.loss, sums.measure))
 
 
-def test_chunks_are_limited_and_gradients_computed_if_needed() -> None:
-    gradient_flags: list[bool] = []
-    n_rows: list[int] = []
+def test_chunks_are_limited_and_gradients_computed_if_needed():
+    gradient_flags = []
+    n_rows = []
 
     class RecordingLoss(CrossEntropy):
-        def row_sums(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool):  # type: ignore[no-untyped-def]
+        def row_sums(self, logits_RV, target_R, with_gradient):
             gradient_flags.append(with_gradient)
             n_rows.append(len(logits_RV))
             return super().row_sums(logits_RV, target_R, with_gradient)
@@ -98,7 +96,7 @@ def test_chunks_are_limited_and_gradients_computed_if_needed() -> None:
     torch.testing.assert_close(evaluated.loss, both.detach())
 
 
-def test_likelihood_of_large_logits_is_precise() -> None:
+def test_likelihood_of_large_logits_is_precise():
     generator = torch.Generator().manual_seed(3)
     logits_RV = (1e4 + torch.randn(40, V, generator=generator)).float()
     target_R = torch.randint(1, V, (40,), generator=generator)
@@ -108,7 +106,7 @@ def test_likelihood_of_large_logits_is_precise() -> None:
     torch.testing.assert_close(sums.loss.double(), exact, rtol=1e-6, atol=0)
 
 
-def test_no_rows_have_zero_loss_and_gradients() -> None:
+def test_no_rows_have_zero_loss_and_gradients():
     states_RD, weight_VD, targets_R = example()
     sums = CrossEntropy(0.1).from_states(states_RD[:0], weight_VD, targets_R[:0])
     gradients = torch.autograd.grad(sums.loss, (states_RD, weight_VD))

@@ -4,18 +4,14 @@ Child et al. 2019, equations 9 to 15, implemented independently for one sentence
 Axes: N positions, D width, E head width.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from collections.abc import Mapping
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
-from headwise.attention.positions import DataDimensions, Grid, Learned, Positions
+from headwise.attention.positions import DataDimensions, Grid, Learned
 from headwise.config.folders import composed, group_node
 from headwise.config.register import typed
 from headwise.config.schema import ModelConfig
@@ -24,7 +20,7 @@ from headwise.losses.loss import CrossEntropy
 from headwise.model.activations import QuickGELU
 from headwise.model.build import parts_of
 from headwise.model.family import n_parameters
-from headwise.model.init import Glorot, Init
+from headwise.model.init import Glorot
 from headwise.model.parts import SINUSOIDAL, Parts
 from headwise.model.scaled import Scaled
 from headwise.model.transformer import Transformer
@@ -36,14 +32,8 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.
 DEEP = ModelConfig("deep", 3, 2, 16, 2, 32, share_embeddings="none", **NO_DROPOUT)
 
 
-def build(
-    attention: str = "softmax",
-    vocabulary: int = V,
-    positions: Positions = GRID,
-    init: Init = SCALED,
-    **changes: object,
-) -> Transformer:
-    config = dataclasses.replace(DEEP, **changes)  # type: ignore[arg-type]
+def build(attention="softmax", vocabulary=V, positions=GRID, init=SCALED, **changes):
+    config = dataclasses.replace(DEEP, **changes)
     torch.manual_seed(0)
     node = group_node("attention", attention)
     factory = AttentionFactory({"attention": node}, dropout=config.attention_dropout)
@@ -51,7 +41,7 @@ def build(
     return Transformer(config, vocabulary, vocabulary, True, factory, 1, parts)
 
 
-def batch() -> tuple[Tensor, Tensor, Tensor]:
+def batch():
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(4, V, (4, 9), generator=generator)
     target = torch.randint(4, V, (4, 7), generator=generator)
@@ -64,13 +54,13 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 class Reference:
     """Logits of one sentence pair from named weights; CLS tokens go in front of the source."""
 
-    def __init__(self, weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+    def __init__(self, weights, config):
         self.weights, self.config = weights, config
 
-    def linear(self, name: str, rows_ND: Tensor) -> Tensor:
+    def linear(self, name, rows_ND):
         return rows_ND @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
 
-    def norm(self, name: str, rows_ND: Tensor) -> Tensor:
+    def norm(self, name, rows_ND):
         out = torch.zeros_like(rows_ND)
         for i, row in enumerate(rows_ND):
             mean = row.sum() / len(row)
@@ -78,7 +68,7 @@ class Reference:
             out[i] = (row - mean) / torch.sqrt(variance + 1e-6)
         return out * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
-    def attention(self, name: str, read_ND: Tensor, other_ND: Tensor, causal: bool) -> Tensor:
+    def attention(self, name, read_ND, other_ND, causal):
         query, key, value = (
             self.linear(f"{name}.{part}", rows)
             for part, rows in (("query", read_ND), ("key", other_ND), ("value", other_ND))
@@ -95,11 +85,11 @@ class Reference:
                     joined[i, columns] += powers[j] / powers.sum() * value[j, columns]
         return self.linear(f"{name}.output", joined)
 
-    def feed_forward(self, name: str, read_ND: Tensor) -> Tensor:
+    def feed_forward(self, name, read_ND):
         inner = self.linear(f"{name}.inner", read_ND)
         return self.linear(f"{name}.outer", inner / (1 + torch.exp(-1.702 * inner)))
 
-    def embed(self, side: str, ids: list[int]) -> Tensor:
+    def embed(self, side, ids):
         table = self.weights[f"{side}_embedding.token.weight"]
         row = self.weights[f"{side}_embedding.positions.row.weight"]
         column = self.weights[f"{side}_embedding.positions.column.weight"]
@@ -107,7 +97,7 @@ class Reference:
         vectors = [row[math.floor(i / width)] + column[i % width] for i in range(len(ids))]
         return table[ids] + torch.stack(vectors)
 
-    def logits(self, source: list[int], target: list[int]) -> Tensor:
+    def logits(self, source, target):
         states = self.embed("source", source)
         if self.config.cls_tokens:
             states = torch.cat((self.weights["source_embedding.cls.weight"], states))
@@ -133,7 +123,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("n_cls", [0, 3])
-def test_logits_match_the_formulas(n_cls: int) -> None:
+def test_logits_match_the_formulas(n_cls):
     model = build(cls_tokens=n_cls).double().eval()
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():  # biases, norms and the output are no longer 0 and 1
@@ -146,7 +136,7 @@ def test_logits_match_the_formulas(n_cls: int) -> None:
     torch.testing.assert_close(logits[0], expected, rtol=1e-10, atol=1e-10)
 
 
-def test_quick_gelu() -> None:
+def test_quick_gelu():
     x = torch.linspace(-4, 4, 41, dtype=torch.float64, requires_grad=True)
     output = QuickGELU()(x)
     expected = [v / (1 + math.exp(-1.702 * v)) for v in x.tolist()]
@@ -155,7 +145,7 @@ def test_quick_gelu() -> None:
     assert (output - torch.nn.functional.gelu(x)).abs().max() < 0.021
 
 
-def test_positions_of_images_sum_row_column_and_channel() -> None:
+def test_positions_of_images_sum_row_column_and_channel():
     vectors = DataDimensions([2, 3, 4]).embedding(5)
     tables = [vectors.get_submodule(name).weight for name in ("row", "column", "channel")]
     pictures = [(r, c, k) for r in range(2) for c in range(3) for k in range(4)]
@@ -167,7 +157,7 @@ def test_positions_of_images_sum_row_column_and_channel() -> None:
         DataDimensions([4, 4])
 
 
-def test_attention_positions_use_the_stride_of_the_pattern() -> None:
+def test_attention_positions_use_the_stride_of_the_pattern():
     chosen = composed("positions=attention_dims", "pattern=strided", "pattern.stride=32")
     assert (chosen.positions.width, chosen.positions.max_positions) == (32, 1024)
     text = typed(composed("positions=data_dims"))
@@ -178,11 +168,11 @@ def test_attention_positions_use_the_stride_of_the_pattern() -> None:
 # -- initial weights --------------------------------------------------------------------------
 
 
-def deviation(weight: Tensor) -> float:
+def deviation(weight):
     return float(weight.detach().double().std())
 
 
-def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
+def test_scaled_weights_have_the_deviations_of_the_paper():
     width, inner, layers = 256, 1024, 3
     model = build(
         vocabulary=400, d_model=width, d_ff=inner, encoder_layers=layers, decoder_layers=layers,
@@ -213,7 +203,7 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
     assert checked_kinds == kinds
 
 
-def test_positions_are_scaled_with_the_tokens() -> None:
+def test_positions_are_scaled_with_the_tokens():
     learned = build(positions=Learned(512), d_model=128).source_embedding.positions
     assert deviation(learned.table.weight) == pytest.approx(0.125 / math.sqrt(128), rel=0.03)
     scaled = build(positions=SINUSOIDAL, d_model=128).source_embedding
@@ -226,7 +216,7 @@ def test_positions_are_scaled_with_the_tokens() -> None:
         assert ratio == pytest.approx(math.sqrt(0.5), rel=0.15)
 
 
-def test_pruned_attention_is_scaled_by_its_width() -> None:
+def test_pruned_attention_is_scaled_by_its_width():
     layers = [[1], [1, 2], [2]]
     heads = {"encoder_self": layers, "decoder_self": layers[:2], "cross": layers[:2]}
     model = build(d_model=256, heads=heads)
@@ -239,7 +229,7 @@ def test_pruned_attention_is_scaled_by_its_width() -> None:
 
 
 @pytest.mark.slow
-def test_hundred_layers_learn() -> None:
+def test_hundred_layers_learn():
     model = build(encoder_layers=20, decoder_layers=80, recompute=True).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss, (source, lengths, target) = CrossEntropy(0.0), batch()
@@ -256,7 +246,7 @@ def test_hundred_layers_learn() -> None:
     assert losses[-1] < losses[0] - 0.01
 
 
-def test_deep_yaml_has_narrow_layers_at_any_depth() -> None:
+def test_deep_yaml_has_narrow_layers_at_any_depth():
     node = {k: v for k, v in group_node("model", "deep").items() if not k.startswith("_")}
     config = ModelConfig(**{**node, "encoder_layers": 2, "decoder_layers": 60})
     with torch.device("meta"):

@@ -1,9 +1,6 @@
 """Hard Concrete gates (Voita et al. 2019, section 5), compared with the formula in plain loops."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ from headwise.model.gates import (
     gate_penalty,
     head_gates,
 )
-from headwise.model.transformer import Transformer, encoder_decoder_sites
+from headwise.model.transformer import encoder_decoder_sites
 from headwise.train.optim import build_optimizer, set_learning_rate
 
 B, H, E, Q = 2, 4, 3, 5
@@ -28,12 +25,7 @@ V = 11
 SMALL = ("model.d_model=8", "model.n_heads=2", "model.d_ff=8", "attention=softmax")
 
 
-def make_gate(
-    log_a: tuple[float, ...] = LOG_A,
-    stretch: tuple[float, float] = (-0.1, 1.1),
-    temperature: float = 0.33,
-    penalty: float = 0.1,
-) -> HardConcreteGate:
+def make_gate(log_a=LOG_A, stretch=(-0.1, 1.1), temperature=0.33, penalty=0.1):
     gates = HardConcrete(penalty, temperature=temperature, stretch=list(stretch), log_a=0.0)
     gate = HardConcreteGate(len(log_a), gates).double()
     with torch.no_grad():
@@ -41,26 +33,24 @@ def make_gate(
     return gate
 
 
-def reference_g(
-    u: float, log_a: float, stretch: tuple[float, float] = (-0.1, 1.1), temperature: float = 0.33
-) -> float:
+def reference_g(u, log_a, stretch=(-0.1, 1.1), temperature=0.33):
     """Gate of one uniform draw u: sigmoid, stretched, clipped."""
     s = 1 / (1 + math.exp(-(math.log(u) - math.log(1 - u) + log_a) / temperature))
     low, high = stretch
     return min(1.0, max(0.0, s * (high - low) + low))
 
 
-def gate_weights(model: Transformer) -> set[str]:
+def gate_weights(model):
     return {name for name in model.state_dict() if ".gate." in name}
 
 
-def model_of(make: Any, *overrides: str) -> Transformer:
+def model_of(make, *overrides):
     return build_model(typed(make([*SMALL, *overrides])), V, V, joint=True)
 
 
 @pytest.mark.parametrize("stretch", [(-0.1, 1.1), (-0.3, 1.05)])
 @pytest.mark.parametrize("temperature", [0.33, 0.7])
-def test_draw_matches_the_formula(stretch: tuple[float, float], temperature: float) -> None:
+def test_draw_matches_the_formula(stretch, temperature):
     gate = make_gate(stretch=stretch, temperature=temperature).train()
     torch.manual_seed(3)
     factors = gate.factors()
@@ -71,7 +61,7 @@ def test_draw_matches_the_formula(stretch: tuple[float, float], temperature: flo
     torch.testing.assert_close(factors.tolist(), expected, rtol=0, atol=1e-10)
 
 
-def test_probability_of_an_open_head_matches_the_paper() -> None:
+def test_probability_of_an_open_head_matches_the_paper():
     p_open = make_gate().p_open().tolist()
     for value, log_a in zip(p_open, LOG_A, strict=True):
         assert value == pytest.approx(1 / (1 + math.exp(-(log_a + 0.7913))), abs=1e-5)
@@ -86,7 +76,7 @@ def test_probability_of_an_open_head_matches_the_paper() -> None:
         assert gate.p_one()[head].item() == pytest.approx(is_whole, abs=1e-4)
 
 
-def test_one_draw_per_head_and_batch() -> None:
+def test_one_draw_per_head_and_batch():
     gate = make_gate((0.3,) * H, temperature=2.0).train()  # so that few are clipped
     context = torch.ones(B, H, Q, E, dtype=torch.float64)
     torch.manual_seed(0)
@@ -96,7 +86,7 @@ def test_one_draw_per_head_and_batch() -> None:
     assert len(set(first[0, :, 0, 0].tolist())) == H
 
 
-def test_draw_of_exactly_zero_gives_finite_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draw_of_exactly_zero_gives_finite_gradients(monkeypatch):
     monkeypatch.setattr(torch, "rand_like", torch.zeros_like)
     gate = make_gate().float().train()
     factors = gate.factors()
@@ -105,7 +95,7 @@ def test_draw_of_exactly_zero_gives_finite_gradients(monkeypatch: pytest.MonkeyP
     assert torch.isfinite(gate.log_a.grad).all()
 
 
-def test_penalty_and_its_gradient() -> None:
+def test_penalty_and_its_gradient():
     gate = make_gate(penalty=0.25)
     p_open = [1 / (1 + math.exp(-(a - 0.33 * math.log(0.1 / 1.1)))) for a in LOG_A]
     penalty = gate.penalty()
@@ -116,7 +106,7 @@ def test_penalty_and_its_gradient() -> None:
     torch.testing.assert_close(gate.stats()["gate_open"].tolist(), p_open)
 
 
-def test_eval_mode_uses_the_more_likely_state() -> None:
+def test_eval_mode_uses_the_more_likely_state():
     gate = make_gate((-0.01, 0.0, 0.01, 3.0)).eval()
     context = torch.randn(B, H, Q, E, dtype=torch.float64)
     gated = gate(context)
@@ -128,7 +118,7 @@ def test_eval_mode_uses_the_more_likely_state() -> None:
     assert asymmetric.open_heads().tolist() == [False, True]
 
 
-def test_gates_are_at_the_configured_sites(make: Any) -> None:
+def test_gates_are_at_the_configured_sites(make):
     model = model_of(make, "gates=hard_concrete", "gates.sites=[encoder_self]")
     gated = {
         (site, layer)
@@ -145,7 +135,7 @@ def test_gates_are_at_the_configured_sites(make: Any) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["all", "none"])
-def test_frozen_stack_is_unchanged_but_its_gates_learn(make: Any, sharing: str) -> None:
+def test_frozen_stack_is_unchanged_but_its_gates_learn(make, sharing):
     freeze = ("gates=hard_concrete", "gates.freeze=[decoder]", f"model.share_embeddings={sharing}")
     model = model_of(make, *freeze)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -172,7 +162,7 @@ def test_frozen_stack_is_unchanged_but_its_gates_learn(make: Any, sharing: str) 
             assert torch.equal(parameter, before[name]) == (name not in trained), name
 
 
-def test_frozen_encoder_freezes_its_cls_tokens(make: Any) -> None:
+def test_frozen_encoder_freezes_its_cls_tokens(make):
     overrides = ("model.cls_tokens=2", "model.share_embeddings=none")
     model = model_of(make, "gates=hard_concrete", "gates.freeze=[encoder]", *overrides)
     assert model.source_embedding.cls is not None
@@ -180,7 +170,7 @@ def test_frozen_encoder_freezes_its_cls_tokens(make: Any) -> None:
     assert frozen == {"source_embedding", "encoder"}
 
 
-def test_gates_have_a_learning_rate_factor(make: Any) -> None:
+def test_gates_have_a_learning_rate_factor(make):
     model = model_of(make, "gates=hard_concrete", "gates.lr_factor=10")
     node = {"_target_": "torch.optim.AdamW", "lr": 0.01, "weight_decay": 0.5}
     optimizer = build_optimizer(node, model)
@@ -197,12 +187,12 @@ def test_gates_have_a_learning_rate_factor(make: Any) -> None:
     assert [group["lr"] for group in resumed.param_groups] == [0.5, 0.5, 5.0]
 
 
-def test_no_gate_without_heads() -> None:
+def test_no_gate_without_heads():
     assert HardConcrete()(Place("cross", 1, 0, E, 8, ())) is None
     assert HardConcrete(sites=["cross"])(Place("encoder_self", 1, 2, E)) is None
 
 
-def test_listed_heads_are_built_and_other_sites_have_all(make: Any) -> None:
+def test_listed_heads_are_built_and_other_sites_have_all(make):
     config = typed(make([*SMALL, "gates=hard_concrete"]))
     config.model.heads = {"cross": [[2], []]}
     check_model(config, encoder_decoder_sites(config.model), {})

@@ -1,18 +1,15 @@
 """The Transformer around the attention sites, and recomputation of its layers."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from benchmarks.saved_storages import n_bytes, saved_storages
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.heads import HeadGate
@@ -35,25 +32,20 @@ V = 13
 PARTS = Parts()
 
 
-def build(
-    config: ModelConfig = SMALL,
-    attention: str = "softmax",
-    seed: int = 1,
-    parts: Parts = PARTS,
-) -> Transformer:
+def build(config=SMALL, attention="softmax", seed=1, parts=PARTS):
     nodes = {"attention": group_node("attention", attention)}
     factory = AttentionFactory(nodes, positions=parts.positions)
     return Transformer(config, V, V, True, factory, seed, parts).eval()
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batch():
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(4, V, (3, 6), generator=generator)
     target = torch.randint(4, V, (3, 5), generator=generator)
     return source, torch.tensor([6, 4, 2]), target
 
 
-def test_overlapping_evaluations_restore_the_mode_before_the_first() -> None:
+def test_overlapping_evaluations_restore_the_mode_before_the_first():
     model = build().train()
     model.encoder.eval()
     modes = [module.training for module in model.modules()]
@@ -69,7 +61,7 @@ def test_overlapping_evaluations_restore_the_mode_before_the_first() -> None:
 
 
 @pytest.mark.parametrize("choice", group_choices("activation"))
-def test_activation_dropout_is_applied_in_training_only(choice: str) -> None:
+def test_activation_dropout_is_applied_in_training_only(choice):
     activation = instantiate(group_node("activation", choice), "activation")
     feed_forward = FeedForward(16, 64, activation, 0.5)
     nn.init.eye_(feed_forward.inner.weight)
@@ -81,7 +73,7 @@ def test_activation_dropout_is_applied_in_training_only(choice: str) -> None:
 
 
 @needs_kernels
-def test_dropout_of_relu_saves_no_tensor() -> None:
+def test_dropout_of_relu_saves_no_tensor():
     states, sizes = torch.rand(2, 30, 16, requires_grad=True), []
     for rate in (0.0, 0.5):
         feed_forward = FeedForward(16, 64, ReLU(), rate)
@@ -91,7 +83,7 @@ def test_dropout_of_relu_saves_no_tensor() -> None:
     assert sizes[0] == sizes[1] > 0
 
 
-def test_every_layer_has_both_dropout_rates() -> None:
+def test_every_layer_has_both_dropout_rates():
     model = build(dataclasses.replace(SMALL, dropout=0.1, activation_dropout=0.3))
     parts = list(model.modules())
     inner = [part.dropout.rate for part in parts if isinstance(part, FeedForward)]
@@ -101,7 +93,7 @@ def test_every_layer_has_both_dropout_rates() -> None:
 
 
 @pytest.mark.parametrize("norm", [PreNorm, PostNorm])
-def test_residual_dropout_is_applied_in_training_only(norm: type[Residual]) -> None:
+def test_residual_dropout_is_applied_in_training_only(norm):
     residual, pre_norm = norm(16, 0.5), norm is PreNorm
     states, change = torch.randn(2, 30, 16), torch.rand(2, 30, 16) + 0.5
     evaluated = residual.eval().after(states, change)
@@ -113,7 +105,7 @@ def test_residual_dropout_is_applied_in_training_only(norm: type[Residual]) -> N
         assert 0.3 < (residual.after(states, change) == states).float().mean() < 0.7
 
 
-def test_base_model_has_the_parameters_of_the_paper() -> None:
+def test_base_model_has_the_parameters_of_the_paper():
     config = ModelConfig("base", 6, 6, 512, 8, 2048)
     with torch.device("meta"):
         dense, sparse = build(config, "softmax"), build(config, "alpha_entmax")
@@ -122,7 +114,7 @@ def test_base_model_has_the_parameters_of_the_paper() -> None:
     assert n_parameters(sparse) - n_parameters(dense) == 3 * 6 * 8
 
 
-def test_sharing_of_embeddings() -> None:
+def test_sharing_of_embeddings():
     everything = build()
     assert everything.source_embedding.token is everything.target_embedding.token
     assert everything.output.weight is everything.target_embedding.token.weight
@@ -134,7 +126,7 @@ def test_sharing_of_embeddings() -> None:
 
 
 @pytest.mark.parametrize("width", [8, 7, 1])
-def test_sinusoids_match_the_paper(width: int) -> None:
+def test_sinusoids_match_the_paper(width):
     signal = sinusoids(60, width)
     assert signal.shape == (60, width)
     for position, column in itertools.product((0, 1, 2, 59), range(width)):
@@ -143,7 +135,7 @@ def test_sinusoids_match_the_paper(width: int) -> None:
         assert signal[position, column].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_sinusoids_extend_and_learned_positions_are_limited() -> None:
+def test_sinusoids_extend_and_learned_positions_are_limited():
     short = Sinusoids(16, n_positions=4)
     torch.testing.assert_close(short(3, 70), sinusoids(73, 16)[3:])
     source, lengths, target = batch()
@@ -158,22 +150,22 @@ def test_sinusoids_extend_and_learned_positions_are_limited() -> None:
 class NoisyGate(HeadGate):
     """Multiplies every head by a random factor, as gates in training do."""
 
-    def forward(self, context_BHQE: Tensor) -> Tensor:
+    def forward(self, context_BHQE):
         factors = torch.rand(context_BHQE.shape[1], 1, 1, device=context_BHQE.device)
         return context_BHQE * factors.to(context_BHQE.dtype)
 
-    def penalty(self) -> Tensor:
+    def penalty(self):
         return torch.zeros(())
 
 
-def noisy(recompute: bool, node: object, parts: Parts = PARTS, **changes: object) -> Transformer:
+def noisy(recompute, node, parts=PARTS, **changes):
     """A model with dropout everywhere and random gates."""
     config = dataclasses.replace(
         SMALL,
         dropout=0.2,
         activation_dropout=0.2,
         recompute=recompute,
-        **changes,  # type: ignore[arg-type]
+        **changes,
     )
     torch.manual_seed(0)
     factory = AttentionFactory({"attention": node}, {}, 0.2)
@@ -183,7 +175,7 @@ def noisy(recompute: bool, node: object, parts: Parts = PARTS, **changes: object
     return model.train()
 
 
-def loss_and_gradients(model: Transformer, half: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
+def loss_and_gradients(model, half):
     source, lengths, target = batch()
     torch.manual_seed(6)
     with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
@@ -193,7 +185,7 @@ def loss_and_gradients(model: Transformer, half: bool) -> tuple[Tensor, dict[str
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
-def assert_same_bits(node: object, half: bool, **changes: Any) -> None:
+def assert_same_bits(node, half, **changes):
     plain_loss, expected = loss_and_gradients(noisy(False, node, **changes), half)
     loss, gradients = loss_and_gradients(noisy(True, node, **changes), half)
     assert torch.equal(loss, plain_loss)
@@ -206,7 +198,7 @@ def assert_same_bits(node: object, half: bool, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("attention", group_choices("attention"))
-def test_recomputing_gives_the_same_bits(attention: str) -> None:
+def test_recomputing_gives_the_same_bits(attention):
     assert_same_bits(group_node("attention", attention), half=attention != "alpha_entmax")
 
 
@@ -214,25 +206,25 @@ def test_recomputing_gives_the_same_bits(attention: str) -> None:
     "changes",
     [{"parts": Parts(PostNorm, GELU)}, {"cls_tokens": 2}, {"share_embeddings": "none"}],
 )
-def test_recomputing_gives_the_same_bits_in_other_models(changes: dict[str, Any]) -> None:
+def test_recomputing_gives_the_same_bits_in_other_models(changes):
     assert_same_bits(group_node("attention", "alpha_entmax"), False, **changes)
 
 
-def test_recomputing_sums_shared_gradients_in_the_same_order() -> None:
+def test_recomputing_sums_shared_gradients_in_the_same_order():
     assert_same_bits({**group_node("attention", "alpha_entmax"), "share": "site"}, half=True)
 
 
-def saved_bytes(attention: str, **changes: object) -> int:
+def saved_bytes(attention, **changes):
     """Bytes that the forward pass saves for the backward pass, without weights."""
-    model = noisy(node=group_node("attention", attention), **changes)  # type: ignore[arg-type]
+    model = noisy(node=group_node("attention", attention), **changes)
     with saved_storages(model) as saved:
         model(*batch())
     return n_bytes(saved)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
-def test_recomputing_saves_only_the_inputs_of_layers(attention: str) -> None:
-    def per_layer(recompute: bool, stack: str) -> float:
+def test_recomputing_saves_only_the_inputs_of_layers(attention):
+    def per_layer(recompute, stack):
         saved = partial(saved_bytes, attention, recompute=recompute)
         few, many = (saved(**{stack: n_layers}) for n_layers in (2, 5))
         return (many - few) / 3
@@ -244,10 +236,10 @@ def test_recomputing_saves_only_the_inputs_of_layers(attention: str) -> None:
     assert per_layer(False, "decoder_layers") > 15 * target_bytes
 
 
-def test_only_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_training_recomputes(monkeypatch):
     calls = []
 
-    def counted(layer: nn.Module, *arguments: object, **options: object) -> object:
+    def counted(layer, *arguments, **options):
         calls.append(layer)
         return layer(*arguments)
 
@@ -267,7 +259,7 @@ def test_only_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_recomputing_works_with_torch_compile() -> None:
+def test_recomputing_works_with_torch_compile():
     config = dataclasses.replace(SMALL, encoder_layers=1, decoder_layers=1)
     plain = build(config).train()
     recomputing = build(dataclasses.replace(config, recompute=True)).train()

@@ -1,11 +1,8 @@
 """`headwise.nn.HeadAlpha` under optimizers."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ import torch
 from headwise.nn import HeadAlpha
 from headwise.nn import alpha as module
 
-OPTIMIZERS: dict[str, Any] = {
+OPTIMIZERS = {
     "SGD": partial(torch.optim.SGD, momentum=0.9),
     "Adam": torch.optim.Adam,
     "AdamW, fused": partial(torch.optim.AdamW, weight_decay=0.0, fused=True),
@@ -21,7 +18,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_alpha_moves_lr_factor_times_as_far_as_weights(kind: str) -> None:
+def test_alpha_moves_lr_factor_times_as_far_as_weights(kind):
     weight, alpha = torch.nn.Parameter(torch.full((2,), 1.5)), HeadAlpha(2, 1.5, lr_factor=20)
     optimizer = OPTIMIZERS[kind]([weight, alpha.bias], lr=1e-3)
     for values in (weight, alpha()):
@@ -32,7 +29,7 @@ def test_alpha_moves_lr_factor_times_as_far_as_weights(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_alpha_stays_in_its_range_and_returns_from_a_bound_at_once(kind: str) -> None:
+def test_alpha_stays_in_its_range_and_returns_from_a_bound_at_once(kind):
     first = HeadAlpha(2)
     for alpha in (first, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
         optimizer = OPTIMIZERS[kind](alpha.parameters(), lr=0.03)
@@ -46,7 +43,7 @@ def test_alpha_stays_in_its_range_and_returns_from_a_bound_at_once(kind: str) ->
         assert alpha().tolist() == [2.0, 2.0]
 
 
-def test_gradient_at_a_bound_is_summed_before_it_is_blocked() -> None:
+def test_gradient_at_a_bound_is_summed_before_it_is_blocked():
     for grads, expected in (((2.0, -1.0), 1.0), ((1.0, -2.0), 1.1)):
         alpha = HeadAlpha(1)
         optimizer = torch.optim.SGD(alpha.parameters(), lr=0.01)
@@ -56,7 +53,7 @@ def test_gradient_at_a_bound_is_summed_before_it_is_blocked() -> None:
         assert alpha().item() == pytest.approx(expected)
 
 
-def test_weight_decay_of_alpha_warns_once(recwarn: pytest.WarningsRecorder) -> None:
+def test_weight_decay_of_alpha_warns_once(recwarn):
     module._warn_of_decay.cache_clear()
     alpha = HeadAlpha(1, 1.5)
     alpha().sum().backward()
@@ -67,7 +64,7 @@ def test_weight_decay_of_alpha_warns_once(recwarn: pytest.WarningsRecorder) -> N
     assert ["weight decay pulls α" in str(warning.message) for warning in recwarn] == [True]
 
 
-def test_alpha_under_func_transforms() -> None:
+def test_alpha_under_func_transforms():
     alpha = HeadAlpha(2, 1.5)
     names = dict(alpha.named_parameters())
     grad = torch.func.grad(lambda p: torch.func.functional_call(alpha, p, ()).sum())(names)

@@ -1,17 +1,14 @@
 """`headwise.nn.functional.attention` beside torch's function and explicit float64 weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headwise.entmax import alpha_entmax
 from headwise.nn.functional import attention
 
 
-def heads(*shape: int, groups: int = 2) -> list[Tensor]:
+def heads(*shape, groups=2):
     generator = torch.Generator().manual_seed(1)
     batch, n_heads, n_keys, width = shape
     sizes = [shape, (batch, n_heads // groups, n_keys + 3, width)]
@@ -19,7 +16,7 @@ def heads(*shape: int, groups: int = 2) -> list[Tensor]:
     return [torch.randn(size, generator=generator, requires_grad=True) for size in sizes]
 
 
-def explicit(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, mask: Tensor) -> Tensor:
+def explicit(query, key, value, alpha, mask):
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     scores = query @ key.mT * 0.3
     return alpha_entmax(scores, alpha, mask=mask) @ value
@@ -27,7 +24,7 @@ def explicit(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, mask: Ten
 
 @pytest.mark.parametrize("n", [5, 140])
 @pytest.mark.parametrize("kind", ["none", "bool", "additive", "causal", "per head"])
-def test_equals_explicit_float64_weights(n: int, kind: str) -> None:
+def test_equals_explicit_float64_weights(n, kind):
     states = heads(2, 4, n, 8)
     alpha = torch.tensor([1.0, 1.3, 1.5, 2.0], requires_grad=True)
     generator = torch.Generator().manual_seed(2)
@@ -54,7 +51,7 @@ def test_equals_explicit_float64_weights(n: int, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
-def test_scale_of_0_averages_values(alpha: float, dtype: torch.dtype) -> None:
+def test_scale_of_0_averages_values(alpha, dtype):
     states = [torch.randn(2, 3, 8, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
     # memory that a matmul leaves unwritten is then likely to hold NaN
     freed = [torch.full((2, 3, 8, 8), torch.nan, dtype=dtype) for _ in range(100)]
@@ -68,14 +65,14 @@ def test_scale_of_0_averages_values(alpha: float, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("options", [{"attention": "softmax"}, {"alpha": 1.0}])
 @pytest.mark.parametrize("n_axes", [2, 3, 4, 5])
-def test_alpha_of_1_is_torchs_function(options: dict[str, object], n_axes: int) -> None:
+def test_alpha_of_1_is_torchs_function(options, n_axes):
     query, key, value = (torch.randn((2, 3, 2, 6, 8)[-n_axes:]) for _ in range(3))
     ours = attention(query, key, value, is_causal=True, **options)
     theirs = scaled_dot_product_attention(query, key, value, is_causal=True)
     torch.testing.assert_close(ours, theirs)
 
 
-def test_autocast_takes_mixed_dtypes() -> None:
+def test_autocast_takes_mixed_dtypes():
     query, key, value = (torch.randn(1, 2, 6, 8) for _ in range(3))
     with torch.autocast("cpu", torch.bfloat16):
         result = attention(query, key, value.bfloat16(), attention="sparsemax")
@@ -96,18 +93,18 @@ def test_autocast_takes_mixed_dtypes() -> None:
         ({"alpha": 1.5, "dropout_p": 1.0}, "dropout_p"),
     ],
 )
-def test_wrong_arguments(options: dict[str, object], message: str) -> None:
+def test_wrong_arguments(options, message):
     query = torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match=message):
         attention(query, query, query, **options)
 
 
-def test_scale_is_a_number() -> None:
+def test_scale_is_a_number():
     query = torch.randn(1, 2, 5, 8)
     with pytest.raises(TypeError, match="scale must be a number"):
         attention(query, query, query, alpha=1.5, scale=torch.tensor(0.3, requires_grad=True))
 
 
-def test_grouped_keys_need_to_be_asked_for() -> None:
+def test_grouped_keys_need_to_be_asked_for():
     with pytest.raises(ValueError, match="enable_gqa=True"):
         attention(torch.randn(1, 4, 5, 8), *[torch.randn(1, 2, 5, 8)] * 2, alpha=1.5)

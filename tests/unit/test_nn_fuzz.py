@@ -3,8 +3,6 @@
 A call follows from its number: `check(NUMBER)` repeats it.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -26,7 +24,7 @@ UNITS, GRADIENT_UNITS = 30, 1000
 Choose = Callable[[Any], Any]
 
 
-def laid_out(choose: Choose, values: Tensor) -> Tensor:
+def laid_out(choose, values):
     """Return the values in one of several layouts of memory."""
     axes = choose([(-1, -1), (-1, -2), (-2, -3), (-1, -3)])
     if values.dim() >= -axes[1]:
@@ -34,16 +32,16 @@ def laid_out(choose: Choose, values: Tensor) -> Tensor:
     return choose([values, torch.stack([values, values], -1)[..., 0]])
 
 
-def broadcast(choose: Choose, shape: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast(choose, shape):
     """Return a shape that broadcasts to `shape`."""
     return tuple(choose([1, n, n]) for n in shape[choose([0, *range(len(shape) + 1)]) :])
 
 
-def draw_mask(choose: Choose, shape: tuple[int, ...]) -> Tensor:
+def draw_mask(choose, shape):
     return torch.rand(broadcast(choose, shape)) >= choose([0.0, 0.3, 0.9])
 
 
-def draw_alpha(choose: Choose, shape: tuple[int, ...]) -> Tensor | float:
+def draw_alpha(choose, shape):
     """Return a number or a tensor, often 1, 1.5 and 2."""
     halves = torch.randint(0, 6, shape) / 2
     values = 1 + torch.where(halves <= 1, halves, torch.rand(shape))
@@ -51,7 +49,7 @@ def draw_alpha(choose: Choose, shape: tuple[int, ...]) -> Tensor | float:
     return choose([values.to(choose([torch.float64, torch.bfloat16])), values, *numbers])
 
 
-def draw_attention(choose: Choose) -> dict[str, Any]:
+def draw_attention(choose):
     """Return the arguments of a valid call."""
     n_axes, n_heads = choose([2, 3, 4, 4, 4, 5]), choose([1, 2, 6])
     batch = tuple(choose([0, 1, 2, 3, 3]) for _ in range(n_axes - 3))
@@ -79,7 +77,7 @@ def draw_attention(choose: Choose) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def wrong_attention(choose: Choose, call: dict[str, Any]) -> dict[str, Any]:
+def wrong_attention(choose, call):
     """Return one argument that is wrong for the call."""
     query, key, learned = call["query"], call["key"], {"attention": "alpha_entmax"}
     more_keys = torch.ones(*query.shape[:-1], key.shape[-2] + 2, dtype=torch.bool)
@@ -97,7 +95,7 @@ def wrong_attention(choose: Choose, call: dict[str, Any]) -> dict[str, Any]:
     ])  # fmt: skip
 
 
-def explicit_attention(call: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def explicit_attention(call):
     """Return the context and the scores, float64."""
     query, key, value = (call[name].double() for name in ("query", "key", "value"))
     if call["enable_gqa"]:
@@ -117,7 +115,7 @@ def explicit_attention(call: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return explicit_weights(scores, alpha, allowed) @ value, scores
 
 
-def explicit_weights(scores: Tensor, alpha: Tensor | float, allowed: Tensor) -> Tensor:
+def explicit_weights(scores, alpha, allowed):
     """Return weights along the last axis, by bisection; a row without a key is 0."""
     if not scores.shape[-1]:
         return scores
@@ -127,7 +125,7 @@ def explicit_weights(scores: Tensor, alpha: Tensor | float, allowed: Tensor) -> 
     smallest = 1e-7 if isinstance(alpha, Tensor) else 1e-18  # tensors are clamped
     beta = (torch.as_tensor(alpha, dtype=torch.float64).detach() - 1).clamp_min(smallest)
 
-    def powers(threshold: Tensor) -> Tensor:
+    def powers(threshold):
         rest = gap * beta - threshold
         is_zero = rest <= -1
         return (rest.masked_fill(is_zero, 0.0).log1p() / beta).exp().masked_fill(is_zero, 0.0)
@@ -145,7 +143,7 @@ def explicit_weights(scores: Tensor, alpha: Tensor | float, allowed: Tensor) -> 
     return powers(low + step).masked_fill(top == -math.inf, 0.0)
 
 
-def draw_map(choose: Choose) -> dict[str, Any]:
+def draw_map(choose):
     """Return the arguments of a valid call."""
     n_axes = choose([1, 2, 3, 4, 5])
     shape = tuple(choose([0, 1, 2, 3, 4, *[40] * (n < 2)]) for n in reversed(range(n_axes)))
@@ -158,7 +156,7 @@ def draw_map(choose: Choose) -> dict[str, Any]:
     return {"name": name, "scores": scores, "dim": dim, "mask": choose([None, mask]), **alpha}
 
 
-def wrong_map(choose: Choose, call: dict[str, Any]) -> dict[str, Any]:
+def wrong_map(choose, call):
     """Return one argument that is wrong for the call."""
     shape, learned = call["scores"].shape, {"name": "alpha_entmax"}
     more = torch.ones((*shape[:-1], shape[-1] + 2))
@@ -169,11 +167,11 @@ def wrong_map(choose: Choose, call: dict[str, Any]) -> dict[str, Any]:
     ])  # fmt: skip
 
 
-def call_map(name: str, scores: Tensor, dim: int, mask: Tensor | None, **alpha: Any) -> Tensor:
+def call_map(name, scores, dim, mask, **alpha):
     return getattr(entmax, name)(scores, *alpha.values(), dim=dim, mask=mask)
 
 
-def explicit_map(call: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def explicit_map(call):
     """Return the weights and the scores, float64."""
     scores, dim, mask = call["scores"].double(), call["dim"], call["mask"]
     alpha = ALPHAS.get(call["name"], call.get("alpha"))
@@ -184,13 +182,13 @@ def explicit_map(call: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return explicit_weights(rows, alpha, allowed).movedim(-1, dim), scores
 
 
-def largest(values: Tensor) -> float:
+def largest(values):
     """Return the largest magnitude; values that exclude a key do not count."""
     values = values.detach()[values.abs() < 1e9]
     return float(values.abs().max()) if values.numel() else 0.0
 
 
-def check(number: int) -> None:
+def check(number):
     """Make one call, and compare result and gradients."""
     choose = random.Random(number).choice
     torch.manual_seed(number)
@@ -237,7 +235,7 @@ def check(number: int) -> None:
         ),
     ],
 )
-def test_calls_equal_explicit_weights(numbers: range) -> None:
+def test_calls_equal_explicit_weights(numbers):
     for number in numbers:
         try:
             check(number)

@@ -1,16 +1,13 @@
 """`headwise.nn.MultiheadAttention` beside torch's module, and inside torch's layers."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from itertools import product
-from typing import Any
 
 import peft
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise.nn import MultiheadAttention, functional
@@ -20,7 +17,7 @@ MASKS = (None, torch.bool, torch.float64)
 ALPHA = torch.tensor([1.0, 1.3, 1.5, 2.0])  # of the heads
 
 
-def pair(**options: Any) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
+def pair(**options):
     """Torch's module and ours with softmax, with equal weights."""
     modules = []
     for class_, more in (
@@ -36,9 +33,7 @@ def pair(**options: Any) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
     return modules[0], modules[1]
 
 
-def results(
-    module: nn.Module, inputs: list[Tensor], call: Any = None, **options: Any
-) -> list[Tensor | None]:
+def results(module, inputs, call=None, **options):
     """Output, weights, and gradients of inputs and parameters; `call` replaces the module."""
     module.zero_grad()
     leaves = [x.clone().requires_grad_() for x in inputs]
@@ -47,7 +42,7 @@ def results(
     return [output, weights, *(leaf.grad for leaf in (*leaves, *module.parameters()))]
 
 
-def mask(dtype: torch.dtype, *shape: int) -> Tensor:
+def mask(dtype, *shape):
     """Boolean: blocked, but the first key is not; or additive."""
     if dtype is torch.bool:
         blocked = torch.rand(shape) > 0.6
@@ -66,7 +61,7 @@ def mask(dtype: torch.dtype, *shape: int) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("batched", [True, False])
-def test_softmax_equals_torch(options: dict[str, Any], batched: bool) -> None:
+def test_softmax_equals_torch(options, batched):
     theirs, ours = pair(**options)
     axes = (1, 0, 2) if batched and not theirs.batch_first else (0, 1, 2)
     sizes = ((Q, D), (K, theirs.kdim), (K, theirs.vdim))
@@ -85,7 +80,7 @@ def test_softmax_equals_torch(options: dict[str, Any], batched: bool) -> None:
         torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
-def test_is_causal_is_the_causal_mask() -> None:
+def test_is_causal_is_the_causal_mask():
     states = torch.randn(Q, B, D, dtype=torch.float64)
     causal = torch.ones(Q, Q, dtype=torch.bool).triu(1)
     for options in ({}, {"add_zero_attn": True}):
@@ -97,7 +92,7 @@ def test_is_causal_is_the_causal_mask() -> None:
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_is_causal_is_a_hint_beside_a_mask(need_weights: bool) -> None:
+def test_is_causal_is_a_hint_beside_a_mask(need_weights):
     theirs, ours = pair()
     states = torch.randn(Q, B, D, dtype=torch.float64)
     causal = torch.full((Q, Q), -torch.inf, dtype=torch.float64).triu(1)
@@ -107,7 +102,7 @@ def test_is_causal_is_a_hint_beside_a_mask(need_weights: bool) -> None:
     torch.testing.assert_close(ours(states, states, states, **options)[0], expected)
 
 
-def test_alpha_stays_float32_in_half_precision() -> None:
+def test_alpha_stays_float32_in_half_precision():
     module = MultiheadAttention(8, 2, alpha_init=1.3).bfloat16()
     assert module.in_proj_weight.dtype is torch.bfloat16
     assert module.alpha is not None
@@ -115,7 +110,7 @@ def test_alpha_stays_float32_in_half_precision() -> None:
     assert module.alpha().tolist() == pytest.approx([1.3, 1.3])
 
 
-def test_every_head_has_its_alpha_and_hidden_rows_are_zero() -> None:
+def test_every_head_has_its_alpha_and_hidden_rows_are_zero():
     module = MultiheadAttention(D, H)
     with torch.no_grad():
         module.alpha.bias.copy_((ALPHA - 1) / 10)
@@ -135,7 +130,7 @@ def test_every_head_has_its_alpha_and_hidden_rows_are_zero() -> None:
     torch.testing.assert_close(without, output)
 
 
-def test_weights_of_torch_load_and_alpha_stays() -> None:
+def test_weights_of_torch_load_and_alpha_stays():
     theirs, ours = nn.MultiheadAttention(D, H), MultiheadAttention(D, H, alpha_init=1.5)
     outer = nn.ModuleList([theirs])
     nn.ModuleList([ours]).load_state_dict(outer.state_dict())
@@ -149,7 +144,7 @@ def test_weights_of_torch_load_and_alpha_stays() -> None:
     assert again.alpha.factor == 100
 
 
-def sparse_layers(layers: Any) -> None:
+def sparse_layers(layers):
     """Put our attention with the weights of torch's into its layers."""
     for layer, name in product(layers, ("self_attn", "multihead_attn")):
         if hasattr(layer, name):
@@ -164,7 +159,7 @@ def sparse_layers(layers: Any) -> None:
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor|The PyTorch API of nested")
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("replaced", ["before", "after"])
-def test_encoder_of_torch_computes_our_attention(replaced: str, batch_first: bool) -> None:
+def test_encoder_of_torch_computes_our_attention(replaced, batch_first):
     layer = nn.TransformerEncoderLayer(D, H, 2 * D, dropout=0.0, batch_first=batch_first)
     sparse_layers([layer] if replaced == "before" else [])
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
@@ -184,7 +179,7 @@ def test_encoder_of_torch_computes_our_attention(replaced: str, batch_first: boo
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_keep_their_layout(layout: torch.layout) -> None:
+def test_nested_tensors_keep_their_layout(layout):
     module = MultiheadAttention(D, H, attention="entmax15", batch_first=True)
     rows = [torch.randn(length, D) for length in (3, K)]
     nested = torch.nested.nested_tensor(rows, layout=layout)
@@ -196,7 +191,7 @@ def test_nested_tensors_keep_their_layout(layout: torch.layout) -> None:
         functional.attention(nested, nested, nested, attention="entmax15")
 
 
-def test_lora_of_peft_adapts_our_attention() -> None:
+def test_lora_of_peft_adapts_our_attention():
     model = nn.ModuleDict({"own": MultiheadAttention(D, H, alpha_init=1.5)})
     states = torch.randn(3, Q, B, D)
     expected = model["own"](*states)[0]
@@ -206,7 +201,7 @@ def test_lora_of_peft_adapts_our_attention() -> None:
     assert not torch.allclose(model["own"](*states)[0], expected, atol=1e-3)
 
 
-def test_decoder_of_torch_computes_our_attention() -> None:
+def test_decoder_of_torch_computes_our_attention():
     layer = nn.TransformerDecoderLayer(D, H, 2 * D, dropout=0.0, batch_first=True)
     states, memory = torch.randn(B, Q, D), torch.randn(B, K, D)
     mask = nn.Transformer.generate_square_subsequent_mask(Q)
@@ -219,11 +214,11 @@ def test_decoder_of_torch_computes_our_attention() -> None:
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_compiled_checkpointed_pickled_and_in_half_precision(need_weights: bool) -> None:
+def test_compiled_checkpointed_pickled_and_in_half_precision(need_weights):
     module = MultiheadAttention(D, H, alpha_init=1.3)
     states = torch.randn(140, B, D)  # enough for a kernel
 
-    def attend(*inputs: Tensor) -> Any:
+    def attend(*inputs):
         return module(*inputs, need_weights=need_weights)
 
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
@@ -247,12 +242,12 @@ def test_compiled_checkpointed_pickled_and_in_half_precision(need_weights: bool)
         ({"alpha_init": 0.9}, r"alpha_init must be in \[1, 2\]"),
     ],
 )
-def test_wrong_settings(options: dict[str, Any], message: str) -> None:
+def test_wrong_settings(options, message):
     with pytest.raises(ValueError, match=message):
         MultiheadAttention(**({"embed_dim": D, "num_heads": H} | options))
 
 
-def test_wrong_inputs() -> None:
+def test_wrong_inputs():
     module, states = MultiheadAttention(D, H), torch.randn(Q, B, D)
     with pytest.raises(ValueError, match="query, key and value must be"):
         module(states, states[:, :2], states[:, :2])

@@ -4,12 +4,8 @@ Each call is right or raises one TypeError or ValueError, also in shape function
 between NaN and new memory is NaN, so that reads and writes of other memory are seen.
 """
 
-from __future__ import annotations
-
 import random
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +19,7 @@ from kernel_marks import needs_kernels
 
 GUARD, REFUSED = 64, (TypeError, ValueError)
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-CHANGES: list[Callable[[Tensor, random.Random], Tensor | None]] = [
+CHANGES = [
     lambda x, draw: x.to(draw.choice((*FLOATS, torch.int64, torch.int32))),
     lambda x, draw: x.to("meta"),
     lambda x, draw: x[None],
@@ -45,15 +41,15 @@ SETTINGS, SAVED = (1, True, 5, 0.1, 0.3, 1), torch.rand(2, 3, 4, 2)
 ROWS = (torch.rand(6), torch.rand(6, 9), TARGET, torch.rand(6), torch.rand(6, 2))
 
 
-def softmax(scores: Tensor, dim: int, mask: Tensor) -> Tensor:
+def softmax(scores, dim, mask):
     return entmax.softmax(scores, dim, mask=mask)
 
 
-def alpha_entmax(scores: Tensor, alpha: Tensor, dim: int, mask: Tensor) -> Tensor:
+def alpha_entmax(scores, alpha, dim, mask):
     return entmax.alpha_entmax(scores, alpha, dim, mask=mask)
 
 
-ARGUMENTS: dict[Any, tuple[Any, ...]] = {
+ARGUMENTS = {
     "weights": (SCORES, ALPHA, MASK, 1),
     "weights_backward": (SCORES.softmax(-1), SCORES, ALPHA, 1, True),
     "attention": (*ATTENTION, *SETTINGS),
@@ -69,13 +65,13 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
 
 
 @pytest.fixture(autouse=True)
-def _new_memory_is_nan() -> Iterator[None]:
+def _new_memory_is_nan():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
-def guarded(value: Any) -> Any:
+def guarded(value):
     if not isinstance(value, Tensor):
         return value
     fill = torch.nan if value.is_floating_point() else 1
@@ -83,7 +79,7 @@ def guarded(value: Any) -> Any:
     return buffer[GUARD:-GUARD].view(value.shape).copy_(value)
 
 
-def changed(arguments: tuple[Any, ...], draw: random.Random) -> list[Any]:
+def changed(arguments, draw):
     values, dtype = [guarded(value) for value in arguments], draw.choice(FLOATS)
     if draw.random() < 0.3:  # scores and states, all at once
         return [x.to(dtype) if getattr(x, "shape", ())[-1:] in ((8,), (9,)) else x for x in values]
@@ -98,14 +94,14 @@ def changed(arguments: tuple[Any, ...], draw: random.Random) -> list[Any]:
     return values
 
 
-def plain(value: Any, dtype: torch.dtype) -> Any:
+def plain(value, dtype):
     if not isinstance(value, Tensor):
         return value
     value = value.to(dtype) if value.is_floating_point() else value
     return value.clone(memory_format=torch.contiguous_format)
 
 
-def outcome(call: Callable[..., Any], arguments: list[Any]) -> Any:
+def outcome(call, arguments):
     """Return the results as a list, or the error that is raised."""
     try:
         results = call(*arguments)
@@ -116,7 +112,7 @@ def outcome(call: Callable[..., Any], arguments: list[Any]) -> Any:
 
 @needs_kernels
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_any_arguments_are_right_or_refused(name: Any) -> None:
+def test_any_arguments_are_right_or_refused(name):
     draw, n_right, n_refused = random.Random(1), 0, 0
     call = getattr(torch.ops.headwise, name) if isinstance(name, str) else name
     is_float32 = str(name).startswith(("attention", "entmax_loss"))  # else float64 is supported
@@ -152,8 +148,8 @@ def test_any_arguments_are_right_or_refused(name: Any) -> None:
 
 
 @needs_kernels
-def test_size_of_a_batch_may_depend_on_values() -> None:
-    def call(query: Tensor, is_used: Tensor) -> Any:
+def test_size_of_a_batch_may_depend_on_values():
+    def call(query, is_used):
         heads, others = [query[is_used]] * 3, (ALPHA, *[None] * 4, *SETTINGS[:3], 0.0, 0.3, 0)
         return torch.ops.headwise.attention(*heads, *others)[0]
 
@@ -177,14 +173,14 @@ TRITON = (*META, torch.empty(3, device="meta"), *(None,) * 6, 1, False, 0, 0.0, 
         (13, 0.5, "dropout needs random numbers"),
     ],
 )
-def test_triton_operator_refuses_arguments(position: int, value: Any, message: str) -> None:
+def test_triton_operator_refuses_arguments(position, value, message):
     assert torch.ops.headwise.triton_attention(*TRITON)[0].is_meta
     with pytest.raises(REFUSED, match=message):
         torch.ops.headwise.triton_attention(*TRITON[:position], value, *TRITON[position + 1 :])
 
 
 @needs_kernels
-def test_linear_reads_no_other_memory() -> None:
+def test_linear_reads_no_other_memory():
     values, weight, bias = torch.randn(512, 256), torch.randn(512, 256), torch.randn(512)
     for one in (bias[0], bias[:1], bias[None]):
         expected = functional.linear(values, weight, one)

@@ -1,7 +1,5 @@
 """Fused attention on a CPU against the formulas in float64 with all weights stored."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from benchmarks.saved_storages import n_bytes, saved_storages
@@ -30,7 +28,7 @@ SHAPES = {
 }
 
 
-def inputs(shape: tuple[int, int, int, int], width: int = 16) -> list[Tensor]:
+def inputs(shape, width=16):
     """Queries, keys, values and a gradient of the context."""
     n_batch, n_heads, n_queries, n_keys = shape
     generator = torch.Generator().manual_seed(sum(shape))
@@ -38,9 +36,7 @@ def inputs(shape: tuple[int, int, int, int], width: int = 16) -> list[Tensor]:
     return [torch.randn(n_batch, n_heads, n, width, generator=generator) for n in lengths]
 
 
-def allowed(
-    shape: tuple[int, int, int, int], lengths_B: Tensor, causal: bool, offset: int
-) -> Tensor:
+def allowed(shape, lengths_B, causal, offset):
     keys = torch.arange(shape[3])
     mask = (keys < lengths_B[:, None])[:, None, None]
     if causal:
@@ -48,7 +44,7 @@ def allowed(
     return mask
 
 
-def bias_of(shape: tuple[int, int, int, int], offset: int, distances: Distances) -> Tensor:
+def bias_of(shape, offset, distances):
     """Compute the bias by loops, (H, Q, K)."""
     bias = torch.zeros(shape[1:], dtype=torch.float64)
     for h, slope in enumerate(distances.slopes_H.tolist()):
@@ -59,13 +55,7 @@ def bias_of(shape: tuple[int, int, int, int], offset: int, distances: Distances)
     return bias
 
 
-def by_weights(
-    tensors: list[Tensor],
-    alpha: Tensor | float,
-    mask: Tensor,
-    factor: Tensor | float = 1.0,
-    bias: Tensor | float = 0.0,
-) -> list[Tensor]:
+def by_weights(tensors, alpha, mask, factor=1.0, bias=0.0):
     """Return the context and the gradients of queries, keys, values and a tensor alpha."""
     query, key, value = (tensor.double().requires_grad_() for tensor in tensors[:3])
     leaves = [query, key, value]
@@ -79,14 +69,7 @@ def by_weights(
     return [context.detach(), *(tensor.grad for tensor in leaves)]
 
 
-def fused(
-    tensors: list[Tensor],
-    alpha: Tensor | None,
-    power: Power,
-    visible: Visible,
-    rate: float = 0.0,
-    distances: Distances | None = None,
-) -> list[Tensor]:
+def fused(tensors, alpha, power, visible, rate=0.0, distances=None):
     leaves = [tensor.clone().requires_grad_() for tensor in tensors[:3]]
     if alpha is not None:
         leaves.append(alpha.clone().requires_grad_())
@@ -96,7 +79,7 @@ def fused(
     return [context.detach(), *(tensor.grad for tensor in leaves)]
 
 
-def assert_same(actual: list[Tensor], expected: list[Tensor], limit: float = 3e-6) -> None:
+def assert_same(actual, expected, limit=3e-6):
     for tensor, exact in zip(actual, expected, strict=True):
         assert tensor.shape == exact.shape
         assert (tensor - exact).abs().max() <= limit * exact.abs().max().clamp_min(1)
@@ -106,9 +89,7 @@ def assert_same(actual: list[Tensor], expected: list[Tensor], limit: float = 3e-
 @pytest.mark.parametrize("with_pattern", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("power", list(Power))
-def test_equals_attention_by_weights(
-    monkeypatch: pytest.MonkeyPatch, power: Power, name: str, with_pattern: bool, chunk: int
-) -> None:
+def test_equals_attention_by_weights(monkeypatch, power, name, with_pattern, chunk):
     *sizes, causal, offset = SHAPES[name]
     shape = (sizes[0], sizes[1], sizes[2], sizes[3])
     monkeypatch.setattr(attention_module, "CHUNK_SCORES", chunk)
@@ -127,7 +108,7 @@ def test_equals_attention_by_weights(
 
 @pytest.mark.parametrize("n_keys", [30, 130])
 @pytest.mark.parametrize("power", list(Power))
-def test_nan_query_gives_nan_in_its_rows_only(power: Power, n_keys: int) -> None:
+def test_nan_query_gives_nan_in_its_rows_only(power, n_keys):
     tensors = inputs((1, 2, 9, n_keys))
     alpha = torch.full((1, 2, 1, 1), 1.3) if power is Power.ANY else None
     clean = fused(tensors, alpha, power, Visible())
@@ -140,7 +121,7 @@ def test_nan_query_gives_nan_in_its_rows_only(power: Power, n_keys: int) -> None
         assert actual[index][:, :, 4].isnan().all()
 
 
-def test_alpha_per_query() -> None:
+def test_alpha_per_query():
     tensors = inputs((2, 2, 9, 30))
     alpha = torch.rand(2, 2, 9, 1, generator=torch.Generator().manual_seed(1)) + 1
     exact = by_weights(tensors, alpha, torch.tensor(True))
@@ -148,7 +129,7 @@ def test_alpha_per_query() -> None:
 
 
 @pytest.mark.parametrize("power", list(Power))
-def test_bfloat16_is_close(power: Power) -> None:
+def test_bfloat16_is_close(power):
     tensors = [tensor.bfloat16() for tensor in inputs((2, 2, 20, 20))]
     alpha = torch.tensor([1.2, 1.7]).view(1, 2, 1, 1) if power is Power.ANY else None
     lengths = torch.tensor([20, 7])
@@ -166,9 +147,7 @@ def test_bfloat16_is_close(power: Power) -> None:
 @pytest.mark.parametrize(("n_prefix", "chunk"), [(0, 1 << 19), (4, 700)])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("power", list(Power))
-def test_bias_by_distance(
-    monkeypatch: pytest.MonkeyPatch, power: Power, name: str, n_prefix: int, chunk: int
-) -> None:
+def test_bias_by_distance(monkeypatch, power, name, n_prefix, chunk):
     """With padding, α per query and a head without a slope; the prefix may be cached."""
     *sizes, causal, offset = SHAPES[name]
     shape = (sizes[0], sizes[1], sizes[2], sizes[3])
@@ -188,7 +167,7 @@ def test_bias_by_distance(
 
 
 @pytest.mark.parametrize("power", list(Power))
-def test_bias_does_not_lower_bfloat16_precision(power: Power) -> None:
+def test_bias_does_not_lower_bfloat16_precision(power):
     shape, worst = (2, 2, 60, 200), []
     tensors = [tensor.bfloat16() for tensor in inputs(shape)]
     alpha = torch.tensor([1.2, 1.4]).view(1, 2, 1, 1) if power is Power.ANY else None
@@ -204,7 +183,7 @@ def test_bias_does_not_lower_bfloat16_precision(power: Power) -> None:
     assert worst[1] < 1.1 * worst[0]
 
 
-def test_bfloat16_sums_over_chunks_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_sums_over_chunks_are_exact(monkeypatch):
     monkeypatch.setattr(attention_module, "CHUNK_SCORES", 4)
     query, key = torch.zeros(1, 1, 600, 8).bfloat16(), torch.ones(1, 1, 4, 8).bfloat16()
     tensors = [query, key, key, torch.ones_like(query)]
@@ -214,9 +193,7 @@ def test_bfloat16_sums_over_chunks_are_exact(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("chunk", [1 << 19, 700], ids=["whole", "chunked"])
 @pytest.mark.parametrize("power", [Power.EXP, Power.ANY, Power.LINEAR])
-def test_dropout_mask_is_equal_forward_and_backward(
-    monkeypatch: pytest.MonkeyPatch, power: Power, chunk: int
-) -> None:
+def test_dropout_mask_is_equal_forward_and_backward(monkeypatch, power, chunk):
     """With the identity as values, the context is the weights and so shows the mask."""
     monkeypatch.setattr(attention_module, "CHUNK_SCORES", chunk)
     shape, rate = (2, 2, 30, 40), 0.25
@@ -238,7 +215,7 @@ def test_dropout_mask_is_equal_forward_and_backward(
     assert_same(actual, expected, limit=1e-5)
 
 
-def test_bias_does_not_change_dropout_mask() -> None:
+def test_bias_does_not_change_dropout_mask():
     query, key, _, _ = inputs((2, 2, 30, 40), width=40)
     identity, masks = torch.eye(40).expand(2, 2, 40, 40), []
     for distances in (None, Distances(torch.tensor([0.1, 0.2]))):
@@ -248,7 +225,7 @@ def test_bias_does_not_change_dropout_mask() -> None:
     assert torch.equal(*masks)
 
 
-def test_dropout_draws_are_independent() -> None:
+def test_dropout_draws_are_independent():
     """No row, head or column repeats another's mask."""
     shape = (2, 3, 64, 64)
     query, key, _, _ = inputs(shape, width=64)
@@ -265,7 +242,7 @@ def test_dropout_draws_are_independent() -> None:
     assert abs((rows[1:] * rows[:-1]).mean()) < 0.03
 
 
-def test_dropout_draws_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_draws_do_not_depend_on_chunks(monkeypatch):
     """Chunks of queries, of heads, of sentences, and one chunk for all."""
     query, key, _, _ = inputs((3, 2, 20, 30), width=30)
     identity = torch.eye(30).expand(3, 2, 30, 30)
@@ -277,7 +254,7 @@ def test_dropout_draws_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.equal(masks[0], mask) for mask in masks[1:])
 
 
-def test_saved_memory_grows_linearly() -> None:
+def test_saved_memory_grows_linearly():
     n_saved = {}
     for n in (100, 400):
         with saved_storages() as saved:
@@ -287,11 +264,11 @@ def test_saved_memory_grows_linearly() -> None:
     assert n_saved[400] <= 4.1 * n_saved[100]
 
 
-def test_compile_and_checkpoint_change_nothing() -> None:
+def test_compile_and_checkpoint_change_nothing():
     tensors = inputs((2, 2, 20, 20))
     alpha = torch.tensor([1.2, 1.7]).view(1, 2, 1, 1)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
+    def attend(query, key, value, alpha):
         return attention(query * 2, key, value, alpha, Power.ANY, Visible(), 0.1, 0.3) * 3
 
     results = []
@@ -307,7 +284,7 @@ def test_compile_and_checkpoint_change_nothing() -> None:
             torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-def test_flop_counter_counts_two_products_forward_and_five_backward() -> None:
+def test_flop_counter_counts_two_products_forward_and_five_backward():
     tensors = inputs((2, 3, 5, 7))
     register_flops()
     with FlopCounterMode(display=False) as counter:
@@ -316,7 +293,7 @@ def test_flop_counter_counts_two_products_forward_and_five_backward() -> None:
     assert counter.get_total_flops() == (2 + 5) * flops_per_product
 
 
-def test_differentiable_once_only() -> None:
+def test_differentiable_once_only():
     query, key, value, _ = inputs((1, 1, 3, 4))
     context = attention(query.requires_grad_(), key, value, None, Power.LINEAR, Visible(), 0.0, 1.0)
     (grad,) = torch.autograd.grad(context.sum(), query, create_graph=True)
@@ -324,7 +301,7 @@ def test_differentiable_once_only() -> None:
         grad.sum().backward()
 
 
-def test_context_can_be_changed_in_place() -> None:
+def test_context_can_be_changed_in_place():
     tensors = inputs((2, 2, 20, 20))
     expected = fused(tensors, None, Power.SQUARE, Visible())
     leaves = [tensor.clone().requires_grad_() for tensor in tensors[:3]]
@@ -334,7 +311,7 @@ def test_context_can_be_changed_in_place() -> None:
         torch.testing.assert_close(leaf.grad, exact * 2)
 
 
-def test_any_layout_of_lengths_and_masks() -> None:
+def test_any_layout_of_lengths_and_masks():
     tensors = inputs((4, 2, 9, 30))
     lengths, equal_lengths = torch.tensor([30, 4, 17, 9]), torch.tensor([7, 7, 7, 7])
     mask = torch.rand(4, 1, 9, 30, generator=torch.Generator().manual_seed(1)) > 0.3
@@ -353,7 +330,7 @@ def test_any_layout_of_lengths_and_masks() -> None:
         assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-def test_backward_is_equal_within_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_is_equal_within_autocast(monkeypatch):
     monkeypatch.setattr(attention_module, "CHUNK_SCORES", 100)
     tensors = inputs((2, 2, 9, 30))
     results = []
@@ -368,7 +345,7 @@ def test_backward_is_equal_within_autocast(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 0, 5), (2, 2, 5, 0), (0, 2, 3, 4)])
-def test_empty_queries_keys_or_batch(shape: tuple[int, int, int, int]) -> None:
+def test_empty_queries_keys_or_batch(shape):
     tensors = inputs(shape)
     results = fused(tensors, None, Power.LINEAR, Visible())
     assert results[0].shape == tensors[0].shape

@@ -1,9 +1,5 @@
 """Attention of few queries against the formulas in float64 with all weights stored."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -22,7 +18,7 @@ SCALE = 0.3
 SHAPES = [(3, 2, 1, 1, 16), (40, 2, 1, 19, 64), (3, 2, 5, 40, 20), (2, 3, 4, 150, 100)]
 
 
-def inputs(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> list[Tensor]:
+def inputs(shape, dtype):
     """Queries in the layout of projections, keys and values as views of larger caches."""
     n_batch, n_heads, n_queries, n_keys, width = shape
     generator = torch.Generator().manual_seed(sum(shape))
@@ -33,18 +29,11 @@ def inputs(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> list[Te
     return [query_BQHE.to(dtype).transpose(1, 2), *keys_and_values.to(dtype).unbind()]
 
 
-def alpha_of(power: Power, n_heads: int) -> Tensor | None:
+def alpha_of(power, n_heads):
     return torch.linspace(1, 2, n_heads).view(1, n_heads, 1, 1) if power is Power.ANY else None
 
 
-def by_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: Tensor | float,
-    mask: Tensor | None,
-    bias: Tensor | float = 0.0,
-) -> Tensor:
+def by_weights(query, key, value, alpha, mask, bias=0.0):
     if isinstance(alpha, Tensor):
         alpha = alpha.double()
     scores = query.double() @ key.double().transpose(-1, -2) * SCALE + bias
@@ -54,9 +43,7 @@ def by_weights(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("power", list(Power))
-def test_equals_attention_by_weights(
-    power: Power, shape: tuple[int, int, int, int, int], dtype: torch.dtype
-) -> None:
+def test_equals_attention_by_weights(power, shape, dtype):
     tensors = inputs(shape, dtype)
     n_batch, n_heads, n_queries, n_keys, width = shape
     lengths = torch.linspace(0, n_keys, n_batch).long()
@@ -83,9 +70,7 @@ def test_equals_attention_by_weights(
 @pytest.mark.parametrize("n_prefix", [0, 3, 38])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("power", list(Power))
-def test_bias_by_distance(
-    power: Power, shape: tuple[int, int, int, int, int], n_prefix: int, dtype: torch.dtype
-) -> None:
+def test_bias_by_distance(power, shape, n_prefix, dtype):
     """Some queries are in a prefix of 38, others follow it."""
     tensors = inputs(shape, dtype)
     _, n_heads, n_queries, n_keys, _ = shape
@@ -103,7 +88,7 @@ def test_bias_by_distance(
         torch.testing.assert_close(context.double(), expected, rtol=bound, atol=bound)
 
 
-def test_alpha_per_query() -> None:
+def test_alpha_per_query():
     tensors = inputs((2, 2, 5, 30, 16), torch.float32)
     alpha = torch.rand(2, 2, 5, 1, generator=torch.Generator().manual_seed(1)) + 1
     context = attention_of_few(*tensors, alpha, Power.ANY, Visible(), SCALE)
@@ -111,7 +96,7 @@ def test_alpha_per_query() -> None:
     torch.testing.assert_close(context.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_nan_stays_in_its_row_and_padding_is_ignored() -> None:
+def test_nan_stays_in_its_row_and_padding_is_ignored():
     query, key, value = inputs((2, 2, 3, 30, 16), torch.float32)
     lengths = torch.tensor([30, 12])
     clean = attention_of_few(query, key, value, None, Power.EXP, Visible(None, lengths), SCALE)
@@ -121,7 +106,7 @@ def test_nan_stays_in_its_row_and_padding_is_ignored() -> None:
     assert torch.equal(context[:, :, ::2], clean[:, :, ::2])
 
 
-def test_threads_do_not_change_bits(set_threads: Callable[[int], None]) -> None:
+def test_threads_do_not_change_bits(set_threads):
     tensors = inputs((40, 2, 1, 80, 64), torch.float32)  # large enough for two threads
     alpha = alpha_of(Power.ANY, 2)
     contexts = []
@@ -131,7 +116,7 @@ def test_threads_do_not_change_bits(set_threads: Callable[[int], None]) -> None:
     assert torch.equal(*contexts)
 
 
-def test_takes_only_few_queries_without_gradients() -> None:
+def test_takes_only_few_queries_without_gradients():
     few, many = (torch.zeros(2, 2, n, 16) for n in (cpu_few.MAX_QUERIES, 20))
     assert not cpu_few.supports(few, many, many)
     others = [
@@ -157,7 +142,7 @@ def test_takes_only_few_queries_without_gradients() -> None:
             attention_of_few(*tensors, None, Power.EXP, Visible(), SCALE)
 
 
-def test_any_layout_of_keys_and_values() -> None:
+def test_any_layout_of_keys_and_values():
     query, key, value = inputs((3, 2, 2, 9, 16), torch.float32)
     by_position = value.transpose(0, 2).contiguous().transpose(0, 2)
     expanded = [tensor[:1].expand(3, -1, -1, -1) for tensor in (key, value)]
@@ -169,7 +154,7 @@ def test_any_layout_of_keys_and_values() -> None:
         torch.testing.assert_close(context.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_refused() -> None:
+def test_gradients_are_refused():
     tensors = [tensor.requires_grad_() for tensor in inputs((2, 2, 3, 30, 16), torch.float32)]
     context = attention_of_few(*tensors, None, Power.EXP, Visible(), SCALE)
     with pytest.raises(RuntimeError, match="differentiated"):

@@ -3,15 +3,11 @@
 Axes: B batch, H heads, N positions, E head width.
 """
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
 from benchmarks.saved_storages import n_bytes, saved_storages
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import headwise.ops.attention.cpu_sparse as attention_module
@@ -41,7 +37,7 @@ pytestmark = needs_kernels
 CHUNKS = {"whole": 1 << 20, "heads": 1200, "blocks": 100}
 
 
-def sparse(tensors: list[Tensor], alpha: Tensor | None, settings: Settings) -> list[Tensor]:
+def sparse(tensors, alpha, settings):
     """Return the context and the gradients of queries, keys, values and alpha."""
     leaves = [
         one.detach().clone().requires_grad_() for one in (*tensors[:3], alpha) if one is not None
@@ -55,9 +51,7 @@ def sparse(tensors: list[Tensor], alpha: Tensor | None, settings: Settings) -> l
     ("chunk", "causal"), [("whole", True), ("whole", False), ("heads", True), ("blocks", False)]
 )
 @pytest.mark.parametrize("name", PATTERNS)
-def test_equals_masked_dense_computation(
-    monkeypatch: pytest.MonkeyPatch, name: str, causal: bool, chunk: str
-) -> None:
+def test_equals_masked_dense_computation(monkeypatch, name, causal, chunk):
     """With padding, bias, α per head, whole and partial blocks, all combinations of heads."""
     monkeypatch.setattr(attention_module, "CHUNK_SCORES", CHUNKS[chunk])
     distances = Distances(torch.tensor([0.25, 0.0, 0.1]), 2)
@@ -72,7 +66,7 @@ def test_equals_masked_dense_computation(
         assert_same(sparse(tensors, alpha, settings), dense(tensors, alpha, settings, mask))
 
 
-def test_alpha_per_query() -> None:
+def test_alpha_per_query():
     layout, mask = layout_and_mask(make_pattern("fixed"), 18, True)
     alpha = torch.rand(B, H, 18, 1, generator=torch.Generator().manual_seed(1)) * 0.8 + 1
     settings, tensors = Settings(layout, Power.ANY, 0.0, 0.3), inputs(18)
@@ -80,7 +74,7 @@ def test_alpha_per_query() -> None:
 
 
 @pytest.mark.parametrize("power", [Power.EXP, Power.SQUARE])
-def test_bfloat16_is_close(power: Power) -> None:
+def test_bfloat16_is_close(power):
     layout, mask = layout_and_mask(make_pattern("strided"), 29, True)
     settings, tensors = Settings(layout, power, 0.0, 0.3), [one.bfloat16() for one in inputs(29)]
     actual = sparse(tensors, None, settings)
@@ -90,9 +84,7 @@ def test_bfloat16_is_close(power: Power) -> None:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_dropout_is_equal_forward_and_backward_and_in_chunks(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_dropout_is_equal_forward_and_backward_and_in_chunks(monkeypatch, name):
     """With the identity as values, the context is the weights and so shows the dropped ones."""
     n, rate = 32, 0.25
     layout, mask = layout_and_mask(make_pattern(name), n, True)
@@ -115,11 +107,11 @@ def test_dropout_is_equal_forward_and_backward_and_in_chunks(
         assert_same(sparse(tensors, None, settings), expected)
 
 
-def test_layer_uses_the_kernel_and_equals_its_torch_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_uses_the_kernel_and_equals_its_torch_path(monkeypatch):
     chosen = []
     original = dispatch.sparse_attention
 
-    def recorded(*arguments: Any) -> dispatch.Choice:
+    def recorded(*arguments):
         chosen.append(original(*arguments))
         return chosen[-1]
 
@@ -134,8 +126,8 @@ def test_layer_uses_the_kernel_and_equals_its_torch_path(monkeypatch: pytest.Mon
     layer = AttentionFactory(choices)(Place("decoder_self", 1, H, E))
     states = torch.randn(2, 80, H * E, generator=torch.Generator().manual_seed(1))
 
-    def attend(states: Tensor) -> Tensor:
-        context: Tensor = layer(states, states, states, Mask(None, True))
+    def attend(states):
+        context = layer(states, states, states, Mask(None, True))
         return context
 
     results = []
@@ -155,9 +147,7 @@ def test_layer_uses_the_kernel_and_equals_its_torch_path(monkeypatch: pytest.Mon
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_memory_grows_linearly_without_a_mask_of_all_positions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_grows_linearly_without_a_mask_of_all_positions(monkeypatch):
     n_saved = {}
     monkeypatch.setattr(attention_module, "CHUNK_SCORES", 1000)
     for n in (100, 400):
@@ -171,7 +161,7 @@ def test_memory_grows_linearly_without_a_mask_of_all_positions(
     assert n_saved[400] <= 4.1 * n_saved[100]
 
 
-def test_differentiable_once_only_and_context_can_change_in_place() -> None:
+def test_differentiable_once_only_and_context_can_change_in_place():
     layout, _ = layout_and_mask(make_pattern("strided"), 18, True)
     query, key, value, _ = inputs(18)
     settings = Settings(layout, Power.SQUARE, 0.0, 0.3)

@@ -1,16 +1,13 @@
 """Fused α-entmax attention compared with float64, in Triton's interpreter or on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.ops.attention import triton_launch, triton_tiles
 from headwise.ops.attention.triton import triton_entmax_attention, unsupported_reason
 from headwise.ops.family import Power
-from triton_cases import Case, assert_precise, errors, fused, make_case, reference
+from triton_cases import assert_precise, errors, fused, make_case, reference
 from triton_marks import DEVICE, needs_triton
 
 kernels = pytest.mark.usefixtures("form")
@@ -22,7 +19,7 @@ MASKS = [
 
 
 @pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def form(request, monkeypatch):
     if request.param == "streaming":
         monkeypatch.setattr(triton_tiles, "RESIDENT_BYTES", 0)
     return str(request.param)
@@ -47,14 +44,12 @@ class TestAgainstFloat64:
         ],
         ids=MASKS,
     )
-    def test_masks(self, case: Case) -> None:
+    def test_masks(self, case):
         assert_precise(fused(case), reference(case))
 
     @kernels
     @pytest.mark.parametrize(("head_dim", "deviation"), [(16, 4.0), (128, 1.5)])
-    def test_rows_of_several_blocks(
-        self, head_dim: int, deviation: float, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_rows_of_several_blocks(self, head_dim, deviation, monkeypatch):
         monkeypatch.setattr(triton_tiles, "RESIDENT_KEYS", 512)
         shape = (1, 2, 90, 150, head_dim)
         case = make_case(shape, None, torch.float32, deviation, [140], causal=True, offset=60)
@@ -62,7 +57,7 @@ class TestAgainstFloat64:
 
     @kernels
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_slopes_do_not_lower_precision(self, dtype: torch.dtype) -> None:
+    def test_slopes_do_not_lower_precision(self, dtype):
         """Over several blocks, with scores up to a hundred."""
         worst = []
         for n_prefix in (None, 5):
@@ -71,7 +66,7 @@ class TestAgainstFloat64:
         assert worst[1] < max(2 * worst[0], 3e-5)
 
     @kernels
-    def test_alpha_per_head(self) -> None:
+    def test_alpha_per_head(self):
         case = make_case((1, 6, 16, 70, 16), [1.0, 1.01, 1.3, 1.5, 1.8, 2.0])
         actual, expected = fused(case), reference(case)
         # at α = 1 the reference uses a slightly larger α
@@ -81,13 +76,13 @@ class TestAgainstFloat64:
 
     @kernels
     @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
-    def test_one_alpha_for_all_heads(self, alpha: float) -> None:
+    def test_one_alpha_for_all_heads(self, alpha):
         case = make_case((1, 2, 16, 100, 16), [alpha, alpha], deviation=3.0)
         assert max(errors(fused(case, alpha=alpha), reference(case))) < 5e-5
 
     @kernels
     @pytest.mark.parametrize("head_dim", [24, 64, 80, 128])
-    def test_head_dims(self, head_dim: int) -> None:
+    def test_head_dims(self, head_dim):
         case = make_case((1, 1, 16, 20, head_dim), [1.4])
         assert_precise(fused(case), reference(case))
 
@@ -102,7 +97,7 @@ class TestAgainstFloat64:
         ],
         ids=["bf16", "bf16, 64 wide", "bf16, 128 wide", "fp16"],
     )
-    def test_half_precision(self, dtype: torch.dtype, head_dim: int, bound: float) -> None:
+    def test_half_precision(self, dtype, head_dim, bound):
         shape = (2, 4, 17, 70, head_dim)
         case = make_case(shape, [1.0, 1.02, 1.5, 1.9], dtype, lengths=[70, 33])
         actual = fused(case)
@@ -111,7 +106,7 @@ class TestAgainstFloat64:
         assert max(errors(actual, reference(case))) < bound
 
     @pytest.mark.parametrize(("n_queries", "head_dim", "causal"), [(1, 64, False), (70, 80, True)])
-    def test_half_precision_in_long_rows(self, n_queries: int, head_dim: int, causal: bool) -> None:
+    def test_half_precision_in_long_rows(self, n_queries, head_dim, causal):
         n_keys = triton_tiles.RESIDENT_KEYS + 40
         shape, offset = (2, 2, n_queries, n_keys, head_dim), n_keys - n_queries
         case = make_case(shape, None, torch.bfloat16, 1.5, [n_keys, 110], causal, offset)
@@ -119,7 +114,7 @@ class TestAgainstFloat64:
             assert (tensor.double() - exact).norm() < 0.02 * exact.norm()
 
     @kernels
-    def test_adversarial_rows(self) -> None:
+    def test_adversarial_rows(self):
         case = make_case((1, 3, 16, 70, 16), [1.02, 1.5, 1.9])
         query, key, _ = case.tensors
         key[:, :, 10:30] = key[:, :, :1]  # ties
@@ -138,7 +133,7 @@ class TestEdges:
     pytestmark = needs_triton
 
     @kernels
-    def test_rows_without_keys_are_zero(self) -> None:
+    def test_rows_without_keys_are_zero(self):
         case = make_case((2, 2, 18, 20, 16), lengths=[20, 0])
         context, grad_query, grad_key, grad_value, grad_alpha = fused(case)
         for tensor in (context, grad_query, grad_key, grad_value):
@@ -151,7 +146,7 @@ class TestEdges:
         torch.testing.assert_close(fused(alone)[4], grad_alpha)
 
     @kernels
-    def test_any_layout_of_lengths(self) -> None:
+    def test_any_layout_of_lengths(self):
         case = make_case((2, 2, 8, 20, 16), lengths=[13, 13])
         expected = fused(case)
         for lengths in (torch.tensor([13]), torch.tensor(13), torch.tensor([13, 1, 13])[::2]):
@@ -160,7 +155,7 @@ class TestEdges:
                 assert torch.equal(one, other)
 
     @kernels
-    def test_padding_is_not_read(self) -> None:
+    def test_padding_is_not_read(self):
         case = make_case((1, 2, 16, 40, 16), lengths=[25])
         all_expected = fused(case)
         for tensor in case.tensors[1:]:
@@ -169,7 +164,7 @@ class TestEdges:
             assert torch.equal(actual, expected)
 
     @kernels
-    def test_nan_stays_in_its_row(self) -> None:
+    def test_nan_stays_in_its_row(self):
         case = make_case((1, 2, 18, 40, 16))
         before = fused(case)[0]
         case.tensors[0][0, 1, 5, 2] = torch.nan
@@ -180,16 +175,14 @@ class TestEdges:
         assert torch.equal(context, before)
 
     @kernels
-    def test_results_are_deterministic(self) -> None:
+    def test_results_are_deterministic(self):
         case = make_case((2, 2, 20, 70, 16), lengths=[70, 33])
         for first, second in zip(fused(case), fused(case), strict=True):
             assert torch.equal(first, second)
 
     @pytest.mark.parametrize("n_queries", [128, 70])
     @pytest.mark.parametrize("causal", [False, True])
-    def test_empty_blocks_are_skipped(
-        self, n_queries: int, causal: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_empty_blocks_are_skipped(self, n_queries, causal, monkeypatch):
         """Rows beyond the last query do not keep a block live."""
         monkeypatch.setattr(triton_tiles, "RESIDENT_BYTES", 0)
         offset = 256 - n_queries if causal else 0
@@ -212,9 +205,7 @@ class TestDropout:
     pytestmark = needs_triton
     RATE = 0.3
 
-    def keep_mask(
-        self, shape: tuple[int, int, int, int], seed: int, causal: bool = False
-    ) -> Tensor:
+    def keep_mask(self, shape, seed, causal=False):
         """Return the weights that dropout keeps, from equal weights and unit vectors as values."""
         n_batch, n_heads, n_queries, n_keys = shape
         assert n_keys <= 128
@@ -227,14 +218,14 @@ class TestDropout:
         return context[..., :n_keys] > 0
 
     @kernels
-    def test_gradients_use_the_dropout_mask(self) -> None:
+    def test_gradients_use_the_dropout_mask(self):
         case = make_case((1, 2, 40, 80, 16), [1.2, 1.7], causal=True, offset=40, n_prefix=2)
         keep = self.keep_mask((1, 2, 40, 80), seed=3)
         torch.manual_seed(3)
         actual = fused(case, self.RATE)
         assert_precise(actual, reference(case, keep, self.RATE))
 
-    def test_dropout_rate_and_independence(self) -> None:
+    def test_dropout_rate_and_independence(self):
         keep = self.keep_mask((2, 2, 64, 128), seed=1).double()
         n_weights = keep.numel()
         deviation = (self.RATE * (1 - self.RATE) / n_weights) ** 0.5
@@ -245,18 +236,18 @@ class TestDropout:
             correlation = float((centred * other).mean() / centred.square().mean())
             assert abs(correlation) < 4 * n_weights**-0.5
 
-    def test_torch_seed_determines_the_mask(self) -> None:
+    def test_torch_seed_determines_the_mask(self):
         first, again, other = (self.keep_mask((1, 1, 16, 32), seed) for seed in (1, 1, 2))
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
 
-    def test_checkpointing_repeats_the_mask(self) -> None:
+    def test_checkpointing_repeats_the_mask(self):
         case = make_case((1, 2, 16, 32, 16))
         torch.manual_seed(5)
         expected = fused(case, self.RATE)
         query = case.tensors[0].detach().requires_grad_()
 
-        def attend(query: Tensor) -> Tensor:
+        def attend(query):
             return triton_entmax_attention(
                 query, *case.tensors[1:], case.alpha, dropout=self.RATE, scale=case.scale
             )
@@ -268,7 +259,7 @@ class TestDropout:
 
 
 @pytest.mark.parametrize("n_keys", [2048, 16384])
-def test_memory_grows_linearly(n_keys: int) -> None:
+def test_memory_grows_linearly(n_keys):
     """Tensors saved besides the inputs do not grow per query with the number of keys."""
     query = torch.empty(1, 1, n_keys, 64, device="meta", dtype=torch.bfloat16)
     saved = triton_launch._fake_forward(
@@ -278,7 +269,7 @@ def test_memory_grows_linearly(n_keys: int) -> None:
     assert saved[4].numel() / n_keys <= n_keys / 64**2  # one flag per block
 
 
-def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(monkeypatch):
     monkeypatch.setattr("headwise.ops.triton.device.HAS_TRITON", True)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     query = torch.zeros(1, 2, 3, 16)

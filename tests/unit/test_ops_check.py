@@ -1,20 +1,14 @@
 """Wrong kernels are found before use, reported, and replaced by torch."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headwise import entmax
@@ -47,7 +41,7 @@ DEVICE = torch.device(DEVICE_NAME, 0) if DEVICE_NAME == "cuda" else torch.device
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def cache(monkeypatch, tmp_path):
     """Start without checks and remember new ones in a temporary folder; compiled kernels stay."""
     monkeypatch.setattr(dispatch, "_FAILURES", {})
     monkeypatch.setattr(check, "machine_cache_dir", lambda: tmp_path)
@@ -55,12 +49,12 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scores() -> Tensor:
+def scores():
     return torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
-def broken_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def broken_cpp(monkeypatch, tmp_path):
     """C++ kernels whose maps give every key too large a weight."""
     sources = tmp_path / "csrc"
     shutil.copytree(build.SOURCES, sources)
@@ -79,7 +73,7 @@ def broken_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
 BREAK = ("shift, correction));", "shift, correction + 0.01f));")
 
 
-def assert_entmax15_is_exact(scores: Tensor) -> None:
+def assert_entmax15_is_exact(scores):
     """Compare 1.5-entmax and its gradient with float64."""
     single = scores.clone().requires_grad_()
     double = scores.double().requires_grad_()
@@ -92,7 +86,7 @@ def assert_entmax15_is_exact(scores: Tensor) -> None:
 @needs_kernels
 @pytest.mark.slow  # compiles
 @pytest.mark.usefixtures("broken_cpp")
-def test_broken_cpp_kernel_is_reported(scores: Tensor, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_cpp_kernel_is_reported(scores, caplog):
     assert (cpu_maps.forward(scores[None], None, Power.SQUARE).sum(-1) - 1).abs().max() > 1e-3
     assert_entmax15_is_exact(scores)
     assert_entmax15_is_exact(scores)
@@ -115,12 +109,10 @@ def test_broken_cpp_kernel_is_reported(scores: Tensor, caplog: pytest.LogCapture
         (FewRows, "__call__", "linear maps of few rows"),
     ],
 )
-def test_wrong_python_half_of_a_kernel_is_found(
-    module: ModuleType | type, name: str, differs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_python_half_of_a_kernel_is_found(module, name, differs, monkeypatch):
     original = getattr(module, name)
 
-    def wrong(*arguments: Any) -> Any:
+    def wrong(*arguments):
         result = original(*arguments)
         first, *rest = result if isinstance(result, tuple) else (result,)
         return (first + 0.01, *rest) if rest else first + 0.01
@@ -130,7 +122,7 @@ def test_wrong_python_half_of_a_kernel_is_found(
 
 
 @needs_kernels
-def test_sparse_attention_without_far_keys_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_attention_without_far_keys_is_found(monkeypatch):
     monkeypatch.setattr(Columns, "products", lambda *_: iter(()))
     assert "contexts" in str(check.failure(CPP))
 
@@ -148,27 +140,25 @@ class TestTriton:
         ],
         ids=str,
     )
-    def test_kernels_pass(self, library: Library) -> None:
+    def test_kernels_pass(self, library):
         assert check.failure(library) is None
 
     @pytest.mark.parametrize("module", [triton_maps, triton_losses])
-    def test_wrong_kernel_of_long_rows_is_found(
-        self, module: ModuleType, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_wrong_kernel_of_long_rows_is_found(self, module, monkeypatch):
         name = "forward" if module is triton_maps else "read"
         original = getattr(module, name)
 
-        def wrong(scores: Tensor, *rest: Any) -> Any:
+        def wrong(scores, *rest):
             return original(scores * (1.01 if scores.shape[-1] > 2048 else 1), *rest)
 
         monkeypatch.setattr(module, name, wrong)
         library = Library(dispatch.TRITON, DEVICE, torch.float32, Power.SQUARE)
         assert "differ" in str(check.failure(library))
 
-    def test_missing_block_of_a_pattern_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_block_of_a_pattern_is_found(self, monkeypatch):
         original = triton_blocks._marks
 
-        def without_first_keys(*arguments: Any) -> Tensor:
+        def without_first_keys(*arguments):
             marks = original(*arguments)
             marks[:, :, 1:, 0] = 0
             return marks
@@ -179,8 +169,8 @@ class TestTriton:
         assert "contexts" in str(check.failure(library))
 
 
-def test_each_gpu_type_map_and_width_is_checked_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Library] = []
+def test_each_gpu_type_map_and_width_is_checked_apart(monkeypatch):
+    checked = []
     monkeypatch.setattr(check, "failure", checked.append)
     one, other = torch.device("cuda", 0), torch.device("cuda", 1)
     settings = [
@@ -194,10 +184,8 @@ def test_each_gpu_type_map_and_width_is_checked_apart(monkeypatch: pytest.Monkey
 
 
 @needs_kernels
-def test_error_of_a_check_is_not_remembered(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*arguments: Any) -> Tensor:
+def test_error_of_a_check_is_not_remembered(cache, monkeypatch, caplog):
+    def fail(*arguments):
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patch:
@@ -209,9 +197,7 @@ def test_error_of_a_check_is_not_remembered(
 
 
 @needs_kernels
-def test_check_is_remembered_per_build_and_source(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_is_remembered_per_build_and_source(cache, monkeypatch):
     assert check.failure(CPP) is None
     assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patch:
@@ -224,7 +210,7 @@ def test_check_is_remembered_per_build_and_source(
 
 
 @needs_kernels
-def test_precision_may_be_set_by_backend(scores: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_may_be_set_by_backend(scores, monkeypatch):
     monkeypatch.setattr(check, "failure", lambda built: None)
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
@@ -234,7 +220,7 @@ def test_precision_may_be_set_by_backend(scores: Tensor, monkeypatch: pytest.Mon
 
 
 @needs_kernels
-def test_check_is_remembered_per_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_is_remembered_per_setting(monkeypatch):
     """Those that choose other code for products of matrices, or for Triton's kernels."""
     monkeypatch.setattr(check, "_triton_facts", lambda device: "facts")
     built = Library(dispatch.TRITON)
@@ -250,7 +236,7 @@ def test_check_is_remembered_per_setting(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_kernels
-def test_failure_is_not_remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_not_remembered(cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(check, "_differences", lambda library: list("abcde"))
         assert check.failure(CPP) == "a; b; c; and 2 other results"
@@ -259,10 +245,8 @@ def test_failure_is_not_remembered(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @needs_kernels
-def test_full_disk_is_no_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def touch(path: Path) -> None:
+def test_full_disk_is_no_error(monkeypatch, caplog):
+    def touch(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "touch", touch)
@@ -272,10 +256,10 @@ def test_full_disk_is_no_error(
 
 
 @needs_kernels
-def test_other_threads_that_draw_do_not_disturb_the_check(scores: Tensor) -> None:
+def test_other_threads_that_draw_do_not_disturb_the_check(scores):
     stop = threading.Event()
 
-    def draw() -> None:
+    def draw():
         while not stop.is_set():
             torch.randperm(100)
 
@@ -291,7 +275,7 @@ def test_other_threads_that_draw_do_not_disturb_the_check(scores: Tensor) -> Non
 
 
 @needs_kernels
-def test_kernels_pass_in_any_mode_without_using_the_generator() -> None:
+def test_kernels_pass_in_any_mode_without_using_the_generator():
     state = torch.get_rng_state()
     torch.set_default_dtype(torch.float64)
     try:
@@ -302,7 +286,7 @@ def test_kernels_pass_in_any_mode_without_using_the_generator() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def attend(scores: Tensor) -> Tensor:
+def attend(scores):
     states = scores[:, :1].repeat(1, dispatch.MIN_KEYS, 1)
     return ATTENTION(states, states, states, Mask())
 
@@ -311,7 +295,7 @@ TARGET = torch.arange(6).view(2, 3)
 ATTENTION = AttentionFactory({"attention": {**group_node("attention", "alpha_entmax")}})(
     Place("encoder_self", 1, 2, 10)
 )
-FIRST_CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+FIRST_CALLS = {
     "softmax": entmax.softmax,
     "alpha_entmax": lambda scores: alpha_entmax(scores, torch.tensor([[1.3], [1], [2]])),
     "entmax15_loss": lambda scores: entmax.entmax15_loss(scores, TARGET, label_smoothing=0.1),
@@ -323,7 +307,7 @@ FIRST_CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @needs_kernels
 @pytest.mark.parametrize("name", FIRST_CALLS)
-def test_first_call_of_a_process_may_be_compiled(name: str, scores: Tensor) -> None:
+def test_first_call_of_a_process_may_be_compiled(name, scores):
     """The kernels are checked while it is traced, and used."""
     torch._dynamo.reset()
     compiled = torch.compile(FIRST_CALLS[name], backend="eager", fullgraph=True)
@@ -333,7 +317,7 @@ def test_first_call_of_a_process_may_be_compiled(name: str, scores: Tensor) -> N
 
 
 @needs_kernels
-def test_log_softmax_may_be_compiled_after_a_call(scores: Tensor) -> None:
+def test_log_softmax_may_be_compiled_after_a_call(scores):
     """Its kernel is not an operator."""
     expected = log_softmax(scores)
     assert dispatch._FAILURES
@@ -342,9 +326,7 @@ def test_log_softmax_may_be_compiled_after_a_call(scores: Tensor) -> None:
 
 
 @needs_kernels
-def test_compiled_graph_does_not_use_wrong_kernels(
-    scores: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_graph_does_not_use_wrong_kernels(scores, monkeypatch):
     forward = cpu_maps.forward
     monkeypatch.setattr(cpu_maps, "forward", lambda *arguments: forward(*arguments) + 0.01)
     compiled = torch.compile(entmax15, backend="eager", fullgraph=True)
@@ -352,7 +334,7 @@ def test_compiled_graph_does_not_use_wrong_kernels(
     assert "weights" in dispatch.failures()[CPP]
 
 
-def on_gpu(tensor: Tensor) -> Tensor:
+def on_gpu(tensor):
     """Return a tensor without values, as if on a GPU."""
     with FakeTensorMode():
         return torch.empty(tensor.shape, device=torch.device("cuda", 0))
@@ -381,9 +363,9 @@ FEW, MANY, LONG = (torch.zeros(1, 2, n, 8) for n in (3, 200, 1024))
     ],
 )
 def test_attention_kernel_choice_has_a_reason(
-    query: Tensor, key: Tensor, power: Power, dropout: float, bias: str,
-    expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    query, key, power, dropout, bias,
+    expected, monkeypatch
+):  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     settings = (power, dropout, False, False, bool(bias), bias == "padded")

@@ -1,7 +1,5 @@
 """The compiled kernels equal torch, which replaces them where they are unavailable."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
@@ -9,13 +7,10 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from headwise.entmax import entmax15, entmax15_loss
 from headwise.entmax.losses import log_softmax
@@ -33,9 +28,7 @@ from triton_cases import assert_near_float64
 @needs_kernels
 @pytest.mark.parametrize("n_keys", [30, 130])
 @pytest.mark.parametrize("power", list(Power))
-def test_nonfinite_gradients_stay_in_their_row_and_off_masked_keys(
-    power: Power, n_keys: int
-) -> None:
+def test_nonfinite_gradients_stay_in_their_row_and_off_masked_keys(power, n_keys):
     """Long rows store only keys with a weight, next to those stored for earlier rows."""
     generator = torch.Generator().manual_seed(7)
     scores = torch.randn(1, 1, 40, n_keys, generator=generator) * 3
@@ -58,7 +51,7 @@ def test_nonfinite_gradients_stay_in_their_row_and_off_masked_keys(
 
 
 @needs_kernels
-def test_threads_do_not_change_bits(set_threads: Callable[[int], None]) -> None:
+def test_threads_do_not_change_bits(set_threads):
     scores = torch.randn(8, 4, 50, 70, generator=torch.Generator().manual_seed(2))
     alpha = torch.rand(4, 1, 1).add(1)[None]
     results = []
@@ -70,13 +63,13 @@ def test_threads_do_not_change_bits(set_threads: Callable[[int], None]) -> None:
 
 
 @pytest.fixture
-def cleared_library_cache() -> Iterator[None]:
+def cleared_library_cache():
     build._library.cache_clear()
     yield
     build._library.cache_clear()
 
 
-def reason_without(patch: pytest.MonkeyPatch, **environment: str) -> str:
+def reason_without(patch, **environment):
     """Return why kernels are unavailable in this environment; the maps must still work."""
     for name, value in environment.items():
         patch.setenv(name, value)
@@ -85,9 +78,7 @@ def reason_without(patch: pytest.MonkeyPatch, **environment: str) -> str:
 
 
 @pytest.mark.usefixtures("cleared_library_cache")
-def test_missing_compiler_is_warned_of_once_and_kernels_can_be_disabled(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_compiler_is_warned_of_once_and_kernels_can_be_disabled(monkeypatch, caplog):
     monkeypatch.delenv("CXX", raising=False)
     assert [reason_without(monkeypatch, PATH="")[:15] for _ in range(2)] == ["no C++ compiler"] * 2
     build._library.cache_clear()
@@ -97,9 +88,7 @@ def test_missing_compiler_is_warned_of_once_and_kernels_can_be_disabled(
 
 @pytest.mark.usefixtures("cleared_library_cache")
 @pytest.mark.parametrize("compiler", ["/nowhere/c++", "false", "true"])
-def test_failed_compilation_is_named_and_not_repeated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
-) -> None:
+def test_failed_compilation_is_named_and_not_repeated(monkeypatch, tmp_path, compiler):
     """That of a compiler that is missing or fails, and of libraries that cannot be loaded."""
     monkeypatch.setattr(build, "_build", Mock(wraps=build._build))
     expected = compiler if compiler != "true" else "cannot open shared object"
@@ -112,7 +101,7 @@ def test_failed_compilation_is_named_and_not_repeated(
 
 
 @pytest.mark.usefixtures("cleared_library_cache")
-def test_ended_compilation_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ended_compilation_is_repeated(monkeypatch, tmp_path):
     killed, slow = subprocess.CalledProcessError(-15, "c++"), subprocess.TimeoutExpired("c++", 300)
     for error, message in (killed, "status -15"), (slow, "timed out"):
         build._library.cache_clear()
@@ -122,7 +111,7 @@ def test_ended_compilation_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.usefixtures("cleared_library_cache")
-def test_unwritable_cache_disables_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unwritable_cache_disables_kernels(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     assert "file" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path / "file"))
 
@@ -130,7 +119,7 @@ def test_unwritable_cache_disables_kernels(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.slow
 @pytest.mark.usefixtures("cleared_library_cache")
 @needs_kernels
-def test_broken_library_is_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_broken_library_is_rebuilt(monkeypatch, tmp_path):
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "OPTIONS", tuple(o.replace("-O3", "-O0") for o in build.OPTIONS))
     compiler = os.environ.get("CXX") or next(filter(shutil.which, build.COMPILERS))
@@ -146,7 +135,7 @@ def test_broken_library_is_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"], ids=["eight lanes", "four lanes"])
 @needs_kernels
-def test_narrow_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processor: str) -> None:
+def test_narrow_vectors(monkeypatch, tmp_path, processor):
     scores = torch.randn(2, 3, 7, 300, generator=torch.Generator().manual_seed(1)) * 2
     mask = torch.rand(2, 1, 1, 300, generator=torch.Generator().manual_seed(2)) > 0.2
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
@@ -167,14 +156,14 @@ def test_narrow_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
 @needs_kernels
-def test_kernels_compile_for_processors_with_native_bfloat16() -> None:
+def test_kernels_compile_for_processors_with_native_bfloat16():
     compiler = os.environ.get("CXX") or next(filter(shutil.which, build.COMPILERS))
     options = (*build.OPTIONS, "-march=x86-64-v4", "-mavx512bf16", "-fsyntax-only")
     build._call([*shlex.split(compiler), *options, str(build.SOURCES / "kernels.cpp")])
 
 
 @needs_kernels
-def test_every_nan_stays_nan_in_bfloat16() -> None:
+def test_every_nan_stays_nan_in_bfloat16():
     bits = torch.tensor([0x7FC00000, 0x7FFFFFFF, 0x7F800001, -1], dtype=torch.int32)
     scores, scale = torch.zeros(4, 50, dtype=torch.bfloat16), bits.view(torch.float32)
     threshold, target = cpu_losses.read(scores, 1.0, False)[-1], torch.arange(4)
@@ -184,7 +173,7 @@ def test_every_nan_stays_nan_in_bfloat16() -> None:
 
 
 @needs_kernels
-def test_unsupported_tensors_are_refused() -> None:
+def test_unsupported_tensors_are_refused():
     scores = torch.randn(1, 2, 3, 4)
     with pytest.raises(TypeError, match="float64"):
         cpu_maps.forward(scores, torch.zeros(1, 1, 1, 1, dtype=torch.float64), Power.ANY)
@@ -192,7 +181,7 @@ def test_unsupported_tensors_are_refused() -> None:
         cpu_maps.forward(scores.transpose(1, 2), None, Power.EXP)
 
 
-def test_chunks_of_rows_use_the_alpha_of_their_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_rows_use_the_alpha_of_their_head(monkeypatch):
     """Without kernels, rows are computed in chunks, here of a few heads."""
     monkeypatch.setattr("headwise.ops.maps.reference.CHUNK", 300)
     generator = torch.Generator().manual_seed(1)
@@ -200,7 +189,7 @@ def test_chunks_of_rows_use_the_alpha_of_their_head(monkeypatch: pytest.MonkeyPa
     grad = torch.randn(scores.shape, generator=generator, dtype=torch.float64)
     alpha = torch.tensor([1.1, 1.4, 1.7, 2.0], dtype=torch.float64).view(1, 4, 1, 1)
 
-    def results(scores: Tensor, alpha: Tensor, grad: Tensor) -> list[Tensor]:
+    def results(scores, alpha, grad):
         scores, alpha = scores.clone().requires_grad_(), alpha.clone().requires_grad_()
         weights = operator.weights(scores, alpha, None, Power.ANY)
         return [weights.detach(), *torch.autograd.grad(weights, (scores, alpha), grad)]
@@ -214,7 +203,7 @@ def test_chunks_of_rows_use_the_alpha_of_their_head(monkeypatch: pytest.MonkeyPa
 
 
 @needs_kernels
-def test_default_dtype_does_not_change_results() -> None:
+def test_default_dtype_does_not_change_results():
     scores = torch.randn(2, 2, 5, 30, generator=torch.Generator().manual_seed(1))
     alpha = torch.tensor([1.2, 1.7]).view(1, 2, 1, 1)
     results = []
@@ -236,7 +225,7 @@ def test_default_dtype_does_not_change_results() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 1e5])
-def test_log_softmax_equals_torch(dtype: torch.dtype, scale: float) -> None:
+def test_log_softmax_equals_torch(dtype, scale):
     generator = torch.Generator().manual_seed(1)
     logits = (scale * torch.randn(2, 5, 1003, generator=generator)).to(dtype)
     logits[0, 1, 4], logits[1, 0, 5] = -torch.inf, scale * 2

@@ -1,9 +1,5 @@
 """Dropout: masks, rates, gradients and generators."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -17,7 +13,7 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_entries_and_gradients_are_0_or_scaled(dtype: torch.dtype) -> None:
+def test_entries_and_gradients_are_0_or_scaled(dtype):
     torch.manual_seed(1)
     values = (1 + torch.rand(7, 501)).to(dtype).requires_grad_()
     dropped = dropout(values, 0.25)
@@ -30,7 +26,7 @@ def test_entries_and_gradients_are_0_or_scaled(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
-def test_dropout_rate_holds_per_axis_and_entries_are_independent(rate: float) -> None:
+def test_dropout_rate_holds_per_axis_and_entries_are_independent(rate):
     torch.manual_seed(2)
     is_kept = (dropout(torch.ones(512, 512), rate) != 0).double()
     deviation = (rate * (1 - rate)) ** 0.5
@@ -45,13 +41,13 @@ def test_dropout_rate_holds_per_axis_and_entries_are_independent(rate: float) ->
         assert correlation.abs() < 6 / is_kept.numel() ** 0.5
 
 
-def test_rate_close_to_0_or_1_still_drops_and_keeps() -> None:
+def test_rate_close_to_0_or_1_still_drops_and_keeps():
     """A kernel reads 0 or `N_DRAWS` kept draws as no dropout at all."""
     assert Draws(0, 1e-12).n_kept == N_DRAWS - 1
     assert Draws(0, 1 - 1e-12).n_kept == 1
 
 
-def test_under_func_transforms() -> None:
+def test_under_func_transforms():
     values = torch.ones(3, 200)
     grads = torch.func.grad(lambda leaf: dropout(leaf, 0.5).sum())(values)
     assert set(grads.unique().tolist()) == {0.0, 2.0}
@@ -59,7 +55,7 @@ def test_under_func_transforms() -> None:
     assert not torch.equal(per_row[0], per_row[1])
 
 
-def test_any_layout_of_the_gradient() -> None:
+def test_any_layout_of_the_gradient():
     values, grad = torch.randn(7, 50), torch.randn(50, 7).t()
     grads = []
     for output_grad in (grad, grad.contiguous()):
@@ -70,7 +66,7 @@ def test_any_layout_of_the_gradient() -> None:
     assert torch.equal(*grads)
 
 
-def test_seed_and_checkpointing_repeat_the_mask() -> None:
+def test_seed_and_checkpointing_repeat_the_mask():
     layer = Dropout(0.4)
     values = torch.ones(33, 5, requires_grad=True)
     torch.manual_seed(4)
@@ -84,7 +80,7 @@ def test_seed_and_checkpointing_repeat_the_mask() -> None:
     torch.testing.assert_close(gradient, recomputed.detach() / 0.6)
 
 
-def test_evaluation_and_rate_0_change_nothing() -> None:
+def test_evaluation_and_rate_0_change_nothing():
     values = torch.ones(3)
     state = torch.get_rng_state()
     assert Dropout(0.4).eval()(values) is values
@@ -93,15 +89,15 @@ def test_evaluation_and_rate_0_change_nothing() -> None:
 
 
 @needs_kernels
-def test_nothing_is_saved_for_backward() -> None:
-    saved: list[torch.Tensor] = []
+def test_nothing_is_saved_for_backward():
+    saved = []
     with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda tensor: tensor):
         dropout(torch.rand(4, 600, requires_grad=True), 0.5)
     assert not saved
 
 
 @needs_kernels
-def test_mask_does_not_depend_on_threads_or_layout(set_threads: Callable[[int], None]) -> None:
+def test_mask_does_not_depend_on_threads_or_layout(set_threads):
     values = 1 + torch.rand(300, 211)  # enough for two threads
     results = []
     for n_threads, layout in ((1, values), (2, values), (1, values.t().contiguous().t())):
@@ -114,7 +110,7 @@ def test_mask_does_not_depend_on_threads_or_layout(set_threads: Callable[[int], 
     assert (dropout(values.bfloat16(), 0.3) == 0).equal(results[0] == 0)
 
 
-def test_without_kernels_equals_torch_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_equals_torch_dropout(monkeypatch):
     monkeypatch.setattr(call, "supports", lambda values: False)
     torch.manual_seed(6)
     dropped = dropout(torch.ones(50, 50), 0.3)
@@ -122,7 +118,7 @@ def test_without_kernels_equals_torch_dropout(monkeypatch: pytest.MonkeyPatch) -
     assert dropped.equal(torch.nn.functional.dropout(torch.ones(50, 50), 0.3))
 
 
-def test_compiled_graph_uses_torch_dropout() -> None:
+def test_compiled_graph_uses_torch_dropout():
     layer = Dropout(0.5)
     compiled = torch.compile(lambda values: layer(values) + 1, backend="eager", fullgraph=True)
     assert set(compiled(torch.ones(100)).tolist()) == {1.0, 3.0}

@@ -1,16 +1,13 @@
 """Linear maps give the results of torch with every implementation of the product."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.ops import dispatch
 from headwise.ops import linear as module
@@ -37,16 +34,14 @@ print(linear.DTYPES)
 """
 
 
-def make_pair(d_in: int = 40, d_out: int = 24, bias: bool = True) -> Pair:
+def make_pair(d_in=40, d_out=24, bias=True):
     torch.manual_seed(1)
     linear, torch_linear = Linear(d_in, d_out, bias), nn.Linear(d_in, d_out, bias)
     torch_linear.load_state_dict(linear.state_dict())
     return linear, torch_linear
 
 
-def results(
-    layer: nn.Linear, values: Tensor, dtype: torch.dtype = torch.float32, autocast: bool = False
-) -> list[Tensor]:
+def results(layer, values, dtype=torch.float32, autocast=False):
     """Output, and gradients of values, weight and bias."""
     layer = layer.to(dtype)
     values = values.detach().to(dtype).requires_grad_()
@@ -58,16 +53,16 @@ def results(
 
 
 @pytest.fixture(autouse=True)
-def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_products_too(monkeypatch):
     monkeypatch.setattr(module, "MIN_MULTIPLICATIONS", 0)
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+def calls(monkeypatch):
     """Record the dtypes of the matrices multiplied by `matmul`."""
-    dtypes: list[torch.dtype] = []
+    dtypes = []
 
-    def recorded(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    def recorded(left, right, bias=None):
         dtypes.append(left.dtype)
         return matmul(left, right, bias)
 
@@ -98,25 +93,25 @@ layouts = pytest.mark.parametrize(
 class TestAgainstTorch:
     @layouts
     @pytest.mark.parametrize("bias", [True, False])
-    def test_float32(self, values: Tensor, bias: bool) -> None:
+    def test_float32(self, values, bias):
         linear, torch_linear = make_pair(bias=bias)
         exact = results(torch_linear, values, torch.float64)
         for result, expected in zip(results(linear, values), exact, strict=True):
             torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
 
     @layouts
-    def test_bfloat16_of_autocast_rounds_as_torch_does(self, values: Tensor) -> None:
+    def test_bfloat16_of_autocast_rounds_as_torch_does(self, values):
         actual, expected = (results(layer, values, autocast=True) for layer in make_pair())
         assert [result.dtype for result in actual] == [torch.bfloat16, *[torch.float32] * 3]
         for result, reference in zip(actual, expected, strict=True):
             torch.testing.assert_close(result, reference, rtol=2**-7, atol=2**-7)
 
-    def test_expanded_output_gradient(self) -> None:
+    def test_expanded_output_gradient(self):
         values = torch.randn(6, 40)
         grads = [torch.autograd.grad(x(values).sum(), list(x.parameters())) for x in make_pair()]
         torch.testing.assert_close(*grads)
 
-    def test_under_func_transforms(self) -> None:
+    def test_under_func_transforms(self):
         values, grads = torch.randn(5, 6, 40), []
         for layer in make_pair():
             grad = torch.func.grad(lambda rows, layer=layer: layer(rows).square().sum())
@@ -124,13 +119,13 @@ class TestAgainstTorch:
         torch.testing.assert_close(*grads)
 
     @pytest.mark.parametrize("frozen", ["weight", "bias"])
-    def test_frozen_parameters_get_no_gradient(self, frozen: str) -> None:
+    def test_frozen_parameters_get_no_gradient(self, frozen):
         linear, _ = make_pair()
         getattr(linear, frozen).requires_grad_(False)
         linear(torch.randn(6, 40)).square().sum().backward()
         assert {name for name, p in linear.named_parameters() if p.grad is None} == {frozen}
 
-    def test_output_may_be_changed_in_place(self) -> None:
+    def test_output_may_be_changed_in_place(self):
         linear, torch_linear = make_pair()
         values = torch.randn(2, 3, 40)
         for layer in (linear, torch_linear):
@@ -142,7 +137,7 @@ class TestAgainstTorch:
 
 class TestProduct:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_written_in_place(self, dtype: torch.dtype) -> None:
+    def test_written_in_place(self, dtype):
         left, right = torch.randn(9, 40).to(dtype), torch.randn(24, 40).to(dtype)
         exact = left.double() @ right.double().t()
         bound = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0, "atol": 0.1}
@@ -158,7 +153,7 @@ SIZES = [(50, 8, 30), (50, 30, 8), (50, 8, 8), (7, 8, 30), (0, 8, 30)]
 class TestWeightGradient:
     @pytest.mark.parametrize(("n_rows", "d_in", "d_out"), SIZES)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-    def test_all_sizes(self, n_rows: int, d_in: int, d_out: int, dtype: torch.dtype) -> None:
+    def test_all_sizes(self, n_rows, d_in, d_out, dtype):
         grad, values = torch.randn(n_rows, d_out).to(dtype), torch.randn(n_rows, d_in).to(dtype)
         gradient = weight_gradient(grad, values)
         assert gradient.dtype is dtype
@@ -166,7 +161,7 @@ class TestWeightGradient:
         bound = 2**-7 if dtype is torch.bfloat16 else 1e-5
         torch.testing.assert_close(gradient.double(), exact, rtol=bound, atol=bound)
 
-    def test_gradient_of_a_layer_is_contiguous(self) -> None:
+    def test_gradient_of_a_layer_is_contiguous(self):
         linear, _ = make_pair(8, 30)
         assert results(linear, torch.randn(50, 8))[2].is_contiguous()
 
@@ -178,7 +173,7 @@ class TestPacked:
     @layouts
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize("is_low", [False, True])
-    def test_results_are_those_of_torch(self, values: Tensor, bias: bool, is_low: bool) -> None:
+    def test_results_are_those_of_torch(self, values, bias, is_low):
         linear, torch_linear = make_pair(bias=bias)
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
         with torch.no_grad(), low, packed_weights(linear):
@@ -188,7 +183,7 @@ class TestPacked:
         bound = 2**-7 if is_low else 1e-5
         torch.testing.assert_close(result, expected, rtol=bound, atol=bound)
 
-    def test_packed_weights_are_released_on_exit(self) -> None:
+    def test_packed_weights_are_released_on_exit(self):
         linear, _ = make_pair()
         for _ in range(2):
             with pytest.raises(KeyError), packed_weights(linear), packed_weights(linear):
@@ -198,7 +193,7 @@ class TestPacked:
 
     @pytest.mark.parametrize("change", ["weight", "bias", "Adam", "AdamW", "SGD", "Adagrad"])
     @pytest.mark.parametrize("is_low", [False, True])
-    def test_changed_parameters_are_used(self, change: str, is_low: bool) -> None:
+    def test_changed_parameters_are_used(self, change, is_low):
         linear, torch_linear = make_pair()
         values = torch.randn(6, 40)
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
@@ -211,7 +206,7 @@ class TestPacked:
                     getattr(torch.optim, change)(layer.parameters(), lr=0.1, fused=True).step()
             torch.testing.assert_close(linear(values), torch_linear(values))
 
-    def test_contexts_overlap(self) -> None:
+    def test_contexts_overlap(self):
         linear, torch_linear = make_pair()
         values = torch.randn(6, 40)
         first, second = packed_weights(linear), packed_weights(linear)
@@ -222,7 +217,7 @@ class TestPacked:
         torch.testing.assert_close(linear(values), torch_linear(values))
         second.__exit__(None, None, None)
 
-    def test_gradients_and_other_types_do_not_use_packed_weights(self) -> None:
+    def test_gradients_and_other_types_do_not_use_packed_weights(self):
         linear, torch_linear = make_pair()
         values = torch.randn(6, 40)
         with packed_weights(linear):
@@ -232,7 +227,7 @@ class TestPacked:
         torch_linear(values).square().sum().backward()
         torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
 
-    def test_float64_and_empty_layers_are_not_packed(self) -> None:
+    def test_float64_and_empty_layers_are_not_packed(self):
         linear, torch_linear = make_pair()
         linear, torch_linear = linear.double(), torch_linear.double()
         values = torch.randn(6, 40, dtype=torch.float64)
@@ -246,7 +241,7 @@ class TestPacked:
 
 @needs_onednn
 class TestChoice:
-    def test_no_bfloat16_where_onednn_has_none(self) -> None:
+    def test_no_bfloat16_where_onednn_has_none(self):
         """A processor with AVX2 only."""
         process = subprocess.run(
             [sys.executable, "-c", BFLOAT16],
@@ -257,13 +252,13 @@ class TestChoice:
         assert process.returncode == 0, process.stderr
         assert process.stdout == "(torch.float32,)\n"
 
-    def test_disabled_onednn_is_not_used(self, calls: list[torch.dtype]) -> None:
+    def test_disabled_onednn_is_not_used(self, calls):
         linear, _ = make_pair()
         with torch.backends.mkldnn.flags(enabled=False):
             linear(torch.randn(6, 40))
         assert not calls
 
-    def test_autocast_without_gradients_uses_torch(self, calls: list[torch.dtype]) -> None:
+    def test_autocast_without_gradients_uses_torch(self, calls):
         linear, _ = make_pair()
         with torch.autocast("cpu", torch.bfloat16):
             linear(torch.randn(6, 40))
@@ -280,9 +275,7 @@ class TestFewRows:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize(("d_in", "d_out"), [(48, 32), (37, 23), (3, 1), (133, 70)])
-    def test_equals_torch_for_all_sizes(
-        self, d_in: int, d_out: int, bias: bool, dtype: torch.dtype
-    ) -> None:
+    def test_equals_torch_for_all_sizes(self, d_in, d_out, bias, dtype):
         linear = make_pair(d_in, d_out, bias)[1].to(dtype).double().requires_grad_(False)
         weight, bias_O = linear.weight.to(dtype), None if linear.bias is None else linear.bias
         few = FewRows(weight, None if bias_O is None else bias_O.float())
@@ -292,7 +285,7 @@ class TestFewRows:
             assert result.dtype is torch.float32
             torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
 
-    def test_nan_and_infinity_stay_in_their_row_and_column(self) -> None:
+    def test_nan_and_infinity_stay_in_their_row_and_column(self):
         weight, values = torch.randn(24, 37), torch.randn(6, 37)
         clean = FewRows(weight)(values)
         values[1, 36], weight[3, 36] = torch.nan, torch.inf
@@ -302,7 +295,7 @@ class TestFewRows:
         rows, columns = torch.tensor([0, 2, 3, 4, 5]), torch.tensor([0, 1, 2, *range(4, 24)])
         assert torch.equal(result[rows][:, columns], clean[rows][:, columns])
 
-    def test_threads_do_not_change_bits(self, set_threads: Callable[[int], None]) -> None:
+    def test_threads_do_not_change_bits(self, set_threads):
         weight, values = torch.randn(301, 129), torch.randn(7, 129)
         results = []
         for n_threads in (1, 2):
@@ -310,13 +303,13 @@ class TestFewRows:
             results.append(FewRows(weight)(values))
         assert torch.equal(*results)
 
-    def test_changed_weights_are_used(self) -> None:
+    def test_changed_weights_are_used(self):
         weight, values = torch.randn(24, 40), torch.randn(6, 40)
         few = FewRows(weight)
         weight.mul_(2)
         torch.testing.assert_close(few(values), values @ weight.T)
 
-    def test_other_inputs_are_refused(self) -> None:
+    def test_other_inputs_are_refused(self):
         weight, values = torch.randn(24, 40), torch.randn(6, 40)
         few = FewRows(weight)
         for other in (values.double(), torch.randn(40, 6).T, values.bfloat16()):
@@ -331,7 +324,7 @@ class TestFewRows:
         with pytest.raises(TypeError):
             FewRows(weight.T)
 
-    def test_choice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_choice(self, monkeypatch):
         assert dispatch.cpp_or_torch(torch.zeros(2, 2)).kernel == dispatch.CPP
         assert dispatch.cpp_or_torch(torch.zeros(2, 2).double()).kernel == dispatch.TORCH
         monkeypatch.setattr(call, "_are_available", lambda: False)
@@ -339,9 +332,9 @@ class TestFewRows:
 
 
 @pytest.mark.slow
-def test_compiled_graphs_use_torch(calls: list[torch.dtype]) -> None:
+def test_compiled_graphs_use_torch(calls):
     linear, torch_linear = make_pair()
     values = torch.randn(6, 40)
-    compiled: Callable[[Tensor], Tensor] = torch.compile(linear, backend="eager", fullgraph=True)
+    compiled = torch.compile(linear, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(values), torch_linear(values))
     assert not calls

@@ -1,33 +1,29 @@
 """Layers with the same input, joined in one matmul; of different widths as after pruning."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.ops import linear as module
 from headwise.ops.linear import Linear, linear_of_each
 
 
 @pytest.fixture(autouse=True)
-def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def any_processor(monkeypatch):
     monkeypatch.setattr(module, "TRAINING_DTYPES", (torch.bfloat16,))
 
 
 @pytest.fixture
-def layers() -> list[Linear]:
+def layers():
     torch.manual_seed(1)
     return [Linear(40, d_out) for d_out in (24, 24, 16)]
 
 
 @pytest.fixture
-def n_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    counted: list[None] = []
+def n_calls(monkeypatch):
+    counted = []
 
-    def recorded(*tensors: Tensor | None) -> Tensor:
+    def recorded(*tensors):
         counted.append(None)
         return linear(*tensors)
 
@@ -37,9 +33,7 @@ def n_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("frozen", [None, "0.weight", "1.bias", "values"])
-def test_joined_under_autocast(
-    layers: list[Linear], n_calls: Callable[[], int], frozen: str | None
-) -> None:
+def test_joined_under_autocast(layers, n_calls, frozen):
     leaves = dict(nn.ModuleList(layers).named_parameters())
     leaves["values"] = torch.randn(2, 7, 40, requires_grad=True)
     if frozen is not None:
@@ -65,10 +59,8 @@ def test_joined_under_autocast(
     "change",
     ["float32", "float16", "no_grad", "hook", "subclass", "float64", "no bias", "device"],
 )
-def test_otherwise_each_layer_is_called(
-    layers: list[Linear], n_calls: Callable[[], int], change: str
-) -> None:
-    inputs: list[Tensor] = []
+def test_otherwise_each_layer_is_called(layers, n_calls, change):
+    inputs = []
     if change == "hook":
         layers[1].register_forward_pre_hook(lambda _, given: inputs.extend(given))
     if change == "subclass":

@@ -1,12 +1,7 @@
 """The operators under fake tensors, autograd and function transforms of torch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,17 +15,17 @@ from headwise.ops.visible import Visible
 from kernel_marks import needs_kernels
 
 
-def inputs() -> tuple[Tensor, Tensor]:
+def inputs():
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(2, 3, 5, 9, generator=generator).requires_grad_()
     return scores, torch.tensor([1.1, 1.5, 1.9]).view(1, 3, 1, 1).requires_grad_()
 
 
-def weights_of(scores: Tensor, alpha: Tensor) -> Tensor:
+def weights_of(scores, alpha):
     return operator.weights(scores, alpha, None, Power.ANY)
 
 
-def test_fake_and_meta_tensors_are_supported() -> None:
+def test_fake_and_meta_tensors_are_supported():
     with FakeTensorMode() as mode:
         assert isinstance(weights_of(*inputs()), FakeTensor)
     fakes = [mode.from_tensor(tensor) for tensor in inputs()]  # and outside of the mode
@@ -41,7 +36,7 @@ def test_fake_and_meta_tensors_are_supported() -> None:
     assert attention_of_few(heads, heads, heads, None, Power.EXP, Visible(), 1.0).is_meta
 
 
-def test_no_graph_without_gradients() -> None:
+def test_no_graph_without_gradients():
     scores, alpha = inputs()
     assert weights_of(scores, alpha.detach()).requires_grad
     assert not weights_of(scores.detach(), alpha.detach()).requires_grad
@@ -49,7 +44,7 @@ def test_no_graph_without_gradients() -> None:
         assert not weights_of(scores, alpha).requires_grad
 
 
-def test_in_place_changes_of_the_result_are_detected() -> None:
+def test_in_place_changes_of_the_result_are_detected():
     scores, alpha = inputs()
     weights = weights_of(scores, alpha)
     assert not weights._is_view()
@@ -58,11 +53,11 @@ def test_in_place_changes_of_the_result_are_detected() -> None:
         weights.sum().backward()
 
 
-def first_weights(scores: Tensor, alpha: Tensor) -> Tensor:
+def first_weights(scores, alpha):
     return weights_of(scores, alpha)[..., 0].square().sum()
 
 
-def test_functional_gradients_equal_autograd() -> None:
+def test_functional_gradients_equal_autograd():
     scores, alpha = inputs()
     first_weights(scores, alpha).backward()
     both = torch.func.grad(first_weights, (0, 1))
@@ -74,7 +69,7 @@ def test_functional_gradients_equal_autograd() -> None:
         torch.func.grad(lambda *values: both(*values)[0].sum())(scores, alpha)
 
 
-def test_vmapped_gradients_per_sentence() -> None:
+def test_vmapped_gradients_per_sentence():
     scores, alpha = (row_scores.detach() for row_scores in inputs())
     per_row = torch.func.vmap(torch.func.grad(first_weights, (0, 1)), in_dims=(0, None))
     scores_grad, alpha_grad = per_row(scores[:, None], alpha)
@@ -85,16 +80,16 @@ def test_vmapped_gradients_per_sentence() -> None:
         assert torch.equal(alpha_grad[row], row_alpha.grad)
 
 
-def context_of(scores: Tensor, alpha: Tensor) -> Tensor:
+def context_of(scores, alpha):
     return attention(scores, scores, scores, alpha, Power.ANY, Visible(), 0.0, 0.5)
 
 
-def losses_of(scores: Tensor, alpha: Tensor) -> Tensor:
+def losses_of(scores, alpha):
     rows = (scores * alpha).flatten(0, 2)
     return entmax_loss(rows, torch.full(rows.shape[:1], 3), 1.3)
 
 
-def total(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def total(call):
     return lambda scores, alpha: call(scores, alpha).square().sum()
 
 
@@ -104,14 +99,14 @@ each_operator = pytest.mark.parametrize("name", OPERATORS)
 
 @needs_kernels
 @each_operator
-def test_transforms_in_any_order_eager_and_in_graphs(name: str) -> None:
+def test_transforms_in_any_order_eager_and_in_graphs(name):
     scores, alpha = inputs()
     call = OPERATORS[name]
     total(call)(scores, alpha).backward()
     leaves, expected = (scores.detach(), alpha.detach()), (scores.grad, alpha.grad)
     by_sentence = torch.func.vmap(torch.func.grad(total(call), (0, 1)), in_dims=(0, None))
 
-    def of_sentences(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def of_sentences(scores, alpha):
         scores_grad, alpha_grad = by_sentence(scores[:, None], alpha)
         return scores_grad[:, 0], alpha_grad.sum(0)
 
@@ -129,9 +124,9 @@ def test_transforms_in_any_order_eager_and_in_graphs(name: str) -> None:
 
 @needs_kernels
 @each_operator
-def test_operators_are_one_node_of_exported_and_compiled_graphs(name: str) -> None:
+def test_operators_are_one_node_of_exported_and_compiled_graphs(name):
     class Module(torch.nn.Module):
-        def forward(self, scores: Tensor, alpha: Tensor) -> Tensor:
+        def forward(self, scores, alpha):
             return OPERATORS[name](scores, alpha)
 
     scores, alpha = inputs()
@@ -150,7 +145,7 @@ def test_operators_are_one_node_of_exported_and_compiled_graphs(name: str) -> No
 
 @needs_kernels
 @each_operator
-def test_second_order_and_forward_over_reverse_are_refused(name: str) -> None:
+def test_second_order_and_forward_over_reverse_are_refused(name):
     """Torch would use 0 for a forward-mode derivative that is lost between two transforms."""
     scores, alpha = inputs()
     call = total(OPERATORS[name])
@@ -164,10 +159,10 @@ def test_second_order_and_forward_over_reverse_are_refused(name: str) -> None:
 
 
 @needs_kernels
-def test_attention_of_few_queries_is_mapped_and_has_no_gradient() -> None:
+def test_attention_of_few_queries_is_mapped_and_has_no_gradient():
     heads, alpha = (tensor.detach() for tensor in inputs())
 
-    def call(heads: Tensor) -> Tensor:
+    def call(heads):
         return attention_of_few(heads, heads, heads, alpha, Power.ANY, Visible(), 0.5)
 
     torch.testing.assert_close(torch.func.vmap(call)(heads[:, None])[:, 0], call(heads))
@@ -175,7 +170,7 @@ def test_attention_of_few_queries_is_mapped_and_has_no_gradient() -> None:
         call(heads.requires_grad_()).sum().backward()
 
 
-def test_forward_mode_is_refused() -> None:
+def test_forward_mode_is_refused():
     """Torch would use 0 for a missing forward-mode derivative."""
     scores, alpha = (one.detach() for one in inputs())
     ones = torch.ones_like
@@ -188,15 +183,13 @@ def test_forward_mode_is_refused() -> None:
         torch.func.jvp(mapped, (scores,), (ones(scores),))
     with forward_ad.dual_level():
         assert weights_of(scores, alpha).isfinite().all()  # without dual tensors in the call
-        dual = forward_ad.make_dual(scores, ones(scores))  # type: ignore[no-untyped-call]
+        dual = forward_ad.make_dual(scores, ones(scores))
         with pytest.raises(RuntimeError, match="no forward-mode derivative"):
             weights_of(dual, alpha)
 
 
-def test_functional_jacobian() -> None:
+def test_functional_jacobian():
     scores, alpha = (tensor.detach()[:1, :1, :2] for tensor in inputs())
     actual = torch.func.jacrev(lambda values: weights_of(values, alpha))(scores)
-    expected = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
-        lambda values: weights_of(values, alpha), scores
-    )
+    expected = torch.autograd.functional.jacobian(lambda values: weights_of(values, alpha), scores)
     assert torch.equal(actual, expected)

@@ -1,13 +1,8 @@
 """Sizes, compilation and missing tools of the Triton kernels."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 import torch._dynamo.config
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headwise.entmax import entmax15
@@ -20,7 +15,7 @@ class TestSizes:
     pytestmark = needs_triton
 
     @pytest.mark.parametrize(("n_queries", "n_keys"), [(1, 1), (5, 1), (1, 40)])
-    def test_one_query_or_key(self, n_queries: int, n_keys: int) -> None:
+    def test_one_query_or_key(self, n_queries, n_keys):
         generator = torch.Generator().manual_seed(1)
         query, key, value = (
             torch.randn(2, 1, n, 16, generator=generator).to(DEVICE).requires_grad_()
@@ -35,9 +30,9 @@ class TestSizes:
         assert torch.allclose(value_grad, expected, atol=1e-5)
 
     @torch._dynamo.config.patch(error_on_recompile=True)
-    def test_one_compiled_graph_for_all_lengths(self) -> None:
+    def test_one_compiled_graph_for_all_lengths(self):
         @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
-        def attend(query: Tensor, key: Tensor) -> Tensor:
+        def attend(query, key):
             return triton_entmax_attention(query, key, key, 1.3, scale=0.25) * 2
 
         for n_queries, n_keys in ((20, 18), (33, 35), (17, 70), (90, 100)):
@@ -49,7 +44,7 @@ class TestSizes:
 class TestTools:
     """Triton needs a C compiler and the headers of Python before its first kernel."""
 
-    def test_missing_tool_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_missing_tool_is_named(self, monkeypatch, tmp_path):
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert "C compiler" in str(triton_device._missing_tool())
@@ -59,7 +54,7 @@ class TestTools:
         (tmp_path / "Python.h").touch()
         assert triton_device._missing_tool() is None
 
-    def test_missing_tool_disables_kernels(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_tool_disables_kernels(self, monkeypatch):
         monkeypatch.setattr(triton_device, "HAS_TRITON", True)
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
         with FakeTensorMode():

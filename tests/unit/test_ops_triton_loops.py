@@ -1,9 +1,6 @@
 """A rule of Triton's compiler that its interpreter does not have."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import headwise.ops
@@ -12,7 +9,7 @@ FOLDER = Path(headwise.ops.__path__[0])
 SOURCES = [*FOLDER.glob("triton/*.py"), *FOLDER.glob("*/triton*.py")]
 
 
-def copies(node: ast.AST) -> Iterator[tuple[str, str, int]]:
+def copies(node):
     """Assignments of a variable to another, `name = other`, and their lines."""
     for one in ast.walk(node):
         if not isinstance(one, ast.Assign):
@@ -26,7 +23,7 @@ def copies(node: ast.AST) -> Iterator[tuple[str, str, int]]:
                     yield name.id, value.id, one.lineno
 
 
-def lost_copies(source: str) -> list[str]:
+def lost_copies(source):
     """Copies in loops of what is also a copy before the loop: Triton does not carry them."""
     messages = []
     for function in ast.walk(ast.parse(source)):
@@ -40,13 +37,13 @@ def lost_copies(source: str) -> list[str]:
     return messages
 
 
-def test_no_variable_of_a_loop_starts_as_a_copy_of_another() -> None:
+def test_no_variable_of_a_loop_starts_as_a_copy_of_another():
     assert len(SOURCES) > 10
     for path in SOURCES:
         assert not lost_copies(path.read_text(encoding="utf-8")), path.name
 
 
-def test_a_lost_copy_is_found() -> None:
+def test_a_lost_copy_is_found():
     kernel = """
 def solve(shift):
     last, left = shift, 3

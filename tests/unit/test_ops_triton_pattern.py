@@ -3,15 +3,12 @@
 Axes: B batch, H heads, N positions, T blocks, E head width.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
@@ -40,11 +37,11 @@ LIMIT = 3e-5  # of gradients, as without a pattern
 
 
 @pytest.fixture
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_blocks(monkeypatch):
     monkeypatch.setattr(triton_tiles, "BLOCK", 16)
 
 
-def fused(tensors: list[Tensor], alpha: Tensor | None, settings: Settings) -> list[Tensor]:
+def fused(tensors, alpha, settings):
     """Return the context and the gradients of queries, keys, values and alpha."""
     leaves = [
         one.detach().clone().requires_grad_() for one in (*tensors[:3], alpha) if one is not None
@@ -54,7 +51,7 @@ def fused(tensors: list[Tensor], alpha: Tensor | None, settings: Settings) -> li
     return [context.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def attend(tensors: list[Tensor], settings: Settings) -> Tensor:
+def attend(tensors, settings):
     alpha = tensors[3].flatten() if len(tensors) == 4 else ALPHAS[settings.power]
     layout, others = settings.layout, (settings.dropout, settings.scale, settings.distances)
     lengths = layout.lengths_B
@@ -67,7 +64,7 @@ class TestAgainstFloat64:
 
     @pytest.mark.parametrize("name", PATTERNS)
     @pytest.mark.parametrize("combination", range(len(COMBINATIONS)))
-    def test_equals_masked_dense_computation(self, name: str, combination: int) -> None:
+    def test_equals_masked_dense_computation(self, name, combination):
         """With padding, bias, α per head, empty and partial blocks, with and without causality."""
         n, number = 40, combination + list(PATTERNS).index(name)
         causal = number % 2 == 0
@@ -87,7 +84,7 @@ class TestAgainstFloat64:
     @pytest.mark.parametrize(
         ("name", "power"), [("strided", Power.EXP), ("fixed own cells", Power.SQUARE)]
     )
-    def test_dropout_is_equal_forward_and_backward(self, name: str, power: Power) -> None:
+    def test_dropout_is_equal_forward_and_backward(self, name, power):
         """With the identity as values, the context is the weights and so shows the dropped ones."""
         n, rate = 40, 0.25
         layout, mask = layout_and_mask(make_pattern(name, stride=8), n, True, None, DEVICE)
@@ -108,9 +105,7 @@ class TestAgainstFloat64:
         assert_same(fused(tensors, None, dropping), exact, LIMIT)
 
     @pytest.mark.parametrize(("block", "power"), [(16, Power.EXP), (64, Power.ANY)])
-    def test_half_precision_over_many_blocks(
-        self, block: int, power: Power, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_half_precision_over_many_blocks(self, block, power, monkeypatch):
         monkeypatch.setattr(triton_tiles, "BLOCK", block)
         n, alpha = 130, None
         if power is Power.ANY:
@@ -127,9 +122,7 @@ class TestAgainstFloat64:
 class TestLayer:
     pytestmark = needs_triton
 
-    def test_layer_uses_the_kernel_and_equals_its_torch_path(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_layer_uses_the_kernel_and_equals_its_torch_path(self, monkeypatch):
         monkeypatch.setattr(call, "supports", lambda values: False)
         monkeypatch.setattr(check, "failure", lambda library: None)
         changes = {"stride": 8, "summary_cells": 1, "block_sparse_from": 1}
@@ -141,7 +134,7 @@ class TestLayer:
         original = dispatch.sparse_attention
         for is_fused in (True, False):
 
-            def choose(*arguments: Any, is_fused: bool = is_fused) -> dispatch.Choice:
+            def choose(*arguments, is_fused=is_fused):
                 chosen.append(original(*arguments).kernel)
                 return original(*arguments) if is_fused else dispatch.Choice(dispatch.WEIGHTS, "")
 
@@ -161,7 +154,7 @@ class TestMarks:
 
     @pytest.mark.parametrize("causal", [True, False])
     @pytest.mark.parametrize("name", PATTERNS)
-    def test_every_visible_pair_is_in_a_marked_block(self, name: str, causal: bool) -> None:
+    def test_every_visible_pair_is_in_a_marked_block(self, name, causal):
         n, lengths = 78, torch.tensor([78, 33, 1])
         for combination, (stride, block) in itertools.product(
             COMBINATIONS, ((8, 4), (7, 16), (30, 8))
@@ -188,7 +181,7 @@ class TestMarks:
 
     @pytest.mark.parametrize("combine", ["merged", "heads"])
     @pytest.mark.parametrize("name", PATTERNS)
-    def test_number_of_blocks_grows_as_n_sqrt_n(self, name: str, combine: str) -> None:
+    def test_number_of_blocks_grows_as_n_sqrt_n(self, name, combine):
         counts = []
         for n in (4096, 16384):
             pattern = make_pattern(name, combine, stride=math.isqrt(n))
@@ -202,7 +195,7 @@ class TestMarks:
         assert counts[1] <= 0.25 * marks.numel() / 2  # of a causal dense computation
 
 
-def test_choice_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_on_a_gpu(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     monkeypatch.setattr("headwise.ops.triton.device.HAS_TRITON", True)

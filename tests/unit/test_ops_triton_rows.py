@@ -1,7 +1,5 @@
 """The maps and losses of whole rows by every implementation, compared with torch in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ every_power = pytest.mark.parametrize("power", list(Power))
 
 
 @pytest.fixture(autouse=True, params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request, monkeypatch):
     """Choose the implementation; with Triton, rows of usual length take several blocks."""
     choose_implementation(request.param, monkeypatch)
     monkeypatch.setattr(triton_maps, "MAX_BLOCK", 64)
@@ -25,13 +23,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def device(way: str) -> str:
+def device(way):
     return DEVICE if way == "triton" else "cpu"
 
 
 @pytest.mark.parametrize("n_keys", [1, 2, 15, 16, 17, 30, 64, 65, 95, 96, 97, 128, 500, 1031])
 @every_power
-def test_rows_of_any_length(power: Power, n_keys: int, device: str) -> None:
+def test_rows_of_any_length(power, n_keys, device):
     generator = torch.Generator().manual_seed(n_keys)
     scores = torch.randn(3, 2, 11, n_keys, generator=generator) * 2
     mask = torch.rand(3, 1, 1, n_keys, generator=generator) > 0.3
@@ -46,9 +44,7 @@ def test_rows_of_any_length(power: Power, n_keys: int, device: str) -> None:
     "mask_shape", [(1, 1, 1, 40), (4, 1, 1, 40), (1, 3, 2, 40), (4, 3, 2, 1), (1, 1, 2, 40)]
 )
 @pytest.mark.parametrize("alpha_shape", [(1, 1, 1, 1), (1, 3, 1, 1), (4, 3, 2, 1), (1, 1, 2, 1)])
-def test_masks_and_alphas_broadcast(
-    mask_shape: tuple[int, ...], alpha_shape: tuple[int, ...], device: str
-) -> None:
+def test_masks_and_alphas_broadcast(mask_shape, alpha_shape, device):
     generator = torch.Generator().manual_seed(3)
     scores = torch.randn(4, 3, 2, 40, generator=generator).to(device)
     mask = (torch.rand(mask_shape, generator=generator) > 0.4).to(device)
@@ -58,14 +54,14 @@ def test_masks_and_alphas_broadcast(
 
 
 @pytest.mark.parametrize("deviation", [0.01, 1.0, 30.0])
-def test_every_alpha(deviation: float, device: str) -> None:
+def test_every_alpha(deviation, device):
     alphas = torch.tensor([1.0, 1 + 1e-6, 1.001, 1.05, 1.3, 1.5, 1.8, 1.99, 2.0]).to(device)
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(1, len(alphas), 3, 200, generator=generator).to(device) * deviation
     assert_near_float64(scores, alphas.view(1, -1, 1, 1), None, Power.ANY)
 
 
-def test_ties_steps_and_single_keys(device: str) -> None:
+def test_ties_steps_and_single_keys(device):
     scores = torch.zeros(1, 4, 6, 130)
     scores[:, :, 1, 7] = 50.0  # one key far ahead
     scores[:, :, 2, 65:] = -1e4  # half of them far below
@@ -78,7 +74,7 @@ def test_ties_steps_and_single_keys(device: str) -> None:
 
 @pytest.mark.parametrize("n_keys", [5, 100, 300])
 @every_power
-def test_nan_and_inf_stay_in_their_row(power: Power, n_keys: int, device: str) -> None:
+def test_nan_and_inf_stay_in_their_row(power, n_keys, device):
     generator = torch.Generator().manual_seed(2)
     scores = torch.randn(1, 1, 40, n_keys, generator=generator).to(device)
     alpha = torch.full((1, 1, 1, 1), 1.3).to(device) if power is Power.ANY else None
@@ -94,9 +90,7 @@ def test_nan_and_inf_stay_in_their_row(power: Power, n_keys: int, device: str) -
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_over_several_blocks(
-    smoothing: float, way: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cross_entropy_over_several_blocks(smoothing, way, device, monkeypatch):
     monkeypatch.setattr(triton_losses, "READ_BLOCK", 64)
     monkeypatch.setattr(triton_losses, "WRITE_BLOCK", 64)
     generator = torch.Generator().manual_seed(1)
@@ -115,7 +109,7 @@ def test_cross_entropy_over_several_blocks(
     assert alone.grad_RV is None
 
 
-def test_unsupported_layouts_are_refused(way: str) -> None:
+def test_unsupported_layouts_are_refused(way):
     scores = torch.zeros(1, 1, 4, 6, device=DEVICE)
     cases = ((scores.double(), "must be torch.float16 or"), (scores.mT, "contiguous"))
     for unsupported, reason in cases if way == "triton" else ():

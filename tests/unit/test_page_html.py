@@ -1,12 +1,9 @@
 """HTML of a page: texts of a run are escaped, no external addresses, labels."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +23,7 @@ NASTY = [
 ]
 
 
-def content(texts: list[str]) -> dict[str, Any]:
+def content(texts):
     """Content of a run with one head and a reading for each text."""
     return {
         "name": "run",
@@ -39,7 +36,7 @@ def content(texts: list[str]) -> dict[str, Any]:
     }
 
 
-def items(*texts: str) -> Items:
+def items(*texts):
     chosen = [Item(n, {"source": text}) for n, text in enumerate(texts, start=1)]
     return Items("test", "sentences", chosen, len(chosen))
 
@@ -47,22 +44,22 @@ def items(*texts: str) -> Items:
 class Outline(HTMLParser):
     """Elements of a page, and the text of its scripts and title."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: dict[str, str] = {}
+        self.tags = []
+        self.text = {}
         self._within = ""
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         self._within = dict(attrs).get("id") or tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text[self._within] = self.text.get(self._within, "") + data
 
 
 @pytest.fixture(scope="module")
-def nasty() -> tuple[dict[str, Any], Outline]:
+def nasty():
     """A run with markup in every text, and its parsed page."""
     run = content(NASTY)
     run.update(
@@ -75,7 +72,7 @@ def nasty() -> tuple[dict[str, Any], Outline]:
     return run, outline
 
 
-def test_text_of_a_run_is_data_and_not_markup(nasty: tuple[dict[str, Any], Outline]) -> None:
+def test_text_of_a_run_is_data_and_not_markup(nasty):
     run, outline = nasty
     data = json.loads(outline.text["data"])
     assert [item["texts"] for item in data["items"]["chosen"]] == [{"source": t} for t in NASTY]
@@ -89,7 +86,7 @@ def test_text_of_a_run_is_data_and_not_markup(nasty: tuple[dict[str, Any], Outli
     assert {picture["src"] for picture in pictures} == {"data:image/svg+xml;base64,PHN2Zy8+"}
 
 
-def test_page_has_no_external_addresses(nasty: tuple[dict[str, Any], Outline]) -> None:
+def test_page_has_no_external_addresses(nasty):
     _, outline = nasty
     addresses = {
         value
@@ -108,16 +105,16 @@ def test_page_has_no_external_addresses(nasty: tuple[dict[str, Any], Outline]) -
     assert not any(re.search(r"https?:|url\(|@import|fetch\(|XMLHttp", text) for text in assets)
 
 
-def test_nan_is_rejected() -> None:
+def test_nan_is_rejected():
     with pytest.raises(ValueError, match="Out of range"):
         script_json({"loss": float("nan")})
 
 
-def test_inserted_text_is_not_substituted_again() -> None:
+def test_inserted_text_is_not_substituted_again():
     assert fill_template("{{a}} {{b}}", {"a": "{{b}}", "b": r"\1"}) == r"{{b}} \1"
 
 
-def test_runs_of_one_attention_are_labelled_by_folder() -> None:
+def test_runs_of_one_attention_are_labelled_by_folder():
     runs = [content(["text"]) for _ in range(2)]
     runs[1]["name"] = "other"
     outline = Outline()
@@ -125,7 +122,7 @@ def test_runs_of_one_attention_are_labelled_by_folder() -> None:
     assert [run["label"] for run in json.loads(outline.text["data"])["runs"]] == ["run", "other"]
 
 
-def test_page_has_a_label_for_every_role() -> None:
+def test_page_has_a_label_for_every_role():
     script = (Path(document.__file__).parent / "assets" / "heads.js").read_text(encoding="utf-8")
     (table,) = re.findall(r"const ROLES = \{\n(.*?)\n\};", script, re.DOTALL)
     roles = re.findall(r"^  (\w+):", table, re.MULTILINE)

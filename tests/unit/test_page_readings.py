@@ -1,12 +1,7 @@
 """Sentences chosen for a page of translation, and the weights that the page holds."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +18,7 @@ from headwise.tasks.translation.run import TranslationRun
 from headwise.tasks.translation.task import Translation
 
 
-def run(
-    folder: Path, n_lines: int, source: str = "de", others: Mapping[int, str] | None = None
-) -> TranslationRun:
+def run(folder, n_lines, source="de", others=None):
     """A run whose folder holds a test set only; line 3 is empty."""
     others = {3: "", **(others or {})}
     (folder / "hypotheses").mkdir()
@@ -35,13 +28,13 @@ def run(
     data = SimpleNamespace(test=["news"], valid="valid", dir=None, source=source)
     tokenizer = train_tokenizer(iter(["ab"] * 9), TokenizerConfig(kind="byte"))
     TokenizerPair(tokenizer, tokenizer, joint=True).save(folder)
-    config: Any = SimpleNamespace(data=data, paths=SimpleNamespace(cache="cache"))
-    none: Any = None
+    config = SimpleNamespace(data=data, paths=SimpleNamespace(cache="cache"))
+    none = None
     task = Translation(config)
     return TranslationRun(RunFolder(folder), task, none, {}, folder, torch.device("cpu"))
 
 
-def lines_of(items: Any) -> list[tuple[int, str, str | None]]:
+def lines_of(items):
     return [(item.number, item.text, item.texts.get("reference")) for item in items.chosen]
 
 
@@ -49,14 +42,14 @@ def lines_of(items: Any) -> list[tuple[int, str, str | None]]:
     ("n_lines", "n_sentences", "expected"), [(11, 3, [1, 5, 8]), (4, 20, [1, 2, 4])]
 )
 def test_lines_of_the_test_set_are_evenly_spaced_and_not_empty(
-    tmp_path: Path, n_lines: int, n_sentences: int, expected: list[int]
-) -> None:
+    tmp_path, n_lines, n_sentences, expected
+):
     items = items_to_show(run(tmp_path, n_lines), n_sentences)
     assert items.origin == "news"
     assert lines_of(items) == [(line, f"src {line}", f"ref {line}") for line in expected]
 
 
-def test_test_set_is_detected_if_not_configured(tmp_path: Path) -> None:
+def test_test_set_is_detected_if_not_configured(tmp_path):
     """`data=files`: every test* of the folder; without any, the validation set."""
     trained = run(tmp_path, 4)
     trained.config.data.test = []
@@ -69,7 +62,7 @@ def test_test_set_is_detected_if_not_configured(tmp_path: Path) -> None:
     assert items_to_show(trained, 2).origin == "valid"
 
 
-def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
+def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path):
     questions = dict.fromkeys((12, 19, 26, 33, 40), "Wo ist „der Hund“?")
     # an interrogative word and no question, and a question without such a word
     others = {11: "Der Ort, wo er ist.", 18: "Ist er da?"}
@@ -84,7 +77,7 @@ def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
     assert max(lines) > 33
 
 
-def test_user_sentences_keep_their_order_and_may_have_references(tmp_path: Path) -> None:
+def test_user_sentences_keep_their_order_and_may_have_references(tmp_path):
     path = tmp_path / "mine.de"
     path.write_text("Ein Hund.\n\n  Zwei. \tTwo.\nDrei.\n", encoding="utf-8")
     trained = run(tmp_path, 4)
@@ -96,7 +89,7 @@ def test_user_sentences_keep_their_order_and_may_have_references(tmp_path: Path)
         items_to_show(trained, 2, path)
 
 
-def test_heads_with_nan_are_omitted() -> None:
+def test_heads_with_nan_are_omitted():
     weights_BHQK = torch.full((1, 3, 1, 2), 0.5)
     weights_BHQK[0, 1, 0, 0] = torch.nan
     observation = Observation(

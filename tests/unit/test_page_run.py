@@ -1,10 +1,7 @@
 """Rows of heads on a page."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 from headwise.metrics.metric import Metric
 from headwise.page.run import _head_rows, _scores
@@ -13,7 +10,7 @@ from headwise.runs.results import Results
 HEADS = {"encoder_self": [[1, 2]], "cross": [[2]]}
 
 
-def test_every_head_has_a_row_without_missing_values() -> None:
+def test_every_head_has_a_row_without_missing_values():
     table = [
         {"site": "cross", "layer": 1, "head": 2, "alpha": 1.23456, "density": None, "offset": -1},
         {"site": "cross", "layer": 9, "head": 9, "alpha": 1.5},
@@ -35,11 +32,11 @@ def test_every_head_has_a_row_without_missing_values() -> None:
     assert "density" not in rows[2]
 
 
-def test_scores_have_their_search_and_enough_digits() -> None:
+def test_scores_have_their_search_and_enough_digits():
     bleu = Metric("bleu", "higher", lambda sums: sums[0], None, "", "unit", "BLEU")
     metrics = [bleu, replace(bleu, name="loss", better="lower", label="loss")]
-    task: Any = SimpleNamespace(metrics=lambda: metrics)
-    run: Any = SimpleNamespace(task=task, config=SimpleNamespace(data=SimpleNamespace(valid="v")))
+    task = SimpleNamespace(metrics=lambda: metrics)
+    run = SimpleNamespace(task=task, config=SimpleNamespace(data=SimpleNamespace(valid="v")))
     scores = {"bleu": {"score": 1.0, "scope": "beam 5"}, "loss": {"score": 1.0}}
     scores |= {"comet": {"score": 0.8}, "search": {"exact": 1.0}, "note": {"loss": "left out"}}
     shown = [(s["metric"], s["decimals"]) for s in _scores(run, Results(scores={"test": scores}))]

@@ -1,7 +1,5 @@
 """Weights of a page: rounding keeps exact zeros and signs, packing keeps the order."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 
@@ -14,7 +12,7 @@ from headwise.page.weights import packed, rounded
 
 
 @given(st.lists(st.floats(-8, 8, width=32, allow_subnormal=True), min_size=1, max_size=20))
-def test_rounding_keeps_the_sign_and_nearly_the_value(values: list[float]) -> None:
+def test_rounding_keeps_the_sign_and_nearly_the_value(values):
     weights_HQK = torch.tensor(values).view(1, 1, -1)
     result = rounded(weights_HQK, torch.ones_like(weights_HQK, dtype=torch.bool)).ravel()
     # the smallest float32 numbers have few digits themselves
@@ -22,7 +20,7 @@ def test_rounding_keeps_the_sign_and_nearly_the_value(values: list[float]) -> No
     assert (np.sign(result) == np.sign(values)).all()
 
 
-def test_masked_weights_are_nan_and_heads_are_packed_in_order() -> None:
+def test_masked_weights_are_nan_and_heads_are_packed_in_order():
     weights_HQK = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.25, 0.75], [0.5, -4.0]]])
     allowed_HQK = torch.tensor([[[True, False], [True, True]], [[True, True], [True, True]]])
     result = rounded(weights_HQK, allowed_HQK)

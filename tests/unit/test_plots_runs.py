@@ -1,9 +1,5 @@
 """Figures of heads and runs show the tables: α, densities, curves, and attention on a sentence."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,23 +12,23 @@ from headwise.plots.attention_maps import COLOURS, LayerMaps, attention_maps
 pytestmark = pytest.mark.slow
 
 
-def titled(figure: Any) -> dict[str, Any]:
+def titled(figure):
     return {axes.get_title().split("\n")[0]: axes for axes in figure.axes if axes.get_title()}
 
 
-def lines(axes: Any) -> list[list[tuple[float, float]]]:
+def lines(axes):
     points = [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
     return [line_points for line_points in points if line_points]
 
 
-def ends(**columns: list[Any]) -> Any:
+def ends(**columns):
     return pd.DataFrame({"site": "cross", "layer": 1, "run": "a", **columns})
 
 
 # -- α --------------------------------------------------------------------------------------------
 
 
-def test_histograms_count_every_head_of_every_run_once() -> None:
+def test_histograms_count_every_head_of_every_run_once():
     axes = titled(plots.alpha_histograms(ends(end=[1.01, 1.05, 1.55, 1.04, 1.999, 2.35])))
     bars = axes["cross-attention"].patches
     assert {round(bar.get_x(), 2): bar.get_height() for bar in bars if bar.get_height()} == {
@@ -41,7 +37,7 @@ def test_histograms_count_every_head_of_every_run_once() -> None:
     assert axes["cross-attention"].get_title().endswith("\nmedian 1.30, 6 heads")
 
 
-def test_start_against_end_pairs_the_same_head() -> None:
+def test_start_against_end_pairs_the_same_head():
     start, end = [1.2, 1.8, 1.5], [1.1, 1.9, 1.4]
     (axes,) = titled(plots.alpha_start_end(ends(start=start, end=end))).values()
     points = [tuple(point) for point in axes.collections[0].get_offsets()]
@@ -54,7 +50,7 @@ def test_start_against_end_pairs_the_same_head() -> None:
 # -- density --------------------------------------------------------------------------------------
 
 
-def test_violins_pool_heads_and_runs_by_their_queries() -> None:
+def test_violins_pool_heads_and_runs_by_their_queries():
     place = {"site": "cross", "layer": 1, "head": 1}
     bins = [(0.0, 0.1, 45, "a"), (1.0, 1.0, 5, "a"), (1.0, 1.0, 50, "b")]
     rows = [
@@ -75,7 +71,7 @@ def test_violins_pool_heads_and_runs_by_their_queries() -> None:
 # -- curves ---------------------------------------------------------------------------------------
 
 
-def test_curve_is_the_mean_over_seeds_in_a_band_of_their_range() -> None:
+def test_curve_is_the_mean_over_seeds_in_a_band_of_their_range():
     rows = [("s1", 100, 10.0), ("s1", 200, 20.0), ("s2", 100, 14.0), ("s2", 200, 18.0)]
     rows += [("s2", 300, 30.0)]  # not of all runs: left out
     scores = pd.DataFrame(rows, columns=["run", "update", "score"]).assign(
@@ -89,7 +85,7 @@ def test_curve_is_the_mean_over_seeds_in_a_band_of_their_range() -> None:
     assert {(100, 10.0), (100, 14.0), (200, 18.0), (200, 20.0)} == corners
 
 
-def test_diversity_label_names_the_base() -> None:
+def test_diversity_label_names_the_base():
     figure = plots.diversity_layers(table(lambda _: layer_rows(), ["softmax"]))
     first = titled(figure)["encoder self-attention"]
     assert first.get_ylabel().endswith("/ log(number of heads)")
@@ -99,13 +95,13 @@ def test_diversity_label_names_the_base() -> None:
 # -- attention ------------------------------------------------------------------------------------
 
 
-def cells(axes: Any) -> tuple[Any, Any]:
+def cells(axes):
     """Which cells are grey, and the weights of the drawn cells."""
     masked, weights = (image.get_array() for image in axes.images)
     return ~np.ma.getmaskarray(masked), weights.filled(np.nan)
 
 
-def test_exact_zeros_are_empty_and_the_smallest_weight_is_not() -> None:
+def test_exact_zeros_are_empty_and_the_smallest_weight_is_not():
     weights = np.array([[[1.0, 0.0, 0.0], [0.5, -0.5, 0.0], [1e-30, 0.0, 1.0]]])
     allowed = np.tril(np.ones((1, 3, 3), dtype=bool))
     names = ["<s>", "▁a", "▁b"]
@@ -125,7 +121,7 @@ def test_exact_zeros_are_empty_and_the_smallest_weight_is_not() -> None:
     assert list(COLOURS(0.5 + 1e-3)) != list(COLOURS(0.5 - 1e-3))
 
 
-def test_one_figure_shows_every_head() -> None:
+def test_one_figure_shows_every_head():
     names = tokens(16)
     maps = random_maps(2, 8, 16)
     figure = attention_maps("encoder_self", maps, names, names, "text", "softmax, trained on it.")
@@ -136,13 +132,13 @@ def test_one_figure_shows_every_head() -> None:
     assert "softmax, trained on it." in " ".join(figure.get_supxlabel().split())
 
 
-def test_site_without_heads_has_no_map() -> None:
+def test_site_without_heads_has_no_map():
     empty = LayerMaps(1, [], np.zeros((0, 2, 2)), np.ones((0, 2, 2), dtype=bool), [])
     assert attention_maps("cross", [empty], ["a", "b"], ["a", "b"], "") is None
     assert attention_maps("cross", [], ["a"], ["a"], "") is None
 
 
-def test_lines_of_head_counts_are_means_over_seeds() -> None:
+def test_lines_of_head_counts_are_means_over_seeds():
     rows = [
         {"name": "a", "run": seed, "n_heads": n, "measure": "accuracy", "value": n + seed}
         for n in (1, 2, 16)

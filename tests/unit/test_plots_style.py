@@ -1,11 +1,8 @@
 """Style of all figures: readable without colours, sized for print, reproducible bytes."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -28,7 +25,7 @@ from headwise.plots.style import (
 from headwise.tasks.classification.confusion import confusion_matrix
 
 
-def test_styles_are_the_same_in_every_figure_and_distinct() -> None:
+def test_styles_are_the_same_in_every_figure_and_distinct():
     names = ["softmax", *(f"row {number}" for number in range(20))]
     style = series_style(names)
     parts = [style[part] for part in ("palette", "markers", "dashes")]
@@ -41,7 +38,7 @@ def test_styles_are_the_same_in_every_figure_and_distinct() -> None:
         assert few["dashes"][one] != few["dashes"][two]
 
 
-def test_names_are_those_of_the_papers() -> None:
+def test_names_are_those_of_the_papers():
     assert display_name("alpha_entmax") == "α-entmax"
     assert display_name("entmax15, pattern fixed") == "1.5-entmax, pattern fixed"
     assert display_name("softmax (cross entmax15)") == "softmax (cross 1.5-entmax)"
@@ -49,7 +46,7 @@ def test_names_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.slow
-def test_figures_are_reproducible(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_figures_are_reproducible(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     first = save(FIGURES["attention_small"](), tmp_path / "a" / "maps.png")
     assert [path.name for path in first] == ["maps.png", "maps.svg", "maps.pdf"]
@@ -62,7 +59,7 @@ def test_figures_are_reproducible(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert not caplog.records, "only commands log this"
 
 
-def test_figures_named_by_numbers_do_not_replace_each_other(tmp_path: Path) -> None:
+def test_figures_named_by_numbers_do_not_replace_each_other(tmp_path):
     names = [
         save(FIGURES["attention_small"](), tmp_path / name, ["svg"])[0].name
         for name in ("alpha_init_1.05", "alpha_init_1.5", "maps.png")
@@ -70,9 +67,7 @@ def test_figures_named_by_numbers_do_not_replace_each_other(tmp_path: Path) -> N
     assert names == ["alpha_init_1.05.svg", "alpha_init_1.5.svg", "maps.svg"]
 
 
-def test_failed_figure_is_a_warning_and_keeps_the_old_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_figure_is_a_warning_and_keeps_the_old_file(tmp_path, caplog):
     (tmp_path / "f.png").write_text("before")
     figure = Figure(figsize=(1, 1))
     figure.text(0, 0, "$\\nonsense$", parse_math=True)
@@ -83,7 +78,7 @@ def test_failed_figure_is_a_warning_and_keeps_the_old_file(
     assert record.getMessage().startswith("the figure f.png is left out (ValueError: ")
 
 
-def drawn_texts(figure: Figure) -> set[str]:
+def drawn_texts(figure):
     figure_bytes(figure, "svg")
     return {text.get_text() for text in figure.findobj(Text)}
 
@@ -96,7 +91,7 @@ def drawn_texts(figure: Figure) -> set[str]:
     ],
     ids=["mathematics", "right to left", "empty", "long"],
 )
-def test_names_are_drawn_as_text(name: str, shown: str) -> None:
+def test_names_are_drawn_as_text(name, shown):
     """Whatever they contain; a warning of a layout without space would be an error here."""
     counts = pd.DataFrame([[1, 2], [3, 4]], [name, "b"], [name, "b"])
     assert drawable(name, 24) in drawn_texts(confusion_matrix(counts, name))
@@ -108,16 +103,14 @@ def test_names_are_drawn_as_text(name: str, shown: str) -> None:
     assert display_name(name) == shown
 
 
-def test_figures_do_not_have_the_style_of_the_user() -> None:
+def test_figures_do_not_have_the_style_of_the_user():
     with rc_context({"text.usetex": True, "figure.facecolor": "red"}):  # LaTeX may be missing
         figure = attention("cross", 1, 1, 2, "text")
         assert figure_bytes(figure, "png")
     assert figure.get_facecolor() == (1, 1, 1, 1)
 
 
-def test_characters_without_a_font_are_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_characters_without_a_font_are_one_warning(monkeypatch, caplog):
     monkeypatch.setattr("headwise.plots.style.FONTS", ("DejaVu Sans",))
     monkeypatch.setattr("headwise.plots.style._MISSING", set())
     figure = Figure(figsize=(1, 1))
@@ -129,7 +122,7 @@ def test_characters_without_a_font_are_one_warning(
 
 
 @pytest.mark.parametrize("n_classes", [3, 51, 1500])
-def test_the_most_confused_classes_are_drawn(n_classes: int) -> None:
+def test_the_most_confused_classes_are_drawn(n_classes):
     """Above 50, in their order, with their share of all examples of the label."""
     cells = np.eye(n_classes, dtype=int) * 6
     cells[n_classes - 1, 0] = cells[1, n_classes - 1] = 2
@@ -146,9 +139,7 @@ def test_the_most_confused_classes_are_drawn(n_classes: int) -> None:
 
 
 @pytest.mark.parametrize(("n_layers", "n_tokens"), [(2, 300), (200, 3), (1, 61)])
-def test_maps_of_long_texts_and_deep_models_are_bounded(
-    n_layers: int, n_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maps_of_long_texts_and_deep_models_are_bounded(n_layers, n_tokens, monkeypatch):
     monkeypatch.setattr("headwise.plots.attention_maps.MAX_MAPS", 4)
     figure = attention("encoder_self", n_layers, 2, n_tokens, "text")
     maps = [axes for axes in figure.axes if axes.images]
@@ -160,7 +151,7 @@ def test_maps_of_long_texts_and_deep_models_are_bounded(
     assert ("Of 200 layers" in note) == (n_layers == 200)
 
 
-def test_large_figures_have_fewer_dots() -> None:
+def test_large_figures_have_fewer_dots():
     data = figure_bytes(Figure(figsize=(4, 625)), "png")
     width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))
     assert (width, height) == (400, 62_500)
@@ -168,7 +159,7 @@ def test_large_figures_have_fewer_dots() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_fits_the_page(name: str) -> None:
+def test_every_figure_fits_the_page(name):
     """At most two columns wide, no text outside of the page, and pyplot is not used."""
     from matplotlib import pyplot
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,14 +1,10 @@
 """Figures of a training: one panel per site, one line per head."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from headwise.plots.training import head_values, training_figures
 
-RECORDS: list[dict[str, Any]] = [
+RECORDS = [
     {
         "update": update,
         "alpha": {
@@ -25,7 +21,7 @@ RECORDS: list[dict[str, Any]] = [
 CURVES = {"loss": "loss per target token", "bits": "bits per byte"}
 
 
-def drawn_lines(figure: Any) -> dict[str, list[tuple[list[float], list[float]]]]:
+def drawn_lines(figure):
     """Title of a panel -> points of its lines, without lines of legends and references."""
     return {
         axes.get_title(): [
@@ -37,7 +33,7 @@ def drawn_lines(figure: Any) -> dict[str, list[tuple[list[float], list[float]]]]
     }
 
 
-def test_records_give_one_row_per_value_with_head_numbers() -> None:
+def test_records_give_one_row_per_value_with_head_numbers():
     heads = {"cross": [[2, 3, 8], [1, 4, 7]]}  # after pruning
     table = head_values(RECORDS[:1], heads)
     cross = table[(table["statistic"] == "alpha") & (table["site"] == "cross")]
@@ -49,7 +45,7 @@ def test_records_give_one_row_per_value_with_head_numbers() -> None:
     assert len(table[table["statistic"] == "diversity"]) == 2  # of layers: no head was pruned
 
 
-def test_one_panel_per_site_and_one_line_per_head() -> None:
+def test_one_panel_per_site_and_one_line_per_head():
     figure = training_figures(RECORDS, [], {})["alpha"]
     lines = drawn_lines(figure)
     assert list(lines) == ["encoder self-attention", "cross-attention"]
@@ -61,7 +57,7 @@ def test_one_panel_per_site_and_one_line_per_head() -> None:
     assert figure.axes[-1].get_legend().get_title().get_text() == "layer"
 
 
-def test_every_recorded_measure_has_a_figure() -> None:
+def test_every_recorded_measure_has_a_figure():
     figures = training_figures(RECORDS, [], {}, "softmax, a corpus")
     assert list(figures) == ["alpha", "diversity", "heads-p-of-ours"]
     assert drawn_lines(figures["diversity"])["cross-attention"] == [
@@ -75,9 +71,7 @@ def test_every_recorded_measure_has_a_figure() -> None:
 
 
 @pytest.mark.parametrize(("n_heads", "n_drawn"), [(1, 50), (4, 25), (1000, 2)])
-def test_lines_of_many_heads_have_fewer_points(
-    n_heads: int, n_drawn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_many_heads_have_fewer_points(n_heads, n_drawn, monkeypatch):
     monkeypatch.setattr("headwise.plots.training.MAX_POINTS", 100)
     records = [{"update": update, "alpha": {"cross": [[1.5] * n_heads]}} for update in range(50)]
     (lines,) = drawn_lines(training_figures(records, [], {})["alpha"]).values()
@@ -86,7 +80,7 @@ def test_lines_of_many_heads_have_fewer_points(
     assert (updates[0], updates[-1]) == (0, 49)
 
 
-def test_curves_show_the_requested_metrics() -> None:
+def test_curves_show_the_requested_metrics():
     records = [
         {"update": 50, "train/loss": 5.0, "train/lr": 0.1},
         {"update": 100, "train/loss": 4.0},

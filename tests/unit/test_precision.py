@@ -1,10 +1,5 @@
 """Settings for GPUs, tested without one."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,7 +13,7 @@ SORTED_IF_DETERMINISTIC = ("scatter", "index_put")  # on a GPU
 
 
 @pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
+def switches():
     """Restore the settings of torch."""
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     yield
@@ -29,13 +24,11 @@ def switches() -> Iterator[None]:
 class ScatterRecorder(TorchDispatchMode):
     """Records whether deterministic algorithms were enabled at each scatter."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.flags: dict[str, bool] = {}
+        self.flags = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func.overloadpacket).removeprefix("aten.")
         if name.startswith(SORTED_IF_DETERMINISTIC):
             is_sorted = torch.are_deterministic_algorithms_enabled()
@@ -43,7 +36,7 @@ class ScatterRecorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_cudnn_attention_is_disabled_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_attention_is_disabled_on_gpus(monkeypatch):
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert choose_device("cpu").type == "cpu"
     assert torch.backends.cuda.cudnn_sdp_enabled()
@@ -54,7 +47,7 @@ def test_cudnn_attention_is_disabled_on_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "entmax"])
-def test_losses_scatter_without_sorting(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
+def test_losses_scatter_without_sorting(monkeypatch, loss):
     monkeypatch.setattr(call, "supports", lambda scores: False)
     logits_NV = torch.randn(20, 5000)
     losses = {"cross_entropy": CrossEntropy(0.1), "entmax": Entmax15Loss()}
@@ -68,7 +61,7 @@ def test_losses_scatter_without_sorting(monkeypatch: pytest.MonkeyPatch, loss: s
 
 
 @pytest.mark.parametrize("warn_only", [True, False])
-def test_unique_indices_restores_the_deterministic_setting(warn_only: bool) -> None:
+def test_unique_indices_restores_the_deterministic_setting(warn_only):
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     with unique_indices():
         assert not torch.are_deterministic_algorithms_enabled()

@@ -1,19 +1,14 @@
 """log.txt of a run."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from contextlib import suppress
-from pathlib import Path
-
-import pytest
 
 from headwise.errors import RunError
 from headwise.runs.log import LogFile, text_log
 
 
-def test_log_has_warnings_from_before_its_folder_and_the_error(tmp_path: Path) -> None:
+def test_log_has_warnings_from_before_its_folder_and_the_error(tmp_path):
     with warnings.catch_warnings(), suppress(RunError), text_log() as held:
         warnings.simplefilter("always")
         warnings.warn("of Python", stacklevel=1)
@@ -28,7 +23,7 @@ def test_log_has_warnings_from_before_its_folder_and_the_error(tmp_path: Path) -
     assert "after the run" not in text
 
 
-def test_full_disk_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_does_not_end_the_run(tmp_path, capsys):
     (tmp_path / "log.txt").symlink_to("/dev/full")
     with text_log() as held:
         held.setTarget(LogFile(tmp_path))

@@ -1,13 +1,8 @@
 """Records of runs: the same from a run folder and from an archive."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import shutil
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -35,7 +30,7 @@ HASHES = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folders(tmp_path_factory):
     """Two finished runs and an unfinished one, in a folder."""
     above = tmp_path_factory.mktemp("runs")
     with composer() as make:
@@ -53,13 +48,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def archive(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archive(folders, tmp_path_factory):
     path = tmp_path_factory.mktemp("results") / "study"
     export_records(find_records([str(folders)], Record), path)
     return path
 
 
-def test_archived_records_are_equal_to_the_folders(folders: Path, archive: Path) -> None:
+def test_archived_records_are_equal_to_the_folders(folders, archive):
     for run in find_records([str(archive)], Record):
         folder = Record(folders / run.folder.name)
         for name in PARTS:
@@ -77,12 +72,12 @@ def test_archived_records_are_equal_to_the_folders(folders: Path, archive: Path)
         assert run.sums("test", "nothing") is None
 
 
-def test_texts_of_the_corpus_and_logs_are_not_exported(archive: Path) -> None:
+def test_texts_of_the_corpus_and_logs_are_not_exported(archive):
     (run,) = find_records([str(archive / "b")], Record)
     assert run.names("*") == ["hypotheses/test.ref.sha256", "hypotheses/test.txt"]
 
 
-def test_the_same_records_give_the_same_bytes(folders: Path, archive: Path, tmp_path: Path) -> None:
+def test_the_same_records_give_the_same_bytes(folders, archive, tmp_path):
     for source in (folders, archive):
         export_records(find_records([str(source)], Record), tmp_path / source.name)
         written, expected = (
@@ -93,14 +88,14 @@ def test_the_same_records_give_the_same_bytes(folders: Path, archive: Path, tmp_
         assert len(written) == 2
 
 
-def test_exact_numbers_are_stored_in_half_the_space(archive: Path) -> None:
+def test_exact_numbers_are_stored_in_half_the_space(archive):
     arrays = np.load(archive / SUMS)
     assert arrays["b/test.translation"].dtype == np.float32  # counts
     assert arrays["b/test.loss"].dtype == np.float64
 
 
-def test_runs_are_chosen_by_name(folders: Path, archive: Path, tmp_path: Path) -> None:
-    def names(*patterns: str) -> list[str]:
+def test_runs_are_chosen_by_name(folders, archive, tmp_path):
+    def names(*patterns):
         return [run.folder.name for run in find_records(patterns, Record)]
 
     assert names(str(archive)) == names(str(archive.parent)) == ["a", "b", "c"]
@@ -116,7 +111,7 @@ def test_runs_are_chosen_by_name(folders: Path, archive: Path, tmp_path: Path) -
         existing_record(str(folders / "x"), Record, "compare")
 
 
-def archive_of_0_1_0(folder: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
+def archive_of_0_1_0(folder, lines):
     """An archive with these lines and the statistics of one run."""
     folder.mkdir()
     text = "".join(f"{json.dumps({'format': 1, **line})}\n" for line in lines)
@@ -125,14 +120,12 @@ def archive_of_0_1_0(folder: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
     return folder
 
 
-def test_an_archive_is_replaced_only_on_demand_and_at_once(
-    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def names() -> dict[str, list[str]]:
+def test_an_archive_is_replaced_only_on_demand_and_at_once(folders, tmp_path, monkeypatch):
+    def names():
         runs = find_records([str(path)], Record)
         return {run.folder.name: [name for name, _ in run.all_sums()] for run in runs}
 
-    def refused(chosen: list[Record], reason: str) -> None:
+    def refused(chosen, reason):
         with pytest.raises(RunError, match=reason):
             export_records(chosen, path)
 
@@ -153,7 +146,7 @@ def test_an_archive_is_replaced_only_on_demand_and_at_once(
         assert len(list(path.iterdir())) == 2
 
 
-def test_a_folder_of_runs_is_no_archive(folders: Path, archive: Path, tmp_path: Path) -> None:
+def test_a_folder_of_runs_is_no_archive(folders, archive, tmp_path):
     above = shutil.copytree(folders, tmp_path / "runs")
     for path in (above, above / "a", tmp_path):
         with pytest.raises(RunError, match="has runs in it"):
@@ -175,7 +168,7 @@ def test_a_folder_of_runs_is_no_archive(folders: Path, archive: Path, tmp_path: 
         existing_record(str(above / "*"), Record)
 
 
-def test_archived_runs_keep_their_states_and_results(folders: Path, tmp_path: Path) -> None:
+def test_archived_runs_keep_their_states_and_results(folders, tmp_path):
     """Also the results of each evaluation."""
     states = "failed", "interrupted", "pruned", "running"
     for state in states:
@@ -199,7 +192,7 @@ def test_archived_runs_keep_their_states_and_results(folders: Path, tmp_path: Pa
     assert all(run.json("scaled.json") == {"scores": {}} for run in archived[:4])
 
 
-def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
+def test_tasks_of_old_archives_have_their_names(tmp_path):
     targets = {
         "SequenceTask": "sequence", "headwise.tasks.stream.masked_lm.MaskedLM": "masked_lm",
         "MaskedLM": "masked_lm", "Translation": "translation", "mine.Majority": "majority",
@@ -226,20 +219,20 @@ def test_tasks_of_old_archives_have_their_names(tmp_path: Path) -> None:
         (lzma.compress(b'{"format": 3, "run": "a"}'), "has format 3, written by a newer version"),
     ],
 )
-def test_broken_archives_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
+def test_broken_archives_are_rejected(tmp_path, content, message):
     (tmp_path / ARCHIVE).write_bytes(content)
     with pytest.raises(RunError, match=message):
         find_records([str(tmp_path)], Record)
 
 
-def test_settings_of_an_archive_are_checked(tmp_path: Path) -> None:
+def test_settings_of_an_archive_are_checked(tmp_path):
     archive_of_0_1_0(tmp_path / "study", [{"run": "a", "config": {"seed": "${oc.env:HOME}"}}])
     (run,) = find_records([str(tmp_path)], Record)
     with pytest.raises(RunError, match=r"a/config\.yaml is not a resolved configuration"):
         _ = run.settings
 
 
-def test_commands_that_need_weights_reject_archives(archive: Path) -> None:
+def test_commands_that_need_weights_reject_archives(archive):
     for path in (archive, archive / "a"):
         with pytest.raises(RunError, match=f"run={path} is in an archive of records"):
             headwise.load(path)
@@ -248,8 +241,8 @@ def test_commands_that_need_weights_reject_archives(archive: Path) -> None:
             analyze_folders(AnalyzeConfig(runs=[str(chosen)]))
 
 
-def test_frame_has_a_row_a_run(folders: Path, archive: Path) -> None:
-    frames: list[Any] = [headwise.records(path) for path in (folders, archive)]
+def test_frame_has_a_row_a_run(folders, archive):
+    frames = [headwise.records(path) for path in (folders, archive)]
     assert frames[0].drop(columns="run").equals(frames[1].drop(columns="run"))
     assert list(frames[1].run) == [str(archive / name) for name in "abc"]
     assert list(frames[0].seed) == [1, 3, 9]

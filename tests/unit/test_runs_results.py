@@ -1,10 +1,7 @@
 """results.json as a dataclass."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,7 @@ from headwise.runs.results import Results
 BLEU = {"score": 30.5, "signature": "tok:13a"}
 
 
-def test_written_results_are_read_back(tmp_path: Path) -> None:
+def test_written_results_are_read_back(tmp_path):
     path = tmp_path / "results.json"
     assert Results.read(path) is None
     alphas = {"cross": [[1.5, None]]}
@@ -34,7 +31,7 @@ def test_written_results_are_read_back(tmp_path: Path) -> None:
         assert results.score(split, metric) is results.signature(split, metric) is None
 
 
-def test_unfinished_and_foreign_results_are_not_read(tmp_path: Path) -> None:
+def test_unfinished_and_foreign_results_are_not_read(tmp_path):
     path = tmp_path / "results.json"
     Results(status="interrupted").write(path)
     assert Results.read(path) is None

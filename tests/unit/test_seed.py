@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import numpy as np
 import torch
 
 from headwise.seed import derived_seed, seed_everything
 
 
-def test_seeds_are_functions_of_their_parts() -> None:
+def test_seeds_are_functions_of_their_parts():
     assert derived_seed(1, 2, 0) == derived_seed(1, 2, 0)
     seeds = {
         derived_seed(seed, update, rank)

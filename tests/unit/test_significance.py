@@ -1,10 +1,7 @@
 """The paired bootstrap: compared with sacreBLEU, and properties of a significance test."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from sacrebleu.significance import PairedTest
 from headwise.errors import ConfigError, DataError
 from headwise.metrics.metric import Measured, Metric
 from headwise.metrics.significance import (
-    Comparison,
     mcnemar,
     mean_interval,
     paired_bootstrap,
@@ -27,12 +23,12 @@ WORDS = [f"w{i}" for i in range(30)]
 BLEU_13A = text_metrics("en")[0]
 
 
-def references(n: int, seed: int = 0) -> list[str]:
+def references(n, seed=0):
     chosen = random.Random(seed)
     return [" ".join(chosen.choices(WORDS, k=chosen.randint(5, 12))) for _ in range(n)]
 
 
-def noisy(lines: list[str], rate: float, seed: int) -> list[str]:
+def noisy(lines, rate, seed):
     """Replace each word with probability `rate`."""
     chosen = random.Random(seed)
     return [
@@ -41,15 +37,15 @@ def noisy(lines: list[str], rate: float, seed: int) -> list[str]:
     ]
 
 
-def statistics(lines: list[str], refs: list[str]) -> np.ndarray:
+def statistics(lines, refs):
     return score_translations(lines, refs, "en").items
 
 
-def compare(systems: list[np.ndarray], baselines: list[np.ndarray], n: int) -> Comparison:
+def compare(systems, baselines, n):
     return paired_bootstrap(systems, baselines, BLEU_13A, n)
 
 
-def test_interval_and_p_value_are_of_the_mean_over_seeds() -> None:
+def test_interval_and_p_value_are_of_the_mean_over_seeds():
     refs = references(60)
     systems = [statistics(noisy(refs, rate, seed), refs) for rate, seed in ((0.2, 1), (0.5, 2))]
     baselines = [statistics(noisy(refs, rate, seed), refs) for rate, seed in ((0.22, 3), (0.34, 4))]
@@ -75,7 +71,7 @@ def test_interval_and_p_value_are_of_the_mean_over_seeds() -> None:
     assert abs(both.p_value - first.p_value) > 0.1
 
 
-def test_one_seed_is_resampled_as_sacrebleu_does() -> None:
+def test_one_seed_is_resampled_as_sacrebleu_does():
     refs = references(150)
     system, baseline = noisy(refs, 0.2, 1), noisy(refs, 0.24, 2)
     result = compare([statistics(system, refs)], [statistics(baseline, refs)], 2000)
@@ -88,7 +84,7 @@ def test_one_seed_is_resampled_as_sacrebleu_does() -> None:
     assert result.p_value == pytest.approx(2 * after.p_value, abs=0.05)
 
 
-def test_clear_difference_is_significant_with_its_sign() -> None:
+def test_clear_difference_is_significant_with_its_sign():
     refs = references(150)
     good, bad = statistics(noisy(refs, 0.1, 1), refs), statistics(noisy(refs, 0.4, 2), refs)
     better, worse = compare([good], [bad], 300), compare([bad], [good], 300)
@@ -97,14 +93,14 @@ def test_clear_difference_is_significant_with_its_sign() -> None:
     assert better.difference == -worse.difference
 
 
-def test_equal_systems_do_not_differ() -> None:
+def test_equal_systems_do_not_differ():
     refs = references(20)
     same = statistics(noisy(refs, 0.3, 1), refs)
     result = compare([same], [same], 50)
     assert (result.difference, result.low, result.high, result.p_value) == (0, 0, 0, 1)
 
 
-def test_sentences_are_resampled_jointly_over_seeds() -> None:
+def test_sentences_are_resampled_jointly_over_seeds():
     """Three copies of the same translations are no more evidence than one."""
     refs = references(80)
     system, baseline = statistics(noisy(refs, 0.2, 1), refs), statistics(noisy(refs, 0.22, 2), refs)
@@ -113,13 +109,13 @@ def test_sentences_are_resampled_jointly_over_seeds() -> None:
     assert bounds[0] == pytest.approx(bounds[1])
 
 
-def test_bootstrap_is_deterministic() -> None:
+def test_bootstrap_is_deterministic():
     refs = references(30)
     pair = [[statistics(noisy(refs, 0.2, seed), refs)] for seed in (1, 2)]
     assert compare(*pair, 50) == compare(*pair, 50)
 
 
-def test_invalid_comparisons_are_rejected() -> None:
+def test_invalid_comparisons_are_rejected():
     refs = references(4)
     few, many = statistics(refs[:2], refs[:2]), statistics(refs, refs)
     with pytest.raises(DataError, match="different numbers of items"):
@@ -130,7 +126,7 @@ def test_invalid_comparisons_are_rejected() -> None:
         compare([many], [many], 0)
 
 
-def test_difference_is_one_of_the_metric() -> None:
+def test_difference_is_one_of_the_metric():
     """Items are nats and tokens; columns that the metric does not read have no effect."""
     generator = np.random.default_rng(1)
     base = np.column_stack((generator.random(60), generator.gamma(9, size=60), np.full(60, 4.0)))
@@ -144,7 +140,7 @@ def test_difference_is_one_of_the_metric() -> None:
     assert paired_bootstrap([lower], [base], score, 200).difference == pytest.approx(-0.125)
 
 
-def test_t_intervals_are_those_of_the_tables() -> None:
+def test_t_intervals_are_those_of_the_tables():
     two_sided = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 30: 2.0423, 1000: 1.9623}
     assert {n: round(t_quantile(n), 4) for n in two_sided} == two_sided
     assert t_quantile(2, 0.9) == pytest.approx(2.9200, abs=1e-4)
@@ -153,7 +149,7 @@ def test_t_intervals_are_those_of_the_tables() -> None:
     assert mean_interval([1.0]) is None
 
 
-def test_blocks_of_dependent_items_are_drawn() -> None:
+def test_blocks_of_dependent_items_are_drawn():
     """Neighbours are correlated by 0.5: the interval of a mean is wider by up to the root of 3."""
     generator, n_items = np.random.default_rng(0), 1000
     noise = generator.normal(size=n_items)
@@ -173,9 +169,7 @@ def test_blocks_of_dependent_items_are_drawn() -> None:
     assert width[True] / width[False] == pytest.approx(2.6**0.5, rel=0.08)
 
 
-def test_default_number_of_resamples_gives_a_stable_p_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_default_number_of_resamples_gives_a_stable_p_value(monkeypatch):
     generator, p_values = np.random.default_rng(0), []
     mean = Metric("mean", "higher", lambda sums: sums[0], [0], "", "", "")
     items = generator.normal(size=(100, 1))
@@ -187,8 +181,8 @@ def test_default_number_of_resamples_gives_a_stable_p_value(
     assert np.std(p_values) < 0.2 * np.mean(p_values)
 
 
-def test_mcnemar_is_the_exact_binomial_test() -> None:
-    def right(*numbers: int) -> Any:
+def test_mcnemar_is_the_exact_binomial_test():
+    def right(*numbers):
         return np.isin(np.arange(20), numbers)
 
     assert mcnemar(right(0), right(*range(1, 9))) == pytest.approx(2 * (1 + 9) / 2**9)
@@ -196,7 +190,7 @@ def test_mcnemar_is_the_exact_binomial_test() -> None:
     assert mcnemar(right(1, 2), right(1, 2)) == mcnemar(right(1), right(2)) == 1
 
 
-def test_intervals_of_scores_are_those_of_their_distribution() -> None:
+def test_intervals_of_scores_are_those_of_their_distribution():
     is_right = np.arange(400) < 300
     items = np.column_stack((np.ones(400), is_right)).astype(float)
     share = Metric("accuracy", "higher", lambda s: float(s[1] / s[0]), (0, 1), "", "row", "")

@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import hashlib
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +15,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[str]:
+def site(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "served.tgz").write_bytes(BODY)
     with serve_folder(tmp_path / "site") as address:
@@ -27,7 +23,7 @@ def site(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("algorithm", ["md5", "sha1", "sha256"])
-def test_published_checksum_is_compared(tmp_path: Path, site: str, algorithm: str) -> None:
+def test_published_checksum_is_compared(tmp_path, site, algorithm):
     checksum = hashlib.new(algorithm, BODY).hexdigest()
     entry = {"url": f"{site}/served.tgz", "file": "sub/a.tgz", algorithm: checksum.upper()}
     path = download([entry], tmp_path / "got")
@@ -39,16 +35,14 @@ def test_published_checksum_is_compared(tmp_path: Path, site: str, algorithm: st
         verify(path, entry, FileHashes(tmp_path))
 
 
-def test_wrong_checksum_leaves_no_file(tmp_path: Path, site: str) -> None:
+def test_wrong_checksum_leaves_no_file(tmp_path, site):
     entry = {"url": f"{site}/served.tgz", "file": "a.tgz", "md5": "0" * 32}
     with pytest.raises(DataError, match=r"not the published file: MD5 .*expected md5:0000"):
         download([entry], tmp_path / "got")
     assert list((tmp_path / "got").iterdir()) == []
 
 
-def test_without_a_published_checksum_the_first_download_is_recorded(
-    tmp_path: Path, site: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_published_checksum_the_first_download_is_recorded(tmp_path, site, caplog):
     path = download([{"url": f"{site}/served.tgz", "file": "a.tgz"}], tmp_path / "got")
     assert "no published checksum" in caplog.text
     assert (tmp_path / "got" / "a.tgz.sha256").read_text() == f"{SHA256}  a.tgz\n"
@@ -58,7 +52,7 @@ def test_without_a_published_checksum_the_first_download_is_recorded(
         verify(path, None, FileHashes(tmp_path))
 
 
-def test_second_address_is_used_when_the_first_fails(tmp_path: Path, site: str) -> None:
+def test_second_address_is_used_when_the_first_fails(tmp_path, site):
     names = {"nowhere.tgz": "a.tgz", "served.tgz": "b.tgz"}
     entries = [{"url": f"{site}/{there}", "file": here} for there, here in names.items()]
     assert download(entries, tmp_path / "got").name == "b.tgz"
@@ -70,12 +64,12 @@ def test_second_address_is_used_when_the_first_fails(tmp_path: Path, site: str) 
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_hashes_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_are_cached(tmp_path, monkeypatch):
     path, hashed = tmp_path / "text", []
     path.write_bytes(BODY)
     monkeypatch.setattr(digest, "TICK_NS", 0)
 
-    def count(p: Path, algorithm: str) -> str:
+    def count(p, algorithm):
         hashed.append(algorithm)
         return f"{algorithm} {p.stat().st_size}"
 
@@ -88,7 +82,7 @@ def test_hashes_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert FileHashes(tmp_path / "cache")(path, "md5").startswith("md5")
 
 
-def test_edit_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:
+def test_edit_of_the_same_size_and_time_is_seen(tmp_path):
     path, hashes = tmp_path / "text", FileHashes(tmp_path / "cache")
     path.write_bytes(b"one")
     time.sleep(2 * digest.TICK_NS / 1e9)
@@ -101,9 +95,7 @@ def test_edit_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:
     assert hashes(path) == hashlib.sha256(b"six").hexdigest()
 
 
-def test_cache_of_many_files_is_written_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_of_many_files_is_written_once(tmp_path, monkeypatch):
     paths, written = [tmp_path / f"{i}.txt" for i in range(5)], []
     for path in paths:
         path.touch()
@@ -113,14 +105,14 @@ def test_cache_of_many_files_is_written_once(
     assert len(written) == 1
 
 
-def test_unwritable_cache_is_no_error(tmp_path: Path) -> None:
+def test_unwritable_cache_is_no_error(tmp_path):
     (tmp_path / "text").write_bytes(BODY)
     (tmp_path / "file").touch()  # no user can make a folder in it
     assert FileHashes(tmp_path / "file" / "cache")(tmp_path / "text") == SHA256
 
 
 @pytest.mark.parametrize("content", ["{ not json", "[]"])
-def test_damaged_hash_cache_is_no_error(tmp_path: Path, content: str) -> None:
+def test_damaged_hash_cache_is_no_error(tmp_path, content):
     hashes = FileHashes(tmp_path)
     hashes.path.write_text(content)
     (tmp_path / "text").write_bytes(BODY)

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import gzip
 import json
-from pathlib import Path
 
 import pandas
 import pyarrow
@@ -16,7 +13,7 @@ from headwise.errors import DataError
 PAIRS = [('er sagt "ja"', "he says yes"), ("gut", "good"), ("schön", "nice")]
 
 
-def _rows(flat: bool) -> list[dict[str, object]]:
+def _rows(flat):
     if flat:
         return [{"en": en, "de": de, "id": i} for i, (de, en) in enumerate(PAIRS)]
     return list(translations(("de", "en"), PAIRS))
@@ -24,7 +21,7 @@ def _rows(flat: bool) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "jsonl.gz"])
-def test_columns_are_read_by_language(tmp_path: Path, ending: str, flat: bool) -> None:
+def test_columns_are_read_by_language(tmp_path, ending, flat):
     path = tmp_path / f"train.{ending}"
     if ending == "parquet":
         write_parquet(path, _rows(flat))
@@ -36,7 +33,7 @@ def test_columns_are_read_by_language(tmp_path: Path, ending: str, flat: bool) -
     assert list(table_pairs(paths, "en", "de")) == [(en, de) for de, en in PAIRS]
 
 
-def test_only_cells_that_are_quoted_for_their_quotes_are_unquoted(tmp_path: Path) -> None:
+def test_only_cells_that_are_quoted_for_their_quotes_are_unquoted(tmp_path):
     texts = ['sagt "x"', '"Ja."', '"', 'lone "', 'a "" b', '"a" und "b"', "plain"]
     pandas.DataFrame({"de": texts, "en": texts}).to_csv(tmp_path / "a.tsv", sep="\t", index=False)
     literal = ['a "b"', '"Ja."', '"a" oder "b"', '"a', 'b ""', '"a "" b', '"a "b"" c"', '""', '"""']
@@ -54,13 +51,13 @@ def test_only_cells_that_are_quoted_for_their_quotes_are_unquoted(tmp_path: Path
         ("csv", "de,en\n", ",b\n"),
     ],
 )
-def test_row_may_be_a_book(tmp_path: Path, ending: str, before: str, after: str) -> None:
+def test_row_may_be_a_book(tmp_path, ending, before, after):
     book, path = "ä" * 600_000, tmp_path / f"a.{ending}"
     path.write_text(f"{before}{book}{after}", encoding="utf-8")
     assert list(table_pairs([path], "de", "en")) == [(book, "b")]
 
 
-def test_maps_of_parquet_are_read(tmp_path: Path) -> None:
+def test_maps_of_parquet_are_read(tmp_path):
     kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
     column = pyarrow.array([[("de", de), ("en", en)] for de, en in PAIRS], kind)
     pyarrow.parquet.write_table(pyarrow.table({"translation": column}), tmp_path / "a.parquet")
@@ -72,7 +69,7 @@ LAYOUTS = [f"{form.format('{:05d}-of-00003')}.parquet" for form in FORMS]
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "train/{:04d}.parquet"])
-def test_shards_are_read_in_order(tmp_path: Path, layout: str) -> None:
+def test_shards_are_read_in_order(tmp_path, layout):
     for number, row in enumerate(_rows(flat=False)):
         write_parquet(tmp_path / layout.format(number), [row])
     (tmp_path / layout).with_name("._0000.parquet").write_bytes(b"hidden, of another system")
@@ -81,7 +78,7 @@ def test_shards_are_read_in_order(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("missing", range(3))
-def test_missing_shard_is_named(tmp_path: Path, missing: int, layout: str) -> None:
+def test_missing_shard_is_named(tmp_path, missing, layout):
     for number in {0, 1, 2} - {missing}:
         write_parquet(tmp_path / layout.format(number), _rows(flat=False))
     with pytest.raises(DataError, match=f"expected 3, missing numbers: {missing}$"):
@@ -89,7 +86,7 @@ def test_missing_shard_is_named(tmp_path: Path, missing: int, layout: str) -> No
     assert find_table(tmp_path, "t*n") == []  # a name is not a glob pattern
 
 
-def test_shards_of_a_longer_name_are_another_table(tmp_path: Path) -> None:
+def test_shards_of_a_longer_name_are_another_table(tmp_path):
     rows = _rows(flat=False)
     for name in ("train", "train-noisy", "train-2-of-3"):
         for number in range(2):
@@ -99,14 +96,14 @@ def test_shards_of_a_longer_name_are_another_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["a1-00000-of-00001 a2-00000-of-00001", "train test"])
-def test_tables_of_a_folder_are_not_joined(tmp_path: Path, names: str) -> None:
+def test_tables_of_a_folder_are_not_joined(tmp_path, names):
     for name in names.split():
         write_parquet(tmp_path / "data" / f"{name}.parquet", _rows(flat=False))
     with pytest.raises(DataError, match=r"has several tables.*set data\.dir=.*/data "):
         find_table(tmp_path, "data")
 
 
-def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
+def test_shards_of_two_releases_are_refused(tmp_path):
     for stem, second in ("train", "00001-of-00003"), ("test", "0-of-00002"):
         for name in ("00000-of-00002", "00001-of-00002", second):
             write_parquet(tmp_path / f"{stem}-{name}.parquet", _rows(flat=False))
@@ -133,7 +130,7 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
         ("a.parquet", b"", "truncated, not Parquet"),
     ],
 )
-def test_invalid_tables_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_invalid_tables_are_refused(tmp_path, name, data, message):
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(DataError, match=message) as caught:
@@ -141,7 +138,7 @@ def test_invalid_tables_are_refused(tmp_path: Path, name: str, data: bytes, mess
     assert name in str(caught.value)
 
 
-def test_parquet_with_two_columns_of_a_name_or_no_utf8_is_refused(tmp_path: Path) -> None:
+def test_parquet_with_two_columns_of_a_name_or_no_utf8_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
     good, bad = (pyarrow.array([text]).cast("string", safe=False) for text in (b"x", b"\xff"))
     for columns, message in ({"de": good, "en": bad}, "not UTF-8"), ([good] * 3, "2 columns 'en'"):
@@ -151,6 +148,6 @@ def test_parquet_with_two_columns_of_a_name_or_no_utf8_is_refused(tmp_path: Path
             list(table_pairs([path], "de", "en"))
 
 
-def test_line_ends_inside_a_cell_become_spaces(tmp_path: Path) -> None:
+def test_line_ends_inside_a_cell_become_spaces(tmp_path):
     write_parquet(tmp_path / "a.parquet", [{"de": "eins\nzwei", "en": "one\r\ntwo"}])
     assert list(table_pairs([tmp_path / "a.parquet"], "de", "en")) == [("eins zwei", "one two")]

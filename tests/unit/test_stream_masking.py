@@ -1,7 +1,5 @@
 """Masks of windows: which tokens are predicted, what replaces them, and what they depend on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice
 
@@ -9,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from headwise.data.batch import Batch
 from headwise.data.loader import BatchLoader
 from headwise.data.tokenizer import BYTE_MODEL, MASK, N_SPECIALS, Tokenizer
 from headwise.tasks.stream.masking import (
@@ -27,19 +24,17 @@ IDS = (np.frombuffer(TEXT, np.uint8) + N_SPECIALS).astype(np.uint16)
 WINDOW = 20
 
 
-def training(
-    max_tokens: int = 4 * WINDOW, seed: int = 1, world_size: int = 1
-) -> MaskedTrainingWindows:
+def training(max_tokens=4 * WINDOW, seed=1, world_size=1):
     sizes = WINDOW, max_tokens, seed, world_size
     return MaskedTrainingWindows(TokenStream(IDS), 2, *sizes, masking=Masking(BERT, BYTES))
 
 
-def evaluation(stream: TokenStream, max_tokens: int = 100) -> MaskedEvaluationWindows:
+def evaluation(stream, max_tokens=100):
     masking = Masking(BERT, BYTES)
     return MaskedEvaluationWindows(stream, 2, WINDOW, max_tokens, masking=masking)
 
 
-def original(batch: Batch) -> torch.Tensor:
+def original(batch):
     """Ids of a batch with the targets in their places."""
     ids_BN = batch.columns["tokens"].ids_BN.clone()
     ids_BN.view(-1)[batch.scored_R] = batch.targets_R
@@ -47,7 +42,7 @@ def original(batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n_tokens", [len(IDS), 47, 20, 7, 1])
-def test_share_of_each_window_is_chosen_and_nothing_else_changes(n_tokens: int) -> None:
+def test_share_of_each_window_is_chosen_and_nothing_else_changes(n_tokens):
     ids = IDS[:n_tokens]
     rows = []
     for batch in evaluation(TokenStream(ids)):
@@ -61,7 +56,7 @@ def test_share_of_each_window_is_chosen_and_nothing_else_changes(n_tokens: int) 
     assert np.concatenate(rows).tolist() == ids.tolist()
 
 
-def test_chosen_tokens_are_masked_replaced_or_kept_in_the_set_shares() -> None:
+def test_chosen_tokens_are_masked_replaced_or_kept_in_the_set_shares():
     stream = TokenStream(np.full(200 * 50, 100, np.uint16))
     masking = Masking(replace(BERT, mlm_probability=0.5), BYTES)
     batch = masking.batch(stream, np.arange(50) * 200, 200, np.arange(50), (1, 1))
@@ -75,8 +70,8 @@ def test_chosen_tokens_are_masked_replaced_or_kept_in_the_set_shares() -> None:
     assert inputs[is_random].max() < BYTES.vocab_size
 
 
-def test_masks_differ_by_epoch_and_seed_alone() -> None:
-    def drawn(windows: MaskedTrainingWindows, epoch: int, rows: list[int]) -> list[list[int]]:
+def test_masks_differ_by_epoch_and_seed_alone():
+    def drawn(windows, epoch, rows):
         batch = windows.collate(epoch, np.array(rows, np.int64))
         return ids_of(batch)
 
@@ -89,7 +84,7 @@ def test_masks_differ_by_epoch_and_seed_alone() -> None:
     assert len({str(row) for row in changed}) == 3
 
 
-def test_masks_of_an_evaluation_are_fixed() -> None:
+def test_masks_of_an_evaluation_are_fixed():
     batches = list(evaluation(TokenStream(IDS)))
     places = torch.cat([b.scored_R + b.rows[0] * WINDOW for b in batches])
     alone = list(evaluation(TokenStream(IDS), max_tokens=1))
@@ -99,7 +94,7 @@ def test_masks_of_an_evaluation_are_fixed() -> None:
         assert torch.equal(batch.targets_R, alone[start // WINDOW].targets_R)
 
 
-def test_ranks_together_equal_one_and_know_the_targets_of_all() -> None:
+def test_ranks_together_equal_one_and_know_the_targets_of_all():
     whole = BatchLoader(training(4 * WINDOW))
     shares = [BatchLoader(training(2 * WINDOW, world_size=2), r, 2) for r in range(2)]
     for batch in islice(whole, 3 * whole.n_batches):
@@ -109,11 +104,11 @@ def test_ranks_together_equal_one_and_know_the_targets_of_all() -> None:
         assert ids == dict(zip(batch.rows, ids_of(batch), strict=True))
 
 
-def ids_of(batch: Batch) -> list[list[int]]:
-    return batch.columns["tokens"].ids_BN.tolist()  # type: ignore[no-any-return]
+def ids_of(batch):
+    return batch.columns["tokens"].ids_BN.tolist()
 
 
-def test_documents_of_a_window_are_segments() -> None:
+def test_documents_of_a_window_are_segments():
     stream = TokenStream(IDS, starts=np.array([0, 3, 25]), document_mask=True)
     (batch, *_) = evaluation(stream)
     segments_BN = batch.columns["tokens"].segments_BN

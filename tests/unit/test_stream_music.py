@@ -1,12 +1,8 @@
 """Audio files as 8-bit mu-law codes of one channel at one sample rate."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,38 +19,38 @@ RATE = 12_000
 
 
 @functools.cache
-def data_config() -> MusicDataConfig:
+def data_config():
     data = OmegaConf.to_object(composed("data=music").data)
     assert isinstance(data, MusicDataConfig)
     return data
 
 
-def corpus(folder: Path) -> MusicCorpus:
+def corpus(folder):
     return MusicCorpus(replace(data_config(), dir=str(folder)), folder / "cache")
 
 
-def codes(folder: Path) -> list[Any]:
+def codes(folder):
     return [np.frombuffer(piece, np.uint8) for piece in corpus(folder).chunks("train")]
 
 
-def tone(seconds: float, rate: int, hertz: float = 440) -> Any:
+def tone(seconds, rate, hertz=440):
     return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
 
 
-def samples(code: Any) -> Any:
+def samples(code):
     """The inverse of mu-law, in float64."""
     compressed = 2 * code.astype(float) / 255 - 1
     return np.sign(compressed) * (256 ** np.abs(compressed) - 1) / 255
 
 
-def test_written_codes_are_read_again(tmp_path: Path) -> None:
+def test_written_codes_are_read_again(tmp_path):
     code = np.arange(256, dtype=np.uint8)
     np.testing.assert_allclose(from_mu_law(code), samples(code), atol=1e-6)
     write_wav(tmp_path / "a.wav", from_mu_law(code), RATE)
     assert read_codes(tmp_path / "a.wav", RATE) == code.tobytes()
 
 
-def test_mu_law_codes_have_the_precision_of_the_formula() -> None:
+def test_mu_law_codes_have_the_precision_of_the_formula():
     x = np.linspace(-1, 1, 4001, dtype=np.float32)
     code = mu_law(x)
     assert (code[0], code[2000], code[-1]) == (0, 128, 255)
@@ -66,9 +62,7 @@ def test_mu_law_codes_have_the_precision_of_the_formula() -> None:
 
 @pytest.mark.parametrize("ending", ["wav", "flac", "ogg"])
 @pytest.mark.parametrize("rate", [RATE, 44_100])
-def test_formats_and_rates_give_the_same_tone(
-    tmp_path: Path, ending: str, rate: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_formats_and_rates_give_the_same_tone(tmp_path, ending, rate, monkeypatch):
     soundfile = pytest.importorskip("soundfile")
     monkeypatch.setattr(music, "BLOCK", 5000)
     left, right = tone(1.5, rate), tone(1.5, rate, 660)
@@ -83,14 +77,14 @@ def test_formats_and_rates_give_the_same_tone(
     assert error.std() < 0.01
 
 
-def test_pieces_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_pieces_are_read_in_the_order_of_their_names(tmp_path):
     pieces = {"b/2.wav": tone(0.1, RATE), "a.wav": tone(0.2, RATE), "b/1.wav": tone(0.3, RATE)}
     for name, piece in pieces.items():
         write_audio(tmp_path / "train" / name, piece[:, None], RATE)
     assert [len(code) for code in codes(tmp_path)] == [2400, 3600, 1200]
 
 
-def test_links_to_pieces_are_followed(tmp_path: Path) -> None:
+def test_links_to_pieces_are_followed(tmp_path):
     write_audio(tmp_path / "pool" / "a.wav", tone(0.1, RATE)[:, None], RATE)
     write_audio(tmp_path / "train" / ".trash" / "b.wav", tone(0.2, RATE)[:, None], RATE)
     (tmp_path / "train" / "album").symlink_to(tmp_path / "pool")
@@ -98,7 +92,7 @@ def test_links_to_pieces_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["wav", "aiff", "au", "flac", "ogg", "mp3"])
-def test_audio_that_is_not_delivered_whole_is_refused(tmp_path: Path, ending: str) -> None:
+def test_audio_that_is_not_delivered_whole_is_refused(tmp_path, ending):
     soundfile, path = pytest.importorskip("soundfile"), tmp_path / "train" / f"a.{ending}"
     path.parent.mkdir()
     soundfile.write(path, tone(5, 24_000), 24_000)
@@ -114,7 +108,7 @@ def test_audio_that_is_not_delivered_whole_is_refused(tmp_path: Path, ending: st
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_samples_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+def test_samples_that_are_no_numbers_are_refused(tmp_path, value):
     soundfile = pytest.importorskip("soundfile")
     (tmp_path / "train").mkdir()
     signal = tone(0.1, RATE)
@@ -124,7 +118,7 @@ def test_samples_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -
         codes(tmp_path)
 
 
-def test_peak_above_1_is_refused_unless_a_codec_adds_it(tmp_path: Path) -> None:
+def test_peak_above_1_is_refused_unless_a_codec_adds_it(tmp_path):
     soundfile, signal = pytest.importorskip("soundfile"), np.sign(tone(0.1, RATE))
     (tmp_path / "train").mkdir()
     soundfile.write(tmp_path / "train" / "a.ogg", signal, RATE)
@@ -135,7 +129,7 @@ def test_peak_above_1_is_refused_unless_a_codec_adds_it(tmp_path: Path) -> None:
         codes(tmp_path)
 
 
-def test_unknown_size_of_a_stream_is_no_cut(tmp_path: Path) -> None:
+def test_unknown_size_of_a_stream_is_no_cut(tmp_path):
     path = tmp_path / "train" / "a.wav"
     write_audio(path, tone(0.1, RATE)[:, None], RATE)
     whole = path.read_bytes()  # then as ffmpeg writes to a pipe
@@ -143,7 +137,7 @@ def test_unknown_size_of_a_stream_is_no_cut(tmp_path: Path) -> None:
     assert [len(code) for code in codes(tmp_path)] == [1200]
 
 
-def test_bad_audio_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_audio_is_refused(tmp_path, monkeypatch):
     (tmp_path / "train").mkdir()
     with pytest.raises(DataError, match="train is empty; it must have folders of audio files"):
         codes(tmp_path)

@@ -1,15 +1,11 @@
 """A text as a stream of tokens that spell every byte of the file, and where its files are."""
 
-from __future__ import annotations
-
 import gzip
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +22,7 @@ from headwise.data.tokenizer_training import train_tokenizer
 from headwise.errors import ConfigError, DataError
 from headwise.tasks.stream import stream as token_stream
 from headwise.tasks.stream import text as plain_text
-from headwise.tasks.stream.stream import PreparedTokens, prepare_tokens
+from headwise.tasks.stream.stream import prepare_tokens
 from headwise.tasks.stream.text import TextCorpus, text_corpus
 from slow_marks import slow_but
 
@@ -41,7 +37,7 @@ SUB_WORDS = [
 BYTES = TokenizerConfig(kind="byte")
 
 
-def corpus_of(folder: Path, text: bytes, **splits: bytes) -> TextCorpus:
+def corpus_of(folder, text, **splits):
     (folder / "text").mkdir(parents=True)
     for split in SPLITS:
         (folder / "text" / f"{split}.txt").write_bytes(splits.get(split, text))
@@ -49,15 +45,15 @@ def corpus_of(folder: Path, text: bytes, **splits: bytes) -> TextCorpus:
     return TextCorpus(config, folder / "cache")
 
 
-def prepared(folder: Path, text: bytes, **options: Any) -> PreparedTokens:
+def prepared(folder, text, **options):
     return prepare_tokens(corpus_of(folder, text), TokenizerConfig(**{"kind": "byte", **options}))
 
 
-def spelled(data: PreparedTokens, split: str) -> bytes:
+def spelled(data, split):
     return lossless(data.tokenizer).decode(data.stream(split).ids.tolist())
 
 
-def test_byte_ids_equal_the_bytes(tmp_path: Path) -> None:
+def test_byte_ids_equal_the_bytes(tmp_path):
     text = bytes(range(256)) + TEXT.encode()
     text_data = prepared(tmp_path, text)
     stream = text_data.stream("valid")
@@ -77,9 +73,7 @@ DOCUMENTS = {
     [*((kind, {"kind": "byte"}) for kind in DOCUMENTS), *(("line", words) for words in SUB_WORDS)],
     ids=str,
 )
-def test_documents_start_at_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: str, options: dict[str, Any]
-) -> None:
+def test_documents_start_at_lines(tmp_path, monkeypatch, documents, options):
     monkeypatch.setattr(token_stream, "BATCH_BYTES", 9)
     expected = [document.encode() for document in DOCUMENTS[documents]]
     corpus = corpus_of(tmp_path, b"".join(expected), train=(TEXT * 5).encode())
@@ -92,12 +86,12 @@ def test_documents_start_at_lines(
 
 
 @pytest.mark.parametrize("line", [b" = A = \r\n", b"= B =\r\n", b" = C = \r"])
-def test_headings_may_have_windows_line_ends(tmp_path: Path, line: bytes) -> None:
+def test_headings_may_have_windows_line_ends(tmp_path, line):
     config = TextDataConfig(name="mine", licence="own", documents="heading")
     assert TextCorpus(config, tmp_path).starts_document(b"\r\n", line)
 
 
-def test_several_processes_encode_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_encode_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(token_stream, "BATCH_BYTES", 100)
     lines = b"".join(b"Der Hund sieht das %d. Haus.\n" % i for i in range(60))
     corpus = corpus_of(tmp_path, lines)
@@ -114,9 +108,7 @@ def test_several_processes_encode_the_same(tmp_path: Path, monkeypatch: pytest.M
         assert len(stream.document_starts) == 60
 
 
-def test_line_that_loses_text_is_named_by_other_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_that_loses_text_is_named_by_other_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(token_stream, "BATCH_BYTES", 100)
     train_tokenizer(iter([TEXT] * 9), TokenizerConfig(kind="char", vocab_size=99)).save(
         tmp_path / "tokenizer.model"
@@ -127,9 +119,7 @@ def test_line_that_loses_text_is_named_by_other_processes(
         prepare_tokens(corpus, given, n_workers=2)
 
 
-def test_parts_of_long_lines_are_no_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_long_lines_are_no_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(plain_text, "MAX_CHUNK", 4)
     corpus = corpus_of(tmp_path, b"a long line\nb\n")
     documents = replace(corpus, config=replace(corpus.config, documents="line"))
@@ -138,7 +128,7 @@ def test_parts_of_long_lines_are_no_documents(
 
 
 @pytest.mark.parametrize("options", SUB_WORDS)
-def test_tokens_spell_every_byte(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_tokens_spell_every_byte(tmp_path, options):
     text = (TEXT * 5).encode()
     corpus = corpus_of(tmp_path, text, valid=ODD)
     data = prepare_tokens(corpus, TokenizerConfig(**options))
@@ -152,12 +142,12 @@ def test_tokens_spell_every_byte(tmp_path: Path, options: dict[str, Any]) -> Non
     assert ids_text(text_ids(TEXT, data.tokenizer), data.tokenizer) == TEXT
 
 
-def test_long_lines_are_encoded_in_parts(tmp_path: Path) -> None:
+def test_long_lines_are_encoded_in_parts(tmp_path):
     text = ("ä" * 150_000 + "\nEnde ").encode()
     assert spelled(prepared(tmp_path, text, kind="bpe", vocab_size=270), "valid") == text
 
 
-def test_packed_files_are_read_and_fingerprint_depends_on_content(tmp_path: Path) -> None:
+def test_packed_files_are_read_and_fingerprint_depends_on_content(tmp_path):
     first = prepared(tmp_path / "a", TEXT.encode())
     folder = Path(str(first.corpus.config.dir))
     path = folder / "valid.txt"
@@ -179,20 +169,20 @@ def test_packed_files_are_read_and_fingerprint_depends_on_content(tmp_path: Path
         prepare_tokens(first.corpus, BYTES)
 
 
-def write_plain(path: Path, text: bytes) -> None:
+def write_plain(path, text):
     path.write_bytes(text)
 
 
-def write_gz(path: Path, text: bytes) -> None:
+def write_gz(path, text):
     path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text))
 
 
-def write_zip(path: Path, text: bytes) -> None:
+def write_zip(path, text):
     with zipfile.ZipFile(path.with_name(f"{path.name}.zip"), "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(path.name, text)
 
 
-def named(tmp_path: Path, name: str, *overrides: str) -> TextCorpus:
+def named(tmp_path, name, *overrides):
     """The corpus of `data=name`."""
     with composer() as compose:
         config = typed(compose([f"data={name}", *overrides]))
@@ -201,12 +191,7 @@ def named(tmp_path: Path, name: str, *overrides: str) -> TextCorpus:
 
 @pytest.mark.parametrize("write", [write_plain, write_gz, write_zip])
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
-def test_published_file_is_split_by_bytes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    write: Callable[[Path, bytes], None],
-    name: str,
-) -> None:
+def test_published_file_is_split_by_bytes(tmp_path, monkeypatch, write, name):
     text = np.random.default_rng(1).integers(0, 256, 2000).astype(np.uint8).tobytes()
     (tmp_path / name).mkdir()
     write(tmp_path / name / name, text)
@@ -218,9 +203,7 @@ def test_published_file_is_split_by_bytes(
 
 
 @pytest.mark.parametrize("name", slow_but(["wikitext2", "wikitext103"], "wikitext2"))
-def test_wikitext_is_read_from_files_and_downloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_wikitext_is_read_from_files_and_downloads(tmp_path, monkeypatch, name):
     monkeypatch.delenv("HEADWISE_DATA", raising=False)
     texts = {split: f" \n = {split} = \n \n Text <unk> @-@ \n".encode() for split in SPLITS}
     for file in ("wiki.{}.raw", "{}.txt.gz"):
@@ -245,7 +228,7 @@ def test_wikitext_is_read_from_files_and_downloads(
     assert {split: spelled(data, split) for split in SPLITS} == texts
 
 
-def test_files_and_shares_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_shares_of_the_user(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").write_bytes(b"one\n")
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"two\n"))
@@ -264,7 +247,7 @@ def test_files_and_shares_of_the_user(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("files", [None, "{train: FOLDER/train, valid: FOLDER/valid.txt}"])
-def test_split_may_be_a_folder_of_books(tmp_path: Path, files: str | None) -> None:
+def test_split_may_be_a_folder_of_books(tmp_path, files):
     """Its files in the order of their names, each from a line of its own."""
     (tmp_path / "train" / "late").mkdir(parents=True)
     books = {"b 2.txt": b"two", "a 1.txt": b"one\r\n", "late/c.txt.gz": gzip.compress(b"three")}
@@ -281,7 +264,7 @@ def test_split_may_be_a_folder_of_books(tmp_path: Path, files: str | None) -> No
     assert corpus.identity("train") != before
 
 
-def test_several_files_of_a_list_are_refused(tmp_path: Path) -> None:
+def test_several_files_of_a_list_are_refused(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(name)
     corpus = named(tmp_path, "text", f"data.files={{train: [{tmp_path}/a.txt, {tmp_path}/b.txt]}}")
@@ -289,7 +272,7 @@ def test_several_files_of_a_list_are_refused(tmp_path: Path) -> None:
         corpus.files("train")
 
 
-def test_text_is_a_column_of_tables(tmp_path: Path) -> None:
+def test_text_is_a_column_of_tables(tmp_path):
     (tmp_path / "train.tsv").write_text("label\ttext\nyes\tgood  film\nno\tbad\n")
     (tmp_path / "valid.jsonl").write_text('{"label": "no", "text": "two\\nlines"}\n')
     (tmp_path / "test.csv").write_text('text,label\n"a, b",no\n')
@@ -311,7 +294,7 @@ def test_text_is_a_column_of_tables(tmp_path: Path) -> None:
         list(corpus.chunks("extra"))
 
 
-def test_missing_and_empty_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_empty_text_is_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("HEADWISE_DATA", raising=False)
     with pytest.raises(DataError, match="is empty"):
         prepared(tmp_path / "b", b"")
@@ -345,7 +328,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.slow
-def test_memory_of_preparation_does_not_grow_with_the_text(tmp_path: Path) -> None:
+def test_memory_of_preparation_does_not_grow_with_the_text(tmp_path):
     n_bytes = 2**26
     (tmp_path / "large").write_bytes(
         b"a line of some words\n" * (n_bytes // 42) + b"x" * (n_bytes // 2)
@@ -356,7 +339,7 @@ def test_memory_of_preparation_does_not_grow_with_the_text(tmp_path: Path) -> No
     assert int(printed) * unit < n_bytes / 2
 
 
-def test_a_download_that_is_no_archive_is_the_file_itself(tmp_path: Path) -> None:
+def test_a_download_that_is_no_archive_is_the_file_itself(tmp_path):
     path = tmp_path / "downloads" / "mine" / "all.txt"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"some text\n")
@@ -366,7 +349,7 @@ def test_a_download_that_is_no_archive_is_the_file_itself(tmp_path: Path) -> Non
     assert b"".join(corpus.chunks("train")) + b"".join(corpus.chunks("valid")) == b"some text\n"
 
 
-def test_training_is_on_the_bits_that_are_reported() -> None:
+def test_training_is_on_the_bits_that_are_reported():
     with composer() as compose:
         for data, smoothing in (("builtin_text", 0), ("builtin", 0.1)):
             assert compose([f"data={data}"]).loss.label_smoothing == smoothing

@@ -1,11 +1,8 @@
 """Windows of one long text: every token is scored; seed and epoch determine the batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from headwise.data.batch import Batch
 from headwise.errors import DataError
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
@@ -14,19 +11,19 @@ IDS = np.random.default_rng(1).integers(0, 256, 203).astype(np.uint16)
 START, WINDOW = 2, 10
 
 
-def pairs(batch: Batch) -> list[tuple[int, int]]:
+def pairs(batch):
     """Pairs of input token and scored token, in order."""
     inputs = batch.scored(batch.columns["tokens"].ids_BN[:, :, None])[:, 0]
     return list(zip(inputs.tolist(), batch.targets_R.tolist(), strict=True))
 
 
-def examples(max_tokens: int = 35, seed: int = 1, world_size: int = 1) -> TrainingWindows:
+def examples(max_tokens=35, seed=1, world_size=1):
     return TrainingWindows(TokenStream(IDS), START, WINDOW, max_tokens, seed, world_size)
 
 
 @pytest.mark.parametrize("max_tokens", [5, 35, 10_000])
 @pytest.mark.parametrize("n_tokens", [203, 200, 7, 1])
-def test_every_token_is_scored_from_its_predecessor(n_tokens: int, max_tokens: int) -> None:
+def test_every_token_is_scored_from_its_predecessor(n_tokens, max_tokens):
     ids = IDS[:n_tokens]
     batches = list(EvaluationWindows(TokenStream(ids), START, WINDOW, max_tokens))
     scored = [pair for batch in batches for pair in pairs(batch)]
@@ -41,7 +38,7 @@ def test_every_token_is_scored_from_its_predecessor(n_tokens: int, max_tokens: i
 
 @pytest.mark.parametrize("min_context", [0, 1, 4, 9])
 @pytest.mark.parametrize("n_tokens", [203, 11, 10, 3, 1, 0])
-def test_overlapping_windows_score_every_token_once(n_tokens: int, min_context: int) -> None:
+def test_overlapping_windows_score_every_token_once(n_tokens, min_context):
     stream = TokenStream(IDS[:n_tokens])
     windows = EvaluationWindows(stream, START, WINDOW, 35, min_context)
     scored = [pair for batch in windows for pair in pairs(batch)]
@@ -54,7 +51,7 @@ def test_overlapping_windows_score_every_token_once(n_tokens: int, min_context: 
 
 
 @pytest.mark.parametrize("min_context", [0, 4])
-def test_a_limit_scores_some_windows_of_the_whole_split_as_before(min_context: int) -> None:
+def test_a_limit_scores_some_windows_of_the_whole_split_as_before(min_context):
     stream = TokenStream(IDS)
     limited = EvaluationWindows(stream, START, WINDOW, 35, min_context, max_windows=5)
     whole = EvaluationWindows(stream, START, WINDOW, 35, min_context)
@@ -66,14 +63,14 @@ def test_a_limit_scores_some_windows_of_the_whole_split_as_before(min_context: i
     assert [row for batch in limited for row in batch.rows] == list(range(5))
 
 
-def rows_of(batch: Batch) -> list[int]:
+def rows_of(batch):
     """The window of each scored token."""
     width = batch.columns["tokens"].ids_BN.shape[1]
     return [batch.rows[place // width] for place in batch.scored_R.tolist()]
 
 
 @pytest.mark.parametrize("aligned", [False, True])
-def test_documents_are_predicted_from_the_start_token(aligned: bool) -> None:
+def test_documents_are_predicted_from_the_start_token(aligned):
     starts = np.arange(0, len(IDS), 5)
     stream = TokenStream(IDS, starts=starts)
     before = [START if i % 5 == 0 else int(IDS[i - 1]) for i in range(len(IDS))]
@@ -91,7 +88,7 @@ def test_documents_are_predicted_from_the_start_token(aligned: bool) -> None:
 
 
 @pytest.mark.parametrize("min_context", [0, 4])
-def test_segments_are_the_documents_of_scored_tokens(min_context: int) -> None:
+def test_segments_are_the_documents_of_scored_tokens(min_context):
     starts = np.array([0, 3, 4, 27, 199])
     stream = TokenStream(IDS, starts=starts, document_mask=True)
     windows = EvaluationWindows(stream, START, WINDOW, 35, min_context)
@@ -109,7 +106,7 @@ def test_segments_are_the_documents_of_scored_tokens(min_context: int) -> None:
         TrainingWindows(TokenStream(IDS, document_mask=True), START, WINDOW, 35, 1)
 
 
-def test_epochs_have_different_windows_in_different_orders() -> None:
+def test_epochs_have_different_windows_in_different_orders():
     epochs = []
     for epoch in (1, 2, 3):
         rows = np.concatenate(examples().plan(epoch))
@@ -124,7 +121,7 @@ def test_epochs_have_different_windows_in_different_orders() -> None:
     assert plans[0] == plans[1] != plans[2]
 
 
-def test_text_shorter_than_a_window_is_refused() -> None:
+def test_text_shorter_than_a_window_is_refused():
     with pytest.raises(DataError, match=r"203 tokens, fewer than data\.window=204"):
         TrainingWindows(TokenStream(IDS), START, 204, 10, 1)
     assert len(TrainingWindows(TokenStream(IDS), START, 203, 10, 1).plan(1)) == 1

@@ -1,11 +1,9 @@
 """Runs of a column of a study: pairs of one seed, comparable runs only, both intervals."""
 
-from __future__ import annotations
-
 import os
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +23,7 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.compare import judge, supported
 from headwise.studies.match import Matching
-from headwise.studies.render import TextTable
-from headwise.studies.scores import DIFFERENCES, Compared, gathered
+from headwise.studies.scores import DIFFERENCES, gathered
 from headwise.studies.study import Cell, Column, Published, Recipe, Row, Study
 from headwise.studies.tables import study_tables
 from headwise.tasks.translation.metrics import score_translations
@@ -50,25 +47,19 @@ class Made(Record):
     updates = 0
 
 
-def make_run(
-    folder: Path,
-    seed: int,
-    hypotheses: Sequence[str] | None = None,
-    references: Sequence[str] = REFERENCES,
-    train_pairs: int | None = None,
-) -> Any:
+def make_run(folder, seed, hypotheses=None, references=REFERENCES, train_pairs=None):
     """A finished run with `hypotheses`, or with translations drawn by the seed."""
     lines = translations(3, seed) if hypotheses is None else hypotheses
     (folder / "hypotheses").mkdir(parents=True)
     (folder / "hypotheses" / "test.ref.sha256").write_text(str(hash(tuple(references))))
     measured = score_translations(lines, references, "en")
     RunFolder(folder).write_sums("test", "translation", measured.items)
-    config: Any = SimpleNamespace(
+    config = SimpleNamespace(
         data=SimpleNamespace(target="en"),
         decode=DecodeConfig(),
         loss=group_node("loss", "cross_entropy"),
     )
-    run: Any = Made(folder)
+    run = Made(folder)
     vars(run).update(
         seed=seed,
         data={"text": "0" * 64, "train": {"pairs": train_pairs}, "vocabulary": "of T"},
@@ -82,7 +73,7 @@ def make_run(
     return run
 
 
-def compared(softmax: list[Any], sparse: list[Any], study: Study = STUDY) -> Compared:
+def compared(softmax, sparse, study=STUDY):
     """The runs of a column, compared where allowed."""
     used = {("softmax", "mine"): softmax, ("sparse", "mine"): sparse}
     recipes = [Recipe(Cell(row, "mine", ()), (), {}, 0, {}) for row in STUDY.rows]
@@ -91,17 +82,17 @@ def compared(softmax: list[Any], sparse: list[Any], study: Study = STUDY) -> Com
     return of_study
 
 
-def scores(of_study: Compared, row: str, metric: str = "bleu_tokenised") -> dict[int, float]:
+def scores(of_study, row, metric="bleu_tokenised"):
     """Score by seed."""
     rows = of_study.scores[(of_study.scores.row == row) & (of_study.scores.metric == metric)]
     return dict(zip(rows.seed, rows.score, strict=True))
 
 
-def tables(of_study: Compared, study: Study = STUDY) -> list[TextTable]:
+def tables(of_study, study=STUDY):
     return study_tables(study, of_study, RESAMPLES)
 
 
-def test_runs_are_paired_by_seed(tmp_path: Path) -> None:
+def test_runs_are_paired_by_seed(tmp_path):
     softmax = [make_run(tmp_path / f"a{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
     sparse = [make_run(tmp_path / f"b{seed}", seed, translations(6 - seed)) for seed in (1, 3, 4)]
     of_study = compared(softmax, sparse)
@@ -119,7 +110,7 @@ def test_runs_are_paired_by_seed(tmp_path: Path) -> None:
     assert unpaired.differences.empty
 
 
-def test_runs_that_did_not_learn_are_counted_and_not_averaged(tmp_path: Path) -> None:
+def test_runs_that_did_not_learn_are_counted_and_not_averaged(tmp_path):
     study = replace(STUDY, columns={"mine": replace(STUDY.columns["mine"], learned=50.0)})
     softmax, sparse = (
         [make_run(tmp_path / f"{name}{seed}", seed) for seed in (1, 2)] for name in "ab"
@@ -141,7 +132,7 @@ def test_runs_that_did_not_learn_are_counted_and_not_averaged(tmp_path: Path) ->
 Change = Callable[[Any], Any]
 
 
-def with_hashes(**hashes: str | None) -> Change:
+def with_hashes(**hashes):
     """Return a change of hashes of a run's scores; None: not known."""
     return lambda run: [entry.update(hashes) for entry in run.results.scores["test"].values()]
 
@@ -149,14 +140,14 @@ def with_hashes(**hashes: str | None) -> Change:
 unknown = with_hashes(content=None, items=None)
 
 
-def test_only_differences_of_known_texts_are_bold(tmp_path: Path) -> None:
+def test_only_differences_of_known_texts_are_bold(tmp_path):
     """And of several seeds."""
     softmax, sparse = (
         [make_run(tmp_path / f"{n}{seed}", seed, translations(n, 1)) for seed in (1, 2)]
         for n in (1, 5)
     )
 
-    def n_bold(*changes: Change, n_seeds: int = 2) -> int:
+    def n_bold(*changes, n_seeds=2):
         for change in changes:
             change(sparse[1])
         table = tables(compared(softmax[:n_seeds], sparse[:n_seeds]))[-1]
@@ -171,7 +162,7 @@ def test_only_differences_of_known_texts_are_bold(tmp_path: Path) -> None:
     assert [supported(x) for x in (None, (-1.0, 1.0), (0.0, 1.0), (0.1, 1.0))] == [0, 0, 0, 1]
 
 
-def signed(metric: str) -> Change:
+def signed(metric):
     """Return a change of the signature of a run's score."""
     return lambda run: run.results.scores["test"][metric].update(signature="of another version")
 
@@ -192,9 +183,7 @@ def signed(metric: str) -> Change:
     ],
 )
 @pytest.mark.parametrize("in_base", [True, False])
-def test_incomparable_runs_are_not_compared(
-    tmp_path: Path, change: Change, message: str, in_base: bool
-) -> None:
+def test_incomparable_runs_are_not_compared(tmp_path, change, message, in_base):
     softmax = [make_run(tmp_path / f"a{n}", n) for n in (1, 2)]
     sparse = [make_run(tmp_path / f"b{n}", n) for n in (1, 2)]
     odd = softmax[1] if in_base else sparse[1]
@@ -239,7 +228,7 @@ SUMS = "sums/test.translation.npz"
         (lambda run: (run.folder / SUMS).unlink(), [rf"{NOT_TESTED}.*/b has no {SUMS}"]),
     ],
 )
-def test_caveats_are_noted(tmp_path: Path, change: Change, messages: list[str]) -> None:
+def test_caveats_are_noted(tmp_path, change, messages):
     softmax, sparse = make_run(tmp_path / "a", 1), make_run(tmp_path / "b", 1)
     change(sparse)
     of_study = compared([softmax], [sparse])
@@ -250,7 +239,7 @@ def test_caveats_are_noted(tmp_path: Path, change: Change, messages: list[str]) 
     assert notes[0] in " ".join(tables(of_study)[0].notes)
 
 
-def test_smaller_training_text_than_the_papers_is_noted(tmp_path: Path) -> None:
+def test_smaller_training_text_than_the_papers_is_noted(tmp_path):
     softmax = make_run(tmp_path / "a", 1, train_pairs=1000)
     sparse = make_run(tmp_path / "b", 1, train_pairs=790)
     (note,) = compared([softmax], [sparse]).notes["mine"]
@@ -262,7 +251,7 @@ def test_smaller_training_text_than_the_papers_is_noted(tmp_path: Path) -> None:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def test_tables_of_each_bleu_and_of_differences(tmp_path: Path) -> None:
+def test_tables_of_each_bleu_and_of_differences(tmp_path):
     softmax = [make_run(tmp_path / f"a{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
     sparse = make_run(tmp_path / "b", 1, translations(5))
     for run in (*softmax, sparse):
@@ -291,9 +280,7 @@ def test_tables_of_each_bleu_and_of_differences(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("unit", "is_shown"), [(None, True), ("min", False)])
-def test_differences_in_the_paper_are_shown_for_scores_only(
-    unit: str | None, is_shown: bool
-) -> None:
+def test_differences_in_the_paper_are_shown_for_scores_only(unit, is_shown):
     paper = Published({"softmax": 30.0, "sparse": 31.5}, "r+")
     study = replace(STUDY, columns={"mine": Column("Mine", unit=unit, paper=paper)})
     shown_tables = tables(compared([], [], study), study)
@@ -302,7 +289,7 @@ def test_differences_in_the_paper_are_shown_for_scores_only(
     assert shown_tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5 (r+)"])]
 
 
-def test_rows_of_others_are_not_compared_with_our_baseline() -> None:
+def test_rows_of_others_are_not_compared_with_our_baseline():
     paper = Published({"softmax": 30.0, "sparse": 31.0, "earlier": 29.25}, "OK")
     rows = {**STUDY.rows, "earlier": Row("best earlier model")}
     study = replace(STUDY, rows=rows, columns={"mine": Column("Mine", [], test="t", paper=paper)})
@@ -317,7 +304,7 @@ BITS = Metric(
 DENSITY = SimpleNamespace(metrics=lambda: [BITS])
 
 
-def make_density_run(folder: Path, seed: int, bits: float) -> Any:
+def make_density_run(folder, seed, bits):
     """A finished run with about `bits` per byte in each of 40 windows."""
     run = make_run(folder, seed)
     windows = np.random.default_rng(0).normal(bits, 0.001, 40)
@@ -328,7 +315,7 @@ def make_density_run(folder: Path, seed: int, bits: float) -> Any:
     return run
 
 
-def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path: Path) -> None:
+def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path):
     paper = Published({"softmax": 1.0, "sparse": 0.99}, "OK")
     bits = Column("Text", [], test="test", metric=BITS.name, paper=paper)
     study = replace(
@@ -374,13 +361,13 @@ def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path: Path) ->
     assert of_bleu[1].startswith("+")
 
 
-def test_items_that_cannot_be_paired_have_scores_and_a_note() -> None:
+def test_items_that_cannot_be_paired_have_scores_and_a_note():
     """Of version 0.1.0, without hashes: other labels, and another number of items."""
     accuracy = Metric(
         "accuracy", "higher", lambda s: s[1] / s[0], (1, 2), "", "example", "accuracy"
     )
 
-    def make_classifier(name: str, labels: dict[str, list[int]]) -> Any:
+    def make_classifier(name, labels):
         items = {
             split: np.column_stack([of_split, np.ones((len(of_split), 2))])
             for split, of_split in labels.items()

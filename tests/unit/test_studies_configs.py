@@ -1,10 +1,5 @@
 """The settings of recipes are those of the papers, and contradictory studies are rejected."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -15,7 +10,6 @@ from headwise.config.register import typed
 from headwise.errors import ConfigError
 from headwise.studies.study import (
     Cell,
-    Study,
     check_metrics,
     read_study,
     recipe,
@@ -24,7 +18,7 @@ from headwise.studies.study import (
 )
 
 
-def study_of(make: Any, name: str) -> Study:
+def study_of(make, name):
     return read_study(make([f"study={name}"], "table").study)
 
 
@@ -37,9 +31,7 @@ def study_of(make: Any, name: str) -> Study:
         ("wmt14_en_de", 10000, "softmax"),
     ],
 )
-def test_recipes_have_the_papers_settings(
-    make: Any, corpus: str, validate_every: int, attention: str
-) -> None:
+def test_recipes_have_the_papers_settings(make, corpus, validate_every, attention):
     config = make([f"experiment=correia2019/{corpus}", f"attention={attention}"])
     assert config.attention == make([f"attention={attention}"]).attention
     assert config.data.name == corpus
@@ -66,9 +58,7 @@ def test_recipes_have_the_papers_settings(
     ("corpus", "weight", "step", "tokens"),
     [("iwslt14_de_en", 0.01, 0.01, 4096), ("wmt14_en_de", 0.01, 0.1, 4096 * 16)],
 )
-def test_repulsion_settings(
-    make: Any, corpus: str, weight: float, step: float, tokens: int
-) -> None:
+def test_repulsion_settings(make, corpus, weight, step, tokens):
     (cell,) = (c for c in study_of(make, "an2020").cells if (c.row, c.column) == ("svgd", corpus))
     config = make(list(cell.overrides))
     assert (config.repulsion.weight, config.repulsion.step_size) == (weight, step)
@@ -84,14 +74,8 @@ def test_repulsion_settings(
     ],
 )
 def test_density_recipes_have_the_papers_settings(
-    make: Any,
-    recipe: str,
-    sizes: tuple[int, ...],
-    pattern: tuple[str, int, int | None],
-    window: int,
-    rate: float,
-    epochs: int,
-) -> None:
+    make, recipe, sizes, pattern, window, rate, epochs
+):
     config = typed(make([f"experiment=child2019/{recipe}"]))
     model, trainer = config.model, config.trainer
     assert (model.layers, model.n_heads, model.d_model, model.d_ff) == sizes
@@ -122,9 +106,7 @@ def test_density_recipes_have_the_papers_settings(
         (["experiment=child2019/enwik8", "pattern.summary_cells=8"], 128, 8),
     ],
 )
-def test_stride_is_suggested_by_the_data(
-    make: Any, overrides: list[str], stride: int, cells: int
-) -> None:
+def test_stride_is_suggested_by_the_data(make, overrides, stride, cells):
     config = typed(make([*overrides, "pattern=fixed"]))
     settings = completed("pattern", config.pattern)
     assert (settings["stride"], settings["summary_cells"]) == (stride, cells)
@@ -135,7 +117,7 @@ def test_stride_is_suggested_by_the_data(
 
 # -- contents -------------------------------------------------------------------------------------
 
-VALID: dict[str, Any] = {
+VALID = {
     "name": "mine",
     "title": "t",
     "metrics": {"bleu": "BLEU"},
@@ -163,13 +145,13 @@ VALID: dict[str, Any] = {
 }
 
 
-def changed(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    content: Any = OmegaConf.to_container(OmegaConf.create(VALID))
+def changed(change):
+    content = OmegaConf.to_container(OmegaConf.create(VALID))
     change(content)
-    return content  # type: ignore[no-any-return]
+    return content
 
 
-def test_cells_have_the_overrides_of_column_and_row() -> None:
+def test_cells_have_the_overrides_of_column_and_row():
     study = read_study(OmegaConf.create(VALID))
     assert study.labels == {"a": "A", "b": "b", "others": "others"}
     assert study.cells == [
@@ -181,7 +163,7 @@ def test_cells_have_the_overrides_of_column_and_row() -> None:
     assert only.cells[-1].init is None  # there is no run of `a` to start from
 
 
-def test_a_part_of_a_study_has_the_runs_that_others_start_from() -> None:
+def test_a_part_of_a_study_has_the_runs_that_others_start_from():
     study = read_study(OmegaConf.create(VALID))
     part = selected(study, ["a"], ["d"])
     assert [(cell.row, cell.column) for cell in part.cells] == [("a", "c"), ("a", "d")]
@@ -214,7 +196,7 @@ def test_a_part_of_a_study_has_the_runs_that_others_start_from() -> None:
         (lambda s: s["columns"]["c"].update(test=None), "it needs a test"),
     ],
 )
-def test_contradictions_are_rejected(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+def test_contradictions_are_rejected(change, message):
     with pytest.raises(ConfigError, match=message):
         read_study(OmegaConf.create(changed(change)))
 
@@ -222,13 +204,13 @@ def test_contradictions_are_rejected(change: Callable[[dict[str, Any]], Any], me
 CELL = Cell("a", "c", ("attention=softmax",))
 
 
-def test_error_of_a_recipe_names_its_cell(make: Any) -> None:
+def test_error_of_a_recipe_names_its_cell(make):
     with pytest.raises(ConfigError, match=r"a × c does not compose \(attention=softmax a=b\)"):
         recipe(CELL, ["a=b"])
 
 
-def test_equal_overrides_are_composed_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    composed: list[Cell] = []
+def test_equal_overrides_are_composed_once(make, monkeypatch):
+    composed = []
     monkeypatch.setattr(
         "headwise.studies.study.recipe", lambda *args: composed.append(args[0]) or recipe(*args)
     )
@@ -239,13 +221,13 @@ def test_equal_overrides_are_composed_once(make: Any, monkeypatch: pytest.Monkey
     assert [one.decisive["init_from"] for one in of_cells] == [False, False, True]
 
 
-def test_metric_that_no_recipe_measures_is_rejected(make: Any) -> None:
+def test_metric_that_no_recipe_measures_is_rejected(make):
     study = read_study(OmegaConf.create({**VALID, "metrics": {"chr": "chrF"}}))
     with pytest.raises(ConfigError, match=r"study.metrics must be one of .*Did you mean chrf"):
         check_metrics(study, [recipe(CELL)])
 
 
-def test_auto_settings_do_not_identify_a_recipe(make: Any) -> None:
+def test_auto_settings_do_not_identify_a_recipe(make):
     assert "trainer.precision" not in recipe(CELL).decisive
     assert recipe(CELL, ["trainer.precision=bf16"]).decisive["trainer.precision"] == "bf16"
     assert recipe(CELL, ["trainer=gpu"]).decisive["trainer.precision"] == "bf16"

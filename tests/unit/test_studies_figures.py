@@ -1,11 +1,7 @@
 """Figures of runs: runs grouped to lines, figures of folders, attention of a sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -25,7 +21,7 @@ SOFTMAX = "headwise.attention.softmax.Softmax"
 pytestmark = pytest.mark.slow
 
 
-def text_of(figure: Any) -> str:
+def text_of(figure):
     from matplotlib.text import Text
 
     return " ".join(" ".join(t.get_text().split()) for t in figure.findobj(Text) if t.get_text())
@@ -35,11 +31,11 @@ def text_of(figure: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     return train_small(tmp_path_factory.mktemp("run"), "model.n_heads=4")
 
 
-def copy_run(run: Path, to: Path, **changes: Any) -> Path:
+def copy_run(run, to, **changes):
     """Copy the folder of a run and change its configuration."""
     shutil.copytree(run, to, ignore=shutil.ignore_patterns("figures", "*.pt"))
     config = OmegaConf.load(to / "config.yaml")
@@ -49,7 +45,7 @@ def copy_run(run: Path, to: Path, **changes: Any) -> Path:
     return to
 
 
-def analysed(run: Path, rule: str) -> Path:
+def analysed(run, rule):
     folder = run / FOLDER
     folder.mkdir()
     for table, rows in ((DENSITY, density_rows(rule)), (LAYERS, layer_rows())):
@@ -68,14 +64,14 @@ def analysed(run: Path, rule: str) -> Path:
 
 
 @pytest.fixture
-def vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def vector_only(monkeypatch):
     """Figures in one format, which takes a third of the time."""
     for module in ("figures", "figures_attention"):
         monkeypatch.setattr(f"headwise.studies.{module}.save", lambda f, out: save(f, out, ["svg"]))
 
 
 @pytest.mark.usefixtures("vector_only")
-def test_only_measured_values_are_drawn(trained: Path, tmp_path: Path) -> None:
+def test_only_measured_values_are_drawn(trained, tmp_path):
     run = copy_run(trained, tmp_path / "run")
     files = draw_figures([SavedRun(run)], run / "figures")
     assert {path.parent for path in files} == {run / "figures"}
@@ -89,7 +85,7 @@ def test_only_measured_values_are_drawn(trained: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_figures_of_several_runs(trained: Path, tmp_path: Path) -> None:
+def test_figures_of_several_runs(trained, tmp_path):
     softmax, entmax15 = {"_target_": SOFTMAX}, {"_target_": ENTMAX15}
     runs = [
         analysed(copy_run(trained, tmp_path / "a1", seed=1), "alpha_entmax"),
@@ -120,10 +116,10 @@ def test_figures_of_several_runs(trained: Path, tmp_path: Path) -> None:
 # -- attention ------------------------------------------------------------------------------------
 
 
-def test_attention_maps(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: dict[str, Any] = {}
+def test_attention_maps(trained, tmp_path, monkeypatch):
+    calls = {}
 
-    def maps(site: str, layers: Any, queries: Any, keys: Any, title: str, about: str) -> None:
+    def maps(site, layers, queries, keys, title, about):
         calls[site] = (layers, list(queries), list(keys), title)
 
     monkeypatch.setattr("headwise.studies.figures_attention.attention_maps", maps)
@@ -144,7 +140,7 @@ def test_attention_maps(trained: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("vector_only")
-def test_attention_figures_are_written(trained: Path, tmp_path: Path) -> None:
+def test_attention_figures_are_written(trained, tmp_path):
     files = draw_attention(trained, "Hund", tmp_path / "out", device="cpu")
     sites = ("encoder_self", "decoder_self", "cross")
     assert [path.name for path in files] == [f"attention_{site}.svg" for site in sites]

@@ -1,18 +1,13 @@
 """Values of the heads of a study's runs, averaged over the seeds of each cell."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, SETTINGS, TRAJECTORIES
 from headwise.studies.heads import head_tables
 from headwise.studies.match import SavedRun
-from headwise.studies.render import TextTable
 from headwise.studies.study import Column, Row, Study
 
 STUDY = Study(
@@ -23,9 +18,7 @@ STUDY = Study(
 )
 
 
-def analysed(
-    folder: Path, density: float, alpha: float | None, n_previous: int = 0, seed: int = 1
-) -> Any:
+def analysed(folder, density, alpha, n_previous=0, seed=1):
     """A run and its analysis, of two encoder heads."""
     analysis = folder / FOLDER
     analysis.mkdir(parents=True)
@@ -41,18 +34,16 @@ def analysed(
     LAYERS.path(analysis).write_text(LAYERS.text([layer]), encoding="utf-8")
     for table in (DENSITY, OTHERS, TRAJECTORIES):
         table.path(analysis).write_text(table.text([]), encoding="utf-8")
-    run: Any = SavedRun(folder)
+    run = SavedRun(folder)
     run.settings = {"seed": seed}
     return run
 
 
-def rows_of(table: TextTable) -> dict[str, list[str]]:
+def rows_of(table):
     return dict(table.rows)
 
 
-def heads_of(
-    runs: dict[str, list[Any]], study: Study = STUDY
-) -> tuple[pd.DataFrame, list[TextTable]]:
+def heads_of(runs, study=STUDY):
     """Facts and tables of runs in column x, by row; every run folder holds its analysis."""
     rows = [
         {"row": row, "column": "x", "seed": run.seed, "run": str(run.folder), "saved": run}
@@ -64,7 +55,7 @@ def heads_of(
     return head_tables(study, frame, analysed)
 
 
-def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
+def test_values_are_means_over_the_seeds_that_have_them(tmp_path):
     runs = {
         "softmax": [analysed(tmp_path / "a", 1.0, None), analysed(tmp_path / "b", 1.0, None)],
         "sparse": [
@@ -93,7 +84,7 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert of_layers.values.tolist() == [["diversity", "encoder_self", 1]]
 
 
-def test_analyses_of_other_texts_are_noted(tmp_path: Path) -> None:
+def test_analyses_of_other_texts_are_noted(tmp_path):
     runs = {row: [analysed(tmp_path / row, 1.0, None)] for row in ("softmax", "sparse")}
     for row, text in (("softmax", "1" * 16), ("sparse", "2" * 16)):
         (tmp_path / row / FOLDER / SETTINGS).write_text(json.dumps({"text": text}))
@@ -105,8 +96,8 @@ def test_analyses_of_other_texts_are_noted(tmp_path: Path) -> None:
     assert len(table.notes) == 1
 
 
-def test_differences_to_the_baseline_are_paired_by_seed(tmp_path: Path) -> None:
-    def runs(name: str, densities: list[float]) -> list[Any]:
+def test_differences_to_the_baseline_are_paired_by_seed(tmp_path):
+    def runs(name, densities):
         return [
             analysed(tmp_path / f"{name}{seed}", density, None, seed=seed)
             for seed, density in enumerate(densities, start=1)

@@ -1,7 +1,5 @@
 """Names of runs, from their settings."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwise.config.folders import composed
@@ -21,10 +19,10 @@ from headwise.studies.names import choice_name, class_word
         ),
     ],
 )
-def test_run_is_named_by_its_overrides(chosen: tuple[str, ...], name: str) -> None:
+def test_run_is_named_by_its_overrides(chosen, name):
     assert choice_name(typed(composed("attention=softmax", *chosen))) == name
 
 
-def test_user_class_is_named_by_its_class_name() -> None:
+def test_user_class_is_named_by_its_class_name():
     assert class_word("mine.attention.Tempered") == "Tempered"
     assert class_word("Tempered") == "Tempered"

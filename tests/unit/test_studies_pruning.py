@@ -1,15 +1,12 @@
 """What the pruning tables of a run say."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from headwise.runs.record import Record
 from headwise.studies.pruning import effective_heads
 
 
-def test_effective_heads_are_left_before_the_first_significant_loss(tmp_path: Path) -> None:
+def test_effective_heads_are_left_before_the_first_significant_loss(tmp_path):
     assert effective_heads(Record(tmp_path)) is None
     steps = ((0, 1.0), (0.3, 0.01), (-0.2, 0.3), (-0.4, 0.04), (-0.1, 0.5))  # difference, p-value
     rows = [

@@ -1,7 +1,5 @@
 """Tables of text; the text of cells is escaped in Markdown and LaTeX."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -20,18 +18,18 @@ NASTY = r"50 % of a_b & c{d} #1 $x$ ~ ^ \emph|y| <α ± 1> → Δ×"
 
 
 @pytest.fixture
-def table() -> TextTable:
+def table():
     heads = [("one|two", "paper"), ("one|two", "ours"), ("alone", "")]
     rows = [["1.0", "2.0 ± 0.1", NASTY], ["–", "3", "4\n5"]]
     frame = pd.DataFrame(rows, index=["α_1", "b"], columns=pd.MultiIndex.from_tuples(heads))
     return TextTable("A title with 100 %", frame, ["a note & more"])
 
 
-def cells(line: str) -> list[str]:
+def cells(line):
     return re.split(r"(?<!\\)\|", line)[1:-1]
 
 
-def test_markdown_has_one_cell_per_column_in_every_line(table: TextTable) -> None:
+def test_markdown_has_one_cell_per_column_in_every_line(table):
     lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
     assert [len(cells(line)) for line in lines] == [4] * 4
     assert [cell.strip() for cell in cells(lines[0])] == [
@@ -41,7 +39,7 @@ def test_markdown_has_one_cell_per_column_in_every_line(table: TextTable) -> Non
     assert "\n- a note & more\n" in table.markdown()
 
 
-def unescaped(text: str) -> str:
+def unescaped(text):
     """The text that LaTeX prints."""
     printed = {
         r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^",
@@ -52,13 +50,13 @@ def unescaped(text: str) -> str:
     return re.sub(rf"({pattern})|\\([%_&{{}}#$])", lambda m: printed[m[1]] if m[1] else m[2], text)
 
 
-def test_latex_is_escaped() -> None:
+def test_latex_is_escaped():
     assert unescaped(latex(NASTY)) == NASTY
     bare = re.sub(r"\\[%_&{}#$]|\\text\w+\{\}|\$(\\\w+|[<>|])\$", "", latex(NASTY))
     assert not set(bare) & set("%_&{}#$~^\\")
 
 
-def test_latex_rows_have_one_cell_per_column(table: TextTable) -> None:
+def test_latex_rows_have_one_cell_per_column(table):
     text = table.latex("tab:x")
     body = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()[1:]
     assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [3, 3]
@@ -69,11 +67,11 @@ def test_latex_rows_have_one_cell_per_column(table: TextTable) -> None:
         assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 1
 
 
-def test_every_line_of_a_latex_comment_is_commented() -> None:
+def test_every_line_of_a_latex_comment_is_commented():
     assert latex_comment("a\nb % c") == "% a\n% b % c\n"
 
 
-def test_bold_cells_are_bold_in_both_formats(table: TextTable) -> None:
+def test_bold_cells_are_bold_in_both_formats(table):
     table.bold = np.array([[False, True, False], [False, False, False]])
     assert table.markdown().count("**") == 2
     assert "**2.0 ± 0.1**" in table.markdown()
@@ -81,7 +79,7 @@ def test_bold_cells_are_bold_in_both_formats(table: TextTable) -> None:
     assert table.latex("tab:x").count("textbf") == 1
 
 
-def test_differences_have_a_sign_unless_rounded_to_zero() -> None:
+def test_differences_have_a_sign_unless_rounded_to_zero():
     assert [signed(0.0123, 4), signed(-0.0123, 4)] == ["+0.0123", "−0.0123"]
     assert [signed(-0.001), signed(1.0)] == ["0.00", "+1.00"]
     assert [interval(x, 1) for x in (None, (-0.25, 1.0))] == ["–", "[−0.2 to +1.0]"]

@@ -1,7 +1,5 @@
 """Tables that compare the runs of a sweep."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -25,9 +23,7 @@ PLAIN_TEXT = ("data=text",)
 Job = dict[str, Any]
 
 
-def make_job(
-    folder: Path, overrides: str, data: Any = TRANSLATION, about: Any = None, **results: Any
-) -> Job:
+def make_job(folder, overrides, data=TRANSLATION, about=None, **results):
     """A finished run.
 
     Args:
@@ -46,36 +42,36 @@ def make_job(
     return {"overrides": typed.split(), "run": str(run)}
 
 
-def make_jobs(folder: Path, overrides: str, **settings: Any) -> list[Job]:
+def make_jobs(folder, overrides, **settings):
     """Runs of several overrides, separated by ` | `."""
     return [make_job(folder, of_run, **settings) for of_run in overrides.split(" | ")]
 
 
-def scored(score: float, **hashes: str) -> dict[str, Any]:
+def scored(score, **hashes):
     """Scores of a translation model."""
     return {"test": {"bleu": {"score": score, **hashes}}}
 
 
-def main_tables(jobs: list[Job]) -> dict[str, dict[str, dict[str, str]]]:
+def main_tables(jobs):
     """Title -> row -> column -> text."""
     tables = [table for table in sweep_tables(jobs)[1] if "Difference" not in table.title]
     return {t.title: {n: dict(zip(t.headers, c, strict=True)) for n, c in t.rows} for t in tables}
 
 
-def counts(jobs: list[Job]) -> str:
+def counts(jobs):
     """Rows and their numbers of runs, of a single corpus."""
     (rows,) = main_tables(jobs).values()
     return "; ".join(f"{row}: {columns['runs']}" for row, columns in rows.items())
 
 
-def lines_of(jobs: list[Job]) -> list[str]:
+def lines_of(jobs):
     """Lines of the table, without the line below its head."""
     text = sweep_tables(jobs)[1][0].markdown()
     head, _, *rows = (line for line in text.splitlines() if line.startswith("|"))
     return [head, *rows]
 
 
-def results(bleu: float, speed: float, density: float) -> dict[str, Any]:
+def results(bleu, speed, density):
     heads = {"density": {"encoder_self": [[density, 1.0], [0.5, 0.5]]}}
     return {
         "scores": {"test": {"bleu": {"score": bleu}}, "other": {"bleu": {"score": 2 * bleu}}},
@@ -84,7 +80,7 @@ def results(bleu: float, speed: float, density: float) -> dict[str, Any]:
     }
 
 
-def test_seeds_are_averaged_and_ratios_are_to_softmax(tmp_path: Path) -> None:
+def test_seeds_are_averaged_and_ratios_are_to_softmax(tmp_path):
     head, sparse, softmax = lines_of([
         make_job(tmp_path, "model=tiny attention=sparsemax seed=1", **results(10, 50, 0.2)),
         make_job(tmp_path, "model=tiny attention=sparsemax seed=2", **results(14, 70, 0.4)),
@@ -118,14 +114,12 @@ def test_seeds_are_averaged_and_ratios_are_to_softmax(tmp_path: Path) -> None:
         ("+decode.method=greedy | seed=2 decode=greedy", "alpha_entmax: 2"),
     ],
 )  # fmt: skip
-def test_rows_are_by_settings_and_not_by_typed_words(
-    tmp_path: Path, overrides: str, rows: str
-) -> None:
+def test_rows_are_by_settings_and_not_by_typed_words(tmp_path, overrides, rows):
     assert counts(make_jobs(tmp_path, overrides)) == rows
 
 
 @pytest.mark.parametrize("texts", ["ab", [None, None]])
-def test_corpora_are_apart(tmp_path: Path, texts: Any) -> None:
+def test_corpora_are_apart(tmp_path, texts):
     """By the hash of the text; where it is not known, by the settings of the data."""
     made = [
         job
@@ -158,9 +152,7 @@ APART = {"BLEU test (text 1) ↑": "1.00", "BLEU test (text 2) ↑": "2.00"}
         ([{}, {}], APART),
     ],
 )
-def test_scores_of_another_text_are_in_another_column(
-    tmp_path: Path, hashes: list[dict[str, str]], scores: dict[str, str]
-) -> None:
+def test_scores_of_another_text_are_in_another_column(tmp_path, hashes, scores):
     """By the hash of the split; where it is not known, by the folder of the data."""
     made = [
         make_job(
@@ -174,7 +166,7 @@ def test_scores_of_another_text_are_in_another_column(
     assert {name: text for name, text in row.items() if "BLEU" in name} == scores
 
 
-def test_what_is_not_known_is_with_the_only_known_one(tmp_path: Path) -> None:
+def test_what_is_not_known_is_with_the_only_known_one(tmp_path):
     """Scores and vocabularies of version 0.1.0, and of this one."""
     text = {"text": "a" * 64}
     made = [
@@ -193,20 +185,20 @@ def test_what_is_not_known_is_with_the_only_known_one(tmp_path: Path) -> None:
     assert sum(name.startswith("BLEU test (text ") for name in row) == 3
 
 
-def test_notes_are_on_the_splits_that_are_compared(tmp_path: Path) -> None:
+def test_notes_are_on_the_splits_that_are_compared(tmp_path):
     """Archives of version 0.1.0 have no items of the validation set, so no hash of it."""
     hashed = {"test": {"bleu": {"score": 2.0, "content": "c"}}, "valid": {"bleu": {"score": 1.0}}}
     made = [make_job(tmp_path, f"seed={n}", about={"text": "a"}, scores=hashed) for n in (1, 2)]
     assert sweep_tables(made)[1][0].notes == []
 
 
-def test_corpora_are_named_by_their_task(tmp_path: Path) -> None:
+def test_corpora_are_named_by_their_task(tmp_path):
     tasks = ("density", "masked_lm")
     made = [make_job(tmp_path, f"task={name}", ("data=builtin_text",)) for name in tasks]
     assert list(main_tables(made)) == [f"builtin_text En, task={name}" for name in tasks]
 
 
-def test_rows_are_apart_by_the_updates_that_were_reached(tmp_path: Path) -> None:
+def test_rows_are_apart_by_the_updates_that_were_reached(tmp_path):
     words = "attention=softmax trainer.max_updates=50 seed="
     # the third was continued, with another command
     made = make_jobs(tmp_path, f"{words}1 | {words}2 | {words}3 / trainer.max_updates=400")
@@ -215,7 +207,7 @@ def test_rows_are_apart_by_the_updates_that_were_reached(tmp_path: Path) -> None
     assert counts([*made[:2], *stopped]) == "softmax: 4"
 
 
-def test_settings_of_cost_are_rows_if_a_sweep_varied_them(tmp_path: Path) -> None:
+def test_settings_of_cost_are_rows_if_a_sweep_varied_them(tmp_path):
     words = "seed=1 model.recompute=false | seed=2 model.recompute=true"
     assert counts(make_jobs(tmp_path, words)) == "alpha_entmax: 2"
     swept = make_jobs(tmp_path, words, about={"swept": {"model.recompute": True}})
@@ -229,9 +221,7 @@ def test_settings_of_cost_are_rows_if_a_sweep_varied_them(tmp_path: Path) -> Non
         ("init_weights", "init_from", "alpha_entmax: 2"),
     ],
 )
-def test_given_content_makes_rows_within_a_seed(
-    tmp_path: Path, key: str, setting: str, unlike: str
-) -> None:
+def test_given_content_makes_rows_within_a_seed(tmp_path, key, setting, unlike):
     """Origins differ between the seeds of one row, and their paths decide nothing."""
     made = [
         make_job(tmp_path, f"seed={seed} {setting}=/{name}", about={key: content})
@@ -243,7 +233,7 @@ def test_given_content_makes_rows_within_a_seed(
     assert counts(made[::2]) == unlike
 
 
-def test_a_run_counts_once(tmp_path: Path) -> None:
+def test_a_run_counts_once(tmp_path):
     made = make_jobs(tmp_path, "seed=1 | seed=2")
     first, second = (job["run"] for job in made)
     copied = shutil.copytree(first, tmp_path / "copy")
@@ -257,7 +247,7 @@ def test_a_run_counts_once(tmp_path: Path) -> None:
         assert "is not counted: the same settings, text and seed as " in note
 
 
-def test_jobs_are_counted_as_what_they_are(tmp_path: Path) -> None:
+def test_jobs_are_counted_as_what_they_are(tmp_path):
     made = make_jobs(tmp_path, " | ".join(f"seed={n}" for n in range(6)))
     _, failed, running, interrupted, gone, broken = (Path(job["run"]) for job in made)
     for run in (failed, running, interrupted):
@@ -290,14 +280,14 @@ def test_jobs_are_counted_as_what_they_are(tmp_path: Path) -> None:
         ("attention=entmax15", None, "entmax15", 0),
     ],
 )  # fmt: skip
-def test_baseline(tmp_path: Path, overrides: str, given: Any, baseline: str, n_notes: int) -> None:
+def test_baseline(tmp_path, overrides, given, baseline, n_notes):
     _, (table,) = sweep_tables(make_jobs(tmp_path, overrides), 50, given)
     assert f"tokens/s, {baseline} = 1" in table.headers
     assert [baseline in note for note in table.notes] == [True] * n_notes
 
 
 @pytest.mark.parametrize("given", ["softmx", "softmax"])
-def test_unknown_and_ambiguous_baselines_are_refused(tmp_path: Path, given: str) -> None:
+def test_unknown_and_ambiguous_baselines_are_refused(tmp_path, given):
     made = make_jobs(tmp_path, "attention=softmax pattern=fixed | attention=softmax model=small")
     with pytest.raises(ConfigError, match=r"baseline.*softmax, pattern fixed"):
         sweep_tables([*made, make_job(tmp_path, "attention=entmax15")], 50, given)
@@ -314,9 +304,7 @@ def test_unknown_and_ambiguous_baselines_are_refused(tmp_path: Path, given: str)
         ({"sparsemax": (50.0,), "entmax15": (100.0,)}, ["sparsemax = 1", "1.00", "2.00"]),
     ],
 )  # fmt: skip
-def test_ratios_are_of_medians(
-    tmp_path: Path, speeds: dict[str, tuple[float | None]], ratios: list[str]
-) -> None:
+def test_ratios_are_of_medians(tmp_path, speeds, ratios):
     """To softmax, else to the first row."""
     jobs = [
         make_job(tmp_path, f"attention={name} seed={seed}", tokens_per_second=speed)
@@ -327,7 +315,7 @@ def test_ratios_are_of_medians(
     assert shown == ratios
 
 
-def test_mean_over_heads_includes_zeros_and_omits_missing_values(tmp_path: Path) -> None:
+def test_mean_over_heads_includes_zeros_and_omits_missing_values(tmp_path):
     jobs = [
         make_job(tmp_path, "seed=1", heads={"density": {"cross": [[0.0, 0.6, None], [0.0]]}}),
         make_job(tmp_path, "seed=2"),
@@ -337,7 +325,7 @@ def test_mean_over_heads_includes_zeros_and_omits_missing_values(tmp_path: Path)
     assert [line[4] for line in lines] == ["0.20", "0.00"]
 
 
-def test_runs_of_two_tasks_have_two_tables(tmp_path: Path) -> None:
+def test_runs_of_two_tasks_have_two_tables(tmp_path):
     made = [
         make_job(
             *(tmp_path, "seed=1", data),
@@ -354,7 +342,7 @@ def test_runs_of_two_tasks_have_two_tables(tmp_path: Path) -> None:
     assert (second["bits per byte test ↓"], second["density decoder_self"]) == ("1.500", "0.50")
 
 
-def test_rows_are_compared_over_seeds(tmp_path: Path, make: Any) -> None:
+def test_rows_are_compared_over_seeds(tmp_path, make):
     """Two rows share the seeds 1 and 2; the third seed of one has no partner."""
     jobs = []
     for name, seeds, n_wrong in (("softmax", (1, 2), 1), ("entmax15", (1, 2, 3), 5)):

@@ -1,11 +1,8 @@
 """Logs of a run: a resumed run neither loses nor repeats records."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,13 +22,7 @@ records = st.lists(st.dictionaries(names, st.one_of(texts, st.integers(), st.non
 
 @settings(max_examples=60, deadline=None)
 @given(records=records, n_kept=st.integers(0, 8), torn=st.binary(max_size=9), data=st.data())
-def test_rewound_log_equals_an_uninterrupted_log(
-    tmp_path_factory: pytest.TempPathFactory,
-    records: list[dict[str, object]],
-    n_kept: int,
-    torn: bytes,
-    data: st.DataObject,
-) -> None:
+def test_rewound_log_equals_an_uninterrupted_log(tmp_path_factory, records, n_kept, torn, data):
     n_kept = min(n_kept, len(records))
     folder = tmp_path_factory.mktemp("jsonl")
     uninterrupted, resumed = folder / "uninterrupted.jsonl", folder / "resumed.jsonl"
@@ -54,7 +45,7 @@ def test_rewound_log_equals_an_uninterrupted_log(
     assert read_jsonl(resumed) == records
 
 
-def test_incomplete_last_line_is_ignored_and_removed_on_opening(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored_and_removed_on_opening(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"update": 1}\n{"upd')
     assert read_jsonl(path) == [{"update": 1}]
@@ -62,7 +53,7 @@ def test_incomplete_last_line_is_ignored_and_removed_on_opening(tmp_path: Path) 
     assert read_jsonl(path) == [{"update": 1}, {"update": 2}]
 
 
-def test_fewer_lines_than_the_checkpoint_has_are_rejected(tmp_path: Path) -> None:
+def test_fewer_lines_than_the_checkpoint_has_are_rejected(tmp_path):
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     writer.write({"update": 1})
     with pytest.raises(RunError, match=r"1 complete lines.* after 2"):
@@ -71,7 +62,7 @@ def test_fewer_lines_than_the_checkpoint_has_are_rejected(tmp_path: Path) -> Non
     assert len(read_jsonl(writer.path)) == 1
 
 
-def test_nonfinite_values_are_listed_and_omitted() -> None:
+def test_nonfinite_values_are_listed_and_omitted():
     record = {
         "update": np.int64(3),
         "train/loss": math.nan,
@@ -91,19 +82,19 @@ def test_nonfinite_values_are_listed_and_omitted() -> None:
         encode_record({"callback": object()})
 
 
-def test_full_disk_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_no_record(tmp_path, monkeypatch):
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     writer.write({"update": 1})
 
     class FullDisk:
-        def __init__(self, file: object) -> None:
+        def __init__(self, file):
             self.file = file
 
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name):
             return getattr(self.file, name)
 
-        def write(self, line: bytes) -> int:
-            return self.file.write(line[:4])  # type: ignore[attr-defined,no-any-return]
+        def write(self, line):
+            return self.file.write(line[:4])
 
     working = writer._file
     monkeypatch.setattr(writer, "_file", FullDisk(working))
@@ -114,7 +105,7 @@ def test_full_disk_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [record["update"] for record in read_jsonl(writer.path)] == [1, 3]
 
 
-def test_error_of_an_invalid_record_names_the_line(tmp_path: Path) -> None:
+def test_error_of_an_invalid_record_names_the_line(tmp_path):
     with pytest.raises(RunError, match=r"missing\.jsonl"):
         read_jsonl(tmp_path / "missing.jsonl")
     path = tmp_path / "metrics.jsonl"

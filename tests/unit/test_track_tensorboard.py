@@ -1,11 +1,6 @@
 """TensorBoard shows what the records of a run hold, also after a resume."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +13,7 @@ from headwise.track.jsonl import read_jsonl
 from headwise.track.tensorboard_tracker import TensorBoardTracker
 
 
-def process(run: Path, n_lines: int, updates: Iterable[int] = ()) -> TensorBoardTracker:
+def process(run, n_lines, updates=()):
     """Log updates as a process that resumes with `n_lines` and is then killed."""
     tracker = TensorBoardTracker(tags=["of an experiment"])
     tracker.start(run, None, {"seed": 1})
@@ -32,7 +27,7 @@ def process(run: Path, n_lines: int, updates: Iterable[int] = ()) -> TensorBoard
     return tracker
 
 
-def test_tags_are_those_of_the_records_once_each(tmp_path: Path) -> None:
+def test_tags_are_those_of_the_records_once_each(tmp_path):
     from PIL import Image
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -47,8 +42,8 @@ def test_tags_are_those_of_the_records_once_each(tmp_path: Path) -> None:
     tracker.finish("finished")
 
     events = EventAccumulator(str(tmp_path / "tensorboard"), {"scalars": 0, "histograms": 0})
-    tags: dict[str, Any] = events.Reload().Tags()
-    expected: dict[str, dict[int, float]] = {"summary/test/bleu": {9: 33.0}}
+    tags = events.Reload().Tags()
+    expected = {"summary/test/bleu": {9: 33.0}}
     for record in (r for n in ("metrics", "heads") for r in read_jsonl(tmp_path / f"{n}.jsonl")):
         for tag, value in {**record, **head_metrics({"alpha": record.pop("alpha", {})})}.items():
             if "/" in tag:
@@ -62,15 +57,13 @@ def test_tags_are_those_of_the_records_once_each(tmp_path: Path) -> None:
     assert tags["tensors"] == ["config/text_summary", "hypotheses/test/text_summary"]
 
 
-def test_folder_that_cannot_be_written_does_not_end_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "tensorboard").write_text("a file")
     process(tmp_path, 0, range(2)).finish("finished")
     assert caplog.text.count("TensorBoard logging stopped") == 1
 
 
-def test_missing_package_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ConfigError, match=r"headwise\[tensorboard\]"):
         TensorBoardTracker().check()

@@ -1,16 +1,11 @@
 """W&B is a copy of the logs: it never prompts, blocks or ends a training."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -31,7 +26,7 @@ HEADS = {
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """A home folder without keys, so that the machine's settings have no effect."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         if name != "WANDB_SERVICE":
@@ -45,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _end_service() -> Iterator[None]:
+def _end_service():
     yield
     if "wandb" in sys.modules:
         import wandb
@@ -53,14 +48,14 @@ def _end_service() -> Iterator[None]:
         wandb.teardown()
 
 
-def make(tmp_path: Path, tracker: Tracker, group: str | None = "sweep") -> Any:
+def make(tmp_path, tracker, group="sweep"):
     run_dir = tmp_path / RUN
     run_dir.mkdir(exist_ok=True)
     tracker.start(run_dir, group, {"seed": 1})
     return tracker
 
 
-def log_everything(tracker: Any, image: Path | None = None) -> None:
+def log_everything(tracker, image=None):
     tracker.log(10, {"train/loss": 3.5})
     tracker.log_heads(10, HEADS)
     tracker.log_table("valid/hypotheses", ["source", "hypothesis"], [("ein Hund", "a dog")])
@@ -74,7 +69,7 @@ def log_everything(tracker: Any, image: Path | None = None) -> None:
     tracker.finish("finished")
 
 
-def inspected(file: Path) -> str:
+def inspected(file):
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
@@ -84,18 +79,18 @@ class FakeRun:
 
     dir, url = "run/wandb/offline/files", "https://example.invalid"
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error=None):
         self.error, self.rows, self.exit_code = error, [], -1
-        self.summary: dict[str, Any] = {}
+        self.summary = {}
 
-    def define_metric(self, *_: object, **__: object) -> None: ...
+    def define_metric(self, *_, **__): ...
 
-    def log(self, row: dict[str, Any]) -> None:
+    def log(self, row):
         if self.error is not None:
             raise self.error
         self.rows.append(row)
 
-    def finish(self, exit_code: int) -> None:
+    def finish(self, exit_code):
         self.exit_code = exit_code
         if self.error is not None:
             raise self.error
@@ -110,18 +105,16 @@ class FakeRun:
         ("offline", "online", "offline"),
     ],
 )
-def test_mode_is_config_then_environment(
-    mode: str | None, environment: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mode_is_config_then_environment(mode, environment, expected, monkeypatch):
     if environment is not None:
         monkeypatch.setenv("WANDB_MODE", environment)
     assert choose_mode(mode) == expected
 
 
-def test_with_a_key_a_run_is_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_key_a_run_is_online(tmp_path, monkeypatch):
     import wandb
 
-    calls: list[dict[str, Any]] = []
+    calls = []
     monkeypatch.setattr(wandb, "init", lambda **arguments: calls.append(arguments) or FakeRun())
     for mode in (None, "online", "offline"):
         make(tmp_path, WandbTracker(mode=mode))
@@ -136,7 +129,7 @@ def test_with_a_key_a_run_is_online(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert calls[-1]["settings"].run_id != first
 
 
-def test_invalid_settings_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_are_rejected(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "ofline")
     with pytest.raises(ConfigError, match=r"WANDB_MODE.*offline"):
         WandbTracker().check()
@@ -153,14 +146,14 @@ def test_invalid_settings_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_keys_precede_variables_and_these_our_defaults(
-    variable: str, setting: str, default: str | None, config: Any, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    variable, setting, default, config, tmp_path,
+    monkeypatch
+):  # fmt: skip
     import wandb
 
-    seen: list[Any] = []
+    seen = []
 
-    def init(settings: Any, **_: Any) -> FakeRun:
+    def init(settings, **_):
         seen.append(getattr(settings, setting))
         return FakeRun()
 
@@ -183,9 +176,7 @@ def test_keys_precede_variables_and_these_our_defaults(
         ({}, {"WANDB_BASE_URL": "https://wandb.ai"}, "WANDB_BASE_URL .* did you mean https"),
     ],
 )
-def test_what_wandb_refuses_is_refused_with_its_reason(
-    config: Any, variables: Any, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_wandb_refuses_is_refused_with_its_reason(config, variables, expected, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=expected) as refused:
@@ -194,13 +185,13 @@ def test_what_wandb_refuses_is_refused_with_its_reason(
     WandbTracker(mode="disabled", **config).check()
 
 
-def test_none_and_disabled_write_nothing(tmp_path: Path) -> None:
+def test_none_and_disabled_write_nothing(tmp_path):
     for tracker in (Tracker(tags=["of an experiment"]), WandbTracker(mode="disabled")):
         log_everything(make(tmp_path, tracker))
     assert list((tmp_path / RUN).iterdir()) == []
 
 
-def test_heads_are_numbered_from_one_and_missing_values_omitted() -> None:
+def test_heads_are_numbered_from_one_and_missing_values_omitted():
     assert head_metrics(HEADS) == {
         "alpha/encoder_self/layer1/head1": 1.25,
         "alpha/encoder_self/layer1/head2": 1.5,
@@ -217,7 +208,7 @@ def test_heads_are_numbered_from_one_and_missing_values_omitted() -> None:
     }
 
 
-def test_offline_run_contains_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_run_contains_everything(tmp_path, monkeypatch):
     from PIL import Image
 
     image = tmp_path / "alpha.png"
@@ -235,13 +226,13 @@ def test_offline_run_contains_everything(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_online_run_without_network_falls_back_to_offline_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     import wandb
 
     modes, run = [], FakeRun()
 
-    def init(**arguments: Any) -> FakeRun:
+    def init(**arguments):
         modes.append(arguments["mode"])
         assert arguments["settings"].init_timeout == 7
         if arguments["mode"] == "online":
@@ -265,9 +256,9 @@ def test_online_run_without_network_falls_back_to_offline_with_one_warning(
 @pytest.mark.parametrize("error", [ConnectionResetError("service died"), OSError(28, "full")])
 @pytest.mark.parametrize("starts", [True, False])
 def test_error_disables_wandb_once(
-    error: OSError, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    error, starts, tmp_path, monkeypatch,
+    caplog
+):  # fmt: skip
     import wandb
 
     run = FakeRun(error=error)
@@ -284,7 +275,7 @@ def test_error_disables_wandb_once(
         make(tmp_path, WandbTracker(mode="offline")).log(1, {})
 
 
-def test_no_prompt_on_a_terminal(tmp_path: Path) -> None:
+def test_no_prompt_on_a_terminal(tmp_path):
     pty = pytest.importorskip("pty")
     program = f"""
         from pathlib import Path
@@ -306,7 +297,7 @@ def test_no_prompt_on_a_terminal(tmp_path: Path) -> None:
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
 
 
-def test_newest_folder_of_a_resumed_offline_run_has_each_update_once(tmp_path: Path) -> None:
+def test_newest_folder_of_a_resumed_offline_run_has_each_update_once(tmp_path):
     for n_lines, updates in (0, range(1, 6)), (3, range(4, 8)), (5, range(6, 13)):
         tracker = make(tmp_path, WandbTracker(mode="offline"))
         records = RunLog(RunFolder(tmp_path / RUN), tracker)

@@ -1,13 +1,8 @@
-from __future__ import annotations
-
 import errno
 import io
 import os
 import pickle
 import random
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,12 +21,12 @@ from headwise.train.checkpoint import (
 )
 
 
-def saved_checkpoint(path: Path, **more: Any) -> Path:
+def saved_checkpoint(path, **more):
     save_checkpoint(path, {"model": {"weight": torch.arange(600.0)}, **more})
     return path
 
 
-def test_round_trip_and_reproducible_bytes(tmp_path: Path) -> None:
+def test_round_trip_and_reproducible_bytes(tmp_path):
     content = {"state": {"update": 3, "score": None, "name": "α"}, "list": [1, 2.5, True]}
     first = saved_checkpoint(tmp_path / "first.pt", **content)
     (tmp_path / "elsewhere").mkdir()
@@ -48,15 +43,13 @@ def test_round_trip_and_reproducible_bytes(tmp_path: Path) -> None:
 class FullDisk(io.FileIO):
     """A file on a disk with room for 1,000 bytes."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data):
         if self.tell() + len(data) > 1000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(data)
 
 
-def test_full_disk_keeps_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     path = saved_checkpoint(tmp_path / "last.pt", update=1)
     before = path.read_bytes()
     monkeypatch.setattr(module, "open", FullDisk, raising=False)
@@ -66,13 +59,13 @@ def test_full_disk_keeps_the_old_checkpoint(
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_missing_checkpoint_error_names_the_file(tmp_path: Path) -> None:
+def test_missing_checkpoint_error_names_the_file(tmp_path):
     with pytest.raises(CheckpointError, match=r"best\.pt"):
         load_checkpoint(tmp_path / "best.pt")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
-def test_truncated_checkpoint_is_rejected(tmp_path: Path, share: float) -> None:
+def test_truncated_checkpoint_is_rejected(tmp_path, share):
     path = saved_checkpoint(tmp_path / "last.pt")
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
@@ -80,7 +73,7 @@ def test_truncated_checkpoint_is_rejected(tmp_path: Path, share: float) -> None:
         load_checkpoint(path)
 
 
-def test_damaged_bytes_are_rejected_or_harmless(tmp_path: Path) -> None:
+def test_damaged_bytes_are_rejected_or_harmless(tmp_path):
     path = saved_checkpoint(tmp_path / "last.pt")
     content = path.read_bytes()
     generator = random.Random(1)
@@ -96,14 +89,14 @@ def test_damaged_bytes_are_rejected_or_harmless(tmp_path: Path) -> None:
         assert torch.equal(loaded["model"]["weight"], torch.arange(600.0))
 
 
-def test_checkpoints_are_in_order_of_their_numbers(tmp_path: Path) -> None:
+def test_checkpoints_are_in_order_of_their_numbers(tmp_path):
     names = [f"update_{number:08d}.pt" for number in (2, 10, 10**8, 10**9)]
     for name in (*names, "best.pt", "update_x.pt"):
         (tmp_path / name).touch()
     assert [path.name for path in numbered_checkpoints(tmp_path)] == names
 
 
-def trained(path: Path, weights: str | None, files: Sequence[str]) -> RunFolder:
+def trained(path, weights, files):
     """A run of 6 updates, the best at 4, finished with the scores of `weights`."""
     folder = RunFolder(path)
     folder.make()
@@ -127,9 +120,7 @@ def trained(path: Path, weights: str | None, files: Sequence[str]) -> RunFolder:
         ("average", ["best", "last", "update_00000006"], None),
     ],
 )
-def test_scored_weights_are_loaded_or_missed(
-    tmp_path: Path, weights: str | None, files: list[str], loaded: str | None
-) -> None:
+def test_scored_weights_are_loaded_or_missed(tmp_path, weights, files, loaded):
     folder = trained(tmp_path, weights, files)
     if loaded is not None:
         assert checkpoint_path(folder, "auto") == folder.checkpoints / f"{loaded}.pt"
@@ -140,13 +131,13 @@ def test_scored_weights_are_loaded_or_missed(
 
 
 @pytest.mark.parametrize("record", ["results.json", "checkpoints/last.json"])
-def test_broken_record_is_that_of_an_unfinished_run(tmp_path: Path, record: str) -> None:
+def test_broken_record_is_that_of_an_unfinished_run(tmp_path, record):
     folder = trained(tmp_path, None, ["best", "last"])
     (tmp_path / record).write_text("{", encoding="utf-8")
     assert checkpoint_path(folder, "auto") == folder.checkpoints / "best.pt"
 
 
-def test_corrupted_checkpoint_error_names_the_others(tmp_path: Path) -> None:
+def test_corrupted_checkpoint_error_names_the_others(tmp_path):
     path = saved_checkpoint(tmp_path / "last.pt")
     saved_checkpoint(tmp_path / "best.pt")
     damaged = bytearray(path.read_bytes())
@@ -161,14 +152,12 @@ def test_corrupted_checkpoint_error_names_the_others(tmp_path: Path) -> None:
 
 
 class _Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.mkdir, ("executed",)
 
 
 @pytest.mark.parametrize("kind", ["pickle", "torch", "inside"])
-def test_loading_executes_no_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_loading_executes_no_code(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "best.pt"
     if kind == "pickle":
@@ -186,7 +175,7 @@ def test_loading_executes_no_code(
     "content",
     [{"weight": torch.zeros(2)}, [1, 2], {"kind": "other"}, {"kind": module.KIND, "format": 1}],
 )
-def test_checkpoint_of_another_program_is_rejected(tmp_path: Path, content: Any) -> None:
+def test_checkpoint_of_another_program_is_rejected(tmp_path, content):
     path = tmp_path / "best.pt"
     torch.save(content, path)
     with pytest.raises(CheckpointError, match="not a headwise checkpoint"):
@@ -196,16 +185,14 @@ def test_checkpoint_of_another_program_is_rejected(tmp_path: Path, content: Any)
 @pytest.mark.parametrize(
     "model", [[1], {1: torch.zeros(2)}, {"a": torch.eye(2).to_sparse()}, {"a": 1}]
 )
-def test_weights_must_be_named_tensors(tmp_path: Path, model: Any) -> None:
+def test_weights_must_be_named_tensors(tmp_path, model):
     save_checkpoint(tmp_path / "best.pt", {"model": model})
     with pytest.raises(CheckpointError, match="model must map names to tensors"):
         load_checkpoint(tmp_path / "best.pt")
 
 
 @pytest.mark.parametrize("version", [0, 99, None])
-def test_other_format_versions_are_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None
-) -> None:
+def test_other_format_versions_are_rejected(tmp_path, monkeypatch, version):
     monkeypatch.setattr(module, "FORMAT_VERSION", version)
     path = saved_checkpoint(tmp_path / "best.pt")
     monkeypatch.undo()
@@ -213,7 +200,7 @@ def test_other_format_versions_are_rejected(
         load_checkpoint(path)
 
 
-def test_error_for_weights_of_another_model_names_keys() -> None:
+def test_error_for_weights_of_another_model_names_keys():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     weights = dict(nn.Sequential(nn.Linear(5, 4), nn.Identity(), nn.Linear(1, 1)).state_dict())
@@ -226,14 +213,14 @@ def test_error_for_weights_of_another_model_names_keys() -> None:
 
 
 class _Tied(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = nn.Embedding(5, 3)
         self.output = nn.Linear(3, 5, bias=False)
         self.output.weight = self.table.weight
 
 
-def test_average_is_the_mean_and_keeps_ties_and_types(tmp_path: Path) -> None:
+def test_average_is_the_mean_and_keeps_ties_and_types(tmp_path):
     models = [_Tied() for _ in range(3)]
     paths = []
     for number, model in enumerate(models):

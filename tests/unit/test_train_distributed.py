@@ -1,10 +1,7 @@
 """Ranks: process groups, choice of devices, shares of items."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import nullcontext
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -21,9 +18,9 @@ TWO = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT"
 
 
 @pytest.fixture(params=["cpu", "cuda"])
-def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
+def group(request, monkeypatch):
     """Kind of device, and a list that grows when the fake group of two is destroyed."""
-    destroyed: list[str] = []
+    destroyed = []
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
     device = torch.device(request.param, 0)
@@ -39,9 +36,7 @@ def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
 
 
 @pytest.mark.parametrize("error", [None, Interrupted("stopped", 15)], ids=repr)
-def test_group_is_destroyed_at_the_end_and_on_interruption(
-    group: tuple[str, list[str]], error: Exception | None
-) -> None:
+def test_group_is_destroyed_at_the_end_and_on_interruption(group, error):
     try:
         with process_group("auto") as ranks:
             assert (ranks.rank, ranks.world_size) == (1, 2)
@@ -52,15 +47,15 @@ def test_group_is_destroyed_at_the_end_and_on_interruption(
     assert group[1] == ["destroyed"]
 
 
-def test_failed_rank_does_not_wait_for_others_on_gpus(group: tuple[str, list[str]]) -> None:
+def test_failed_rank_does_not_wait_for_others_on_gpus(group):
     kind, destroyed = group
     with pytest.raises(RunError, match="out of memory"), process_group("auto"):
         raise RunError("out of memory")
     assert destroyed == (["destroyed"] if kind == "cpu" else [])
 
 
-def test_backend_and_timeout(group: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
+def test_backend_and_timeout(group, monkeypatch):
+    calls = []
     monkeypatch.setattr("torch.cuda.set_device", calls.append)
     monkeypatch.setattr(
         "torch.distributed.init_process_group",
@@ -72,10 +67,8 @@ def test_backend_and_timeout(group: tuple[str, list[str]], monkeypatch: pytest.M
     assert calls == (gpu if group[0] == "cuda" else [("gloo", TIMEOUT)])
 
 
-def test_restarted_processes_do_not_read_keys_of_the_former_ones(
-    group: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stores: list[Any] = []
+def test_restarted_processes_do_not_read_keys_of_the_former_ones(group, monkeypatch):
+    stores = []
     monkeypatch.setattr(
         "torch.distributed.init_process_group", lambda _, store, **__: stores.append(store)
     )
@@ -86,7 +79,7 @@ def test_restarted_processes_do_not_read_keys_of_the_former_ones(
     assert [store.get("address") for store in stores] == [b"0", b"1"]
 
 
-def test_every_process_has_a_different_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_has_a_different_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr(distributed, "disable_cudnn_attention", lambda: None)
@@ -97,8 +90,8 @@ def test_every_process_has_a_different_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_first_alone_runs_the_first_rank_first(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
+def test_first_alone_runs_the_first_rank_first(rank, monkeypatch):
+    order = []
     monkeypatch.setattr("torch.distributed.barrier", lambda: order.append("barrier"))
     with Ranks(rank, 2, CPU).first_alone():
         order.append("block")
@@ -107,13 +100,13 @@ def test_first_alone_runs_the_first_rank_first(rank: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 @pytest.mark.parametrize("n_items", [0, 1, 2, 7])
-def test_gather_inverts_share(monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_items: int) -> None:
+def test_gather_inverts_share(monkeypatch, n_ranks, n_items):
     items = list("abcdefg"[:n_items])
     ranks = [Ranks(rank, n_ranks, CPU) for rank in range(n_ranks)]
     shares = [rank.share(items) for rank in ranks]
     assert sorted(item for share in shares for item in share) == items
 
-    def all_gather(into: list[Any], value: list[Any]) -> None:
+    def all_gather(into, value):
         into[:] = shares
 
     monkeypatch.setattr(dist, "all_gather_object", all_gather)
@@ -131,9 +124,7 @@ def test_gather_inverts_share(monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_i
         ({"WORLD_SIZE": "", "RANK": "5", "LOCAL_RANK": "x"}, None),
     ],
 )
-def test_variables_of_ranks(
-    variables: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_ranks(variables, message, monkeypatch):
     for name in (*TWO, "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -143,7 +134,7 @@ def test_variables_of_ranks(
         assert (ranks.rank, ranks.world_size) == (0, 1)
 
 
-def test_failed_connection_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_connection_is_one_message(monkeypatch):
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
 
@@ -158,11 +149,9 @@ def test_failed_connection_is_one_message(monkeypatch: pytest.MonkeyPatch) -> No
     ("call", "argument"), [("barrier", None), ("any", True), ("gather", []), ("sum_gradients", [])]
 )
 @pytest.mark.parametrize("is_deferred", [False, True])
-def test_signal_ends_a_wait_unless_the_loop_defers_it(
-    monkeypatch: pytest.MonkeyPatch, call: str, argument: Any, is_deferred: bool
-) -> None:
+def test_signal_ends_a_wait_unless_the_loop_defers_it(monkeypatch, call, argument, is_deferred):
     """In C++ Python would not call its handler."""
-    handlers: list[Any] = []
+    handlers = []
     for name in ("barrier", "all_reduce", "all_gather_object"):
         wait = lambda *_: handlers.append(signal.getsignal(signal.SIGTERM))  # noqa: E731
         monkeypatch.setattr(dist, name, wait)
@@ -172,7 +161,7 @@ def test_signal_ends_a_wait_unless_the_loop_defers_it(
         assert handlers == [stop.handle if is_deferred else signal.SIG_DFL]
 
 
-def test_second_interrupt_ends_a_deferred_wait() -> None:
+def test_second_interrupt_ends_a_deferred_wait():
     with pytest.raises(KeyboardInterrupt), stop_request("", is_deferred=True):  # noqa: PT012
         signal.raise_signal(signal.SIGTERM)
         with ended_by_signals():

@@ -1,7 +1,5 @@
 """Signals that stop a run."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -15,7 +13,7 @@ from headwise.train.interrupt import SIGNALS, StopRequest, stop_request
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_is_raised_or_deferred_within_the_block_only(number: signal.Signals) -> None:
+def test_signal_is_raised_or_deferred_within_the_block_only(number):
     if number == signal.SIGHUP:  # the default, also if the tests were started by nohup
         signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
@@ -31,7 +29,7 @@ def test_signal_is_raised_or_deferred_within_the_block_only(number: signal.Signa
     assert signal.getsignal(number) is before
 
 
-def test_signal_before_a_job_stops_the_next_one() -> None:
+def test_signal_before_a_job_stops_the_next_one():
     """In a worker process, a signal may come between two jobs."""
     waiting = StopRequest(is_deferred=True)
     former = waiting.install()
@@ -46,13 +44,13 @@ def test_signal_before_a_job_stops_the_next_one() -> None:
             signal.signal(number, handler)
 
 
-def test_interruption_can_be_pickled() -> None:
+def test_interruption_can_be_pickled():
     copy = pickle.loads(pickle.dumps(Interrupted("stopped", signal.SIGTERM)))
     assert (str(copy), copy.signal_number, copy.exit_code) == ("stopped", 15, 143)
 
 
 @pytest.mark.parametrize("message", ["saving", ""])
-def test_one_rank_logs_the_first_signal(capfd: pytest.CaptureFixture[str], message: str) -> None:
+def test_one_rank_logs_the_first_signal(capfd, message):
     with stop_request(message, is_deferred=True):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)
@@ -62,7 +60,7 @@ def test_one_rank_logs_the_first_signal(capfd: pytest.CaptureFixture[str], messa
 @pytest.mark.parametrize(
     "first", ["signal.raise_signal(signal.SIGTERM)", "progress.show(loss=1.0)"]
 )
-def test_closed_stderr_is_no_error(first: str) -> None:
+def test_closed_stderr_is_no_error(first):
     """Ctrl-C at `headwise train 2>&1 | tee log` ends tee; the run still has to save."""
     code = f"""
 import signal, sys
@@ -83,7 +81,7 @@ sys.exit(stop.signal_number)
     assert process.returncode == signal.SIGTERM
 
 
-def test_signal_ignored_by_nohup_stays_ignored() -> None:
+def test_signal_ignored_by_nohup_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_request() as request:
@@ -93,7 +91,7 @@ def test_signal_ignored_by_nohup_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_only_ctrl_c_interrupts_saving() -> None:
+def test_only_ctrl_c_interrupts_saving():
     """A scheduler sends SIGUSR1 and then SIGTERM, while the run is still saving."""
     request = StopRequest(is_deferred=True)
     try:

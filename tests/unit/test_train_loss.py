@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from headwise.entmax import alpha_entmax, entmax_loss
@@ -11,7 +8,7 @@ from headwise.losses.loss import CrossEntropy, Entmax15Loss, EntmaxLoss, Sparsem
 B, T, V = 3, 5, 7
 
 
-def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def example(dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     logits_BTV = 3 * torch.randn(B, T, V, generator=generator, dtype=torch.float64)
     target_BT = torch.randint(V, (B, T), generator=generator)
@@ -20,7 +17,7 @@ def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
-def test_value_and_gradient_match_torch(smoothing: float) -> None:
+def test_value_and_gradient_match_torch(smoothing):
     logits_BTV, target_BT = example()
     sums = CrossEntropy(smoothing)(logits_BTV, target_BT)
     (gradient,) = torch.autograd.grad(2.5 * sums.loss, logits_BTV)
@@ -35,7 +32,7 @@ def test_value_and_gradient_match_torch(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_entmax_losses_sum_over_targets(smoothing: float) -> None:
+def test_entmax_losses_sum_over_targets(smoothing):
     logits_BTV, target_BT = example()
     for loss, alpha in (
         (EntmaxLoss(1.3, smoothing), 1.3),

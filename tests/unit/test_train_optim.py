@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from training_steps import small_model
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.01}
 
 
-def after_a_step(weight_decay: float) -> dict[str, torch.Tensor]:
+def after_a_step(weight_decay):
     model = small_model()
     optimizer = build_optimizer({**ADAMW, "weight_decay": weight_decay}, model)
     ids = torch.tensor([[4, 5, 6, 3]])
@@ -21,7 +19,7 @@ def after_a_step(weight_decay: float) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def test_alpha_biases_and_norms_have_no_weight_decay() -> None:
+def test_alpha_biases_and_norms_have_no_weight_decay():
     without, decayed = after_a_step(0.0), after_a_step(0.5)
     assert any(name.endswith("alpha_logit") for name in without)
     for name, value in without.items():
@@ -30,7 +28,7 @@ def test_alpha_biases_and_norms_have_no_weight_decay() -> None:
 
 
 @pytest.mark.parametrize("variant", group_choices("attention"))
-def test_every_parameter_is_in_one_group(variant: str) -> None:
+def test_every_parameter_is_in_one_group(variant):
     model = small_model(attention=variant)
     optimizer = build_optimizer({**ADAMW, "weight_decay": 0.5}, model)
     decayed, free = (group["params"] for group in optimizer.param_groups)
@@ -43,7 +41,7 @@ def test_every_parameter_is_in_one_group(variant: str) -> None:
 
 
 @pytest.mark.parametrize("share", ["none", "site"])
-def test_alpha_has_a_factor_of_its_learning_rate(share: str) -> None:
+def test_alpha_has_a_factor_of_its_learning_rate(share):
     model = small_model(layers=2, share=share, depends_on="query", lr_factor=0.5)
     optimizer = build_optimizer({**ADAMW, "weight_decay": 0.5}, model)
     set_learning_rate(optimizer, 0.5)
@@ -52,7 +50,7 @@ def test_alpha_has_a_factor_of_its_learning_rate(share: str) -> None:
     assert rates == {id(p): 0.25 if id(p) in own else 0.5 for p in model.parameters()}
 
 
-def test_frozen_parameters_are_omitted() -> None:
+def test_frozen_parameters_are_omitted():
     model = small_model()
     model.output.weight.requires_grad_(False)
     optimizer = build_optimizer(ADAMW, model)
@@ -60,7 +58,7 @@ def test_frozen_parameters_are_omitted() -> None:
     assert id(model.output.weight) not in trained
 
 
-def test_model_without_trainable_parameters_is_rejected() -> None:
+def test_model_without_trainable_parameters_is_rejected():
     """Gates of layers whose heads are all pruned have an empty parameter."""
     model = small_model().requires_grad_(False)
     model.register_parameter("no_gate", torch.nn.Parameter(torch.empty(0)))
@@ -68,8 +66,8 @@ def test_model_without_trainable_parameters_is_rejected() -> None:
         build_optimizer(ADAMW, model)
 
 
-def test_fused_step_is_used_where_available() -> None:
-    def is_fused(node: dict[str, object], model: torch.nn.Module) -> bool:
+def test_fused_step_is_used_where_available():
+    def is_fused(node, model):
         return any(group.get("fused") for group in build_optimizer(node, model).param_groups)
 
     assert is_fused(ADAMW, small_model())
@@ -81,7 +79,7 @@ def test_fused_step_is_used_where_available() -> None:
     assert not is_fused(ADAMW, model)
 
 
-def test_loaded_optimizer_keeps_its_unfused_step() -> None:
+def test_loaded_optimizer_keeps_its_unfused_step():
     model = small_model()
     before = build_optimizer({**ADAMW, "fused": None}, model)
     after = build_optimizer(ADAMW, model)

@@ -1,11 +1,6 @@
 """Statistics of heads after a run: logs, tracker, figures and tables."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,34 +29,34 @@ STATISTICS = {
 
 
 class RecordingTracker(Tracker):
-    def __init__(self) -> None:
-        self.heads: list[Mapping[str, Any]] = []
-        self.metrics: list[tuple[int, Mapping[str, float]]] = []
-        self.images: list[str] = []
+    def __init__(self):
+        self.heads = []
+        self.metrics = []
+        self.images = []
 
-    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+    def log(self, update, metrics):
         self.metrics.append((update, metrics))
 
-    def log_heads(self, update: int, heads: Mapping[str, Any]) -> None:
+    def log_heads(self, update, heads):
         self.heads.append(heads)
 
-    def log_image(self, name: str, path: Path) -> None:
+    def log_image(self, name, path):
         assert path.is_file()
         self.images.append(name)
 
 
-def test_exact_searches_are_shown_as_percentages() -> None:
+def test_exact_searches_are_shown_as_percentages():
     assert shown_score({"exact": 0.5, "support": 4.0}).split()[:2] == ["50.00", "%"]
 
 
-def test_scores_of_other_programs_in_old_runs_are_left_out() -> None:
+def test_scores_of_other_programs_in_old_runs_are_left_out():
     old = {"comet": {"score": 0.8, "command": "comet-score"}, "x": {"warning": "exit code 1"}}
     (line,) = score_lines("test", {"bleu": {"score": 1.5, "signature": "tok:13a"}, **old})
     assert "tok:13a" in line
 
 
 @pytest.mark.parametrize("score", [{}, {"n_bytes": 9}, {"low": 1.0, "high": 2.0}])
-def test_scores_are_shown_with_their_scope(score: dict[str, Any]) -> None:
+def test_scores_are_shown_with_their_scope(score):
     shown = shown_score({"score": 1.5, "signature": "tok:13a", "scope": "beam 5", **score})
     assert "beam 5, " in shown
     assert shown.endswith("tok:13a")
@@ -69,12 +64,12 @@ def test_scores_are_shown_with_their_scope(score: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("task", ["density", "masked_lm"])
 @pytest.mark.parametrize(("windows", "scope"), [(0, ""), (128, "128 windows")])
-def test_metrics_of_some_windows_say_so(task: str, windows: int, scope: str) -> None:
+def test_metrics_of_some_windows_say_so(task, windows, scope):
     config = typed(composed("data=text", f"task={task}", f"decode.max_windows={windows}"))
     assert {metric.scope for metric in task_of(config).metrics()} == {scope}
 
 
-def test_loss_of_a_classifier_is_per_example() -> None:
+def test_loss_of_a_classifier_is_per_example():
     config = typed(composed("data=labelled", "data.dir=x"))
     metrics = {metric.name: metric for metric in task_of(config).metrics()}
     assert metrics["loss"].label == "loss per example"
@@ -92,8 +87,8 @@ def test_loss_of_a_classifier_is_per_example() -> None:
     ],
 )
 def test_summary_names_the_next_command_and_what_is_not_scored(
-    tmp_path: Path, overrides: list[str], splits: list[str], has_hint: bool, command: str
-) -> None:
+    tmp_path, overrides, splits, has_hint, command
+):
     OmegaConf.save(composed(*overrides), tmp_path / "config.yaml", resolve=True)
     results = Results({name: {} for name in splits}, updates=1, tokens=1, wall_seconds=1.0)
     lines = summary(RunFolder(tmp_path), results, task_of(composed(*overrides)).command)
@@ -103,9 +98,7 @@ def test_summary_names_the_next_command_and_what_is_not_scored(
     assert has_hint or "not scored" not in lines
 
 
-def test_summary_has_the_seconds_outside_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_summary_has_the_seconds_outside_training(tmp_path, monkeypatch):
     times = iter([10.0, 14.0, 20.0])
     monkeypatch.setattr("headwise.train.clock.time.perf_counter", lambda: next(times))
     clock = Clock(started=1.0)
@@ -119,7 +112,7 @@ def test_summary_has_the_seconds_outside_training(
     assert "16 s outside training: start 9, validations 1, evaluation 6" in shown
 
 
-def test_statistics_of_layers_are_not_logged_as_heads(tmp_path: Path) -> None:
+def test_statistics_of_layers_are_not_logged_as_heads(tmp_path):
     tracker, folder = RecordingTracker(), RunFolder(tmp_path)
     records = RunLog(folder, tracker)
     records.log(2, {"train/loss": 2.0})
@@ -135,16 +128,14 @@ def test_statistics_of_layers_are_not_logged_as_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [1.5, None])
-def test_missing_alphas_are_filled_with_mean_alphas(first: float | None) -> None:
+def test_missing_alphas_are_filled_with_mean_alphas(first):
     mean = {"cross": [[None, 1.25], [1.75, 1.125]], "encoder_self": [[1.0625]]}
     learned = {} if first is None else {"cross": [[first, None], []]}
     expected = {"cross": [[first, 1.25], [1.75, 1.125]], "encoder_self": [[1.0625]]}
     assert filled(learned, mean) == expected
 
 
-def test_figures_of_recorded_statistics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_of_recorded_statistics(tmp_path, monkeypatch, caplog):
     tracker, folder = RecordingTracker(), RunFolder(tmp_path)
     OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
     records = RunLog(folder, Tracker())
@@ -164,7 +155,7 @@ def test_figures_of_recorded_statistics(
     assert "the figure diversity is left out (TypeError: " in caplog.text
 
 
-def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_number_pruned_heads(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     OmegaConf.save(
         composed(*CORPUS, "model.heads={cross:[[2,5]]}"), tmp_path / "config.yaml", resolve=True
@@ -176,7 +167,7 @@ def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tables[0]["head"]) == [2, 5]
 
 
-def test_table_has_a_row_per_layer_and_a_column_per_head() -> None:
+def test_table_has_a_row_per_layer_and_a_column_per_head():
     table = alpha_table({"encoder_self": [[2.0, 1.5]], "cross": [[1.25, 1.75], [1.0, None]]})
     rows = [line.split() for line in table.splitlines()]
     assert rows == [
@@ -194,12 +185,12 @@ def test_table_has_a_row_per_layer_and_a_column_per_head() -> None:
     ]
 
 
-def test_names_of_classes_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_classes_stay_text(tmp_path, monkeypatch):
     labels = ["NA", "None", "null", "nan", "1.0", "true"]
     counts = pd.DataFrame(np.eye(6, dtype=int), labels, labels).to_csv(index_label="label")
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "test.confusion.csv").write_text(counts)
     monkeypatch.setattr("headwise.tasks.classification.confusion.confusion_matrix", lambda c, t: c)
-    drawn: Any = confusion_figures(Record(tmp_path), "")["confusion-test"]
+    drawn = confusion_figures(Record(tmp_path), "")["confusion-test"]
     assert drawn.index.tolist() == drawn.columns.tolist() == labels
     assert (drawn.to_numpy() == np.eye(6)).all()

@@ -1,19 +1,13 @@
 """Sums of gradients over ranks, during the backward pass and after it, over gloo."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise.data.batch import Batch
 from headwise.losses.loss import CrossEntropy
 from headwise.tasks.translation.batches import collate
 from headwise.train.distributed import process_group
@@ -32,7 +26,7 @@ N_UPDATES = 4
 Weights = dict[str, Tensor]
 
 
-def batches_of(rows: list[list[int]], rank: int, n_ranks: int) -> Iterator[Batch]:
+def batches_of(rows, rank, n_ranks):
     for batch in rows:
         share = collate(PAIRS, np.array(batch[rank::n_ranks], dtype=np.int32))
         yield replace(share, global_targets=int((PAIRS.target.lengths[batch] + 1).sum()))
@@ -41,9 +35,9 @@ def batches_of(rows: list[list[int]], rank: int, n_ranks: int) -> Iterator[Batch
 class Training:
     """A model with a frozen layer, a weight that no batch uses, and penalised weights."""
 
-    def __init__(self, ranks: Any, kind: str) -> None:
+    def __init__(self, ranks, kind):
         self.kind = kind
-        self.model: nn.Module = small_model(layers=2)
+        self.model = small_model(layers=2)
         self.model.decoder.requires_grad_(False)
         self.model.unused = nn.Parameter(torch.ones(3))
         self.model.first = nn.Parameter(torch.linspace(0.1, 1, PENALISED))
@@ -56,13 +50,13 @@ class Training:
         if kind == "flat":
             self.step.overlapped = None
 
-    def train(self, rows: list[list[int]], updates: range) -> Weights:
+    def train(self, rows, updates):
         ranks = self.step.ranks
         for update in updates:
             self.step(update, list(batches_of(rows, ranks.rank, ranks.world_size)))
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
-    def resumed(self) -> Training:
+    def resumed(self):
         """As in a new process."""
         other = Training(self.step.ranks, self.kind)
         other.model.load_state_dict(self.model.state_dict())
@@ -70,7 +64,7 @@ class Training:
         return other
 
 
-def train(path: Path, rank: int, n_ranks: int, port: int) -> None:
+def train(path, rank, n_ranks, port):
     """Save weights by (sum, batches), and those of a resumed training by (sum, "resumed")."""
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n_ranks, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in variables.items()})
@@ -89,7 +83,7 @@ def train(path: Path, rank: int, n_ranks: int, port: int) -> None:
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trained(request, tmp_path_factory):
     """Number of ranks, and the weights of each."""
     folder, port, n_ranks = tmp_path_factory.mktemp("weights"), free_port(), request.param
     started = [
@@ -104,17 +98,17 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return n_ranks, [torch.load(folder / f"{rank}.pt") for rank in range(n_ranks)]
 
 
-def assert_close(some: Weights, others: Weights) -> None:
+def assert_close(some, others):
     for name, value in some.items():
         torch.testing.assert_close(value, others[name], rtol=1e-6, atol=1e-6)
 
 
-def equal(some: Weights, others: Weights) -> bool:
+def equal(some, others):
     return all(torch.equal(value, others[name]) for name, value in some.items())
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_overlapped_sum_equals_flat_sum(trained: Any, name: str) -> None:
+def test_overlapped_sum_equals_flat_sum(trained, name):
     n_ranks, (weights, *others) = trained
     overlapped, flat = (weights[kind, name] for kind in SUMS)
     assert_close(overlapped, flat)
@@ -124,7 +118,7 @@ def test_overlapped_sum_equals_flat_sum(trained: Any, name: str) -> None:
     assert torch.equal(overlapped["unused"], torch.ones(3))  # without a gradient: no weight decay
 
 
-def test_resumed_sum_has_the_same_bits(trained: Any) -> None:
+def test_resumed_sum_has_the_same_bits(trained):
     weights = trained[1][0]
     for kind in SUMS:
         assert equal(weights[kind, "resumed"], weights[kind, "one"])

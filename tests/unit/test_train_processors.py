@@ -1,11 +1,8 @@
 """A training warns once that other processes take its processors, or that it became slow."""
 
-from __future__ import annotations
-
 import math
 import random
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,13 +14,7 @@ from headwise.train.processors import ProcessorWatch, waited
 @pytest.mark.parametrize(
     ("share", "threads", "n_warnings"), [(0.05, 2, 0), (0.3, 2, 1), (0.3, 1, 0), (None, 2, 0)]
 )
-def test_busy_processors_are_one_warning(
-    share: float | None,
-    threads: int,
-    n_warnings: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_busy_processors_are_one_warning(share, threads, n_warnings, monkeypatch, caplog):
     clock = {"now": 0.0}
     monkeypatch.setattr("time.perf_counter", lambda: clock["now"])
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -42,13 +33,7 @@ def test_busy_processors_are_one_warning(
 @pytest.mark.parametrize(
     ("factor", "share", "warned_at"), [(1.0, 0.0, None), (3.5, 0.0, 600), (3.5, 0.3, 600)]
 )
-def test_slower_updates_are_one_warning(
-    factor: float,
-    share: float,
-    warned_at: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_slower_updates_are_one_warning(factor, share, warned_at, monkeypatch, caplog):
     numbers = random.Random(1)
     clock = {"now": 0.0, "waited": 0.0}
     monkeypatch.setattr("time.perf_counter", lambda: clock["now"])
@@ -71,7 +56,7 @@ def test_slower_updates_are_one_warning(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="as Linux counts it")
-def test_waited_time_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_waited_time_is_read(monkeypatch, tmp_path):
     seconds = waited()
     assert seconds >= 0
     monkeypatch.setattr(processors, "THREADS", tmp_path / "none")

@@ -1,15 +1,10 @@
 """Repulsion gradients of heads, compared with the formulas in plain loops."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.config.folders import group_node
@@ -19,7 +14,7 @@ from headwise.errors import ConfigError
 from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.seed import derived_seed
 from headwise.train.particles import stein_gradient
-from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
+from headwise.train.repulsion import SPOS, SVGD, NoRepulsion
 
 Rows = list[list[float]]
 LAYERS, HEADS, WIDTH = 2, 4, 8
@@ -29,11 +24,11 @@ FACTORY = AttentionFactory({"attention": group_node("attention", "alpha_entmax")
 # -- the formulas, particle by particle and number by number ------------------------------------
 
 
-def squared_distance(a: list[float], b: list[float]) -> float:
+def squared_distance(a, b):
     return math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True))
 
 
-def bandwidth_of(particles: Rows) -> float:
+def bandwidth_of(particles):
     distances = sorted(squared_distance(a, b) for a in particles for b in particles)
     if len(particles) == 2:  # half of the four are zeros of the diagonal
         distances = distances[2:]
@@ -41,7 +36,7 @@ def bandwidth_of(particles: Rows) -> float:
     return 0.5 * lower_middle / math.log(len(particles) + 1)
 
 
-def svgd_by_loops(particles: Rows, gradients: Rows, weight: float, h: float) -> Tensor:
+def svgd_by_loops(particles, gradients, weight, h):
     n_particles, n_numbers = len(particles), len(particles[0])
     directions = []
     for i in range(n_particles):
@@ -56,13 +51,13 @@ def svgd_by_loops(particles: Rows, gradients: Rows, weight: float, h: float) -> 
     return torch.tensor(directions, dtype=torch.float64)
 
 
-def random_particles(*shape: int, seed: int = 0) -> Tensor:
+def random_particles(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("bandwidth", [None, 3.7])
 @pytest.mark.parametrize("n_particles", [2, 3, 4, 5, 8])
-def test_stein_gradients_match_the_formulas(n_particles: int, bandwidth: float | None) -> None:
+def test_stein_gradients_match_the_formulas(n_particles, bandwidth):
     particles = random_particles(3, n_particles, 12)
     gradients = random_particles(3, n_particles, 12, seed=1)
     # not at the centre, not of one size
@@ -78,16 +73,14 @@ def test_stein_gradients_match_the_formulas(n_particles: int, bandwidth: float |
 @pytest.mark.parametrize("bandwidth", [None, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 0.37])
-def test_identical_particles_have_no_repulsion(
-    scale: float, dtype: torch.dtype, bandwidth: float | None
-) -> None:
+def test_identical_particles_have_no_repulsion(scale, dtype, bandwidth):
     one = random_particles(1, 1, 6).to(dtype) * scale
     gradients = random_particles(1, 4, 6, seed=1).to(dtype)
     directions = stein_gradient(one.expand(-1, 4, -1).clone(), gradients, 10.0, bandwidth)
     torch.testing.assert_close(directions, gradients.mean(1, keepdim=True).expand_as(directions))
 
 
-def test_close_particles_far_from_the_origin_are_precise() -> None:
+def test_close_particles_far_from_the_origin_are_precise():
     """Compare float32 with float64, where the expansion |a|^2 + |b|^2 - 2ab fails."""
     particles = (1000 + 0.01 * random_particles(1, 4, 64)).float()
     gradients = random_particles(1, 4, 64, seed=1).float()
@@ -100,30 +93,25 @@ def test_close_particles_far_from_the_origin_are_precise() -> None:
 # -- on a model ---------------------------------------------------------------------------------
 
 
-def make_model(make: Any = FACTORY, heads: Any = None, encoder_layers: int = LAYERS) -> Transformer:
+def make_model(make=FACTORY, heads=None, encoder_layers=LAYERS):
     sizes = (encoder_layers, LAYERS, WIDTH, HEADS, 16)
     config = ModelConfig("test", *sizes, dropout=0.0, activation_dropout=0.0, heads=heads)
     return Transformer(config, 9, 9, True, make, seed=1).double()
 
 
-def set_gradients(model: nn.Module, seed: int = 5) -> dict[str, Tensor]:
+def set_gradients(model, seed=5):
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
     return gradients_of(model)
 
 
-def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+def gradients_of(model):
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
 
 
-def weights_of(
-    model: Transformer,
-    sites: Iterable[str] = SITES,
-    projections: Iterable[str] = ("query", "key", "value"),
-    layers: Iterable[int] = (1, 2, 3),
-) -> Iterator[tuple[str, nn.Parameter, int]]:
+def weights_of(model, sites=SITES, projections=("query", "key", "value"), layers=(1, 2, 3)):
     """Name in the model, weight and number of heads."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for site, layer, attention in model.attentions():
@@ -132,13 +120,13 @@ def weights_of(
             yield names[id(weight)], weight, attention.place.n_heads
 
 
-def svgd_reference(weight: Tensor, gradient: Tensor, n_heads: int, alpha: float) -> Tensor:
+def svgd_reference(weight, gradient, n_heads, alpha):
     """The SVGD direction of one weight (H * E, D), head by head."""
     particles, slopes = (tensor.view(n_heads, -1).tolist() for tensor in (weight, gradient))
     return svgd_by_loops(particles, slopes, alpha, bandwidth_of(particles)).view_as(weight)
 
 
-def test_every_projection_is_a_set_of_particles() -> None:
+def test_every_projection_is_a_set_of_particles():
     model = make_model()
     before = set_gradients(model)
     SVGD(step_size=0.05, weight=0.3)(model, 1, 1)
@@ -161,7 +149,7 @@ def test_every_projection_is_a_set_of_particles() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [SVGD, SPOS])
-def test_only_selected_gradients_change(kind: type[SVGD], chosen: dict[str, Any]) -> None:
+def test_only_selected_gradients_change(kind, chosen):
     model = make_model()
     before, weights = set_gradients(model), copy.deepcopy(model.state_dict())
     kind(**chosen)(model, 1, 1)
@@ -171,7 +159,7 @@ def test_only_selected_gradients_change(kind: type[SVGD], chosen: dict[str, Any]
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
-def test_pruned_heads() -> None:
+def test_pruned_heads():
     """Layers with one, two and all heads use the particles they have."""
     heads = {site: [[2], [1, 3]] for site in ("encoder_self", "cross")}
     heads["decoder_self"] = [[1, 2, 3, 4]] * 2
@@ -189,7 +177,7 @@ def test_pruned_heads() -> None:
 
 
 @pytest.mark.parametrize("kind", [SVGD, SPOS])
-def test_frozen_weights_alone_are_refused(kind: type[SVGD]) -> None:
+def test_frozen_weights_alone_are_refused(kind):
     model = make_model()
     NoRepulsion().check_model(model.requires_grad_(False))
     with pytest.raises(ConfigError, match=r"only frozen weights.*repulsion=none"):
@@ -198,7 +186,7 @@ def test_frozen_weights_alone_are_refused(kind: type[SVGD]) -> None:
     kind().check_model(model)
 
 
-def test_frozen_weights_stay_without_a_gradient() -> None:
+def test_frozen_weights_stay_without_a_gradient():
     model = make_model()
     set_gradients(model)
     (first, frozen, _), *others = list(weights_of(model))
@@ -217,7 +205,7 @@ def test_frozen_weights_stay_without_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("scale", ["median_gradient", "one"])
-def test_spos_adds_the_gradient_and_noise(scale: str) -> None:
+def test_spos_adds_the_gradient_and_noise(scale):
     """The noise depends on seed and update, and differs between weights."""
     repulsion = SPOS(beta=0.2, step_size=0.05, weight=0.3, noise_scale=scale)
     model = make_model()
@@ -242,14 +230,14 @@ def test_spos_adds_the_gradient_and_noise(scale: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("none", NoRepulsion), ("svgd", SVGD), ("spos", SPOS)])
-def test_yamls_have_the_defaults(name: str, kind: type[Repulsion]) -> None:
+def test_yamls_have_the_defaults(name, kind):
     created = instantiate(group_node("repulsion", name), "repulsion")
     assert type(created) is kind
     defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(kind()).items()}
     assert {k: list(v) if isinstance(v, tuple) else v for k, v in vars(created).items()} == defaults
 
 
-def test_layers_of_each_site_are_accepted() -> None:
+def test_layers_of_each_site_are_accepted():
     config = encoder_decoder_sites(ModelConfig("test", 6, 3, WIDTH, HEADS, 16))
     SVGD(layers=[1, 6]).check(config)
     SVGD(sites=["cross"], layers=[3]).check(config)

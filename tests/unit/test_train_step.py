@@ -4,15 +4,11 @@ Tensors on the meta device have no values: whatever reads one back (`item`, `non
 a tensor, a copy to the host) raises there. Code takes the path of accelerators on it.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
 import torch._dynamo  # else first needed where torch.Generator, which its types name, is patched
-from torch import Tensor
 
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
@@ -33,7 +29,7 @@ MODEL = [
 
 
 @pytest.fixture(autouse=True)
-def _replace_missing_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+def _replace_missing_on_meta(monkeypatch):
     """Torch has no autocast (float32 needs none) and no generators for the meta device."""
     make_generator = torch.Generator
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
@@ -42,14 +38,14 @@ def _replace_missing_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("choice", LOSSES)
-def test_no_loss_reads_back(make: Any, choice: str) -> None:
+def test_no_loss_reads_back(make, choice):
     step = step_of(typed(make([*MODEL, f"loss={choice}"])), META, vocab_size=2000)
     step(1, [batch(5, 9)])
 
 
 @pytest.mark.parametrize("choice", LOSSES)
-def test_no_kernel_reads_back(make: Any, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(scores: Tensor, alpha: float, with_total: bool) -> tuple[Tensor, ...]:
+def test_no_kernel_reads_back(make, choice, monkeypatch):
+    def read(scores, alpha, with_total):
         of_rows = scores.new_empty(len(scores))
         return of_rows, of_rows, of_rows if with_total else None, scores.new_empty(len(scores), 2)
 
@@ -61,10 +57,8 @@ def test_no_kernel_reads_back(make: Any, choice: str, monkeypatch: pytest.Monkey
     step(1, [batch(5, 9)])
 
 
-def test_ranks_share_penalties_and_have_different_seeds(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seeds: list[tuple[int, ...]] = []
+def test_ranks_share_penalties_and_have_different_seeds(make, monkeypatch):
+    seeds = []
     monkeypatch.setattr(
         "headwise.train.step.seed_everything", lambda *arguments: seeds.append(arguments)
     )
@@ -78,6 +72,6 @@ def test_ranks_share_penalties_and_have_different_seeds(
     assert weight.grad == 2
 
 
-def test_reading_back_a_meta_value_raises() -> None:
+def test_reading_back_a_meta_value_raises():
     with pytest.raises(RuntimeError, match=r"meta|item"):
         torch.ones(2, device=META).sum().item()

@@ -1,27 +1,22 @@
-from __future__ import annotations
-
 import itertools
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.losses.loss import CrossEntropy
-from headwise.tasks.translation.batches import Batch, collate
+from headwise.tasks.translation.batches import collate
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
-from headwise.train.trainer import Validation
 from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model, validation
 
 
-def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
+def gradients(model, batch, n_tokens):
     model.train()
     logits_BTV = model(**model.inputs(batch))
     loss = CrossEntropy(0.1)(batch.scored(logits_BTV), batch.targets_R).loss / n_tokens
@@ -29,7 +24,7 @@ def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("rows", [[[0, 1, 2, 3, 4]], [[0, 1], [2, 3, 4]], [[3], [0, 2], [1, 4]]])
-def test_update_is_the_mean_gradient_over_tokens(tmp_path: Path, rows: list[list[int]]) -> None:
+def test_update_is_the_mean_gradient_over_tokens(tmp_path, rows):
     before = small_model()
     batch = collate(PAIRS, np.arange(5, dtype=np.int32))
     expected = gradients(before, batch, batch.n_targets)
@@ -49,7 +44,7 @@ def test_update_is_the_mean_gradient_over_tokens(tmp_path: Path, rows: list[list
     assert logged["train/gradient_norm"] == pytest.approx(norm, rel=1e-5)
 
 
-def test_logged_loss_covers_the_updates_since_the_last_log(tmp_path: Path) -> None:
+def test_logged_loss_covers_the_updates_since_the_last_log(tmp_path):
     """With a learning rate of 0 the weights stay, so that every batch has one loss."""
     config = replace(CONFIG, log_every=2, validate_every=3)
     loader = Loader(PAIRS, [0, 1], [2], [3], [4])
@@ -73,7 +68,7 @@ def test_logged_loss_covers_the_updates_since_the_last_log(tmp_path: Path) -> No
     assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-4)
 
 
-def test_logs_of_alphas_and_time(tmp_path: Path) -> None:
+def test_logs_of_alphas_and_time(tmp_path):
     """Alphas are logged from update 0; the time includes earlier processes."""
     trainer = make_trainer(tmp_path, reported=lambda: {"alpha": {"cross": [[1.5, 1.25]]}})
     trainer.seconds = 1000.0
@@ -86,13 +81,7 @@ def test_logs_of_alphas_and_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("earlier", "read", "largest"), [(None, None, None), (None, 5, 5), (7, 5, 7), (7, None, 7)]
 )
-def test_peak_memory_is_the_largest_of_all_processes(
-    earlier: int | None,
-    read: int | None,
-    largest: int | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_peak_memory_is_the_largest_of_all_processes(earlier, read, largest, tmp_path, monkeypatch):
     monkeypatch.setattr("headwise.train.trainer.peak_memory", lambda device: lambda: read)
     trainer = make_trainer(tmp_path, peak_bytes=earlier)
     trainer.run()
@@ -100,16 +89,16 @@ def test_peak_memory_is_the_largest_of_all_processes(
     assert last["peak_memory_bytes"] == trainer.peak_bytes == largest
 
 
-def test_validation_uses_eval_mode_and_restores_training_mode(tmp_path: Path) -> None:
-    modes: list[bool] = []
+def test_validation_uses_eval_mode_and_restores_training_mode(tmp_path):
+    modes = []
     model = small_model(dropout=0.3)
 
-    def validate(whole: bool) -> Validation:
+    def validate(whole):
         modes.append(model.training)
         assert not torch.is_grad_enabled()
         return validation(loss=1.0)
 
-    def record_mode(update: int) -> None:
+    def record_mode(update):
         modes.append(model.training)
 
     make_trainer(tmp_path, model=model, validate=validate, transform=record_mode).run()
@@ -119,20 +108,20 @@ def test_validation_uses_eval_mode_and_restores_training_mode(tmp_path: Path) ->
 class Falling:
     """The base learning rate divided by the number of the update."""
 
-    def learning_rate(self, update: int, base_lr: float) -> float:
+    def learning_rate(self, update, base_lr):
         return base_lr / update
 
 
-def test_every_update_uses_its_learning_rate(tmp_path: Path) -> None:
+def test_every_update_uses_its_learning_rate(tmp_path):
     """With a clipped gradient the length of a step is proportional to the learning rate."""
     model = small_model()
-    weights: list[Tensor] = []
+    weights = []
 
-    def record_weights(update: int = 0) -> None:
+    def record_weights(update=0):
         weights.append(nn.utils.parameters_to_vector(model.parameters()).detach().double())
 
     config = replace(CONFIG, clip_norm=0.01)
-    options: dict[str, Any] = {"lr": 2.0, "schedule": Falling(), "transform": record_weights}
+    options = {"lr": 2.0, "schedule": Falling(), "transform": record_weights}
     make_trainer(tmp_path, model=model, config=config, **options).run()
     record_weights()
     steps = [(after - before).norm().item() for before, after in itertools.pairwise(weights)]
@@ -143,7 +132,7 @@ def test_every_update_uses_its_learning_rate(tmp_path: Path) -> None:
     assert all(row["train/gradient_norm"] > 0.02 for row in logged), "before clipping"
 
 
-def test_precision_applies_to_products_and_weights_stay_float32(tmp_path: Path) -> None:
+def test_precision_applies_to_products_and_weights_stay_float32(tmp_path):
     weights = []
     for precision in ("fp32", "bf16"):
         config = replace(CONFIG, max_updates=1, precision=precision)
@@ -155,7 +144,7 @@ def test_precision_applies_to_products_and_weights_stay_float32(tmp_path: Path) 
     torch.testing.assert_close(*weights, rtol=0, atol=0.05)
 
 
-def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path):
     config = replace(CONFIG, max_updates=5, save_every=1, validate_every=5, keep=2)
     make_trainer(tmp_path, config=config).run()
     names = sorted(p.name for p in (tmp_path / "checkpoints").glob("*.pt"))
@@ -165,7 +154,7 @@ def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in (none / "checkpoints").glob("*.pt")) == ["best.pt", "last.pt"]
 
 
-def test_best_score_is_tracked_and_patience_ends_training(tmp_path: Path) -> None:
+def test_best_score_is_tracked_and_patience_ends_training(tmp_path):
     config = replace(CONFIG, max_updates=40, patience=2, save_every=5)
     scores = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5, 0.1]
     trainer = make_trainer(tmp_path, config=config, scores=scores)
@@ -178,7 +167,7 @@ def test_best_score_is_tracked_and_patience_ends_training(tmp_path: Path) -> Non
     assert last["state"]["stopped_early"]
 
 
-def test_bleu_is_better_when_higher(tmp_path: Path) -> None:
+def test_bleu_is_better_when_higher(tmp_path):
     scores = iter([10.0, 30.0, 20.0])
     trainer = make_trainer(
         tmp_path,
@@ -189,25 +178,23 @@ def test_bleu_is_better_when_higher(tmp_path: Path) -> None:
     assert (trainer.state.best_update, trainer.state.best_score) == (4, 30.0)
 
 
-def checkpoints_of(folder: Path) -> dict[str, bytes]:
+def checkpoints_of(folder):
     return {p.name: p.read_bytes() for p in (folder / "checkpoints").iterdir()}
 
 
 class Diverging:
     """An infinite learning rate from one update on."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         self.at = at
 
-    def learning_rate(self, update: int, base_lr: float) -> float:
+    def learning_rate(self, update, base_lr):
         return base_lr if update < self.at else math.inf
 
 
 @pytest.mark.parametrize(("log_every", "validate_every"), [(1, 50), (50, 3), (50, 50)])
 @pytest.mark.parametrize("at", [3, 4])
-def test_diverged_weights_are_not_saved(
-    tmp_path: Path, log_every: int, validate_every: int, at: int
-) -> None:
+def test_diverged_weights_are_not_saved(tmp_path, log_every, validate_every, at):
     """Also if the loss of the diverging update is finite."""
     cadence = {"log_every": log_every, "validate_every": validate_every, "save_every": 2}
     config = replace(CONFIG, max_updates=9, **cadence)
@@ -222,7 +209,7 @@ def test_diverged_weights_are_not_saved(
     assert {name: checkpoints_of(tmp_path)[name] for name in before} == before
 
 
-def test_nan_validation_is_never_the_best(tmp_path: Path) -> None:
+def test_nan_validation_is_never_the_best(tmp_path):
     trainer = make_trainer(tmp_path, scores=[math.nan])
     with pytest.raises(HeadwiseError, match="valid/loss is nan"):
         trainer.run()

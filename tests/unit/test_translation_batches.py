@@ -1,16 +1,12 @@
 """Batches: every pair once per epoch, within max_tokens, in a reproducible order."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from itertools import combinations, islice
 
 import numpy as np
 import pytest
 import torch
 
-from headwise.data.batch import Batch
 from headwise.data.loader import BatchLoader
 from headwise.data.plan import plan_epoch
 from headwise.data.tokenizer import BOS, EOS
@@ -20,16 +16,16 @@ from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.store import EncodedSplit
 
 
-def random_split(n_pairs: int = 500, longest: int = 30, seed: int = 0) -> EncodedSplit:
+def random_split(n_pairs=500, longest=30, seed=0):
     draw = np.random.default_rng(seed)
 
-    def side() -> list[list[int]]:
+    def side():
         return [draw.integers(4, 99, n).tolist() for n in draw.integers(0, longest, n_pairs)]
 
     return EncodedSplit.from_lists(side(), side())
 
 
-def same(one: Batch, other: Batch) -> bool:
+def same(one, other):
     shapes = one.columns.keys() == other.columns.keys(), one.rows == other.rows
     pairs = [(one.columns[name].ids_BN, other.columns[name].ids_BN) for name in one.columns]
     pairs += [(one.scored_R, other.scored_R), (one.targets_R, other.targets_R)]
@@ -39,33 +35,26 @@ def same(one: Batch, other: Batch) -> bool:
 SPLIT = random_split()
 
 
-def load(
-    split: EncodedSplit | Callable[[int], EncodedSplit],
-    max_tokens: int = 256,
-    seed: int = 1,
-    rank: int = 0,
-    world_size: int = 1,
-    **options: int,
-) -> BatchLoader:
+def load(split, max_tokens=256, seed=1, rank=0, world_size=1, **options):
     pairs = TrainingPairs(split, max_tokens, seed, world_size, **options)
     return BatchLoader(pairs, rank, world_size)
 
 
-def loader(*settings: int, **options: int) -> BatchLoader:
+def loader(*settings, **options):
     return load(SPLIT, *settings, **options)
 
 
-def epoch_of(batches: BatchLoader) -> list[Batch]:
+def epoch_of(batches):
     first = next(batches)
     return [first, *islice(batches, batches.n_batches - 1)]
 
 
-def width(batch: Batch) -> int:
+def width(batch):
     return max(column.ids_BN.shape[1] for column in batch.columns.values())
 
 
 class TestBatch:
-    def test_rows_have_special_tokens_and_padding(self) -> None:
+    def test_rows_have_special_tokens_and_padding(self):
         for batch in epoch_of(loader()):
             source, target = batch.columns["source"], batch.columns["target"]
             assert batch.n_targets == target.lengths_B.sum() == batch.global_targets
@@ -94,7 +83,7 @@ class TestBatch:
 
 
 class TestPlan:
-    def test_each_epoch_has_every_pair_once_in_a_new_order(self) -> None:
+    def test_each_epoch_has_every_pair_once_in_a_new_order(self):
         batches = loader()
         epochs = [epoch_of(batches) for _ in range(3)]
         for epoch in epochs:
@@ -105,14 +94,14 @@ class TestPlan:
         assert {frozenset(rows) for rows in orders[0]} != {frozenset(rows) for rows in orders[1]}
 
     @pytest.mark.parametrize("max_tokens", [31, 100, 256, 5000])
-    def test_budget_and_multiple_are_respected(self, max_tokens: int) -> None:
+    def test_budget_and_multiple_are_respected(self, max_tokens):
         odd = 0
         for batch in epoch_of(loader(max_tokens)):
             assert len(batch) * width(batch) <= max_tokens
             odd += len(batch) > 8 and len(batch) % 8 > 0
         assert odd <= 1  # the remaining pairs
 
-    def test_batches_are_filled_with_pairs_of_similar_length(self) -> None:
+    def test_batches_are_filled_with_pairs_of_similar_length(self):
         split = random_split(20_000)
         batches = epoch_of(load(split, 1024))
         longer = np.maximum(split.source.lengths, split.target.lengths) + 1
@@ -120,14 +109,14 @@ class TestPlan:
         assert longer.sum() > 0.9 * padded
         assert padded > 0.85 * 1024 * len(batches)
 
-    def test_short_and_long_batches_alternate(self) -> None:
+    def test_short_and_long_batches_alternate(self):
         widths = np.array([b.columns["source"].ids_BN.shape[1] for b in epoch_of(loader())])
         assert np.abs(np.diff(widths)).mean() > 3
 
-    def test_plan_depends_on_its_arguments_only(self) -> None:
+    def test_plan_depends_on_its_arguments_only(self):
         lengths = SPLIT.source.lengths + 1, SPLIT.target.lengths + 1
 
-        def rows(*, budget: int = 256, seed: int = 1, epoch: int = 1) -> list[list[int]]:
+        def rows(*, budget=256, seed=1, epoch=1):
             plan = plan_epoch(*lengths, budget, seed, epoch)
             return [plan[i].tolist() for i in range(len(plan))]
 
@@ -140,9 +129,7 @@ class TestPlan:
         assert rows(seed=2) != rows(epoch=2)  # consecutive seeds share no epoch
 
     @pytest.mark.parametrize(("shortest", "longest", "max_share"), [(10, 18, 0.6), (1, 2, 0.2)])
-    def test_epochs_combine_different_pairs(
-        self, shortest: int, longest: int, max_share: float
-    ) -> None:
+    def test_epochs_combine_different_pairs(self, shortest, longest, max_share):
         """Also if a batch has just the pairs of one length, or all have one length."""
         lengths = np.resize(np.arange(shortest, longest, dtype=np.int32), 64)
         pairs_of_epochs = []
@@ -152,7 +139,7 @@ class TestPlan:
             pairs_of_epochs.append({pair for rows in batches for pair in combinations(rows, 2)})
         assert len(pairs_of_epochs[0] & pairs_of_epochs[1]) < max_share * len(pairs_of_epochs[0])
 
-    def test_targets_are_of_similar_length_where_all_sources_are(self) -> None:
+    def test_targets_are_of_similar_length_where_all_sources_are(self):
         target = np.random.default_rng(0).integers(1, 30, 2000).astype(np.int32)
         plan = plan_epoch(np.full(2000, 30, np.int32), target, 480, 1, 1)
         batches = [target[plan[i]] for i in range(len(plan))]
@@ -160,9 +147,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("world_size", [1, 2])
     @pytest.mark.parametrize("longer", ["source", "target"])
-    def test_sentence_above_max_tokens_is_refused(
-        self, longer: str, world_size: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_sentence_above_max_tokens_is_refused(self, longer, world_size, monkeypatch):
         sides = {"source": [[6]], "target": [[6]], longer: [[5] * 9]}
         split = EncodedSplit.from_lists(**sides)
         next(load(split, 10))
@@ -171,7 +156,7 @@ class TestPlan:
             next(load(split, 9, world_size=world_size))
 
     @pytest.mark.parametrize("n_pairs", range(1, 60))
-    def test_remainder_is_added_to_the_last_batch_if_it_fits(self, n_pairs: int) -> None:
+    def test_remainder_is_added_to_the_last_batch_if_it_fits(self, n_pairs):
         split = EncodedSplit.from_lists([[5]] * n_pairs, [[6]] * n_pairs)
         sizes = [len(batch) for batch in epoch_of(load(split, 2 * 11))]
         n_full, rest = divmod(n_pairs, 8)
@@ -182,7 +167,7 @@ class TestPlan:
 
 class TestRanks:
     @pytest.mark.parametrize("world_size", [2, 3])
-    def test_ranks_together_equal_one_rank_with_all_tokens(self, world_size: int) -> None:
+    def test_ranks_together_equal_one_rank_with_all_tokens(self, world_size):
         whole = epoch_of(loader(120 * world_size))
         ranks = [loader(120, rank=rank, world_size=world_size) for rank in range(world_size)]
         shares = [epoch_of(rank) for rank in ranks]
@@ -193,7 +178,7 @@ class TestRanks:
             assert sum(part.n_targets for part in parts) == batch.n_targets
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
-    def test_share_of_a_rank_may_be_empty(self) -> None:
+    def test_share_of_a_rank_may_be_empty(self):
         split = EncodedSplit.from_lists([[5, 6]], [[7]])
         shares = [next(load(split, 10, 1, rank, 2)) for rank in range(2)]
         assert [len(share) for share in shares] == [1, 0]
@@ -203,7 +188,7 @@ class TestRanks:
 
 
 class TestRestore:
-    def test_resumes_with_the_next_batch_from_every_position(self) -> None:
+    def test_resumes_with_the_next_batch_from_every_position(self):
         split = random_split(60)
         first = load(split, 100)
         states, batches = [], []
@@ -222,7 +207,7 @@ class TestRestore:
             if place + 9 < len(states):
                 assert second.state() != state
 
-    def test_state_is_equal_on_all_ranks(self) -> None:
+    def test_state_is_equal_on_all_ranks(self):
         ranks = [loader(128, rank=rank, world_size=2) for rank in range(2)]
         for rank in ranks:
             list(islice(rank, 5))
@@ -234,9 +219,7 @@ class TestRestore:
         assert sorted(next(one).rows) == sorted(row for s in shares for row in s.rows)
 
     @pytest.mark.parametrize(("n_started", "n_now"), [(2, 1), (4, 3), (4, 2), (2, 4)])
-    def test_another_number_of_ranks_continues_with_the_same_batches(
-        self, n_started: int, n_now: int
-    ) -> None:
+    def test_another_number_of_ranks_continues_with_the_same_batches(self, n_started, n_now):
         before = [loader(128, rank=rank, world_size=n_started) for rank in range(n_started)]
         n_pieces = -(-n_started // n_now)
         examples = before[0].examples
@@ -254,7 +237,7 @@ class TestRestore:
             assert all(len(part.rows) <= longest for part in pieces)
         assert [rank.state() for rank in now] == n_now * [before[0].state()]
 
-    def test_states_of_other_batches_are_refused(self) -> None:
+    def test_states_of_other_batches_are_refused(self):
         state = loader().state()
         for other in (
             loader(255),
@@ -269,11 +252,11 @@ class TestRestore:
 
 
 class TestSplitOfEpoch:
-    def test_split_is_built_once_per_epoch(self) -> None:
-        epochs: list[int] = []
+    def test_split_is_built_once_per_epoch(self):
+        epochs = []
         splits = {epoch: random_split(50, seed=epoch) for epoch in range(1, 5)}
 
-        def split_of(epoch: int) -> EncodedSplit:
+        def split_of(epoch):
             epochs.append(epoch)
             return splits[epoch]
 
@@ -286,7 +269,7 @@ class TestSplitOfEpoch:
 
 
 @pytest.mark.parametrize(("longest_source", "longest_target"), [(19, 43), (43, 19)])
-def test_each_side_is_padded_to_a_multiple(longest_source: int, longest_target: int) -> None:
+def test_each_side_is_padded_to_a_multiple(longest_source, longest_target):
     """Padded to a multiple of 8 or the longest row of all, within max_tokens."""
     draw = np.random.default_rng(2)
     sides = [
@@ -303,7 +286,7 @@ def test_each_side_is_padded_to_a_multiple(longest_source: int, longest_target: 
             assert column.ids_BN.shape[1] == min(padded, longest + 1)
 
 
-def test_evaluation_scores_every_pair_once() -> None:
+def test_evaluation_scores_every_pair_once():
     batches = evaluation_batches(SPLIT, 77)
     order = [row for batch in batches for row in batch.rows]
     assert sorted(order) == list(range(len(SPLIT)))

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 
@@ -9,9 +6,7 @@ from headwise.config.data import CleaningConfig
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
 
 
-def _clean(
-    pairs: list[tuple[str, str]], **rules: Any
-) -> tuple[list[tuple[str, str]], CleaningReport]:
+def _clean(pairs, **rules):
     report = CleaningReport()
     return list(Cleaner(CleaningConfig(**rules), "en")(iter(pairs), report)), report
 
@@ -30,9 +25,7 @@ def _clean(
         ({"max_target_moses_tokens": 3}, ("x", "Yes, no"), ("x", "Yes, no."), None),
     ],
 )
-def test_each_rule_at_its_limit(
-    rules: dict[str, Any], accepted: tuple[str, str], dropped: tuple[str, str], rule: str | None
-) -> None:
+def test_each_rule_at_its_limit(rules, accepted, dropped, rule):
     pairs, report = _clean([accepted, dropped], **rules)
     assert pairs == [accepted]
     assert report.as_dict() == {
@@ -43,7 +36,7 @@ def test_each_rule_at_its_limit(
     }
 
 
-def test_moses_bounds_agree_with_the_tokeniser() -> None:
+def test_moses_bounds_agree_with_the_tokeniser():
     words = ["don't", "U.S.", "(寺院)", "...", "3,000.5", "naïve", "x_y", "A.B.", "\x01", "well-",
               '"no"', "e.g.", "it's,", "word", "他", "—", "a/b", "#1", "`s", "Mr."]  # fmt: skip
     generator = random.Random(1)
@@ -55,7 +48,7 @@ def test_moses_bounds_agree_with_the_tokeniser() -> None:
         assert is_dropped == (cleaner.n_tokens(sentence) > limit), (limit, sentence)
 
 
-def test_romanian_letters_change_on_the_romanian_side_only() -> None:
+def test_romanian_letters_change_on_the_romanian_side_only():
     cedilla, comma = "Şi ţara ŢĂRII aşa", "Și țara ȚĂRII așa"
     forward = Normaliser(["romanian_comma_below"], "ron_Latn", "eng_Latn")
     backward = Normaliser(["romanian_comma_below"], "en", "ro")

@@ -1,13 +1,9 @@
 """One shard of a corpus: random draws and counts."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
+from headwise.data.tokenizer import UNK, TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.tasks.translation.encoding import EncodingJob, ShardEncoder, write_encoded
 from headwise.tasks.translation.text import write_pairs
@@ -16,27 +12,25 @@ SENTENCES = ["banane rubin", "salbei banner", "linsen und salbei"]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_tokenizer(iter(SENTENCES * 9), TokenizerConfig(vocab_size=30))
 
 
-def job_of(
-    folder: Path, tokenizer: Tokenizer, pairs: list[tuple[str, str]], **options: float
-) -> EncodingJob:
+def job_of(folder, tokenizer, pairs, **options):
     """Shards of three pairs each."""
     text = folder / "text.de", folder / "text.en"
     write_pairs(iter(pairs), text)
     return EncodingJob(text, TokenizerPair(tokenizer, tokenizer, True), shard_pairs=3, **options)
 
 
-def test_sides_and_shards_use_different_random_draws(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_sides_and_shards_use_different_random_draws(tmp_path, tokenizer):
     job = job_of(tmp_path, tokenizer, [(text, text) for text in SENTENCES] * 4, dropout=0.4)
     samples = [ids for shard in range(4) for ids, _ in ShardEncoder(job).encode(shard).sides]
     assert {text for ids in samples for text in tokenizer.decode([ids])} == {" ".join(SENTENCES)}
     assert len({ids.tobytes() for ids in samples}) == 8
 
 
-def test_unknown_tokens_are_counted_per_side(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_unknown_tokens_are_counted_per_side(tmp_path, tokenizer):
     pairs = [("banane", "q"), ("rubin q", "q q q"), ("linsen", "salbei"), ("q", "banner")]
     job = job_of(tmp_path, tokenizer, pairs)
     counts = write_encoded(job, tmp_path / "ids", 1, progress=False)

@@ -1,7 +1,5 @@
 """BLEU and chrF."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -26,7 +24,7 @@ HYPOTHESES = ["The cat's on the mat, isn't it?", 'He said: "Hello" to us.', "A d
 REFERENCES = ["The cat is on the mat, isn't it?", 'He said "Hello" to us.', "A little dog runs."]
 
 
-def test_scores_and_signatures() -> None:
+def test_scores_and_signatures():
     scores = score_translations(HYPOTHESES, REFERENCES, "en").scores()
     assert list(scores) == ["bleu", "bleu_tokenised", "chrf", "chrf++"]
     version = f"version:{sacrebleu.__version__}"
@@ -45,7 +43,7 @@ def test_scores_and_signatures() -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "de", "zh-CN"])
-def test_sums_over_sentences_give_the_exact_corpus_scores(language: str) -> None:
+def test_sums_over_sentences_give_the_exact_corpus_scores(language):
     chinese = ["我爱北京天安门", "我爱天安门。"]
     texts = [(LINES, REFERENCE_LINES), (HYPOTHESES, REFERENCES), (chinese, chinese[::-1])]
     for lines, references in [*texts, (["a b c d e", "x"], ["a b y d e", "no"])]:  # smoothed
@@ -65,7 +63,7 @@ def test_sums_over_sentences_give_the_exact_corpus_scores(language: str) -> None
             assert evaluation.values()["bleu_tokenised"] == exact
 
 
-def test_moses_tokenises_by_the_rules_of_the_language() -> None:
+def test_moses_tokenises_by_the_rules_of_the_language():
     by_hand = ["The cat 's on the mat , isn 't it ?", 'He said : " Hello " to us .', "A dog runs ."]
     assert moses_tokenised(HYPOTHESES, "en") == by_hand
     for code in ("fr", "fra_Latn"):
@@ -73,7 +71,7 @@ def test_moses_tokenises_by_the_rules_of_the_language() -> None:
     assert moses_tokenised(["l'homme dort"], "en") == ["l 'homme dort"]
 
 
-def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_languages_without_spaces(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "MeCab" else find(name, *a)
@@ -102,9 +100,7 @@ CHARACTERS += ["yue_Hant", "lzh", "wuu", "shn_Mymr", "nan-Hant-TW"]
         (["zho_Latn"], "tok:13a", "zh"),  # pinyin
     ],
 )
-def test_every_code_of_a_language_has_its_tokenisers(
-    codes: list[str], tokens: str, moses: str | None
-) -> None:
+def test_every_code_of_a_language_has_its_tokenisers(codes, tokens, moses):
     for code in codes:
         scores = score_translations(["我 bin-5, z.B."], ["我们 bin"], code).scores()
         assert re.search(tokens, scores["bleu"]["signature"]), code
@@ -113,7 +109,7 @@ def test_every_code_of_a_language_has_its_tokenisers(
             assert f"tok:moses-{moses}-" in scores["bleu_tokenised"]["signature"]
 
 
-def test_characters_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_characters_are_logged_once(caplog):
     caplog.set_level("INFO", "headwise")
     for _ in range(2):
         score_translations(["ສະບາຍດີ"], ["ສະບາຍ"], "lao_Laoo")
@@ -122,6 +118,6 @@ def test_characters_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 2, 4])
-def test_unequal_numbers_of_lines_are_rejected(n: int) -> None:
+def test_unequal_numbers_of_lines_are_rejected(n):
     with pytest.raises(DataError, match=f"{n} hypotheses against 3 references"):
         score_translations(["a"] * n, REFERENCES, "en")

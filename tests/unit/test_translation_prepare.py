@@ -1,14 +1,10 @@
 """Prepared corpora: created once, completely or not at all, and reproducible."""
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing
 import os
 import shutil
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -28,11 +24,10 @@ from headwise.tasks.stream.music import MusicCorpus, write_wav
 from headwise.tasks.stream.stream import prepare_tokens
 from headwise.tasks.translation import encoding
 from headwise.tasks.translation.epochs import EpochSplits
-from headwise.tasks.translation.prepare import PreparedCorpus
 from published_images import random_images, write_pictures
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {
         path.name: path.read_bytes()
         for path in folder.iterdir()
@@ -41,14 +36,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch):
     monkeypatch.setattr(encoding, "SHARD_PAIRS", 50)  # more shards than two workers get at once
     monkeypatch.setattr("headwise.tasks.translation.text.CHUNK_PAIRS", 130)
 
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("joint", [True, False])
-def test_ids_decode_to_the_text_in_order(tmp_path: Path, joint: bool) -> None:
+def test_ids_decode_to_the_text_in_order(tmp_path, joint):
     text = corpus()
     prepared = prepare(text, tmp_path, options(joint=joint))
     assert (prepared.tokenizers.source is prepared.tokenizers.target) == joint
@@ -63,7 +58,7 @@ def test_ids_decode_to_the_text_in_order(tmp_path: Path, joint: bool) -> None:
     assert report["cleaning"] == {"read": 600, "kept": 600, "dropped": {}, "truncated": False}
 
 
-def test_tokenizer_is_trained_on_train_only(tmp_path: Path) -> None:
+def test_tokenizer_is_trained_on_train_only(tmp_path):
     one = prepare(corpus(), tmp_path)
     other = prepare(corpus(valid=[("zzz zzz", "qqq")] * 50), tmp_path)
     assert one.tokenizers.fingerprint() == other.tokenizers.fingerprint()
@@ -72,9 +67,7 @@ def test_tokenizer_is_trained_on_train_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("coverage", "warned"), [(1.0, True), (0.99, False)])
-def test_unknown_tokens_of_training_text_are_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, coverage: float, warned: bool
-) -> None:
+def test_unknown_tokens_of_training_text_are_a_warning(tmp_path, caplog, coverage, warned):
     pairs = [*pairs_of(60, 1), ("q\u2585z", "un deux")] * 2
     char = options(vocab_size=400, kind="char", character_coverage=coverage)
     prepare(corpus(train=pairs), tmp_path, char)
@@ -82,7 +75,7 @@ def test_unknown_tokens_of_training_text_are_a_warning(
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_given_tokenizer_is_used_from_any_folder(tmp_path: Path, joint: bool) -> None:
+def test_given_tokenizer_is_used_from_any_folder(tmp_path, joint):
     origin = prepare(corpus(), tmp_path / "cache", options(joint=joint)).tokenizers
     (tmp_path / "run").mkdir()
     origin.save(tmp_path / "run")
@@ -97,7 +90,7 @@ def test_given_tokenizer_is_used_from_any_folder(tmp_path: Path, joint: bool) ->
     assert prepare(other, tmp_path / "cache", given_options).fingerprint == prepared.fingerprint
 
 
-def test_missing_or_unsuitable_given_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_missing_or_unsuitable_given_tokenizer_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"tokenizer\.folder=\S+nowhere: no tokenizer in"):
         prepare(corpus(), tmp_path, options(kind="given", folder=str(tmp_path / "nowhere")))
     prepare(corpus(), tmp_path).tokenizers.save(tmp_path)
@@ -111,7 +104,7 @@ def test_missing_or_unsuitable_given_tokenizer_is_refused(tmp_path: Path) -> Non
         prepare(corpus(), tmp_path, dataclasses.replace(given_options, dropout=0.1))
 
 
-def test_second_call_reads_only_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_call_reads_only_the_cache(tmp_path, monkeypatch):
     first = prepare(corpus(), tmp_path)
     monkeypatch.setattr(
         "headwise.tasks.translation.prepare.train_tokenizer_pair",
@@ -129,7 +122,7 @@ def test_second_call_reads_only_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list((tmp_path / "encoded").iterdir())) == 1  # no partial folder, no lock
 
 
-def test_long_pairs_are_dropped_from_train_only(tmp_path: Path) -> None:
+def test_long_pairs_are_dropped_from_train_only(tmp_path):
     long = ("a b " * 60, "A")
     text = corpus([*pairs_of(600, 1), long], [*pairs_of(40, 2), long])
     prepared = prepare(text, tmp_path, options(max_sentence_tokens=80))
@@ -143,9 +136,7 @@ def test_long_pairs_are_dropped_from_train_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_number_of_workers_does_not_change_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_workers_does_not_change_files(tmp_path, monkeypatch):
     config = options(dropout=0.1)
     results, epochs = [], []
     for n_workers in (1, 2):
@@ -163,7 +154,7 @@ def test_number_of_workers_does_not_change_files(
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_errors_of_workers_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_workers_are_raised(tmp_path, monkeypatch):
     monkeypatch.setattr("headwise.tasks.translation.prepare.POOL_PAIRS", 500)
     with pytest.raises(ConfigError, match="at most"):
         prepare(corpus(), tmp_path, options(vocab_size=9000))
@@ -174,7 +165,7 @@ def test_errors_of_workers_are_raised(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("victim", ["train.source", "tokenizer.model", "manifest.json"])
-def test_damaged_cache_is_rebuilt(tmp_path: Path, victim: str) -> None:
+def test_damaged_cache_is_rebuilt(tmp_path, victim):
     first = prepare(corpus(), tmp_path)
     before = contents(first.folder)
     path = first.folder / victim
@@ -186,9 +177,7 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("line 3"), OSError(28, "full")])
 @pytest.mark.parametrize("step", ["prepare.train_tokenizer_pair", "encoding.ShardEncoder.encode"])
-def test_interruption_leaves_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
-) -> None:
+def test_interruption_leaves_no_files(tmp_path, monkeypatch, step, error):
     with monkeypatch.context() as patch:
         patch.setattr(f"headwise.tasks.translation.{step}", Mock(side_effect=error))
         with pytest.raises(type(error)):
@@ -197,7 +186,7 @@ def test_interruption_leaves_no_files(
     assert len(prepare(corpus(), tmp_path).train) == 600
 
 
-def test_partial_folders_are_ignored(tmp_path: Path) -> None:
+def test_partial_folders_are_ignored(tmp_path):
     folder = prepare(corpus(), tmp_path).folder
     before = contents(folder)
     partial = folder.with_name(folder.name + ".partial")
@@ -208,7 +197,7 @@ def test_partial_folders_are_ignored(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-def test_empty_splits_and_impossible_limits_are_refused(tmp_path: Path) -> None:
+def test_empty_splits_and_impossible_limits_are_refused(tmp_path):
     with pytest.raises(DataError, match="no training pair is left"):
         prepare(corpus(train=[]), tmp_path)
     with pytest.raises(DataError, match="'valid'"):
@@ -219,14 +208,14 @@ def test_empty_splits_and_impossible_limits_are_refused(tmp_path: Path) -> None:
         prepare(corpus([("abc def" * 3, "A")] * 20), tmp_path, options(vocab_size=12, joint=False))
 
 
-def test_sample_of_a_large_corpus_is_seeded(tmp_path: Path) -> None:
+def test_sample_of_a_large_corpus_is_seeded(tmp_path):
     config = options(max_training_sentences=200, vocab_size=80)
     text = dataclasses.replace(corpus(), cache_dir=tmp_path).train_text().paths
     first, again, other = (train_tokenizer_pair(text, config, seed) for seed in (1, 1, 2))
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
 
 
-def _prepare_and_count(cache: Path, counter: Path, barrier: Any) -> None:
+def _prepare_and_count(cache, counter, barrier):
     text = corpus()
     barrier.wait(timeout=60)
     prepare(text, cache)
@@ -234,7 +223,7 @@ def _prepare_and_count(cache: Path, counter: Path, barrier: Any) -> None:
         file.write(f"{text.source.n_read}\n")
 
 
-def test_concurrent_processes_prepare_once(tmp_path: Path) -> None:
+def test_concurrent_processes_prepare_once(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(3)
     counter = tmp_path / "reads"
@@ -251,15 +240,13 @@ def test_concurrent_processes_prepare_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_shards")
 class TestEpochSplits:
     @pytest.fixture
-    def prepared(self, tmp_path: Path) -> PreparedCorpus:
+    def prepared(self, tmp_path):
         long = ("a b " * 60, "A")
         text = corpus([*pairs_of(300, 1), long, *pairs_of(300, 3)])
         return prepare(text, tmp_path, options(dropout=0.2, max_sentence_tokens=80))
 
-    def test_epochs_differ_and_are_reproducible(
-        self, prepared: PreparedCorpus, tmp_path: Path
-    ) -> None:
-        def flat(scratch: str, epoch: int, seed: int = 1, dropout: float = 0.2) -> bytes:
+    def test_epochs_differ_and_are_reproducible(self, prepared, tmp_path):
+        def flat(scratch, epoch, seed=1, dropout=0.2):
             splits = EpochSplits(prepared, dropout, seed, tmp_path / scratch, 1, False)
             return splits(epoch).source.flat.tobytes()
 
@@ -268,7 +255,7 @@ class TestEpochSplits:
         others = [flat("a", 2), flat("a", 1, seed=2), flat("b", 1, dropout=0.3)]
         assert len({first, *others}) == 4
 
-    def test_rows_equal_the_plain_split(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
+    def test_rows_equal_the_plain_split(self, prepared, tmp_path):
         split, whole = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(3), prepared.train
         assert len(split) == len(whole) == 600
         for sampled, plain in ((split.source, whole.source), (split.target, whole.target)):
@@ -276,21 +263,21 @@ class TestEpochSplits:
             assert decode(list(sampled)) == decode(list(plain))
             assert sampled.lengths.sum() > plain.lengths.sum()
 
-    def test_missing_text_is_converted_again(self, tmp_path: Path) -> None:
+    def test_missing_text_is_converted_again(self, tmp_path):
         plain = prepare(corpus(), tmp_path)
         shutil.rmtree(tmp_path / "corpora")
         prepared = prepare(corpus(), tmp_path, options(dropout=0.2))
         assert prepared.folder == plain.folder
         assert len(EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(1)) == 600
 
-    def test_samples_stay_within_the_limit(self, tmp_path: Path) -> None:
+    def test_samples_stay_within_the_limit(self, tmp_path):
         config = options(dropout=0.5, max_sentence_tokens=20)
         prepared = prepare(corpus(), tmp_path, config)
         split = EpochSplits(prepared, 0.5, 1, tmp_path / "s", 1, False)(1)
         assert max(split.source.lengths.max(), split.target.lengths.max()) <= 20
         assert len(split) == len(prepared.train)
 
-    def test_old_epochs_are_removed(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
+    def test_old_epochs_are_removed(self, prepared, tmp_path):
         splits = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)
         of_another_process = tmp_path / "s" / "epoch_9-else.partial"
         of_another_process.mkdir(parents=True)
@@ -304,14 +291,14 @@ class TestEpochSplits:
         assert splits(1).source.flat[:5].tolist() == first_ids[0]
 
 
-def moses(folder: Path) -> str:
+def moses(folder):
     text = corpus()
     text.config.cleaning = CleaningConfig(max_target_moses_tokens=40)
     prepared = prepare(text, folder)
     return f"{prepared.fingerprint} {prepared.corpus.train_text().paths[0]}"
 
 
-def pictures(folder: Path) -> str:
+def pictures(folder):
     if not (folder / "images").is_dir():
         splits = dict.fromkeys(("train", "valid"), random_images(1, 4, 6, 3))
         write_pictures(folder / "images", splits)
@@ -319,7 +306,7 @@ def pictures(folder: Path) -> str:
     return prepare_tokens(ImageCorpus(data, folder), TokenizerConfig("byte")).fingerprint
 
 
-def music(folder: Path) -> str:
+def music(folder):
     for split in ("train", "valid"):
         (folder / "music" / split).mkdir(parents=True, exist_ok=True)
         write_wav(folder / "music" / split / "a.wav", np.zeros(100, np.float32), 12_000)
@@ -332,8 +319,8 @@ def music(folder: Path) -> str:
     [(moses, "sacremoses"), (pictures, "pillow"), (music, "soxr"), (music, "soundfile")],
 )
 def test_data_of_another_version_of_a_converter_are_converted_again(
-    convert: Any, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    convert, package, tmp_path, monkeypatch
+):
     first, found = convert(tmp_path), metadata.distributions
     assert convert(tmp_path) == first
     other = lambda name: [Mock(version="9")] if name == package else found(name=name)  # noqa: E731
@@ -341,7 +328,7 @@ def test_data_of_another_version_of_a_converter_are_converted_again(
     assert not set(convert(tmp_path).split()) & set(first.split())
 
 
-def test_given_tokenizers_with_other_scores_of_the_same_tokens_are_others(tmp_path: Path) -> None:
+def test_given_tokenizers_with_other_scores_of_the_same_tokens_are_others(tmp_path):
     origin = prepare(corpus(), tmp_path / "cache", options(kind="unigram")).tokenizers
     model = sentencepiece_model_pb2.ModelProto.FromString(origin.source.model_bytes)
     for piece in model.pieces:

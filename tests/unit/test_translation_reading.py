@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from head_counting import CPU, Dense, build, with_normaliser
 from headwise.tasks.inspection import readings
@@ -19,17 +17,17 @@ class Numbers:
 
     side: str
 
-    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+    def encode(self, sentences):
         return [[int(word) for word in sentence.split()] for sentence in sentences]
 
-    def labels(self, ids: Sequence[int]) -> list[str]:
+    def labels(self, ids):
         return [f"{self.side}{token}" for token in ids]
 
 
-def test_decoder_reads_the_translation_of_the_run() -> None:
+def test_decoder_reads_the_translation_of_the_run():
     translated = {"5 6 7": ("one", (8, 9), False), "4": ("two", (10,), True)}
 
-    def translate(sources: Sequence[str]) -> list[Any]:
+    def translate(sources):
         best = [translated[source] for source in sources]
         return [
             SimpleNamespace(
@@ -42,7 +40,7 @@ def test_decoder_reads_the_translation_of_the_run() -> None:
             for text, ids, finished in best
         ]
 
-    run: Any = SimpleNamespace(
+    run = SimpleNamespace(
         model=build(with_normaliser(Dense)),
         tokenizers=SimpleNamespace(source=Numbers("s"), target=Numbers("t")),
         translator=SimpleNamespace(translate=translate),

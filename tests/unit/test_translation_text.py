@@ -1,28 +1,24 @@
 """Text is converted once into files with every sentence unchanged."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fake_corpora import corpus, pairs_of
 from headwise.config.data import CleaningConfig
-from headwise.tasks.translation.corpus import ParallelCorpus
 from headwise.tasks.translation.text import ParallelText, write_pairs
 
 ODD = ["", "a\u2028b\u0085c\rd", "ends so\r", "\ufeffmark", " kept ", "寺院 🙂", "last"]
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> ParallelCorpus:
+def fake(tmp_path):
     return dataclasses.replace(corpus(), cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("chunk", [2, 10_000])
-def test_lines_equal_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_equal_sentences(tmp_path, chunk, monkeypatch):
     monkeypatch.setattr("headwise.tasks.translation.text.CHUNK_PAIRS", chunk)
     pairs = list(zip(ODD, reversed(ODD), strict=True))
     paths = tmp_path / "a.de", tmp_path / "a.en"
@@ -35,9 +31,9 @@ def test_lines_equal_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.M
     assert paths[0].read_bytes() == "".join(f"{line}\n" for line in ODD).encode()
 
 
-def test_second_corpus_reads_only_the_files(fake: ParallelCorpus, tmp_path: Path) -> None:
+def test_second_corpus_reads_only_the_files(fake, tmp_path):
     first = list(fake.text("train+valid"))
-    assert fake.source.n_read == 2  # type: ignore[attr-defined]
+    assert fake.source.n_read == 2
     again = dataclasses.replace(corpus(), cache_dir=tmp_path)
     assert list(again.text("train+valid")) == first == [*pairs_of(600, 1), *pairs_of(40, 2)]
     assert again.source.n_read == 0
@@ -45,9 +41,7 @@ def test_second_corpus_reads_only_the_files(fake: ParallelCorpus, tmp_path: Path
     assert (report["pairs"], set(report["sources"])) == (640, {"train", "valid"})
 
 
-def test_other_text_rules_or_languages_are_converted_separately(
-    fake: ParallelCorpus, tmp_path: Path
-) -> None:
+def test_other_text_rules_or_languages_are_converted_separately(fake, tmp_path):
     reversed_config = dataclasses.replace(fake.config, source="en", target="de")
     strict = dataclasses.replace(fake.config, cleaning=CleaningConfig(max_words=3))
     few = dataclasses.replace(fake.config, max_train_pairs=7)

@@ -137,6 +137,12 @@ def headwise(capsys, monkeypatch):
     return command_line.CommandLine(capsys, monkeypatch)
 
 
+@pytest.fixture
+def kernels_for_short_rows(monkeypatch):
+    """Attention kernels are used for rows of any length."""
+    monkeypatch.setattr("headwise.ops.dispatch.MIN_KEYS", 1)
+
+
 IMPLEMENTATIONS = ["kernels", "torch"]
 if triton_marks.HAS_TRITON and triton_marks.IS_INTERPRETED:  # the tests' tensors are on a CPU
     IMPLEMENTATIONS.append(pytest.param("triton", marks=triton_marks.needs_triton))

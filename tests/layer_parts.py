@@ -41,7 +41,7 @@ node_of = functools.cache(group_node)
 
 @dataclass(frozen=True)
 class Part:
-    """One choice of a group, with settings and the attention that it is combined with.
+    """One choice of a group, with settings, and the attention and positions around it.
 
     The group `model` sets sizes.
     """
@@ -50,6 +50,7 @@ class Part:
     choice: str
     settings: tuple[tuple[str, Any], ...] = ()
     attention: str = "softmax"
+    positions: str | None = None
 
     def __str__(self):
         settings = "-".join(f"{key}={value}" for key, value in self.settings)
@@ -68,6 +69,8 @@ class Part:
     def config(self, seed=1, **sizes):
         """Settings of a small model; a site that the choice does not support has another."""
         chosen = {"attention": node_of("attention", self.attention)}
+        if self.positions:
+            chosen["positions"] = node_of("positions", self.positions)
         if self.group == "model":
             sizes = {**dict(self.settings), **sizes}
         else:

@@ -18,7 +18,6 @@ from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_single
 from headwise.model.places import site_alone
-from headwise.ops import dispatch
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.stream.windows import EvaluationWindows
@@ -97,10 +96,8 @@ def gradients_of(model):
     ids=str,
 )
 @pytest.mark.parametrize("case", CASES)
-def test_documents_have_the_states_and_gradients_of_documents_alone(
-    make, monkeypatch, case, kind, dtype
-):
-    monkeypatch.setattr(dispatch, "MIN_KEYS", 1)
+@pytest.mark.usefixtures("kernels_for_short_rows")
+def test_documents_have_the_states_and_gradients_of_documents_alone(make, case, kind, dtype):
     overrides, documents = CASES[case]
     model, column = build(make, kind, *overrides).to(dtype), packed(documents)
     states_BND = states_of(model, column)

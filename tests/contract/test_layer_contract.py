@@ -18,8 +18,7 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
 from headwise.config.schema import SITE_GROUPS, SITES
 from headwise.errors import ConfigError
-from headwise.ops import dispatch
-from layer_parts import BLOCKS, LAYERS, PATTERNS, D, H, new_layer, parts_of
+from layer_parts import BLOCKS, LAYERS, POSITIONS, D, H, acts_on_scores, new_layer, parts_of
 from weights_recorded import with_weights
 
 N, LENGTHS, FIRST = 70, (70, 9, 2), 24  # FIRST of a second document
@@ -31,18 +30,11 @@ CASES = [
     for site in SITES
     if not part.lacks(site) and (part.group, site) != ("pattern", "cross")  # not restricted
 ]
-SPARSE = [
-    part for part in PATTERNS if BLOCKS in dict(part.settings) and part.attention != "softmax"
-]
+pytestmark = pytest.mark.usefixtures("kernels_for_short_rows")
 
 
 def every(cases):
     return pytest.mark.parametrize(("part", "site"), cases, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def _kernels_for_short_rows(monkeypatch):
-    monkeypatch.setattr(dispatch, "MIN_KEYS", 1)
 
 
 def layers(part, site):
@@ -265,13 +257,20 @@ def is_normaliser(choice):
     return issubclass(target_class(group_node("attention", choice), "attention"), Normaliser)
 
 
-@pytest.mark.parametrize("attention", [*filter(is_normaliser, group_choices("attention"))])
+@pytest.mark.parametrize(
+    ("attention", "positions"),
+    [
+        *((choice, None) for choice in filter(is_normaliser, group_choices("attention"))),
+        *(("entmax15", part.choice) for part in filter(acts_on_scores, POSITIONS)),
+    ],
+)
 @every([case for case in CASES if BLOCKS in dict(case[0].settings)])
-def test_block_sparse_layer_equals_the_dense_one(part, site, attention):
+def test_block_sparse_layer_equals_the_dense_one(part, site, attention, positions):
     results = []
     for start in (1, 10**9):
         settings = {**dict(part.settings), BLOCKS: start}
-        layer = replace(part, settings=tuple(settings.items()), attention=attention).layer(site)
+        part = replace(part, settings=tuple(settings.items()))
+        layer = replace(part, attention=attention, positions=positions).layer(site)
         assert isinstance(layer, ScoreAttention)
         assert layer.pattern is not None
         query, _, mask = inputs(site, layer.double())

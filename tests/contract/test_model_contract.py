@@ -280,7 +280,8 @@ def test_statistics_repulsion_and_pruning_work(make, family, qk_width):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frozen_stack_freezes_its_output_layer(make, family):
     side = "encoder" if family == "encoder" else "decoder"
-    config = make("gates=hard_concrete", f"gates.freeze=[{side}]", "model.share_embeddings=none")
+    freeze = "gates=hard_concrete", f"gates.freeze=[{side}]"
+    config = make(*freeze, "model.share_embeddings=none", "model.cls_tokens=2")
     model = build(config, family)
     open_parts = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
     assert open_parts == (

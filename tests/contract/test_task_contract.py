@@ -1,54 +1,55 @@
-"""Contract of every task, on the built-in and synthetic data that name it, before data is read."""
+"""Contract of every task and of every synthetic sequence, found by yaml, before data is read."""
 
 import re
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
-from command_line import composer
 from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import instantiate
 from headwise.config.register import typed
 from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.evaluate import main_metric
+from headwise.tasks.sequence.batches import Layout, evaluation_row
+from headwise.tasks.sequence.rows import Rows
 from headwise.tasks.task import Part, Task, TrainedRun, task_of
 
 SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16", "tokenizer=byte")
 
 
-def cases():
-    """Built-in data with each task that they name, or with the one that they select."""
-    with composer() as make:
-        for data in group_choices("data"):
-            if not (data.startswith("builtin") or "rows" in group_node("data", data)):
-                continue
-            config = typed(make([f"data={data}"]))
-            tasks = getattr(config.data, "tasks", None) or [task_of(config).name]
-            yield from ((data, task) for task in tasks)
-
-
-CASES = list(cases())
-
-
-FAST = {(data, task) for data, task in CASES if task != "sequence"} | {("copy", "sequence")}
+NODES = {name: group_node("data", name) for name in group_choices("data")}
+SEQUENCES = [name for name, node in NODES.items() if "rows" in node]
+BUILT_IN = [name for name in NODES if name.startswith("builtin")]
+CASES = [  # data and a task that it names; None: the one that it selects
+    *((data, task) for data in BUILT_IN for task in NODES[data].get("tasks", [None])),
+    *((data, None) for data in SEQUENCES),
+]
 
 
 @pytest.fixture(
+    scope="module",
     params=[
-        pytest.param(c, marks=() if c in FAST else pytest.mark.slow, id="-".join(c)) for c in CASES
-    ]
+        pytest.param(
+            case,
+            marks=pytest.mark.slow if case[0] in set(SEQUENCES) - {"copy"} else (),
+            id="-".join(filter(None, case)),
+        )
+        for case in CASES
+    ],
 )
-def task(request):
+def task(request, make):
     data, name = request.param
-    with composer() as make:
-        task = checked_task(typed(make([f"data={data}", f"task={name}", *SMALL])))
-    assert task.name == name
-    return task
+    selected = [f"task={name}"] if name else []
+    return checked_task(typed(make([f"data={data}", *selected, *SMALL])))
 
 
-def test_every_task_has_built_in_data():
-    assert {name for _, name in CASES} == set(group_choices("task"))
+def test_every_task_has_built_in_data(make):
+    fast = [(data, name) for data, name in CASES if data in (*BUILT_IN, "copy")]
+    tasks = {name or task_of(typed(make([f"data={data}"]))).name for data, name in fast}
+    assert tasks == set(group_choices("task"))
 
 
 def test_the_first_metric_is_monitored_and_all_are_validated(task):
@@ -78,8 +79,8 @@ def test_other_settings_leave_the_task_itself_unchanged(task):
 
 def test_a_command_of_the_task_belongs_to_a_run_of_its_own(task):
     assert issubclass(task.run, TrainedRun)
-    has_method = hasattr(task.run, task.command) or hasattr(task, f"{task.command}s")
-    assert has_method or not task.command
+    owners = [(task.run, task.command), (task, f"{task.command}s")]
+    assert any(hasattr(*one) for one in owners) == bool(task.command)
 
 
 def prepared(task):
@@ -126,8 +127,64 @@ def test_hashes_differ_where_content_or_items_do(one, other, same, make):
     assert [name for name, a, b in names if a == b] == same
 
 
-def test_paths_of_a_run_are_logged_before_its_data_is_opened(make, monkeypatch):
-    task = checked_task(typed(make(["data=builtin_text"])))
-    monkeypatch.setattr("headwise.tasks.task.log_paths", Mock(side_effect=InterruptedError))
-    with pytest.raises(InterruptedError):
+def test_paths_of_a_run_are_logged_before_its_data_is_opened(make, tmp_path, caplog):
+    task = checked_task(typed(make(["data=builtin_text", f"paths.cache={tmp_path}"])))
+    task.open = Mock(side_effect=InterruptedError)
+    with caplog.at_level("INFO"), pytest.raises(InterruptedError):
         task.reopened(None)
+    assert str(tmp_path) in caplog.text
+
+
+# -- rows of synthetic sequences --------------------------------------------------------------
+
+LENGTHS = 20, 64, 257
+every_sequence = pytest.mark.parametrize("name", SEQUENCES)
+
+
+def rows_of(name):
+    return instantiate(NODES[name]["rows"], "rows", Rows)
+
+
+@every_sequence
+def test_a_row_is_a_function_of_seed_number_and_length(name):
+    def arrays(rows, *numbers):
+        row = evaluation_row(rows, *numbers)
+        return [array.tolist() for array in vars(row).values()]
+
+    rows = rows_of(name)
+    first = arrays(rows, 64, 3, 1)
+    assert first != arrays(rows, 64, 4, 1) != arrays(rows, 64, 4, 2)
+    assert first == arrays(rows, 64, 3, 1) == arrays(rows_of(name), 64, 3, 1)
+
+
+@every_sequence
+def test_arrays_of_a_row_fit(name):
+    rows = rows_of(name)
+    for length in LENGTHS:
+        row = evaluation_row(rows, length, 0)
+        n, n_targets = len(row.source_N), len(row.target_T)
+        assert abs(n - length) <= 1
+        assert len(row.scored_T) == len(row.relevant_T) == n_targets
+        assert row.scored_T.dtype == np.bool_
+        assert row.scored_T.any()
+        ids = np.concatenate([row.source_N, row.target_T])
+        assert ids.dtype == row.relevant_T.dtype == np.int64
+        assert 0 <= ids.min() <= ids.max() < rows.n_ids
+        assert -1 <= row.relevant_T.min() <= row.relevant_T.max() < n
+        if rows.in_place:  # nothing is relevant that is not read yet
+            assert n_targets == n
+            assert (row.relevant_T <= np.arange(n)).all()
+
+
+@every_sequence
+def test_scored_positions_predict_the_targets(name):
+    layout = Layout(rows_of(name), ("tokens",))
+    rows = [evaluation_row(layout.rows, 20, number) for number in range(3)]
+    batch = layout.batch(rows, [0, 1, 2])
+    ids = batch.columns["tokens"].ids_BN
+    for index, target in zip(batch.scored_R.tolist(), batch.targets_R.tolist(), strict=True):
+        row, position = divmod(index, ids.shape[1])
+        if not layout.rows.in_place and position + 1 < ids.shape[1]:
+            assert ids[row, position + 1] == target  # read at the next step
+    assert len(batch.targets_R) == sum(int(row.scored_T.sum()) for row in rows)
+    assert int(ids.max()) == layout.rows.n_ids  # the mark

@@ -1,4 +1,4 @@
-"""The patterns of Child et al. (2019) compared with sets from the paper's definitions.
+"""Masks, and the patterns of Child et al. (2019) compared with sets from their definitions.
 
 Axes: B batch, H heads, Q and K numbers of queries and keys, N positions.
 """
@@ -11,15 +11,88 @@ from itertools import product
 import pytest
 import torch
 
+from headwise.attention.build import AttentionFactory
 from headwise.attention.fixed import Fixed
 from headwise.attention.mask import Mask
+from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
+from headwise.attention.scores import ScoreAttention
+from headwise.attention.softmax import Softmax
 from headwise.attention.strided import Strided
-from headwise.ops.attention import pattern_rule
+from headwise.config.folders import group_node
+from headwise.errors import ConfigError
+from weights_recorded import with_weights
 
 CPU = torch.device("cpu")
 SELF_SITES = {True: "decoder_self", False: "encoder_self"}
 SIZES = [(8, 4, 1), (7, 3, 2), (12, 5, 2), (20, 4, 4), (32, 6, 2), (32, 6, 1), (3, 8, 2), (1, 2, 1)]
+
+
+class Window(Pattern):
+    """Neighbours at most one position away."""
+
+    def allowed(self, query_positions_Q, n_keys, causal, key_lengths_B):
+        distance = query_positions_Q[:, None] - torch.arange(n_keys)
+        return (distance.abs() <= 1)[None, None]
+
+
+class OddQueries(Pattern):
+    def allowed(self, query_positions_Q, *others):
+        return query_positions_Q[:, None] % 2 == 1  # (Q, 1)
+
+
+PLACE = Place("encoder_self", 1, 4, 8)
+LENGTHS = torch.tensor([3, 1])
+VISIBLE = {  # mask, numbers of queries and keys, keys of every query of the last row
+    "lengths, causal": (Mask(LENGTHS, causal=True), 3, 3, [[1, 0, 0]] * 3),
+    "causal": (Mask(causal=True), 3, 3, [[1, 0, 0], [1, 1, 0], [1, 1, 1]]),
+    "two steps": (Mask(causal=True, query_offset=4), 2, 6, [[1, 1, 1, 1, 1, 0], [1] * 6]),
+    "keys ahead": (Mask(causal=True, query_offset=2), 1, 5, [[1, 1, 1, 0, 0]]),
+    "expanded": (Mask(pattern=OddQueries(PLACE)), 4, 6, [[0] * 6, [1] * 6] * 2),
+    "all": (Mask(LENGTHS, True, Window(PLACE)), 3, 3, [[1, 0, 0], [1, 0, 0], [0, 0, 0]]),
+}
+
+
+@pytest.mark.parametrize(("mask", "n_queries", "n_keys", "expected"), VISIBLE.values(), ids=VISIBLE)
+def test_dense_mask(mask, n_queries, n_keys, expected):
+    dense = mask.dense(n_queries, n_keys, CPU)
+    assert dense.shape[-2:] == (n_queries, n_keys)
+    assert dense[-1, 0].int().tolist() == expected
+
+
+def test_one_cached_step_needs_no_mask():
+    assert Mask(causal=True, query_offset=4).dense(1, 5, CPU) is None
+
+
+def test_plain_causal_excludes_offsets_lengths_and_patterns():
+    assert Mask(causal=True).is_plain_causal
+    pattern = Window(PLACE)
+    for more in ({"query_offset": 2}, {"key_lengths_B": LENGTHS}, {"pattern": pattern}):
+        assert not Mask(causal=True, **more).is_plain_causal
+    assert not Mask().is_plain_causal
+
+
+def test_layer_with_a_pattern_has_weights_of_its_keys():
+    attention = ScoreAttention(PLACE, Softmax(PLACE), Window(PLACE), dropout=0.0)
+    states, mask = torch.randn(2, 5, 32), Mask(torch.tensor([5, 3]), causal=True)
+    _, weights = with_weights(attention, states, states, states, mask)
+    expected = mask.restricted(Window(PLACE)).dense(5, 5, CPU)
+    assert torch.equal(weights > 0, expected.expand_as(weights))
+    assert not weights[1, :, 4].any()  # sees no key: zeros, not NaN
+
+
+def test_pattern_on_cross_attention_is_refused(monkeypatch):
+    # a search folds the hypotheses of a source into one row of queries without positions
+    name = Window.__module__
+    monkeypatch.setenv("HEADWISE_PLUGINS", name.split(".")[0])
+    node = {"_target_": f"{name}.Window"}
+    make = AttentionFactory({"attention": group_node("attention", "softmax"), "pattern": node})
+    make(Place("decoder_self", 1, 4, 8))
+    with pytest.raises(ConfigError, match="Window restricts attention at cross"):
+        make(Place("cross", 1, 4, 8))
+
+
+# -- patterns of Child et al. -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -171,13 +244,11 @@ def test_pruned_heads_keep_their_pattern():
     assert row_sets[15] == {4, 5, 12, 13, 15}, "head 2 keeps the second cells"
 
 
-@pytest.mark.parametrize("heads", [["local", "summary"], ["summary", "local"]])
-def test_one_far_head_with_cells_per_head(heads):
+def test_one_far_head_with_cells_per_head():
     """The cache must distinguish (False, True), the far heads, and (0, 1), their cells."""
-    pattern_rule._on_device.cache_clear()
-    place = Place("decoder_self", 1, 2, 4)
-    pattern = Fixed(place, 4, 1, own_cells=True, combine="heads", heads=heads)
-    for _ in range(2):
+    for heads in [["local", "summary"], ["summary", "local"]] * 2:
+        place = Place("decoder_self", 1, 2, 4)
+        pattern = Fixed(place, 4, 1, own_cells=True, combine="heads", heads=heads)
         mask = Mask(None, True, pattern).dense(9, 9, CPU)
         assert mask.dtype is torch.bool
         rows = (mask[0, heads.index(name), 8] for name in ("local", "summary"))

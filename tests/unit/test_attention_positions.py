@@ -1,21 +1,31 @@
-"""Rotary positions and ALiBi compared with float64 loops over one sentence.
+"""Rotary positions, ALiBi and embeddings of positions against their formulas.
 
 Axes: B batch, H heads, N positions, E head width.
 """
 
-import cmath
+import copy
+import itertools
 import math
 
 import pytest
 import torch
 
+import oracle
 from headwise.attention.alibi import ALiBi, slopes
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.positions import NoPositions
+from headwise.attention.positions import (
+    DataDimensions,
+    NoPositions,
+    Sinusoids,
+    sinusoids,
+)
 from headwise.attention.rotary import Rotary
-from headwise.config.folders import group_node
+from headwise.config.folders import composed, group_node
+from headwise.config.register import typed
+from headwise.errors import ConfigError
+from headwise.model.build import parts_of
 from headwise.ops import dispatch
 from headwise.ops.attention import operator
 from kernel_marks import needs_kernels
@@ -27,17 +37,9 @@ BASE = 100.0
 SCHEMES = [Rotary(BASE), ALiBi(), ALiBi([1, 3])]
 
 
-def node(attention, **settings):
-    return {**group_node("attention", attention), **settings}
-
-
-def attention_at(
-    positions, site="encoder_self", attention="softmax", pattern=None, place=None, **settings
-):
+def attention_at(positions, site="encoder_self", attention="softmax", place=None, **settings):
     torch.manual_seed(3)
-    choices = {"attention": node(attention, **settings)}
-    if pattern is not None:
-        choices["pattern"] = pattern
+    choices = {"attention": {**group_node("attention", attention), **settings}}
     attention_module = AttentionFactory(choices, positions=positions)(place or Place(site, 1, H, E))
     for parameter in attention_module.parameters():
         if parameter.dim() > 1:
@@ -49,50 +51,33 @@ def states(n=N, seed=0):
     return torch.randn(B, n, D, generator=torch.Generator().manual_seed(seed))
 
 
-def position_of(i, n_prefix):
-    return i - n_prefix if i >= n_prefix else None
-
-
-def score(positions, q, k, head, at):
-    """The score of one pair: rotation as a product of complex numbers, or a linear bias."""
-    i, j = at
-    product = float(q @ k)
-    if isinstance(positions, Rotary):
-        product = 0.0
-        for e in range(E // 2):
-            angle = ((i or 0) - (j or 0)) * BASE ** (-2 * e / E)
-            point, other = complex(q[e], q[e + E // 2]), complex(k[e], k[e + E // 2])
-            product += (point * cmath.exp(1j * angle) * other.conjugate()).real
-    total = product / math.sqrt(E)
-    if isinstance(positions, ALiBi) and i is not None and j is not None:
-        numbers = positions.heads or list(range(1, H + 1))
-        if head + 1 in numbers:
-            total -= slopes(len(numbers))[numbers.index(head + 1)] * abs(i - j)
-    return total
+def rotated(states_BHNE, positions_N):
+    """Halves of a head as complex numbers, turned by angles of the positions."""
+    first, second = states_BHNE.chunk(2, dim=-1)
+    angles = positions_N[:, None] * BASE ** (-torch.arange(0, E, 2, dtype=torch.float64) / E)
+    turned = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((turned.real, turned.imag), dim=-1)
 
 
 @torch.no_grad()
-def reference(attention, positions, states_ND, n_prefix, causal):
-    """Softmax attention of one sentence in float64."""
-    states = states_ND.double()
+def reference(attention, positions, states_BND, n_prefix, causal):
+    """Softmax attention in float64."""
+    layer, states = copy.deepcopy(attention).double(), states_BND.double()
     query, key, value = (
-        (states @ part.weight.double().T + part.bias.double()).view(-1, H, E)
-        for part in (attention.query, attention.key, attention.value)
+        layer.split(part(states)) for part in (layer.query, layer.key, layer.value)
     )
-    context = torch.zeros_like(query)
-    for head in range(H):
-        for i in range(len(states)):
-            keys = range(i + 1) if causal else range(len(states))
-            scores = [
-                score(
-                    positions, query[i, head], key[j, head], head,
-                    (position_of(i, n_prefix), position_of(j, n_prefix)),
-                )
-                for j in keys
-            ]  # fmt: skip
-            weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
-            context[i, head] = sum(w * value[j, head] for w, j in zip(weights, keys, strict=True))
-    return context.flatten(1) @ attention.output.weight.double().T + attention.output.bias.double()
+    bias, n = 0.0, states.shape[1]
+    if isinstance(positions, Rotary):
+        query, key = (
+            rotated(part, (torch.arange(n) - n_prefix).clamp(min=0)) for part in (query, key)
+        )
+    else:
+        numbers, slopes_H = positions.heads or [1, 2, 3], torch.zeros(H)
+        slopes_H[torch.tensor(numbers) - 1] = torch.tensor(slopes(len(numbers)))
+        bias = oracle.distance_bias(slopes_H, n, n, n_prefix)
+    mask = oracle.visible(n, n, is_causal=causal)
+    context_BHNE = oracle.attention(query, key, value, 1, mask, bias=bias)
+    return layer.output(context_BHNE.transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize("positions", SCHEMES, ids=["rotary", "alibi", "alibi-some"])
@@ -103,7 +88,7 @@ def test_contexts_follow_the_formulas(positions, site, n_prefix):
     attention, x = attention_at(positions, site), states()
     causal = site == "decoder_self"
     context = attention(x, x, x, Mask(causal=causal, n_prefix=n_prefix))
-    expected = torch.stack([reference(attention, positions, row, n_prefix, causal) for row in x])
+    expected = reference(attention, positions, x, n_prefix, causal)
     torch.testing.assert_close(context.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -115,17 +100,8 @@ def test_linformer_rotates_keys_before_mixing():
     windows_of_one = {"projection": "mean", "k": 32, "max_length": 32}
     attention, x = attention_at(SCHEMES[0], attention="linformer", **windows_of_one), states()
     context = attention(x, x, x, Mask(n_prefix=2))
-    expected = torch.stack([reference(attention, SCHEMES[0], row, 2, causal=False) for row in x])
+    expected = reference(attention, SCHEMES[0], x, 2, causal=False)
     torch.testing.assert_close(context.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def context_and_gradients(attention, x, mask, is_formed):
-    """Return the context and the gradients of the states and of every parameter."""
-    x = x.clone().requires_grad_()
-    attention.zero_grad()
-    context = with_weights(attention, x, x, x, mask)[0] if is_formed else attention(x, x, x, mask)
-    context.square().sum().backward()
-    return [context.detach(), x.grad, *(parameter.grad for parameter in attention.parameters())]
 
 
 MASKS = {
@@ -136,59 +112,41 @@ MASKS = {
 
 
 @needs_kernels
-@pytest.mark.parametrize("mask", list(MASKS.values()), ids=list(MASKS))
+@pytest.mark.usefixtures("kernels_for_short_rows")
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize(
-    "attention", ["softmax", "entmax15", "sparsemax", "alpha_entmax", "alpha_entmax of queries"]
+    "name", ["softmax", "entmax15", "sparsemax", "alpha_entmax", "alpha_entmax of queries"]
 )
-def test_fused_alibi_equals_formed(attention, mask, monkeypatch):
+def test_fused_alibi_equals_formed(name, mask, monkeypatch):
     """Forward and backward are equal; torch gets one bias for all sentences."""
-    monkeypatch.setattr(dispatch, "MIN_KEYS", 1)
-    name, _, of = attention.partition(" of ")
+    choice, _, of = name.partition(" of ")
     settings = {"depends_on": "query"} if of else {}
     site = "decoder_self" if mask.causal else "encoder_self"
-    module, biases, formed = attention_at(ALiBi(), site, name, **settings), [], []
+    attention, biases, formed = attention_at(ALiBi(), site, choice, **settings), [], []
     real = operator.scaled_dot_product_attention
 
     def spied(*arguments, attn_mask, **options):
         biases.append(attn_mask.shape)
         return real(*arguments, attn_mask=attn_mask, **options)
 
+    def context_and_gradients(call):
+        x = states().requires_grad_()
+        attention.zero_grad()
+        context = call(x, x, x, mask)
+        context.square().sum().backward()
+        return [context.detach(), x.grad, *(p.grad for p in attention.parameters())]
+
     monkeypatch.setattr(operator, "scaled_dot_product_attention", spied)
-    handle = module.normaliser.register_forward_pre_hook(
-        lambda *arguments: formed.append(arguments)
-    )
-    actual = context_and_gradients(module, states(), mask, is_formed=False)
+    attention.normaliser.register_forward_pre_hook(lambda *inputs: formed.append(inputs))
+    actual = context_and_gradients(attention)
     assert not formed
     is_torch = name == "softmax" and mask.key_lengths_B is None
     assert biases == ([(1, H, N, N)] if is_torch else [])
-    handle.remove()
-    expected = context_and_gradients(module, states(), mask, is_formed=True)
-    sizes = [float(tensor.abs().max()) for tensor in expected]
-    for actual_tensor, expected_tensor, size in zip(
-        actual, expected, [sizes[0], *[max(sizes[1:])] * 99], strict=False
-    ):
-        assert (actual_tensor - expected_tensor).abs().max() <= 1e-5 * size
-
-
-@pytest.mark.parametrize("combine", ["merged", "heads"])
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
-@pytest.mark.parametrize("positions", SCHEMES[:2], ids=["rotary", "alibi"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_blocks_equal_dense(causal, positions, pattern, combine):
-    x, lengths = states(), None if causal else torch.tensor([N, 7])
-    contexts = []
-    for start in (1, 1000):
-        chosen = group_node("pattern", pattern)
-        chosen |= {"stride": 3, "combine": combine, "block_sparse_from": start}
-        if pattern == "fixed":
-            chosen["summary_cells"] = 1
-        site = "decoder_self" if causal else "encoder_self"
-        attention = attention_at(positions, site, "entmax15", chosen)
-        contexts.append(attention(x, x, x, Mask(lengths, causal)))
-    is_real = slice(None) if causal else slice(0, 7)
-    torch.testing.assert_close(
-        contexts[0][:, is_real], contexts[1][:, is_real], rtol=1e-5, atol=1e-5
-    )
+    expected = context_and_gradients(lambda *inputs: with_weights(attention, *inputs)[0])
+    assert formed
+    largest = max(float(tensor.abs().max()) for tensor in expected[1:])
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=0, atol=1e-5 * largest)
 
 
 def test_alpha_of_a_query_uses_unrotated_queries():
@@ -236,3 +194,41 @@ def test_half_of_the_heads_have_slopes(given, expected):
     attention = attention_at(ALiBi("half", given))
     assert slopes_of(attention) == pytest.approx(expected)
     assert attention.positions.positioned(3).tolist() == [slope > 0 for slope in expected]
+
+
+# -- added to embeddings ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [8, 7, 1])
+def test_sinusoids_match_the_paper(width):
+    signal = sinusoids(60, width)
+    assert signal.shape == (60, width)
+    for position, column in itertools.product((0, 1, 2, 59), range(width)):
+        angle = position / 10000 ** (2 * (column // 2) / width)
+        expected = math.cos(angle) if column % 2 else math.sin(angle)
+        assert signal[position, column].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_sinusoids_extend():
+    short = Sinusoids(16, n_positions=4)
+    torch.testing.assert_close(short(3, 70), sinusoids(73, 16)[3:])
+
+
+def test_positions_of_images_sum_row_column_and_channel():
+    vectors = DataDimensions([2, 3, 4]).embedding(5)
+    tables = [vectors.get_submodule(name).weight for name in ("row", "column", "channel")]
+    pictures = [(r, c, k) for r in range(2) for c in range(3) for k in range(4)]
+    expected = torch.stack([sum(t[i] for t, i in zip(tables, at, strict=True)) for at in pictures])
+    torch.testing.assert_close(vectors(0, 24), expected)
+    next_image = [21, 22, 23, 0, 1, 2]
+    torch.testing.assert_close(vectors(21, 6), expected[next_image])
+    with pytest.raises(ConfigError, match="shape must be rows, columns and channels"):
+        DataDimensions([4, 4])
+
+
+def test_attention_positions_use_the_stride_of_the_pattern():
+    chosen = composed("positions=attention_dims", "pattern=strided", "pattern.stride=32")
+    assert (chosen.positions.width, chosen.positions.max_positions) == (32, 1024)
+    text = typed(composed("positions=data_dims"))
+    with pytest.raises(ConfigError, match=r"positions\.shape must be .*; use attention_dims else"):
+        parts_of(text)

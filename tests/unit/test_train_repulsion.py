@@ -1,11 +1,15 @@
-"""Repulsion gradients of heads, compared with the formulas in plain loops."""
+"""Repulsion gradients of heads against their formulas, and training with them."""
 
 import copy
+import itertools
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from headwise.analysis.projections import projection_distances
 from headwise.attention.build import AttentionFactory
 from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
@@ -15,40 +19,34 @@ from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.seed import derived_seed
 from headwise.train.particles import stein_gradient
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion
+from training_runs import NO_DROPOUT, read_log
+from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 
-Rows = list[list[float]]
 LAYERS, HEADS, WIDTH = 2, 4, 8
 FACTORY = AttentionFactory({"attention": group_node("attention", "alpha_entmax")}, dropout=0.0)
 
 
-# -- the formulas, particle by particle and number by number ------------------------------------
+# -- the formulas -------------------------------------------------------------------------------
 
 
-def squared_distance(a, b):
-    return math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+def squared_distances(particles_NP):
+    return (particles_NP[:, None] - particles_NP).square().sum(-1)
 
 
-def bandwidth_of(particles):
-    distances = sorted(squared_distance(a, b) for a in particles for b in particles)
-    if len(particles) == 2:  # half of the four are zeros of the diagonal
+def bandwidth_of(particles_NP):
+    distances = squared_distances(particles_NP).flatten().sort().values
+    if len(particles_NP) == 2:  # half of the four are zeros of the diagonal
         distances = distances[2:]
-    lower_middle = distances[(len(distances) - 1) // 2]
-    return 0.5 * lower_middle / math.log(len(particles) + 1)
+    return 0.5 * distances[(len(distances) - 1) // 2] / math.log(len(particles_NP) + 1)
 
 
-def svgd_by_loops(particles, gradients, weight, h):
-    n_particles, n_numbers = len(particles), len(particles[0])
-    directions = []
-    for i in range(n_particles):
-        smoothed, force = [0.0] * n_numbers, [0.0] * n_numbers
-        for j in range(n_particles):
-            kernel = math.exp(-squared_distance(particles[i], particles[j]) / (2 * h))
-            for p in range(n_numbers):
-                smoothed[p] += kernel * gradients[j][p]
-                force[p] += kernel * (particles[i][p] - particles[j][p]) / h
-        both = zip(smoothed, force, strict=True)
-        directions.append([(s - weight * f) / n_particles for s, f in both])
-    return torch.tensor(directions, dtype=torch.float64)
+def svgd_by_definition(particles_NP, gradients_NP, weight, h=None):
+    """The SVGD direction (N, P) with an RBF kernel of bandwidth h, or of the median."""
+    h = bandwidth_of(particles_NP) if h is None else h
+    kernel_NN = (-squared_distances(particles_NP) / (2 * h)).exp()
+    differences_NNP = particles_NP[:, None] - particles_NP
+    force_NP = (kernel_NN[..., None] * differences_NNP / h).sum(1)
+    return (kernel_NN @ gradients_NP - weight * force_NP) / len(particles_NP)
 
 
 def random_particles(*shape, seed=0):
@@ -63,11 +61,9 @@ def test_stein_gradients_match_the_formulas(n_particles, bandwidth):
     # not at the centre, not of one size
     particles = (particles + 2) * torch.tensor([1.0, 0.1, 5.0], dtype=torch.float64)[:, None, None]
     directions = stein_gradient(particles, gradients, 0.3, bandwidth)
-    for number in range(3):
-        rows = particles[number].tolist()
-        h = bandwidth_of(rows) if bandwidth is None else bandwidth
-        expected_direction = svgd_by_loops(rows, gradients[number].tolist(), 0.3, h)
-        torch.testing.assert_close(directions[number], expected_direction, rtol=1e-12, atol=1e-12)
+    for direction, *arguments in zip(directions, particles, gradients, strict=True):
+        expected = svgd_by_definition(*arguments, 0.3, bandwidth)
+        torch.testing.assert_close(direction, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("bandwidth", [None, 1.0])
@@ -93,10 +89,10 @@ def test_close_particles_far_from_the_origin_are_precise():
 # -- on a model ---------------------------------------------------------------------------------
 
 
-def make_model(make=FACTORY, heads=None, encoder_layers=LAYERS):
-    sizes = (encoder_layers, LAYERS, WIDTH, HEADS, 16)
+def make_model(heads=None):
+    sizes = (LAYERS, LAYERS, WIDTH, HEADS, 16)
     config = ModelConfig("test", *sizes, dropout=0.0, activation_dropout=0.0, heads=heads)
-    return Transformer(config, 9, 9, True, make, seed=1).double()
+    return Transformer(config, 9, 9, True, FACTORY, seed=1).double()
 
 
 def set_gradients(model, seed=5):
@@ -122,20 +118,8 @@ def weights_of(model, sites=SITES, projections=("query", "key", "value"), layers
 
 def svgd_reference(weight, gradient, n_heads, alpha):
     """The SVGD direction of one weight (H * E, D), head by head."""
-    particles, slopes = (tensor.view(n_heads, -1).tolist() for tensor in (weight, gradient))
-    return svgd_by_loops(particles, slopes, alpha, bandwidth_of(particles)).view_as(weight)
-
-
-def test_every_projection_is_a_set_of_particles():
-    model = make_model()
-    before = set_gradients(model)
-    SVGD(step_size=0.05, weight=0.3)(model, 1, 1)
-    weights = list(weights_of(model))
-    assert len(weights) == 18
-    for name, weight, n_heads in weights:
-        expected = 0.05 * svgd_reference(weight, before[name], n_heads, 0.3)
-        assert not weight.grad.requires_grad
-        torch.testing.assert_close(weight.grad, expected, rtol=1e-12, atol=1e-12)
+    particles, slopes = (tensor.detach().view(n_heads, -1) for tensor in (weight, gradient))
+    return svgd_by_definition(particles, slopes, alpha).view_as(weight)
 
 
 @pytest.mark.parametrize(
@@ -159,21 +143,23 @@ def test_only_selected_gradients_change(kind, chosen):
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
-def test_pruned_heads():
-    """Layers with one, two and all heads use the particles they have."""
-    heads = {site: [[2], [1, 3]] for site in ("encoder_self", "cross")}
-    heads["decoder_self"] = [[1, 2, 3, 4]] * 2
+KEPT = {"encoder_self": [[2], [1, 3]], "cross": [[2], [1, 3]], "decoder_self": [[1, 2, 3, 4]] * 2}
+
+
+@pytest.mark.parametrize(("heads", "numbers"), [(None, {4}), (KEPT, {1, 2, 4})])
+def test_heads_of_every_projection_are_particles(heads, numbers):
+    """A single head of a pruned layer has no others to be repelled by."""
     model = make_model(heads=heads)
     before = set_gradients(model)
     SVGD(step_size=0.5, weight=0.3)(model, 1, 1)
-    head_counts = set()
-    for name, weight, n_heads in weights_of(model):
-        head_counts.add(n_heads)
-        expected = before[name]
-        if n_heads > 1:
-            expected = svgd_reference(weight, before[name], n_heads, 0.3)
+    weights = list(weights_of(model))
+    assert len(weights) == 18
+    assert {n_heads for _, _, n_heads in weights} == numbers
+    for name, weight, n_heads in weights:
+        reference = svgd_reference(weight, before[name], n_heads, 0.3)
+        expected = before[name] if n_heads == 1 else reference
+        assert not weight.grad.requires_grad
         torch.testing.assert_close(weight.grad, 0.5 * expected, rtol=1e-12, atol=1e-12)
-    assert head_counts == {1, 2, 4}
 
 
 @pytest.mark.parametrize("kind", [SVGD, SPOS])
@@ -243,3 +229,78 @@ def test_layers_of_each_site_are_accepted():
     SVGD(sites=["cross"], layers=[3]).check(config)
     SVGD().check(config)
     NoRepulsion().check(config)
+
+
+# -- in training --------------------------------------------------------------------------------
+
+
+def trained(folder, repulsion, rows, n_updates=1, **changes):
+    """A model after some updates with plain SGD, so that a step is the gradient."""
+    model = small_model(2, 4)
+    config = replace(CONFIG, max_updates=n_updates, **changes)
+    make_trainer(
+        folder, model, config=config, loader=Loader(PAIRS, *rows), scores=itertools.repeat(1.0),
+        transform=lambda update: repulsion(model, update, 1),
+    ).run()  # fmt: skip
+    return model
+
+
+def weight_changes(model):
+    before = dict(small_model(2, 4).named_parameters())
+    return {name: (new - before[name]).detach() for name, new in model.named_parameters()}
+
+
+@pytest.mark.parametrize("repulsion", [SVGD(step_size=1.0), SPOS(step_size=1.0)])
+def test_accumulated_batches_equal_one_batch(tmp_path, repulsion):
+    one = weight_changes(trained(tmp_path / "one", repulsion, [[0, 1, 2, 3, 4]]))
+    two = weight_changes(trained(tmp_path / "two", repulsion, [[3], [0, 2], [1, 4]], accumulate=3))
+    for name, change in one.items():
+        torch.testing.assert_close(two[name], change, rtol=1e-4, atol=1e-6)
+    plain = weight_changes(trained(tmp_path / "plain", NoRepulsion(), [[0, 1, 2, 3, 4]]))
+    affected = {name for name, change in one.items() if not torch.equal(plain[name], change)}
+    assert len(affected) == 18
+    assert all(name.endswith(("query.weight", "key.weight", "value.weight")) for name in affected)
+
+
+def test_repulsion_is_applied_before_clipping(tmp_path):
+    """The clipped norm is that of the final gradients."""
+    repulsion = SVGD(step_size=1000.0)
+    clipped = weight_changes(trained(tmp_path, repulsion, [[0, 1, 2, 3, 4]], clip_norm=0.01))
+    norm = torch.cat([change.flatten() for change in clipped.values()]).norm()
+    assert norm.item() == pytest.approx(0.01, rel=1e-3)
+
+
+def mean_distance(model):
+    distances = [
+        value
+        for table in projection_distances(model).values()
+        for layers in table.values()
+        for heads in layers
+        for value in heads
+    ]
+    assert len(distances) == 3 * 6 * 4
+    return float(np.mean(distances))
+
+
+def test_repulsion_increases_distances_of_heads(tmp_path):
+    rows = [[0, 1, 2], [3, 4]]
+    without = trained(tmp_path / "without", SVGD(step_size=1.0, weight=0.0), rows, 20)
+    with_force = trained(tmp_path / "with", SVGD(step_size=1.0, weight=0.1), rows, 20)
+    assert mean_distance(with_force) > 1.1 * mean_distance(without)
+
+
+# -- runs in separate processes -----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_with_twice_the_tokens(runs):
+    """Every rank draws the same noise, so that their weights stay equal."""
+    changes = {**NO_DROPOUT, "repulsion": "spos"}
+    results = runs.train_ranks("pair", {**changes, "trainer.max_tokens": 80})
+    assert [rank.code for rank in results] == [0, 0], results
+    runs.train("one", {**changes, "trainer.max_tokens": 160})
+    one, pair = (read_log(runs.run_folder(name) / "metrics.jsonl") for name in ("one", "pair"))
+    for single, double in zip(one, pair, strict=True):
+        assert single.keys() == double.keys()
+        for name, value in single.items():
+            assert double[name] == pytest.approx(value, abs=1e-4), (single["update"], name)

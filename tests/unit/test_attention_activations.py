@@ -1,4 +1,4 @@
-"""Mixed normalisers: each head equals its normaliser alone.
+"""Tanh, ymish, plain activations and mixed normalisers (YUBERT note) against their formulas.
 
 Axes: B batch, H heads, E head width, Q queries, K keys.
 """
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import elu, leaky_relu, selu, silu, softplus
 
 from headwise.analysis.collect import alphas
 from headwise.analysis.pruning import check_pruned, pruned_state
-from headwise.attention import mixed
 from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.mask import Mask
@@ -18,6 +18,8 @@ from headwise.attention.mixed import NOTE_NAMES, Mixed
 from headwise.attention.parts import ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
+from headwise.attention.rows import ROWS, Elementwise
+from headwise.attention.tanh import Tanh
 from headwise.attention.ymish import Ymish
 from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
@@ -27,12 +29,18 @@ from headwise.model.transformer import Transformer
 
 B, H, E, Q, K = 2, 8, 4, 5, 7
 PLACE = Place("cross", 2, H, E)
-CHOICES = {"alpha_entmax": {"depends_on": "query"}}
-ALL = ("sparsemax", "tanh", "elu", "alpha_entmax", "softmax", "ymish", "entmax15")
+FORMULAS = {
+    "tanh": torch.tanh,
+    "ymish": lambda x: x * torch.tanh(softplus(x.abs())),
+    "selu": selu,
+    "elu": elu,
+    "leaky_relu": lambda x: leaky_relu(x, 0.1),
+    "swish": silu,
+}
 
 
 class KeysPerHead(Pattern):
-    """A pattern for the tests: visible keys depend on the head number."""
+    """Visible keys depend on the number of the head; head 1 has none at query 0."""
 
     def allowed(self, query_positions_Q, n_keys, causal, key_lengths_B):
         numbers = torch.tensor(self.place.head_numbers)[:, None, None]
@@ -41,20 +49,19 @@ class KeysPerHead(Pattern):
 
 
 class Flat(Pattern):
-    """A pattern for the tests: the same keys for all heads and sentences, with two axes."""
+    """The same keys for all heads and sentences, with two axes."""
 
     def allowed(self, query_positions_Q, n_keys, causal, key_lengths_B):
         return (query_positions_Q[:, None] - torch.arange(n_keys)).abs() <= 3
 
 
-def make(normalisers=NOTE_NAMES, rows="sqrt", place=PLACE):
-    """Make a mixed normaliser; α, if any, depends on the query."""
-    torch.manual_seed(0)
-    choices = CHOICES if "alpha_entmax" in normalisers else None
-    module = Mixed(place, normalisers, rows, choices)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter)
-    return module
+class Shifted(Elementwise):
+    """A function that is not 0 at 0."""
+
+    l2_acts_on = "weights"
+
+    def activate(self, scores_BHQK, typical_size):
+        return scores_BHQK + 3.0
 
 
 def masks(place):
@@ -62,9 +69,21 @@ def masks(place):
         "all": Mask(),
         "padding": Mask(key_lengths_B=torch.tensor([K, 3])),
         "causal": Mask(causal=True, query_offset=1),
-        "pattern": Mask(torch.tensor([4, 0]), causal=True, pattern=KeysPerHead(place)),
+        "pattern": Mask(torch.tensor([4, K]), causal=True, pattern=KeysPerHead(place)),
+        "empty": Mask(torch.tensor([4, 0]), causal=True, pattern=KeysPerHead(place)),
         "flat": Mask(pattern=Flat(place)),
     }
+
+
+MASKS = masks(PLACE)
+every_mask = pytest.mark.parametrize("mask", MASKS)
+every_rows = pytest.mark.parametrize("rows", ROWS)
+every_formula = pytest.mark.parametrize("name", FORMULAS)
+
+
+def make(name, rows, place=PLACE):
+    kind = {"tanh": Tanh, "ymish": Ymish}.get(name)
+    return Activation(place, name, rows) if kind is None else kind(place, rows)
 
 
 def tensors(n_heads=H):
@@ -74,6 +93,108 @@ def tensors(n_heads=H):
     return 2 * states[..., :K], states[..., K:]
 
 
+def context_of(mask):
+    return ScoreContext(mask, torch.zeros(B, H, Q, E))
+
+
+def allowed_by(mask):
+    dense = mask.dense(Q, K, torch.device("cpu"))
+    return torch.ones(B, H, Q, K).bool() if dense is None else dense.expand(B, H, Q, K)
+
+
+def expected_weights(scores, mask, function, rows, l2_of_weights):
+    """Weights by definition; `function` gets scores and the numbers of allowed keys."""
+    allowed = allowed_by(mask)
+    n = allowed.sum(-1, keepdim=True).clamp(min=1).double()
+
+    def unit(x):
+        return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+
+    x = scores * allowed
+    weights = function(unit(x) if rows == "l2" and not l2_of_weights else x, n) * allowed
+    if rows == "l2" and l2_of_weights:
+        weights = unit(weights)
+    return weights / n.sqrt() if rows == "sqrt" else weights
+
+
+@every_mask
+@every_rows
+@pytest.mark.parametrize("name", [*FORMULAS, "dead zone", "shifted"])
+def test_weights_follow_the_formula(name, rows, mask):
+    kappa, theta = 3.0, 0.8
+
+    def dead_zone(x, n):
+        size = x.abs() * n.sqrt() if rows == "l2" else x.abs()
+        return x * torch.tanh(softplus(kappa * (size - theta)))
+
+    if name == "dead zone":
+        function = dead_zone
+        normaliser = Ymish(PLACE, rows, dead_zone=True, kappa=kappa, theta=theta)
+    elif name == "shifted":
+        function, normaliser = (lambda x, n: x + 3.0), Shifted(PLACE, rows)
+    else:
+        function, normaliser = (lambda x, n: FORMULAS[name](x)), make(name, rows)
+    scores, mask = tensors()[0], MASKS[mask]
+    weights = normaliser(scores, context_of(mask))
+    expected = expected_weights(scores, mask, function, rows, name in ("tanh", "shifted"))
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
+    assert not weights[~allowed_by(mask)].any()
+
+
+@every_rows
+@every_formula
+def test_gradients_with_an_empty_row(name, rows):
+    mask = MASKS["empty"]
+    empty = ~allowed_by(mask).any(-1)
+    assert empty[0].any()  # by the pattern; the other sentence has no keys
+    scores = tensors()[0].requires_grad_()
+    normaliser, context = make(name, rows), context_of(mask)
+    assert torch.autograd.gradcheck(lambda s: normaliser(s, context), (scores,), fast_mode=True)
+    weights = normaliser(scores, context)
+    (gradient,) = torch.autograd.grad(weights.square().sum() + weights.sum(), scores)
+    assert not gradient[~allowed_by(mask)].any()
+    assert (gradient[~empty].abs().sum(-1) > 0).any()
+
+
+@every_rows
+@every_formula
+def test_zero_scores_have_zero_weights_and_finite_gradients(name, rows):
+    scores = torch.zeros(B, H, Q, K, requires_grad=True)
+    weights = make(name, rows)(scores, context_of(MASKS["padding"]))
+    weights.sum().backward()
+    assert (weights == 0).all()
+    assert torch.isfinite(scores.grad).all()
+    assert (scores.grad[allowed_by(MASKS["padding"])] != 0).all()
+
+
+@every_rows
+@every_formula
+def test_half_precision_is_computed_in_float32(name, rows):
+    scores = tensors()[0].bfloat16()
+    normaliser, context = make(name, rows), context_of(MASKS["padding"])
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = normaliser(scores, context)
+    assert weights.dtype == torch.bfloat16
+    assert torch.equal(weights, normaliser(scores.float(), context).bfloat16())
+    assert normaliser(scores.float(), context).dtype == torch.float32
+
+
+# -- mixed normalisers ------------------------------------------------------------------------
+
+CHOICES = {"alpha_entmax": {"depends_on": "query"}}
+ALL = ("sparsemax", "tanh", "elu", "alpha_entmax", "softmax", "ymish", "entmax15")
+
+
+def mixed(normalisers=NOTE_NAMES, rows="sqrt", place=PLACE):
+    """A mixed normaliser; α, if any, depends on the query."""
+    torch.manual_seed(0)
+    choices = CHOICES if "alpha_entmax" in normalisers else None
+    module = Mixed(place, normalisers, rows, choices)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
 def alone(name, place, rows):
     if name in ACTIVATIONS:
         return Activation(place, name, rows)
@@ -81,12 +202,12 @@ def alone(name, place, rows):
     return instantiate(node, "attention", place=place)
 
 
-@pytest.mark.parametrize("mask", ["all", "padding", "causal", "pattern", "flat"])
+@every_mask
 @pytest.mark.parametrize("numbers", [None, (2, 3, 7, 8, 9), (5,)])
 @pytest.mark.parametrize("normalisers", [NOTE_NAMES, ALL, ("tanh", "tanh", "softmax", "softmax")])
 def test_each_head_equals_its_normaliser_alone(normalisers, numbers, mask):
     place = PLACE if numbers is None else Place("cross", 2, len(numbers), E, 12 * E, numbers)
-    module = make(normalisers, "l2", place).double()
+    module = mixed(normalisers, "l2", place).double()
     scores, queries = tensors(place.n_heads)
     head_mask = masks(place)[mask]
     weights = module(scores, ScoreContext(head_mask, queries))
@@ -116,14 +237,14 @@ def test_each_head_equals_its_normaliser_alone(normalisers, numbers, mask):
 
 
 def test_normalisers_are_assigned_cyclically():
-    module = make()
+    module = mixed()
     assert {name: m.place.head_numbers for name, m in module.members.items()} == {
         "softmax": (1, 7), "selu": (2, 8), "elu": (3,), "leaky_relu": (4,), "swish": (5,),
         "ymish": (6,),
     }  # fmt: skip
     assert {m.place.d_model for m in module.members.values()} == {H * E}
     assert module.distribution_heads() == tuple(n in (1, 7) for n in range(1, H + 1))
-    assert make(ALL).distribution_heads() == (True, False, False, True, True, False, True, True)
+    assert mixed(ALL).distribution_heads() == (True, False, False, True, True, False, True, True)
     assert not Mixed.is_distribution
 
 
@@ -137,7 +258,7 @@ def test_only_entmax_heads_have_alpha():
     has_alpha = torch.tensor([n in (2, 5, 8) for n in range(1, H + 1)])
     assert torch.equal(alpha.isnan(), ~has_alpha)
     assert torch.equal(alpha[has_alpha], member.alpha())
-    assert make().stats() == {}
+    assert mixed().stats() == {}
     scores, queries = tensors()
     module(scores.float(), ScoreContext(Mask(), queries))[:, 4, 0, 0].sum().backward()
     assert torch.equal(member.alpha_logit.grad != 0, torch.tensor([False, True, False]))
@@ -149,29 +270,26 @@ def build(**settings):
 
 
 @pytest.mark.parametrize(
-    ("node", "message"),
+    ("settings", "message"),
     [
         (
-            {"_target_": "headwise.attention.scores.ScoreAttention"},
-            "attention.normalisers must turn a head's scores into weights, which other does not; "
-            "choose from selu, elu, leaky_relu, swish, softmax$",
+            {"normalisers": ["softmax", "linear"]},
+            "attention.normalisers must turn a head's scores into weights, which linear does not; "
+            "choose from selu, elu, leaky_relu, swish, alpha_entmax,.*, softmax",
         ),
         (
-            {"_target_": "headwise.attention.alpha_entmax.AlphaEntmax", "share": "site"},
-            "attention.normalisers cannot hold other: its yaml shares it",
+            {"choices": {"alpha_entmax": {"share": "site"}}},
+            "attention.normalisers cannot hold alpha_entmax: its yaml shares it",
         ),
         (
-            {"_target_": "headwise.attention.alpha_entmax.AlphaEntmax", "alpha_min": 3.0},
-            "attention.choices.other.alpha_min must be in",
+            {"choices": {"alpha_entmax": {"alpha_min": 3.0}}},
+            "attention.choices.alpha_entmax.alpha_min must be in",
         ),
     ],
 )
-def test_unsuitable_members_are_refused(node, message, monkeypatch):
-    nodes = {"softmax": group_node("attention", "softmax"), "other": node}
-    monkeypatch.setattr(mixed, "group_choices", lambda group: list(nodes))
-    monkeypatch.setattr(mixed, "group_node", lambda group, name: nodes[name])
+def test_unsuitable_members_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        build(normalisers=["softmax", "other"])
+        build(**{"normalisers": ["softmax", "alpha_entmax"], **settings})
 
 
 def test_pruned_model_keeps_the_alphas_of_its_heads():

@@ -139,7 +139,7 @@ def test_every_attention_learns_to_fill_masked_symbols(attention):
 def copying(request):
     """A model trained with a loss to copy, which is learned quickly; the loss; its values."""
     loss = instantiate(group_node("loss", request.param), "loss")
-    model, losses = trained_on(list, 160, loss)
+    model, losses = trained_on(list, 250, loss)
     return model, loss, losses
 
 

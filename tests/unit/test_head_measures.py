@@ -28,8 +28,7 @@ class Case:
         argument: of the measure.
         weights: (Q, K) of each sentence; the last of its tokens is the end.
         expected: name -> mean over the queries; None: not measured.
-        target: numbers of tokens of the target, if they are not those of the source.
-        source: numbers of tokens without the end, if not those of the weights.
+        source: its numbers of tokens without the end, if they are not those of the queries.
     """
 
     measure: Callable

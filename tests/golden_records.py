@@ -37,11 +37,12 @@ def rounded(value):
     return value
 
 
-def assert_golden_record(name, record):
+def assert_golden_record(name, record, rel=2e-4):
     """Compare with `tests/golden/NAME.json`.
 
     Args:
         record: name -> rows, of values of JSON.
+        rel: relative difference of numbers that are equal.
     """
     path = GOLDEN / f"{name}.json"
     record = rounded(record)
@@ -57,7 +58,7 @@ def assert_golden_record(name, record):
     changed = {
         place: (before[place], value)
         for place, value in now.items()
-        if value != (pytest.approx(before[place], rel=2e-4, abs=SMALLEST)
+        if value != (pytest.approx(before[place], rel=rel, abs=SMALLEST)
                      if isinstance(value, float) else before[place])
     }  # fmt: skip
     assert not changed, f"{path.name}: before and now:\n" + "\n".join(

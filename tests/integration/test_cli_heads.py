@@ -115,8 +115,8 @@ def test_record_of_prune(headwise, drawn):
     for path in sorted((drawn / "pruning").glob("*.json")):
         if path.name != "importance.json":
             content = read_json(path)
-            table = pd.read_csv(path.with_suffix(".csv"), float_precision="round_trip")
-            assert table.to_dict("records") == content["rows"]
+            table = pd.DataFrame(content["rows"]).to_csv(index=False)
+            assert path.with_suffix(".csv").read_text(encoding="utf-8") == table
         record[path.name] = [lasting(read_json(path))]
     (pruned,) = drawn.parent.glob("moved-pruned-*")
     record["pruned.json"] = [lasting(read_json(pruned / "pruned.json"))]

@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import FuncFormatter
 
 from headwise.config.schema import SITES
 from headwise.plots import runs as plots
@@ -97,21 +98,29 @@ def tokens(n):
     return [f"▁wordpiece{place}"[: 3 + place % 12] for place in range(n)]
 
 
-def attention(site, n_layers, n_heads, n, title):
+def attention(site, n_layers, n_heads, n, title, *note):
     """Attention maps of a sentence of `n` tokens."""
-    return attention_maps(site, maps(n_layers, n_heads, n), tokens(n), tokens(n), title)
+    return attention_maps(site, maps(n_layers, n_heads, n), tokens(n), tokens(n), title, *note)
 
 
 HEADS = [
-    {"update": update, "alpha": alphas(1), "diversity": {site: [[0.2], [0.3]] for site in SITES}}
+    {
+        "update": update,
+        "alpha": alphas(1 + update),
+        "diversity": {site: [[0.2], [0.3]] for site in SITES},
+        "p of/ours": {"cross": [[0.5, None], [], [0.4 + update / 10_000]]},
+    }
     for update in (0, 1000, 2000)
-]
+] + [{"update": 2000, "density": {"cross": [[0.5]]}}]
 METRICS = [{"update": u, "train/loss": 5.0 - u, "valid/bleu": 10.0 + u} for u in range(4)]
+METRICS += [{"update": 3, "valid/loss": 4.5, "valid/nll": 2.0}, {"update": 4, "nonfinite": ["x"]}]
+LABELS = {"loss": "loss per target token", "bleu": "BLEU"}
 MANY = [f"row {place} with a long name" for place in range(10)]
 FIGURES = {
-    "alpha": lambda: training_figures(HEADS, [], {})["alpha"],
+    "alpha": lambda: training_figures(HEADS, [], {}, CORPUS)["alpha"],
     "diversity": lambda: training_figures(HEADS, [], {})["diversity"],
-    "curves": lambda: training_figures([], METRICS, {"loss": "loss", "bleu": "BLEU"})["curves"],
+    "heads-p-of-ours": lambda: training_figures(HEADS, [], {})["heads-p-of-ours"],
+    "curves": lambda: training_figures([], METRICS, LABELS)["curves"],
     "alpha_histograms": lambda: plots.alpha_histograms(table(lambda _: alpha_rows()), CORPUS),
     "alpha_start_end": lambda: plots.alpha_start_end(table(lambda _: alpha_rows()), CORPUS),
     "density_violins": lambda: plots.density_violins(table(density_rows), CORPUS),
@@ -119,6 +128,56 @@ FIGURES = {
     "diversity_layers": lambda: plots.diversity_layers(table(lambda _: layer_rows()), what=CORPUS),
     "pruning": lambda: plots.pruning_curves(table(lambda _: pruning_rows()), CORPUS),
     "scores": lambda: plots.score_curves(table(score_rows)),
-    "attention": lambda: attention("cross", 2, 4, 9, "Ein Satz."),
+    "attention": lambda: attention("cross", 2, 4, 9, "Ein Satz.", "softmax, trained on it."),
     "attention_small": lambda: attention("encoder_self", 1, 1, 2, "Ein Satz, der breiter ist."),
 }
+
+
+def shown_text(text):
+    return " ".join(text.split())  # long ones are wrapped
+
+
+def points(axes):
+    """The points of every line; lines of legends have none."""
+    return [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata())]
+
+
+def cells(axes):
+    """Which cells of a map are grey, and the weights of the drawn cells."""
+    masked, weights = (image.get_array() for image in axes.images)
+    return ~np.ma.getmaskarray(masked), weights.filled(np.nan)
+
+
+def extent(collection, axes):
+    """Corners of points, of a violin or of a band; the points themselves if there are any."""
+    drawn = collection.get_offsets()
+    is_band = len(drawn) == 1 and not drawn.any()
+    return (collection.get_datalim(axes.transData).get_points() if is_band else drawn).tolist()
+
+
+def axes_record(axes):
+    """What one panel of a figure shows."""
+    legend = axes.get_legend()
+    ticks = axes.get_xticklabels() if isinstance(_formatter(axes), FuncFormatter) else []
+    return {
+        "title": axes.get_title(),
+        "labels": [shown_text(axes.get_xlabel()), shown_text(axes.get_ylabel())],
+        "ticks": [tick.get_text() for tick in ticks],
+        "texts": [text.get_text() for text in axes.texts],
+        "legend": [text.get_text() for text in legend.texts] if legend else [],
+        "y": list(map(float, axes.get_ylim())),
+        "lines": points(axes),
+        "bars": [[float(b.get_x()), float(b.get_height())] for b in axes.patches if b.get_height()],
+        "areas": [extent(one, axes) for one in axes.collections],
+        "maps": [np.nan_to_num(cells(axes)[1], nan=-1.0).tolist()] if axes.images else [],
+    }
+
+
+def _formatter(axes):
+    return axes.xaxis.get_major_formatter()
+
+
+def figure_record(figure):
+    """What a figure shows, except its style."""
+    texts = [shown_text(figure.get_suptitle()), shown_text(figure.get_supxlabel())]
+    return {"texts": texts, "panels": list(map(axes_record, figure.axes))}

@@ -11,6 +11,8 @@ from itertools import chain
 import torch
 
 from headwise.analysis.survey import ColumnText
+from headwise.config.register import typed
+from headwise.model.build import build_model
 from headwise.tasks.translation.batches import evaluation_batches
 from headwise.tasks.translation.store import EncodedSplit
 
@@ -25,17 +27,8 @@ SPLIT_WORDS = [["▁mn", "op"], ["▁qr", "st", "uv"], ["▁wx", "-", "yz"], ["�
 RARES = [f"▁rare{letter}" for letter in "abcdefghijklmnopqrst"]
 QUESTION_WORDS = ["▁was", "▁wer"]
 MARKS = [".", "?"]
-TOKENS = [
-    "<pad>",
-    "<unk>",
-    "<s>",
-    "</s>",
-    *SINGLES,
-    *chain(*SPLIT_WORDS),
-    *RARES,
-    *QUESTION_WORDS,
-    *MARKS,
-]
+SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
+TOKENS = [*SPECIAL, *SINGLES, *chain(*SPLIT_WORDS), *RARES, *QUESTION_WORDS, *MARKS]
 IDS = {token: number for number, token in enumerate(TOKENS)}
 WORDS = [[single] for single in SINGLES] + SPLIT_WORDS
 
@@ -52,18 +45,13 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def sentences(n=40, seed=1, split=True):
-    """Tokens of questions and statements, each with one rare word, some with question words.
-
-    Args:
-        split: each also has a word of several tokens.
-    """
-    generator = random.Random(seed)
+def sentences(n=40):
+    """Tokens of questions and statements, each with a rare word and a word of several tokens."""
+    generator = random.Random(1)
     rows = []
     for number in range(n):
         words = [[word] for word in generator.sample(SINGLES, 3)]
-        if split:
-            words.append(generator.choice(SPLIT_WORDS))
+        words.append(generator.choice(SPLIT_WORDS))
         words.append([RARES[number % len(RARES)]])
         generator.shuffle(words)
         if number % 3:
@@ -148,9 +136,6 @@ def _plant_head(attention, head, role):
 
 def planted(make, *overrides, heads=None):
     """The model of a composed configuration, with planted heads."""
-    from headwise.config.register import typed
-    from headwise.model.build import build_model
-
     config = typed(make([*SETTINGS, *overrides]))
     config.model.heads = heads
     model = build_model(config, len(TOKENS), len(TOKENS), True).eval()

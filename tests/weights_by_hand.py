@@ -1,8 +1,5 @@
 """Attention weights written row by row, as observations of an analysis."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +11,6 @@ from headwise.attention.place import Place
 from headwise.tasks.translation.batches import collate
 from headwise.tasks.translation.store import EncodedSplit
 
-Rows = Sequence[Sequence[float]]
 COLUMNS = {
     "encoder_self": ("source", "source"),
     "decoder_self": ("target", "target"),
@@ -28,33 +24,20 @@ class _Placed:
 
 
 class Model:
-    """The part of a Transformer that tables need: attentions of `n_heads` heads in one layer."""
-
-    def __init__(self, n_heads):
-        self.n_heads = n_heads
+    """The part of a Transformer that tables need: attentions of one head in one layer."""
 
     def attentions(self):
-        for site in ("encoder_self", "decoder_self", "cross"):
-            yield site, 1, _Placed(Place(site, 1, self.n_heads, 4))
+        for site in COLUMNS:
+            yield site, 1, _Placed(Place(site, 1, 1, 4))
 
 
-class Means:
-    """Means of one measure of heads; further arguments are passed to the measure."""
-
-    def __init__(self, measure, *arguments):
-        self._measure, self._arguments, self._means = measure, arguments, HeadMeans()
-
-    def add(self, batch, observation):
-        for values, counted in self._measure(batch, observation, *self._arguments):
-            self._means.add(observation, values, counted)
-
-    def tables(self):
-        model = Model(1)
-        return self._means.tables(model)
-
-    def of(self, name, site="encoder_self"):
-        table = self.tables().get(name, {})
-        return table[site][0][0] if site in table else None
+def measured(measure, argument, batch, obs):
+    """Name -> mean of each measure of the only head; without those that are not measured."""
+    means = HeadMeans()
+    for values, counted in measure(batch, obs, argument):
+        means.add(obs, values, counted)
+    tables = means.tables(Model())
+    return {name: table[obs.site][0][0] for name, table in tables.items()}
 
 
 def batch_of(source_lengths, target_lengths=None):
@@ -65,8 +48,12 @@ def batch_of(source_lengths, target_lengths=None):
 
 
 def observation(site, weights, lengths, causal=False, is_distribution=True):
-    """One attention of one head: weights (B, Q, K) of sentences of these lengths."""
-    weights_BHQK = torch.tensor(weights)[:, None]
+    """One attention of one head: weights (Q, K) of each sentence, of these lengths."""
+    sentences = [torch.as_tensor(rows) for rows in weights]
+    shapes = torch.tensor([rows.shape for rows in sentences])
+    weights_BHQK = torch.zeros(len(sentences), 1, *shapes.amax(0).tolist())
+    for number, rows in enumerate(sentences):
+        weights_BHQK[number, 0, : len(rows), : rows.shape[1]] = rows
     n_queries, n_keys = weights_BHQK.shape[2:]
     queries_BQ = torch.arange(n_queries) < torch.tensor(lengths)[:, None]
     keys_BK = torch.arange(n_keys) < torch.tensor(lengths)[:, None]

@@ -1,9 +1,9 @@
-"""`headwise prune`: tables of heads, and pruned runs for all other commands."""
+"""`headwise analyze` and `headwise prune`: records of heads, and pruned runs for all commands."""
 
-import csv
 import json
 import shutil
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -17,11 +17,19 @@ from command_line import (
     small_overrides,
     train_small,
 )
+from golden_records import assert_golden_record
 from headwise.analysis.pruning import masked, present_heads
+from headwise.analysis.tables import FOLDER, HEADS, TABLES
 from headwise.commands import prune as pruning
+from headwise.commands.train import train
 from headwise.config.register import typed
 from headwise.errors import HeadwiseError, RunError
-from headwise.train.checkpoint import load_checkpoint
+from headwise.page.document import page_record
+from headwise.page.readings import reading_contents
+from headwise.page.run import run_content
+from headwise.runs.record import Record
+from headwise.tasks.inspection import items
+from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
 SENTENCE = "Hund sieht Haus"
@@ -34,8 +42,6 @@ def trained(tmp_path_factory):
 
 def train_on(trained, heads, *overrides):
     """Train the small run on the same text with `model.heads`."""
-    from headwise.commands.train import train
-
     arguments = small_overrides(trained.parents[2], "model.n_heads=4", *overrides)
     with composer() as make:
         config = make(arguments)
@@ -54,55 +60,141 @@ def logits(run, heads=None):
     return output
 
 
-def test_tables_are_written_without_a_run(headwise, run):
-    result = headwise("prune", f"run={run}", "table=true", "ablation=true")
+# -- records --------------------------------------------------------------------------------------
+
+SCORES = {
+    "valid": {"loss": {"score": 2.5}},
+    "test_a": {
+        "loss": {"score": 3.125}, "bleu": {"score": 12.5, "scope": "beam 2"},
+        "comet": {"score": 0.75}, "search": {"exact": 1.0}, "note": {"loss": "left out"},
+    },
+}  # fmt: skip
+CHANGING = ("version", "weights", "record", "text", "origin")  # hashes and paths
+
+
+@pytest.fixture
+def drawn(run):
+    """The run with drawn weights, the same on every machine, and a record of its α."""
+    path, generator = run / "checkpoints" / "best.pt", torch.Generator().manual_seed(0)
+    weights = load_checkpoint(path)["model"]
+    for value in weights.values():
+        if value.is_floating_point():
+            value.copy_(torch.rand(value.shape, generator=generator) - 0.5)
+    save_checkpoint(path, {"model": weights})
+    alphas = [{site: [[1.5, 1.5 - n / 9, 1.2 + n / 9, 1.4]] for site in SITES} for n in range(3)]
+    lines = [json.dumps({"update": 50 * n, "alpha": alpha}) for n, alpha in enumerate(alphas)]
+    (run / "heads.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    results = read_json(run / "results.json")
+    (run / "results.json").write_text(json.dumps({**results, "scores": SCORES}))
+    return run
+
+
+def lasting(record):
+    return {name: value for name, value in record.items() if name not in CHANGING}
+
+
+def test_record_of_analyze(headwise, drawn):
+    result = headwise("analyze", f"run={drawn}")
     assert (result.code, result.err) == (0, "")
-    assert sorted(path.name for path in (run / "pruning").iterdir()) == sorted(
-        ["importance.json"]
-        + [
-            f"{name}.{end}"
-            for name in ("curve", "one_removed", "one_left")
-            for end in ("csv", "json")
-        ]
-    )
-    importance = read_json(run / "pruning" / "importance.json")
-    assert importance["sentences"] == 6
-    assert importance["split"] == "valid"
-    for site in SITES:
-        ((*raw,),), ((*normalised,),) = importance["raw"][site], importance["normalised"][site]
-        assert len(raw) == 4
-        assert min(raw) > 0
-        assert sum(value**2 for value in normalised) == pytest.approx(1)
-    with open(run / "pruning" / "curve.csv", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert [float(row["removed"]) for row in rows] == pytest.approx([i / 10 for i in range(11)])
-    n_heads = [sum(int(row[site]) for site in SITES) for row in rows]
-    assert n_heads == [12 - round(12 * i / 10) for i in range(11)]
-    assert (float(rows[0]["difference"]), float(rows[0]["p_value"])) == (0.0, 1.0)
-    for row in rows:
-        assert float(row["difference"]) == pytest.approx(
-            float(row["bleu"]) - float(rows[0]["bleu"])
-        )
-    # without removed heads the scores are those of the validation
-    recorded = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    validated = [line for line in recorded if "valid/nll" in line][-1]
-    for name in ("loss", "nll"):
-        assert float(rows[0][name]) == pytest.approx(validated[f"valid/{name}"], rel=1e-4)
-        assert float(rows[-1][name]) != pytest.approx(validated[f"valid/{name}"], rel=1e-4)
-    removed = read_json(run / "pruning" / "one_removed.json")["rows"]
-    assert [(row["site"], row["head"]) for row in removed] == [
-        (s, h) for s in SITES for h in range(1, 5)
-    ]
-    assert len(read_json(run / "pruning" / "one_left.json")["rows"]) == 3
-    assert not list(run.parent.glob("moved-pruned-*"))
+    files = {f"{table.name}.csv" for table in TABLES} | {"findings.md", "settings.json"}
+    assert {path.name for path in (drawn / FOLDER).iterdir()} == files
+    text = (drawn / FOLDER / "findings.md").read_text(encoding="utf-8")
+    assert text in result.out
+    tables = {table.name: table.read(Record(drawn)) for table in TABLES}
+    used = {name: [row for row in rows if row.get("n_queries", 1)] for name, rows in tables.items()}
+    settings = [lasting(read_json(drawn / FOLDER / "settings.json"))]
+    assert_golden_record("analyze", {**used, "text": text.splitlines(), "settings": settings})
 
 
-def test_tables_of_one_site_have_their_own_files(headwise, run):
-    headwise.ok("prune", f"run={run}", "table=true", "sites=[cross]", "data.sentences=2")
-    table = read_json(run / "pruning" / "curve-cross.json")
-    assert table["sentences"] == 2
-    assert [row["encoder_self"] for row in table["rows"]] == [4] * 11
-    assert [row["cross"] for row in table["rows"]] == [4, 4, 3, 3, 2, 2, 2, 1, 1, 0, 0]
+def test_record_of_prune(headwise, drawn):
+    result = headwise("prune", f"run={drawn}", "table=true", "ablation=true", "fraction=0.4")
+    assert (result.code, result.err) == (0, "")
+    one_site = ("table=true", "sites=[cross]", "data.sentences=2")
+    headwise.ok("prune", f"run={drawn}", *one_site)
+    record = {}
+    for path in sorted((drawn / "pruning").glob("*.json")):
+        if path.name != "importance.json":
+            content = read_json(path)
+            table = pd.DataFrame(content["rows"]).to_csv(index=False)
+            assert path.with_suffix(".csv").read_text(encoding="utf-8") == table
+        record[path.name] = [lasting(read_json(path))]
+    (pruned,) = drawn.parent.glob("moved-pruned-*")
+    record["pruned.json"] = [lasting(read_json(pruned / "pruned.json"))]
+    assert_golden_record("prune", record)
+
+
+def test_record_of_page(headwise, drawn):
+    """Of the last head there is no analysis, and there are results of one that the run lacks."""
+    headwise.ok("analyze", f"run={drawn}")
+    *rows, last = HEADS.read(Record(drawn))
+    text = HEADS.text([*rows, {**last, "layer": 9}])
+    HEADS.path(drawn / FOLDER).write_text(text, encoding="utf-8")
+    loaded = package.load(str(drawn), device="cpu")
+    chosen = items(loaded, 2)
+    readings = reading_contents(loaded, chosen.chosen)
+    assert all(reading.pop("weights") for reading in readings)
+    record = page_record([{**run_content(loaded), "readings": readings}], [], chosen)
+    (content,) = record["data"].pop("runs")
+    parts = {name: part if isinstance(part, list) else [part] for name, part in content.items()}
+    assert_golden_record("page", {"page": [record], **parts}, rel=2e-3)  # they have four digits
+
+
+# -- analyze --------------------------------------------------------------------------------------
+
+
+def modification_times(folder):
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def test_analysis_is_repeated_after_changes(headwise, run):
+    out = run / FOLDER
+
+    def is_repeated(*options, sentences=4):
+        result = headwise.ok("analyze", f"run={run}", f"data.sentences={sentences}", *options)
+        return "already exists" not in result.out
+
+    assert is_repeated()
+    before = modification_times(out)
+    assert not is_repeated()
+    assert not is_repeated("importance=false"), "a part of the saved analysis"
+    assert modification_times(out) == before
+    assert is_repeated("overwrite=true")
+    assert is_repeated(sentences=3)
+    assert is_repeated()
+    (out / "density.csv").unlink()
+    assert is_repeated()
+    with open(run / "heads.jsonl", "a", encoding="utf-8") as log:  # as after more training
+        log.write('{"update": 5000}\n')
+    assert is_repeated()
+    best = run / "checkpoints" / "best.pt"
+    weights = load_checkpoint(best)["model"]
+    weights["encoder.layers.0.self_attention.query.bias"] += 1
+    save_checkpoint(best, {"model": weights})
+    assert is_repeated()
+    assert not is_repeated()
+
+
+def test_runs_are_compared(headwise, drawn, tmp_path):
+    folders = [tmp_path / "runs" / name for name in ("one", "two")]
+    for folder in folders:
+        shutil.copytree(drawn, folder)
+    (tmp_path / "runs" / "no-run").mkdir()
+    out = tmp_path / "side" / "by"
+    runs = f"runs=[{tmp_path}/runs,{tmp_path}/runs/one/../two]"
+    options = (runs, f"output={out}", "importance=false", "positional_share=0.3")
+    result = headwise("analyze", *options)
+    assert (result.code, result.err) == (0, "")
+    text = (out / "comparison.md").read_text(encoding="utf-8")
+    assert text in result.out
+    # runs of equal settings are named by their folders
+    record = {"comparison": text.replace(str(tmp_path), "").splitlines()}
+    assert_golden_record("analyze_runs", record)
+    before = modification_times(folders[0] / FOLDER)
+    headwise.ok("analyze", *options)
+    assert modification_times(folders[0] / FOLDER) == before
+
+
+# -- prune ----------------------------------------------------------------------------------------
 
 
 def test_best_single_head_has_highest_bleu_then_lowest_loss(headwise, run, monkeypatch):
@@ -124,11 +216,13 @@ def test_best_single_head_has_highest_bleu_then_lowest_loss(headwise, run, monke
 
 def test_fraction_of_selected_sites_is_rounded(headwise, run):
     """Each selection of heads has its own folder."""
-    for fraction, n_left in ((0.4, 2), (0.3, 3)):
+    left = {}
+    for fraction in (0.4, 0.3):
         headwise.ok("prune", f"run={run}", f"fraction={fraction}", "sites=[cross]")
-        summaries = [read_json(path) for path in run.parent.glob("moved-pruned-*/pruned.json")]
-        (summary,) = (entry for entry in summaries if entry["fraction"] == fraction)
-        assert summary["heads"] == {"encoder_self": 4, "decoder_self": 4, "cross": n_left}
+    for path in run.parent.glob("moved-pruned-*/pruned.json"):
+        summary = read_json(path)
+        left[summary["fraction"]] = list(summary["heads"].values())
+    assert left == {0.4: [4, 4, 2], 0.3: [4, 4, 3]}
 
 
 def test_pruned_model_with_other_logits_is_not_written(headwise, run, monkeypatch):
@@ -143,25 +237,16 @@ def test_pruned_run_works_with_all_commands(headwise, run, tmp_path):
     assert (result.code, result.err) == (0, "")
     (pruned,) = run.parent.glob("moved-pruned-*")
     assert str(pruned) in result.out
-    heads = read_json(pruned / "pruned.json")["heads"]
-    assert sum(heads.values()) == 6
-    # without the least important half according to the table
-    table = read_json(run / "pruning" / "importance.json")["normalised"]
-    values = sorted((v, s, n) for s in SITES for n, v in enumerate(table[s][0], start=1))
-    remaining_heads = {site: [[]] for site in SITES}
-    for _, site, number in sorted(values[6:], key=lambda entry: entry[1:]):
-        remaining_heads[site][0].append(number)
     loaded = package.load(str(pruned), device="cpu")
-    assert present_heads(loaded.model) == remaining_heads == loaded.config.model.heads
-    torch.testing.assert_close(logits(pruned), logits(run, remaining_heads), rtol=0, atol=1e-5)
+    left = present_heads(loaded.model)  # the most important half: see the contract of tasks
+    assert left == loaded.config.model.heads
+    assert sum(len(layer) for layers in left.values() for layer in layers) == 6
+    torch.testing.assert_close(logits(pruned), logits(run, left), rtol=0, atol=1e-5)
     sizes = [(folder / "checkpoints" / "best.pt").stat().st_size for folder in (run, pruned)]
     assert sizes[1] < sizes[0]
-    summary = read_json(pruned / "pruned.json")
-    assert summary["parameters"] < summary["parameters_before"]
-
     text = {path.name for path in (pruned / "hypotheses").iterdir()}
     assert text == {f"{s}.{e}.txt" for s in ("valid", "test_a", "test_b") for e in ("src", "ref")}
-    result = headwise.ok("evaluate", f"run={pruned}")
+    headwise.ok("evaluate", f"run={pruned}")
     assert set(read_json(pruned / "results-auto.json")["scores"]) == {"test_a", "test_b"}
     (tmp_path / "text.de").write_text(f"{SENTENCE}\n", encoding="utf-8")
     arguments = (f"input={tmp_path / 'text.de'}", f"output={tmp_path / 'text.en'}")
@@ -169,11 +254,9 @@ def test_pruned_run_works_with_all_commands(headwise, run, tmp_path):
     (line,) = (tmp_path / "text.en").read_text(encoding="utf-8").splitlines()
     assert line == loaded.translate([SENTENCE])[0].text
     # it can be pruned again, with the head numbers of the first model
-    further = {**remaining_heads, "cross": [remaining_heads["cross"][0][:1]], "encoder_self": [[]]}
-    layers_of_sites = ",".join(f"{site}:{layers}" for site, layers in further.items()).replace(
-        " ", ""
-    )
-    headwise.ok("prune", f"run={pruned}", f"keep={{{layers_of_sites}}}")
+    further = {**left, "cross": [left["cross"][0][:1]], "encoder_self": [[]]}
+    keep = json.dumps(further).replace('"', "").replace(" ", "")
+    headwise.ok("prune", f"run={pruned}", f"keep={keep}")
     (pruned_again,) = run.parent.glob("moved-pruned-*-pruned-*")
     overrides = yaml.safe_load((pruned_again / "overrides.yaml").read_text())
     assert len([o for o in overrides if o.startswith("model.heads=")]) == 1

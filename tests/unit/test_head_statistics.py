@@ -22,6 +22,7 @@ from head_counting import (
     assert_same,
     build,
     collate,
+    divergence_of,
     flat,
     in_window,
     padded_batches,
@@ -35,6 +36,7 @@ from headwise.analysis.collect import (
     head_statistics,
     reported,
 )
+from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
 from headwise.analysis.observe import for_each_block
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.length_scaling import LengthScaling
@@ -135,14 +137,9 @@ def test_shared_alpha_of_queries_is_averaged_per_layer():
     def alphas_of(attention, site, args, output):
         queries_HQE = attention.split(attention.query(args[0]))[0].tolist()
         weight = shared.alpha_weight[0].tolist()
-        logits = [
-            [
-                shared.alpha_logit.item() + math.fsum(map(operator.mul, weight, query))
-                for query in of
-            ]
-            for of in queries_HQE
-        ]
-        return [[1.01 + 0.99 / (1 + math.exp(-logit)) for logit in of] for of in logits]
+        start = shared.alpha_logit.item()
+        sums = [[math.fsum(map(operator.mul, weight, q)) for q in rows] for rows in queries_HQE]
+        return [[1.01 + 0.99 / (1 + math.exp(-start - value)) for value in of] for of in sums]
 
     statistics = head_statistics(model, padded_batches(), CPU)
     assert_same(statistics, {"alpha": means_from_hooks(model, alphas_of)})
@@ -212,11 +209,8 @@ def test_unmeasurable_statistics_are_absent():
         "encoder_self": [[1.0, None], [1.0, 1.0]],
         "decoder_self": [[1.0, 1.0]] * 2,
     }
-    assert [value is None for value in flat(statistics["entropy"])] == [False] * 5 + [
-        True,
-        False,
-        False,
-    ]
+    is_missing = [value is None for value in flat(statistics["entropy"])]
+    assert is_missing == [False] * 5 + [True] + [False] * 2
     assert [len(layer) for layer in statistics["diversity"]["encoder_self"]] == [0, 1]
     assert list(statistics["output_norm"]) == list(SITES)
     assert head_statistics(build(mixed), [], CPU) == {}
@@ -274,3 +268,49 @@ def test_reported_statistics_must_be_one_number_per_head(wrong):
 
     with pytest.raises(ConfigError, match=r"Misnamed at encoder_self must not return 'update'"):
         reported(build(make))
+
+
+# -- diversity ------------------------------------------------------------------------------------
+
+B, H, Q, K = 2, 5, 3, 4
+
+
+def distributions(n_heads=H, n_keys=K):
+    generator = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(B, n_heads, Q, n_keys, generator=generator, dtype=torch.float64)
+    weights = (scores - scores.mean(-1, keepdim=True)).clamp(min=0)  # exact zeros among them
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("n_heads", [2, 3, H])
+def test_divergence_follows_the_definition(n_heads):
+    p, n_keys = distributions(n_heads), torch.tensor([[K, 3, 2], [K, K, 1]])
+    rows = p.transpose(1, 2).tolist()
+    expected = torch.tensor(
+        [[divergence_of(heads) for heads in of] for of in rows], dtype=torch.float64
+    )
+    torch.testing.assert_close(jensen_shannon(p, n_keys), expected, rtol=0, atol=1e-10)
+    # a logarithm to base 1 does not exist
+    by_keys = jensen_shannon(p, n_keys, "keys") * n_keys.clamp(min=2).double().log()
+    torch.testing.assert_close(by_keys, expected * math.log(n_heads), rtol=0, atol=1e-10)
+
+
+def test_equal_heads_give_0_and_disjoint_heads_give_1():
+    n_keys = torch.full((B, Q), 7)
+    for n_heads in range(2, 9):  # the mean of equal numbers may be rounded
+        same = jensen_shannon(distributions(1, 7).expand(-1, n_heads, -1, -1), n_keys)
+        torch.testing.assert_close(same, torch.zeros(B, Q).double())
+        assert bool((same >= 0).all())
+    apart = torch.eye(7, dtype=torch.float64)[:H, None].expand(B, H, Q, 7)
+    for base, value in (("heads", 1.0), ("keys", math.log(H) / math.log(7))):
+        expected = torch.full((B, Q), value, dtype=torch.float64)
+        torch.testing.assert_close(jensen_shannon(apart, n_keys, base), expected)
+
+
+def test_signed_rows_are_normalised_and_zero_rows_marked():
+    weights = torch.tensor([[0.5, -1.5, 0.0], [0.0, 0.0, 0.0], [1.0, math.nan, 0.0]])
+    shares, exists = as_distributions(weights[None, None])
+    assert shares[0, 0, :2].tolist() == [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]]
+    # non-finite rows must not count as rows without weights
+    assert exists.tolist() == [[[True, False, True]]]
+    assert bool(entropies(shares)[0, 0, 2].isnan())

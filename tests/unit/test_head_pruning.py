@@ -157,41 +157,31 @@ def test_heads_are_removed_in_order_of_importance(make):
     values = {"encoder_self": [[0.5, 0.1], []], "decoder_self": [[0.3]], "cross": [[0.1, 0.0]]}
     order = pruning_order(values, heads, SITES)
     assert order == [
-        ("cross", 1, 4),
-        ("encoder_self", 1, 3),  # as important as the next: the encoder's is first
-        ("cross", 1, 1),
-        ("decoder_self", 1, 2),
-        ("encoder_self", 1, 1),
-    ]
+        ("cross", 1, 4), ("encoder_self", 1, 3), ("cross", 1, 1),  # of equals, the encoder's first
+        ("decoder_self", 1, 2), ("encoder_self", 1, 1),
+    ]  # fmt: skip
     assert {site for site, _, _ in pruning_order(values, heads, ["cross"])} == {"cross"}
-    assert without(heads, order[:3]) == {
-        "encoder_self": [[1], []],
-        "decoder_self": [[2]],
-        "cross": [[]],
-    }
+    fewer = {"encoder_self": [[1], []], "decoder_self": [[2]], "cross": [[]]}
+    assert without(heads, order[:3]) == fewer
     assert common_heads(heads, {"cross": [[4]]}) == {**heads, "cross": [[4]]}
 
 
-class Counter:
-    """Sum the `worth` of the open heads; heads not flat_heads count 1."""
-
-    def __init__(self, model, worth):
-        self.model, self.worth, self.n_calls = model, worth, 0
-
-    def __call__(self):
-        self.n_calls += 1
-        total = 0.0
-        for site, layer, attention in self.model.attentions():
-            gate = attention.gate
-            for number, factor in enumerate(gate.factors.flatten().tolist(), start=1):
-                total += factor * self.worth.get((site, layer, number), 1.0)
-        return {"worth": total}
+WORTH = {("cross", 2, 3): 50.0, ("decoder_self", 1, 2): -5.0}
 
 
 def test_pruning_tables(make):
-    model = model_of(make, "attention=softmax")
-    worth = {("cross", 2, 3): 50.0, ("decoder_self", 1, 2): -5.0}
-    measure = Counter(model, worth)
+    """What is measured is the sum of the worth of the open heads, of other heads 1."""
+    model, calls = model_of(make, "attention=softmax"), []
+
+    def measure():
+        worth = [
+            factor * WORTH.get((site, layer, number), 1.0)
+            for site, layer, attention in model.attentions()
+            for number, factor in enumerate(attention.gate.factors.flatten().tolist(), start=1)
+        ]
+        calls.append(sum(worth))
+        return {"worth": sum(worth)}
+
     everything = 3 * 2 * H - 2 + 50.0 - 5.0
     order = flat_heads(present_heads(model), ["cross", "decoder_self"])
     rows = pruning_curve(model, order, measure, n_steps=4)
@@ -202,11 +192,11 @@ def test_pruning_tables(make):
     assert [row["worth"] for row in rows] == [67, 67 + 2, 69 - 4, 65 - 4, 61 - 53]
 
     few = flat_heads(present_heads(model), ["cross"])[:2]
-    n_measured = measure.n_calls
+    n_measured = len(calls)
     rows = pruning_curve(model, few, measure, n_steps=10)
     assert [row["cross"] for row in rows] == [8, 8, 8, 7, 7, 7, 7, 7, 6, 6, 6]
     assert [row["removed"] for row in rows] == [step / 10 for step in range(11)]
-    assert measure.n_calls - n_measured == 3, "equal models are measured once"
+    assert len(calls) - n_measured == 3, "equal models are measured once"
 
     rows = one_removed(model, ["decoder_self"], measure)
     assert len(rows) == 2 * H

@@ -13,6 +13,7 @@ import torch
 import oracle
 from headwise import entmax
 from headwise.entmax import alpha_entmax
+from headwise.ops import dispatch
 from headwise.ops.family import ALPHAS, Power
 from headwise.ops.maps import export, operator, reference
 from headwise.ops.maps import triton as triton_maps
@@ -169,6 +170,15 @@ def is_clear(weights, alpha):
     """Rows without a key so close to the border of the support that float32 errs."""
     beta = alpha.double() - 1
     return ~((weights > 0) & (weights**beta < 3e-2) & (beta >= 0.5)).any(-1)
+
+
+@pytest.mark.parametrize("power", Power)
+def test_implementation_is_used(power, implementation):
+    """A kernel whose check failed would be replaced by torch."""
+    scores = randn(1, 2, 3, 20).to(implementation.device)
+    is_torch = implementation is TRITON and power is Power.EXP  # torch has a kernel of its own
+    expected = {"kernels": dispatch.CPP, "triton": dispatch.TRITON}.get(implementation.name)
+    assert dispatch.maps(scores, power).kernel == ((not is_torch and expected) or dispatch.TORCH)
 
 
 @pytest.mark.parametrize("power", Power)

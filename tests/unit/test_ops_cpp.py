@@ -129,7 +129,8 @@ def test_narrow_vectors_keep_the_contracts(processor, compiler, monkeypatch, tmp
     path = compiler(f'exec {real_compiler()} "$@" -march={processor}')
     monkeypatch.setenv("CXX", str(path))
     files = ("contract/test_entmax_contract.py", "unit/test_ops_random_calls.py")
-    chosen = ("-k", "C++ or operators", "-m", "not slow and not triton")
+    # limits of long rows are those of processors with fused multiply-add
+    chosen = ("-k", "C++ and not (500 or hard) or operators", "-m", "not slow and not triton")
     pytest_passes(*(TESTS / file for file in files), *chosen, "-o", f"cache_dir={tmp_path}/pytest")
     assert (tmp_path / "calls").exists()
 

@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from headwise.ops.cpp import build
+from headwise.entmax.losses import entmax_loss
+from headwise.ops.attention.cpu import attention
+from headwise.ops.attention.cpu_few import attention_of_few
 from headwise.ops.family import Power
 from headwise.ops.maps import bisection, operator
+from headwise.ops.visible import Visible
+from kernel_marks import needs_kernels
 from triton_cases import make_case
 from triton_marks import DEVICE, needs_triton
 
 SLOPES = torch.tensor([0.5, 0.0])
 WITHOUT_GRADIENT = ("test_schema", "test_faketensor")  # checks of operators without a derivative
-needs_kernels = pytest.mark.skipif(
-    build.unavailable_reason() is not None, reason=str(build.unavailable_reason())
-)
 
 
 def check(name, arguments, utilities=None):
@@ -61,13 +65,8 @@ def test_maps(power):
     alpha_argument = alpha.requires_grad_() if power is Power.ANY else None
     weights = check("weights", (scores, alpha_argument, mask, int(power)))
     grad = torch.randn_like(scores)
-    backward_inputs = (
-        weights.detach(),
-        grad,
-        alpha_argument,
-        int(power),
-        alpha_argument is not None,
-    )
+    settings = (alpha_argument, int(power), alpha_argument is not None)
+    backward_inputs = (weights.detach(), grad, *settings)
     check("weights_backward", backward_inputs, WITHOUT_GRADIENT)
 
 
@@ -81,14 +80,8 @@ def test_attention(n_batch):
     lengths, seed = torch.full((n_batch,), 6), torch.tensor(5)
     settings = (alpha, None, lengths, seed, SLOPES, int(Power.ANY), False, 0, 0.1, 0.3, 1)
     context, threshold = check("attention", (*heads, *settings))
-    backward_inputs = (
-        torch.randn_like(context),
-        *heads,
-        *settings[:5],
-        threshold.detach(),
-        *settings[5:],
-        True,
-    )
+    saved = (*settings[:5], threshold.detach(), *settings[5:], True)
+    backward_inputs = (torch.randn_like(context), *heads, *saved)
     check("attention_backward", backward_inputs, WITHOUT_GRADIENT)
 
 
@@ -128,3 +121,191 @@ class TestTriton:
         saved = [result.detach() for result in results[1:]]
         backward_inputs = (case.grad, *tensors, alpha, *masks, *saved, *settings, True)
         check("triton_attention_backward", backward_inputs, WITHOUT_GRADIENT)
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(2, 3, 5, 9, generator=generator).requires_grad_()
+    return scores, torch.tensor([1.1, 1.5, 1.9]).view(1, 3, 1, 1).requires_grad_()
+
+
+def weights_of(scores, alpha):
+    return operator.weights(scores, alpha, None, Power.ANY)
+
+
+def test_fake_and_meta_tensors_are_supported():
+    with FakeTensorMode() as mode:
+        assert isinstance(weights_of(*inputs()), FakeTensor)
+    fakes = [mode.from_tensor(tensor) for tensor in inputs()]  # and outside of the mode
+    assert isinstance(weights_of(*fakes), FakeTensor)
+    assert weights_of(*(tensor.to("meta") for tensor in inputs())).is_meta
+    heads = torch.empty(2, 3, 5, 8, device="meta")
+    assert attention(heads, heads, heads, None, Power.EXP, Visible(), 0.0, 1.0).is_meta
+    assert attention_of_few(heads, heads, heads, None, Power.EXP, Visible(), 1.0).is_meta
+
+
+def test_no_graph_without_gradients():
+    scores, alpha = inputs()
+    assert weights_of(scores, alpha.detach()).requires_grad
+    assert not weights_of(scores.detach(), alpha.detach()).requires_grad
+    with torch.no_grad():
+        assert not weights_of(scores, alpha).requires_grad
+
+
+def test_in_place_changes_of_the_result_are_detected():
+    scores, alpha = inputs()
+    weights = weights_of(scores, alpha)
+    assert not weights._is_view()
+    weights.add_(1)  # autograd detects the changed version of a saved tensor
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        weights.sum().backward()
+
+
+def context_of(scores, alpha):
+    return attention(scores, scores, scores, alpha, Power.ANY, Visible(), 0.0, 0.5)
+
+
+def losses_of(scores, alpha):
+    rows = (scores * alpha).flatten(0, 2)
+    return entmax_loss(rows, torch.full(rows.shape[:1], 3), 1.3)
+
+
+def total(call):
+    return lambda scores, alpha: call(scores, alpha).square().sum()
+
+
+OPERATORS = {"weights": weights_of, "attention": context_of, "entmax_loss": losses_of}
+each_operator = pytest.mark.parametrize("name", OPERATORS)
+
+
+@needs_kernels
+@each_operator
+def test_transforms_in_any_order_eager_and_in_graphs(name):
+    scores, alpha = inputs()
+    call = OPERATORS[name]
+    total(call)(scores, alpha).backward()
+    leaves, expected = (scores.detach(), alpha.detach()), (scores.grad, alpha.grad)
+    by_sentence = torch.func.vmap(torch.func.grad(total(call), (0, 1)), in_dims=(0, None))
+
+    def of_sentences(scores, alpha):
+        scores_grad, alpha_grad = by_sentence(scores[:, None], alpha)
+        return scores_grad[:, 0], alpha_grad.sum(0)
+
+    mapped = torch.func.vmap(call, in_dims=(0, None))
+    of_batch = torch.func.grad(lambda scores, alpha: total(mapped)(scores[:, None], alpha), (0, 1))
+    graph = make_fx(of_sentences)(*leaves)
+    for tensors in (leaves, (scores, alpha)):  # also if they require gradients
+        exact = torch.func.grad(total(call), (0, 1))(*tensors)
+        torch.testing.assert_close(exact, expected, rtol=0, atol=0)
+    compiled = torch.compile(of_sentences, backend="aot_eager", fullgraph=True)
+    for transformed in (of_sentences, of_batch, graph, compiled):
+        torch.testing.assert_close(transformed(*leaves), expected)
+    targets = {str(node.target) for node in graph.graph.nodes}
+    assert {f"headwise.{name}.default", f"headwise.{name}_backward.default"} <= targets
+
+
+@needs_kernels
+@each_operator
+def test_operators_are_one_node_of_exported_and_compiled_graphs(name):
+    class Module(torch.nn.Module):
+        def forward(self, scores, alpha):
+            return OPERATORS[name](scores, alpha)
+
+    scores, alpha = inputs()
+    exported = torch.export.export(Module(), (scores, alpha))
+    targets = [str(node.target) for node in exported.graph.nodes]
+    is_operator = name != "weights"  # exported models run without headwise
+    assert targets.count(f"headwise.{name}.default") == is_operator
+    compiled = torch.compile(Module(), backend="aot_eager", fullgraph=True)
+    expected = Module()(scores, alpha)
+    for call in (exported.module(), compiled):
+        torch.testing.assert_close(call(scores, alpha), expected)
+    gradients = torch.autograd.grad(compiled(scores, alpha).sum(), (scores, alpha))
+    expected_gradients = torch.autograd.grad(expected.sum(), (scores, alpha))
+    torch.testing.assert_close(gradients, expected_gradients)
+
+
+@needs_kernels
+@each_operator
+def test_second_order_and_forward_over_reverse_are_refused(name):
+    """Torch would use 0 for a forward-mode derivative that is lost between two transforms."""
+    scores, alpha = inputs()
+    call = total(OPERATORS[name])
+    (gradient,) = torch.autograd.grad(call(scores, alpha), scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        gradient.sum().backward()
+    of_scores = torch.func.grad(call)
+    for twice in (torch.func.jacrev(torch.func.jacrev(call)), torch.func.grad(total(of_scores))):
+        with pytest.raises(RuntimeError, match="once, not twice"):
+            twice(scores, alpha)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.hessian(call)(scores, alpha)
+
+
+@needs_kernels
+def test_attention_of_few_queries_is_mapped_and_has_no_gradient():
+    heads, alpha = (tensor.detach() for tensor in inputs())
+
+    def call(heads):
+        return attention_of_few(heads, heads, heads, alpha, Power.ANY, Visible(), 0.5)
+
+    torch.testing.assert_close(torch.func.vmap(call)(heads[:, None])[:, 0], call(heads))
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        call(heads.requires_grad_()).sum().backward()
+
+
+def test_forward_mode_is_refused():
+    """Torch would use 0 for a missing forward-mode derivative."""
+    scores, alpha = (one.detach() for one in inputs())
+    ones = torch.ones_like
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda values: weights_of(values, alpha), (scores,), (ones(scores),))
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jacfwd(lambda value: weights_of(scores, value))(alpha)
+    mapped = torch.func.vmap(lambda values: weights_of(values[None], alpha))
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(mapped, (scores,), (ones(scores),))
+    with forward_ad.dual_level():
+        assert weights_of(scores, alpha).isfinite().all()  # without dual tensors in the call
+        dual = forward_ad.make_dual(scores, ones(scores))
+        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+            weights_of(dual, alpha)
+
+
+def test_functional_jacobian():
+    scores, alpha = (tensor.detach()[:1, :1, :2] for tensor in inputs())
+    actual = torch.func.jacrev(lambda values: weights_of(values, alpha))(scores)
+    expected = torch.autograd.functional.jacobian(lambda values: weights_of(values, alpha), scores)
+    assert torch.equal(actual, expected)
+
+
+@needs_kernels
+def test_size_of_a_batch_may_depend_on_values():
+    def call(query, is_used):
+        others = (torch.full((1, 3, 1, 1), 1.1), *[None] * 4, int(Power.ANY), True, 5, 0.0, 0.3, 0)
+        return torch.ops.headwise.attention(*[query[is_used]] * 3, *others)[0]
+
+    arguments = torch.randn(2, 3, 4, 8), torch.tensor([True, False])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(call, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(*arguments), call(*arguments))
+
+
+META = [torch.empty(2, 3, n, 16, device="meta") for n in (4, 9, 9)]
+TRITON = (*META, torch.empty(3, device="meta"), *(None,) * 6, 1, False, 0, 0.0, 0.3, 0)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (0, META[0].double(), "query must be torch.float16 or torch.bfloat16 or torch.float32"),
+        (1, META[1].half(), "key must be torch.float32"),
+        (3, torch.ones(3), "alpha must be torch.float32 on meta, got torch.float32 on cpu"),
+        (4, META[0][0, 0, :1, 0].int(), r"lengths must have shape \(2\)"),
+        (13, 0.5, "dropout needs random numbers"),
+    ],
+)
+def test_triton_operator_refuses_arguments(position, value, message):
+    assert torch.ops.headwise.triton_attention(*TRITON)[0].is_meta
+    with pytest.raises((TypeError, ValueError), match=message):
+        torch.ops.headwise.triton_attention(*TRITON[:position], value, *TRITON[position + 1 :])

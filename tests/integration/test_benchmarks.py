@@ -1,13 +1,18 @@
 """The benchmarks run; their figures are not checked."""
 
+import math
 import re
 
 import pytest
+import torch
 from benchmarks import __main__ as everything
 from benchmarks import entmax, own_models, peers, updates
+from benchmarks.matmul_share import TOKENS, VOCABULARY, bare_products, make_updates, products
 from benchmarks.toolkits import Headwise, Searcher
+from torch.utils.flop_counter import FlopCounterMode
 
 from command_line import read_json
+from headwise.ops.flops import register_flops
 
 pytestmark = pytest.mark.slow
 
@@ -97,3 +102,25 @@ def test_search_with_too_few_tokens_is_rejected(monkeypatch):
     monkeypatch.setattr(peers, "PEERS", (EndsEarly,))
     with pytest.raises(ValueError, match="returned 7 words instead of 8"):
         peers.compare("search", "tiny", 2, 8, 1)
+
+
+def test_products_equal_those_of_a_training_step():
+    register_flops()
+    # in bf16 all products of linear maps are counted; attention may be a single operator
+    shapes = products(updates.model_config("tiny"), VOCABULARY["tiny"], TOKENS // 32, 32)
+    for call in (
+        make_updates("tiny", "softmax", 32, "bf16"),
+        bare_products(shapes, torch.float32),
+        bare_products(shapes, torch.float32, as_in_step=True),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            call()
+        counts = counter.get_flop_counts()["Global"]
+        n_flops = sum(
+            count
+            for kind, count in counts.items()
+            if str(kind) in ("aten.mm", "aten.addmm", "mkldnn._linear_pointwise")
+        )
+        linear = (2 * math.prod(s) * count for s, count in shapes.items() if len(s) == 3)
+        assert n_flops == sum(linear)
+    assert sum(count for s, count in shapes.items() if len(s) == 4) == 6 * (2 + 2 * 2)

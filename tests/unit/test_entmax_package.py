@@ -1,9 +1,10 @@
-"""Functions, modules and losses with the names of the `entmax` package, beside the package."""
+"""Functions, modules and losses with the names of the `entmax` package; published numbers."""
 
 import copy
 import inspect
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import entmax as package
@@ -13,17 +14,12 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.autograd.functional import hessian, jacobian
 
+import oracle
 from headwise import entmax
+from headwise.entmax import alpha_entmax
 
-INF, NAN = float("inf"), float("nan")
+BOTH = entmax, package
 ALPHAS = [-1.5, 0.0, 0.3, 0.9, 1.3, 2.0, 2.25, 4.0]
-GENERIC = {
-    "entmax, 0.4": lambda X, **given: entmax.entmax_bisect(X, 0.4, **given),
-    "entmax, 3": lambda X, **given: entmax.entmax_bisect(X, 3, **given),
-    "normmax": entmax.normmax_bisect,
-    "budget": entmax.budget_bisect,
-}
-every_map = pytest.mark.parametrize("apply_map", GENERIC.values(), ids=GENERIC)
 
 
 def drawn(*shape, seed=1):
@@ -64,11 +60,21 @@ def test_entmax_of_every_alpha_equals_the_package(dim):
         torch.testing.assert_close(number, expected, rtol=0, atol=1e-6)  # a float32 tensor
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
+def test_named_maps_equal_the_package(name, dim):
+    scores = 2 * drawn(33, 50)
+    maps = [getattr(of, name) for of in BOTH]
+    actual, expected = (results(partial(one, dim=dim), scores) for one in maps)
+    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual[1], expected[1], rtol=0, atol=1e-7)  # √p at the border
+
+
 @pytest.mark.parametrize("name", ["normmax", "budget"])
 @pytest.mark.parametrize("parameter", [1.01, 2, 3.5, 6])
 def test_normmax_and_budget_equal_the_package(name, parameter):
     scores = drawn(5, 7)
-    ours, theirs = (getattr(of, f"{name}_bisect") for of in (entmax, package))
+    ours, theirs = (getattr(of, f"{name}_bisect") for of in BOTH)
     actual = results(lambda X: ours(X, parameter, 0), scores)
     expected = results(lambda X: theirs(X, parameter, 0, 100), scores)
     if name == "budget" and parameter > 5:
@@ -88,49 +94,6 @@ def test_second_derivatives_of_losses_are_those_of_the_map(name):
     loss, apply_map = (getattr(entmax, end) for end in (f"{name}_loss", name))
     second = hessian(lambda X: loss(X, target, 2.25).sum(), scores)
     torch.testing.assert_close(second, jacobian(lambda X: apply_map(X, 2.25), scores))
-
-
-@every_map
-def test_masking_equals_removing_keys(apply_map):
-    scores = drawn(6, 9).float()
-    mask = torch.arange(9) < 5
-    expected = results(apply_map, scores[:, :5])
-    for junk in (NAN, INF, 1e9):
-        filled = torch.where(mask, scores, junk).requires_grad_()
-        weights = apply_map(filled, mask=mask)
-        weights.backward(torch.nn.functional.pad(drawn(6, 5, seed=2), (0, 4), value=3.0))
-        actual = [weights[:, :5].detach(), filled.grad[:, :5]]
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
-        assert not weights[:, 5:].any()
-        assert not filled.grad[:, 5:].any()
-
-
-@every_map
-def test_extreme_rows_and_types(apply_map):
-    scores = torch.tensor([[-INF] * 3, [1, -INF, 2], [4, 4, 4], [3e38, -3e38, 0]])
-    value, grad = results(apply_map, scores)
-    assert value.isfinite().all()
-    assert grad.isfinite().all()
-    assert not value[0].any()
-    assert not grad[0].any()
-    torch.testing.assert_close(value[2], value[2, :1].expand(3), rtol=0, atol=0)
-    assert apply_map(torch.tensor([[1, NAN, 2], [1, INF, 2]])).isnan().all()
-    half = drawn(5, 30).bfloat16()
-    assert torch.equal(apply_map(half), apply_map(half.float()).bfloat16())
-    assert apply_map(torch.zeros(3, 0)).shape == (3, 0)
-    assert apply_map(torch.tensor(3.0)) == 1
-
-
-@every_map
-def test_one_node_of_graphs_differentiable_once(apply_map):
-    scores = drawn(4, 6)
-    compiled = torch.compile(apply_map, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(scores), apply_map(scores))
-    assert torch.equal(torch.vmap(apply_map)(scores), apply_map(scores))
-    leaf = scores.requires_grad_()
-    (grad,) = torch.autograd.grad(apply_map(leaf)[:, 0].sum(), leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiated once"):
-        grad.sum().backward()
 
 
 LOSSES = {
@@ -177,22 +140,26 @@ def test_parameters_of_modules_are_learned_and_saved():
     assert torch.equal(twin(scores, mask=mask), entmax.entmax_bisect(scores, alpha, mask=mask))
 
 
-ZEROS = torch.zeros(2, 3)
-REFUSED = {
-    "alpha must be finite": lambda: entmax.entmax_bisect(ZEROS, NAN),
-    "size 1 along dim -1": lambda: entmax.entmax_bisect(ZEROS, torch.ones(3)),
-    "above 1 for normmax": lambda: entmax.normmax_bisect(ZEROS, 1),
-    "budget finite and at least 0": lambda: entmax.budget_bisect(ZEROS, -1),
-    "loss must be above 0": lambda: entmax.entmax_bisect_loss(ZEROS, torch.tensor([0, 0]), 0),
-    "no class": lambda: entmax.normmax_bisect_loss(ZEROS, torch.tensor([0, 3])),
-    "elementwise_mean, mean, sum": lambda: entmax.SparsemaxLoss(reduction="avg"),
-}
+VECTORS = [  # scores, α, p, ∂p/∂α
+    ([-1, 0, 0.5], 1.33, [0.0460, 0.3276, 0.6264], [-0.256168, -0.011402, 0.267570]),
+    ([-2, 0, 0.5], 1.5, [0, 0.3260, 0.6740], None),
+    ([-2, 0, 0.5], 2.0, [0, 0.25, 0.75], None),
+    ([-2, 0, 0.5], 1.0, [0.0486, 0.3592, 0.5922], None),
+    ([1.3, 0.2, -0.5, 0.9, -2], 2.0, [0.7, 0, 0, 0.3, 0], [0.14424, 0, 0, -0.14424, 0]),
+    ([1.3, 0.2, -0.5, 0.9, -2], 1.5, None, [0.27167, -0.29339, 0, 0.02172, 0]),
+    ([1.3, 0.2, -0.5, 0.9, -2], 1.33, None, [0.32133, -0.21691, -0.17091, 0.06648, 0]),
+]
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_bad_arguments_are_refused(message):
-    with pytest.raises(ValueError, match=message):
-        REFUSED[message]()
+@pytest.mark.parametrize("call", [alpha_entmax, oracle.weights])
+@pytest.mark.parametrize(("scores", "alpha", "values", "slope"), VECTORS)
+def test_published_vectors(scores, alpha, values, slope, call):
+    scores, alpha = torch.tensor(scores), torch.tensor([alpha], dtype=torch.float64)
+    if values is not None:
+        assert call(scores, alpha).tolist() == pytest.approx(values, abs=5.1e-5)
+    if slope is not None:
+        slopes = torch.autograd.functional.jacobian(lambda a: call(scores.double(), a), alpha)
+        assert slopes[:, 0].tolist() == pytest.approx(slope, abs=6e-6)
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
 """Wrong kernels are found before use, reported, and replaced by torch."""
 
-import errno
+import importlib.util
 import logging
 import shutil
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +21,10 @@ from headwise.entmax import alpha_entmax, entmax15
 from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.losses.loss import Entmax15Loss
 from headwise.ops import check, dispatch
-from headwise.ops.attention import cpu_few, triton_blocks
+from headwise.ops.attention import cpu_few, triton_launch
 from headwise.ops.attention.layout_parts import Columns
 from headwise.ops.cpp import build
 from headwise.ops.dropout import cpu as cpu_dropout
-from headwise.ops.dropout.operator import dropout
 from headwise.ops.family import Power
 from headwise.ops.library import Library
 from headwise.ops.linear import FewRows
@@ -42,9 +42,10 @@ DEVICE = torch.device(DEVICE_NAME, 0) if DEVICE_NAME == "cuda" else torch.device
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
-    """Start without checks and remember new ones in a temporary folder; compiled kernels stay."""
-    monkeypatch.setattr(dispatch, "_FAILURES", {})
-    monkeypatch.setattr(check, "machine_cache_dir", lambda: tmp_path)
+    """Return the folder of remembered checks, empty; libraries are of a new precision."""
+    build.unavailable_reason()  # compiled kernels stay
+    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(dispatch, "matmul_precision", lambda: f"of {tmp_path}")
     return tmp_path / "checked"
 
 
@@ -54,77 +55,97 @@ def scores():
 
 
 @pytest.fixture
-def broken_cpp(monkeypatch, tmp_path):
-    """C++ kernels whose maps give every key too large a weight."""
-    sources = tmp_path / "csrc"
-    shutil.copytree(build.SOURCES, sources)
-    path = sources / "forward.h"
-    text = path.read_text()
-    assert BREAK[0] in text
-    path.write_text(text.replace(*BREAK))
-    monkeypatch.setattr(build, "SOURCES", sources)
-    monkeypatch.setattr(build, "OPTIONS", tuple(o.replace("-O3", "-O0") for o in build.OPTIONS))
-    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
-    build._library.cache_clear()
-    yield
-    build._library.cache_clear()
+def break_kernel(monkeypatch):
+    """Replace functions; those that raise no error are wrong by 0.01 once, or always."""
+
+    def replace(module, name, error=None, always=False):
+        original, calls = getattr(module, name), []
+
+        def wrong(*arguments):
+            calls.append(arguments)
+            if error is not None:
+                raise error
+            result = original(*arguments)
+            if len(calls) > 1 and not always:
+                return result
+            first, *rest = result if isinstance(result, tuple) else (result,)
+            return (first + 0.01, *rest) if rest else first + 0.01
+
+        monkeypatch.setattr(module, name, wrong)
+
+    return replace
 
 
+# Maps give every key too large a weight.
 BREAK = ("shift, correction));", "shift, correction + 0.01f));")
-
-
-def assert_entmax15_is_exact(scores):
-    """Compare 1.5-entmax and its gradient with float64."""
-    single = scores.clone().requires_grad_()
-    double = scores.double().requires_grad_()
-    for values in (single, double):
-        entmax15(values)[..., 0].square().sum().backward()
-    torch.testing.assert_close(entmax15(single).double(), entmax15(double), rtol=0, atol=1e-6)
-    torch.testing.assert_close(single.grad.double(), double.grad, rtol=0, atol=1e-5)
+BROKEN = """
+import logging, pathlib, sys, torch
+from headwise.entmax import entmax15
+from headwise.ops import dispatch
+from headwise.ops.cpp import build
+from headwise.ops.family import Power
+from headwise.ops.maps import cpu
+logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stdout)
+build.SOURCES = pathlib.Path("csrc")
+build.OPTIONS = tuple(option.replace("-O3", "-O0") for option in build.OPTIONS)
+scores = torch.randn(1, 2, 3, 20)
+assert (cpu.forward(scores, None, Power.SQUARE).sum(-1) - 1).abs().max() > 1e-3
+for _ in range(2):
+    leaves = [scores.to(dtype).requires_grad_() for dtype in (torch.float32, torch.float64)]
+    weights = [entmax15(leaf) for leaf in leaves]
+    grads = [torch.autograd.grad(p[..., 0].square().sum(), z)[0] for p, z in zip(weights, leaves)]
+    for single, double in (weights, grads):
+        torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-5)
+assert dispatch.maps(scores, Power.SQUARE).kernel == dispatch.TORCH
+"""
 
 
 @needs_kernels
 @pytest.mark.slow  # compiles
-@pytest.mark.usefixtures("broken_cpp")
-def test_broken_cpp_kernel_is_reported(scores, caplog):
-    assert (cpu_maps.forward(scores[None], None, Power.SQUARE).sum(-1) - 1).abs().max() > 1e-3
-    assert_entmax15_is_exact(scores)
-    assert_entmax15_is_exact(scores)
-    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
-        caplog.messages[-1]  # one warning for several calls
-    ]
-    assert "C++ kernels are off, torch computes instead: weights" in caplog.text
-    assert dispatch.maps(scores, Power.SQUARE).kernel == dispatch.TORCH
+def test_broken_cpp_kernel_is_reported_once_and_not_used(tmp_path):
+    shutil.copytree(build.SOURCES, tmp_path / "csrc")
+    path = tmp_path / "csrc" / "forward.h"
+    text = path.read_text()
+    assert BREAK[0] in text
+    path.write_text(text.replace(*BREAK))
+    command = [sys.executable, "-c", BROKEN]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("C++ kernels are off, torch computes instead: weights") == 1
+    assert run.stdout.count("\n") == 1
 
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("module", "name", "differs"),
+    "broken",
     [
-        (cpu_maps, "forward", "weights (float32, EXP) differ"),
-        (cpu_maps, "backward", "gradients of scores"),
-        (cpu_few, "attention_of_few", "contexts of few queries"),
-        (cpu_losses, "read", "values of losses"),
-        (cpu_dropout, "drop", "entries after dropout"),
-        (FewRows, "__call__", "linear maps of few rows"),
+        {
+            (cpu_maps, "forward"): "weights (float32, EXP) differ",
+            (cpu_maps, "backward"): "gradients of scores",
+            (cpu_few, "attention_of_few"): "contexts of few queries",
+        },
+        {
+            (cpu_losses, "read"): "values of losses",
+            (FewRows, "__call__"): "linear maps of few rows",
+        },
+        {(cpu_dropout, "drop"): "entries after dropout"},
     ],
+    ids=["maps and attention", "losses and linear maps", "dropout"],
 )
-def test_wrong_python_half_of_a_kernel_is_found(module, name, differs, monkeypatch):
-    original = getattr(module, name)
-
-    def wrong(*arguments):
-        result = original(*arguments)
-        first, *rest = result if isinstance(result, tuple) else (result,)
-        return (first + 0.01, *rest) if rest else first + 0.01
-
-    monkeypatch.setattr(module, name, wrong)
-    assert differs in str(check.failure(CPP))
+def test_wrong_python_halves_of_kernels_are_found(broken, break_kernel, cache):
+    for module, name in broken:
+        break_kernel(module, name)
+    found = str(check.failure(CPP))
+    assert [words for words in broken.values() if words not in found] == []
+    assert not cache.exists()
 
 
 @needs_kernels
 def test_sparse_attention_without_far_keys_is_found(monkeypatch):
     monkeypatch.setattr(Columns, "products", lambda *_: iter(()))
-    assert "contexts" in str(check.failure(CPP))
+    found = str(check.failure(CPP))
+    assert "contexts" in found
+    assert " other results" in found
 
 
 class TestTriton:
@@ -143,75 +164,105 @@ class TestTriton:
     def test_kernels_pass(self, library):
         assert check.failure(library) is None
 
-    @pytest.mark.parametrize("module", [triton_maps, triton_losses])
-    def test_wrong_kernel_of_long_rows_is_found(self, module, monkeypatch):
-        name = "forward" if module is triton_maps else "read"
+    @pytest.mark.parametrize(
+        ("module", "name", "width", "differ"),
+        [
+            (triton_maps, "forward", 0, "differ"),
+            (triton_losses, "read", 0, "differ"),
+            (triton_launch, "block_lists", 16, "contexts"),
+        ],
+    )
+    def test_wrong_kernel_is_found(self, module, name, width, differ, monkeypatch):
+        """Of long rows, and one that misses a block of a pattern."""
         original = getattr(module, name)
 
-        def wrong(scores, *rest):
-            return original(scores * (1.01 if scores.shape[-1] > 2048 else 1), *rest)
+        def wrong(values, *rest, **options):
+            if name == "block_lists":
+                values[:, :, 1:, 0] = 0
+            elif values.shape[-1] > 2048:
+                values = values * 1.01
+            return original(values, *rest, **options)
 
         monkeypatch.setattr(module, name, wrong)
-        library = Library(dispatch.TRITON, DEVICE, torch.float32, Power.SQUARE)
-        assert "differ" in str(check.failure(library))
-
-    def test_missing_block_of_a_pattern_is_found(self, monkeypatch):
-        original = triton_blocks._marks
-
-        def without_first_keys(*arguments):
-            marks = original(*arguments)
-            marks[:, :, 1:, 0] = 0
-            return marks
-
-        monkeypatch.setattr(triton_blocks, "_marks", without_first_keys)
-        monkeypatch.setattr(check, "RATE", 0.0)  # the interpreter is slow
-        library = Library(dispatch.TRITON, DEVICE, torch.float32, Power.SQUARE, 16, True)
-        assert "contexts" in str(check.failure(library))
+        fields = (DEVICE, torch.float32, Power.SQUARE, width, width > 0)
+        assert differ in str(check.failure(Library(dispatch.TRITON, *fields)))
 
 
-def test_each_gpu_type_map_and_width_is_checked_apart(monkeypatch):
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Return a function that makes a tensor without values, as if on a GPU."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+
+    def make(tensor, index=0):
+        with FakeTensorMode():
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.device("cuda", index))
+
+    return make
+
+
+def test_each_gpu_type_map_and_width_is_checked_apart(on_gpu, monkeypatch):
     checked = []
     monkeypatch.setattr(check, "failure", checked.append)
-    one, other = torch.device("cuda", 0), torch.device("cuda", 1)
-    settings = [
-        (one, torch.float32, Power.ANY, 16), (other, torch.float32, Power.ANY, 16),
-        (one, torch.bfloat16, Power.ANY, 16), (one, torch.float32, Power.SQUARE, 16),
-        (one, torch.float32, Power.ANY, 64), (one, torch.float32, Power.ANY, 16),
-    ]  # fmt: skip
-    for setting in settings:
-        assert dispatch._checked(dispatch.TORCH, dispatch.TRITON, *setting).kernel == "Triton"
-    assert [library[1:5] for library in checked] == settings[:-1]
+    heads = torch.zeros(1, 2, 30, 16)
+    one, other = on_gpu(heads), on_gpu(heads, 1)
+    half, wide = on_gpu(heads.bfloat16()), on_gpu(torch.zeros(1, 2, 30, 64))
+    calls = [(one, Power.ANY), (other, Power.ANY), (half, Power.ANY), (one, Power.SQUARE)]
+    for values, power in (*calls, (wide, Power.ANY), (one, Power.ANY)):
+        settings = (power, 0.0, False, False, False, False)
+        choice = dispatch.attention(values, values, values, *settings)
+        assert choice.kernel == dispatch.TRITON, choice
+    expected = [(x.device, x.dtype, power, 16) for x, power in calls]
+    wide_fields = (wide.device, torch.float32, Power.ANY, 64)
+    assert [library[1:5] for library in checked] == [*expected, wide_fields]
 
 
 @needs_kernels
-def test_error_of_a_check_is_not_remembered(cache, monkeypatch, caplog):
-    def fail(*arguments):
-        raise MemoryError("no memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cpu_dropout, "drop", fail)
-        dropped = dropout(torch.ones(100), 0.5)
-    assert set(dropped.tolist()) == {0.0, 2.0}
-    assert "off, torch computes instead: the check raised MemoryError: no memory" in caplog.text
-    assert not cache.exists()
-
-
-@needs_kernels
-def test_check_is_remembered_per_build_and_source(cache, monkeypatch):
+def test_check_is_remembered_per_setting(break_kernel, monkeypatch, cache, tmp_path):
+    """Settings choose other code for products of matrices, or for Triton's kernels."""
     assert check.failure(CPP) is None
     assert len(list(cache.iterdir())) == 1
-    with monkeypatch.context() as patch:
-        patch.setattr(check, "_differences", None)
-        assert check.failure(CPP) is None
-    for module, name in ((build, "build_digest"), (check, "_sources")):
+    break_kernel(cpu_dropout, "drop", MemoryError("no memory"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    assert check.failure(CPP) is None
+    raised = "the check raised MemoryError: no memory"
+    assert check.failure(CPP._replace(precision="high")) == raised
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert check.failure(CPP) == raised
+    spec = importlib.util.find_spec("headwise.ops.check")
+    other_sources = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(other_sources)
+    other_sources.__file__ = str(tmp_path / "check.py")
+    assert other_sources.failure(CPP) == raised
+    for name in ("TRITON_DEFAULT_FP_FUSION", "ONEDNN_MAX_CPU_ISA"):
         with monkeypatch.context() as patch:
-            patch.setattr(module, name, lambda: "others")
+            patch.setenv(name, "0")
+            assert check.failure(CPP) == raised
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "build_digest", lambda: "others")
+        assert check.failure(CPP) == raised
+    assert len(list(cache.iterdir())) == 1
+
+
+@needs_kernels
+def test_kernels_pass_in_any_mode_without_a_cache(cache, caplog):
+    """Nor do they use torch's generator."""
+    caplog.set_level(logging.INFO, logger="headwise")
+    cache.write_text("not a folder")
+    state = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.device("meta"):
             assert check.failure(CPP) is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert "cannot remember the check of the kernels" in caplog.text
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @needs_kernels
 def test_precision_may_be_set_by_backend(scores, monkeypatch):
-    monkeypatch.setattr(check, "failure", lambda built: None)
+    monkeypatch.undo()
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         assert (entmax15(scores).sum(-1) - 1).abs().max() < 1e-6
@@ -220,43 +271,7 @@ def test_precision_may_be_set_by_backend(scores, monkeypatch):
 
 
 @needs_kernels
-def test_check_is_remembered_per_setting(monkeypatch):
-    """Those that choose other code for products of matrices, or for Triton's kernels."""
-    monkeypatch.setattr(check, "_triton_facts", lambda device: "facts")
-    built = Library(dispatch.TRITON)
-    digests = {check._digest(built)}
-    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
-    digests |= {check._digest(built), check._digest(built._replace(precision="high"))}
-    with torch.backends.mkldnn.flags(enabled=False):
-        digests.add(check._digest(built))
-    for name in ("TRITON_DEFAULT_FP_FUSION", "ONEDNN_MAX_CPU_ISA"):
-        monkeypatch.setenv(name, "0")
-        digests.add(check._digest(built))
-    assert len(digests) == 5
-
-
-@needs_kernels
-def test_failure_is_not_remembered(cache, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(check, "_differences", lambda library: list("abcde"))
-        assert check.failure(CPP) == "a; b; c; and 2 other results"
-    assert not cache.exists()
-    assert check.failure(CPP) is None
-
-
-@needs_kernels
-def test_full_disk_is_no_error(monkeypatch, caplog):
-    def touch(path):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "touch", touch)
-    with caplog.at_level(logging.INFO, logger="headwise"):
-        assert check.failure(CPP) is None
-    assert "cannot remember the check of the kernels" in caplog.text
-
-
-@needs_kernels
-def test_other_threads_that_draw_do_not_disturb_the_check(scores):
+def test_other_threads_that_draw_do_not_disturb_the_check(scores, cache):
     stop = threading.Event()
 
     def draw():
@@ -271,73 +286,58 @@ def test_other_threads_that_draw_do_not_disturb_the_check(scores):
     finally:
         stop.set()
         thread.join()
-    assert dispatch._FAILURES == {CPP: None}
-
-
-@needs_kernels
-def test_kernels_pass_in_any_mode_without_using_the_generator():
-    state = torch.get_rng_state()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.device("meta"):
-            assert check.failure(CPP) is None
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(torch.get_rng_state(), state)
+    assert len(list(cache.iterdir())) == 1
 
 
 def attend(scores):
     states = scores[:, :1].repeat(1, dispatch.MIN_KEYS, 1)
-    return ATTENTION(states, states, states, Mask())
+    node = {"attention": {**group_node("attention", "alpha_entmax")}}
+    return AttentionFactory(node)(Place("encoder_self", 1, 2, 10)), states
 
 
 TARGET = torch.arange(6).view(2, 3)
-ATTENTION = AttentionFactory({"attention": {**group_node("attention", "alpha_entmax")}})(
-    Place("encoder_self", 1, 2, 10)
-)
 FIRST_CALLS = {
     "softmax": entmax.softmax,
     "alpha_entmax": lambda scores: alpha_entmax(scores, torch.tensor([[1.3], [1], [2]])),
     "entmax15_loss": lambda scores: entmax.entmax15_loss(scores, TARGET, label_smoothing=0.1),
     "Entmax15Loss": lambda scores: Entmax15Loss()(scores, TARGET).loss,
     "log_entmax": lambda scores: log_entmax(scores, 1.5),
-    "attention": attend,
+    "attention": None,
 }
 
 
 @needs_kernels
 @pytest.mark.parametrize("name", FIRST_CALLS)
-def test_first_call_of_a_process_may_be_compiled(name, scores):
+def test_first_call_of_a_process_may_be_compiled(name, scores, cache):
     """The kernels are checked while it is traced, and used."""
+    call = FIRST_CALLS[name]
+    if name == "attention":
+        layer, states = attend(scores)
+        call = lambda scores: layer(states, states, states, Mask())  # noqa: E731
     torch._dynamo.reset()
-    compiled = torch.compile(FIRST_CALLS[name], backend="eager", fullgraph=True)
-    values = compiled(scores)
-    assert ({CPP: None} if name != "log_softmax" else {}) == dispatch._FAILURES
-    torch.testing.assert_close(values, FIRST_CALLS[name](scores), rtol=0, atol=0)
+    values = torch.compile(call, backend="eager", fullgraph=True)(scores)
+    assert len(list(cache.iterdir())) == 1
+    torch.testing.assert_close(values, call(scores), rtol=0, atol=0)
 
 
 @needs_kernels
-def test_log_softmax_may_be_compiled_after_a_call(scores):
+def test_log_softmax_may_be_compiled_after_a_call(scores, cache):
     """Its kernel is not an operator."""
     expected = log_softmax(scores)
-    assert dispatch._FAILURES
+    assert cache.exists()
     compiled = torch.compile(log_softmax, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(scores), expected)
 
 
 @needs_kernels
-def test_compiled_graph_does_not_use_wrong_kernels(scores, monkeypatch):
-    forward = cpu_maps.forward
-    monkeypatch.setattr(cpu_maps, "forward", lambda *arguments: forward(*arguments) + 0.01)
+def test_compiled_graph_does_not_use_wrong_kernels(scores, break_kernel):
+    break_kernel(cpu_maps, "forward", always=True)
     compiled = torch.compile(entmax15, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(scores), entmax15(scores.double()).float())
-    assert "weights" in dispatch.failures()[CPP]
-
-
-def on_gpu(tensor):
-    """Return a tensor without values, as if on a GPU."""
-    with FakeTensorMode():
-        return torch.empty(tensor.shape, device=torch.device("cuda", 0))
+    choice = dispatch.maps(scores, Power.SQUARE)
+    assert choice.kernel == dispatch.TORCH
+    assert choice.reason.startswith("weights")
+    assert choice.reason in dispatch.failures().values()
 
 
 DOUBLE = "no kernels for float64 on cpu"
@@ -359,15 +359,15 @@ FEW, MANY, LONG = (torch.zeros(1, 2, n, 8) for n in (3, 200, 1024))
         (LONG, LONG, Power.EXP, 0.0, "", (dispatch.TORCH, dispatch.SHORT_ROWS)),
         (MANY, MANY[:, :, :20], Power.ANY, 0.0, "", (dispatch.WEIGHTS, dispatch.SHORT_ROWS)),
         (MANY.double(), MANY.double(), Power.ANY, 0.0, "", (dispatch.WEIGHTS, DOUBLE)),
-        (*[on_gpu(MANY)] * 2, Power.EXP, 0.0, "padded", (dispatch.WEIGHTS, dispatch.PADDED_BIAS)),
+        (None, MANY, Power.EXP, 0.0, "padded", (dispatch.WEIGHTS, dispatch.PADDED_BIAS)),
     ],
 )
 def test_attention_kernel_choice_has_a_reason(
     query, key, power, dropout, bias,
-    expected, monkeypatch
+    expected, on_gpu
 ):  # fmt: skip
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    if query is None:
+        query = key = on_gpu(key)
     settings = (power, dropout, False, False, bool(bias), bias == "padded")
     with torch.no_grad():
         assert dispatch.attention(query, key, key, *settings) == expected

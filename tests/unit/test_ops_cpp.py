@@ -1,28 +1,147 @@
-"""The compiled kernels equal torch, which replaces them where they are unavailable."""
+"""The C++ library: compiled once, remembered, replaced by torch where there is none."""
 
-import itertools
-import math
+import importlib.util
 import os
 import platform
 import shlex
 import shutil
 import subprocess
-from unittest.mock import Mock
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from headwise.entmax import entmax15, entmax15_loss
-from headwise.entmax.losses import log_softmax
-from headwise.ops.attention.cpu_few import attention_of_few
+from headwise.entmax import entmax15_loss
 from headwise.ops.cpp import build
 from headwise.ops.family import Power
 from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.maps import operator
-from headwise.ops.visible import Visible
 from kernel_marks import needs_kernels
-from triton_cases import assert_near_float64
+
+TESTS = Path(__file__).parents[1]
+on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
+
+
+@pytest.fixture
+def build_again(monkeypatch, tmp_path):
+    """Return why kernels are unavailable to a process that starts with this environment."""
+    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
+
+    def reason(compile_timeout=build.COMPILE_TIMEOUT, **environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, str(value))
+        spec = importlib.util.find_spec("headwise.ops.cpp.build")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.COMPILE_TIMEOUT = compile_timeout
+        reasons = [str(module.unavailable_reason()) for _ in range(2)]
+        assert reasons[0] == reasons[1]
+        return reasons[0]
+
+    return reason
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    """Return the path of a compiler that does what a line of shell does; it counts its calls."""
+
+    def make(line):
+        path = tmp_path / "compiler"
+        path.write_text(f"#!/bin/sh\necho call >> {tmp_path}/calls\n{line}\n")
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def real_compiler():
+    return os.environ.get("CXX") or next(filter(shutil.which, build.COMPILERS))
+
+
+def test_missing_compiler_is_warned_of_once_and_kernels_can_be_disabled(
+    build_again, monkeypatch, caplog
+):
+    monkeypatch.delenv("CXX", raising=False)
+    assert build_again(PATH="").startswith("no C++ compiler")
+    assert build_again(HEADWISE_NATIVE="0") == "HEADWISE_NATIVE=0"
+    assert ["or set CXX" in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [(None, "/nowhere/c++"), ("exit 1", "exit status 1"), ("exit 0", "cannot open shared object")],
+)
+def test_failed_compilation_is_named_and_not_repeated(
+    line, reason, build_again, compiler, tmp_path
+):
+    """That of a compiler that is missing or fails, and of libraries that cannot be loaded."""
+    path = "/nowhere/c++" if line is None else compiler(line)
+    calls = []
+    for _ in range(3):
+        assert reason in build_again(CXX=path)
+        log = tmp_path / "calls"
+        calls.append(len(log.read_text().splitlines()) if log.exists() else 0)
+        if len(calls) == 2:
+            next((tmp_path / "native").iterdir()).unlink()  # as the warning advises
+    assert calls[0] == calls[1] <= calls[2] / 2
+
+
+@pytest.mark.parametrize(("line", "reason"), [("kill $$", "status -15"), ("sleep 9", "timed out")])
+def test_ended_compilation_is_repeated(line, reason, build_again, compiler, tmp_path):
+    assert reason in build_again(compile_timeout=0.5, CXX=compiler(line))
+    assert list((tmp_path / "native").iterdir()) == []
+
+
+def test_unwritable_cache_disables_kernels(build_again, compiler, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "file" in build_again(CXX=compiler("exit 0"), HEADWISE_CACHE=tmp_path / "file")
+
+
+@needs_kernels
+def test_library_is_compiled_once_and_again_if_it_is_broken(build_again, compiler, tmp_path):
+    built = build.functions()._name
+    path = compiler(f'while [ "$1" != -o ]; do shift; done; cp {built} $2')
+    assert build_again(CXX=path) == "None"
+    (library,) = (tmp_path / "native").glob("*.so")
+    broken = tmp_path / "other" / "native" / library.name
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"")
+    for _ in range(2):
+        assert build_again(HEADWISE_CACHE=tmp_path / "other") == "None"
+    assert broken.read_bytes() == Path(built).read_bytes()
+    # compiles and links, twice
+    assert len((tmp_path / "calls").read_text().splitlines()) == 4
+
+
+def pytest_passes(*arguments):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", *map(str, arguments)]
+    completed = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout[-2000:]
+
+
+@needs_kernels
+@on_x86
+@pytest.mark.slow  # compiles
+@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"], ids=["eight lanes", "four lanes"])
+def test_narrow_vectors_keep_the_contracts(processor, compiler, monkeypatch, tmp_path):
+    path = compiler(f'exec {real_compiler()} "$@" -march={processor}')
+    monkeypatch.setenv("CXX", str(path))
+    files = ("contract/test_entmax_contract.py", "unit/test_ops_random_calls.py")
+    # limits of long rows are those of processors with fused multiply-add
+    chosen = ("-k", "C++ and not (500 or hard) or operators", "-m", "not slow and not triton")
+    pytest_passes(*(TESTS / file for file in files), *chosen, "-o", f"cache_dir={tmp_path}/pytest")
+    assert (tmp_path / "calls").exists()
+
+
+@needs_kernels
+@on_x86
+@pytest.mark.slow
+def test_kernels_compile_for_processors_with_native_bfloat16():
+    options = (*build.OPTIONS, "-march=x86-64-v4", "-mavx512bf16", "-fsyntax-only")
+    command = [*shlex.split(real_compiler()), *options, str(build.SOURCES / "kernels.cpp")]
+    subprocess.run(command, check=True)
 
 
 @needs_kernels
@@ -62,106 +181,6 @@ def test_threads_do_not_change_bits(set_threads):
     assert torch.equal(results[0], results[2])
 
 
-@pytest.fixture
-def cleared_library_cache():
-    build._library.cache_clear()
-    yield
-    build._library.cache_clear()
-
-
-def reason_without(patch, **environment):
-    """Return why kernels are unavailable in this environment; the maps must still work."""
-    for name, value in environment.items():
-        patch.setenv(name, value)
-    assert entmax15(torch.tensor([1.0, 0.0]))[0] > 0.8
-    return str(build.unavailable_reason())
-
-
-@pytest.mark.usefixtures("cleared_library_cache")
-def test_missing_compiler_is_warned_of_once_and_kernels_can_be_disabled(monkeypatch, caplog):
-    monkeypatch.delenv("CXX", raising=False)
-    assert [reason_without(monkeypatch, PATH="")[:15] for _ in range(2)] == ["no C++ compiler"] * 2
-    build._library.cache_clear()
-    assert reason_without(monkeypatch, HEADWISE_NATIVE="0") == "HEADWISE_NATIVE=0"
-    assert ["or set CXX" in message for message in caplog.messages] == [True]
-
-
-@pytest.mark.usefixtures("cleared_library_cache")
-@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false", "true"])
-def test_failed_compilation_is_named_and_not_repeated(monkeypatch, tmp_path, compiler):
-    """That of a compiler that is missing or fails, and of libraries that cannot be loaded."""
-    monkeypatch.setattr(build, "_build", Mock(wraps=build._build))
-    expected = compiler if compiler != "true" else "cannot open shared object"
-    assert expected in reason_without(monkeypatch, CXX=compiler, HEADWISE_CACHE=str(tmp_path))
-    for n_builds in (1, 2):
-        build._library.cache_clear()
-        assert expected in reason_without(monkeypatch)
-        assert build._build.call_count == n_builds
-        next((tmp_path / "native").iterdir()).unlink()  # as the warning advises
-
-
-@pytest.mark.usefixtures("cleared_library_cache")
-def test_ended_compilation_is_repeated(monkeypatch, tmp_path):
-    killed, slow = subprocess.CalledProcessError(-15, "c++"), subprocess.TimeoutExpired("c++", 300)
-    for error, message in (killed, "status -15"), (slow, "timed out"):
-        build._library.cache_clear()
-        monkeypatch.setattr(build, "_call", Mock(side_effect=error))
-        assert message in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path))
-        assert list((tmp_path / "native").iterdir()) == []
-
-
-@pytest.mark.usefixtures("cleared_library_cache")
-def test_unwritable_cache_disables_kernels(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "file" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path / "file"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cleared_library_cache")
-@needs_kernels
-def test_broken_library_is_rebuilt(monkeypatch, tmp_path):
-    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "OPTIONS", tuple(o.replace("-O3", "-O0") for o in build.OPTIONS))
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, build.COMPILERS))
-    broken = tmp_path / "native" / f"{build._digest(compiler)}.so"
-    broken.parent.mkdir()
-    broken.write_bytes(b"")
-    assert build.unavailable_reason() is None
-    assert broken.stat().st_size > 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cleared_library_cache")
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
-@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"], ids=["eight lanes", "four lanes"])
-@needs_kernels
-def test_narrow_vectors(monkeypatch, tmp_path, processor):
-    scores = torch.randn(2, 3, 7, 300, generator=torch.Generator().manual_seed(1)) * 2
-    mask = torch.rand(2, 1, 1, 300, generator=torch.Generator().manual_seed(2)) > 0.2
-    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "OPTIONS", (*build.OPTIONS, f"-march={processor}"))
-    for power, n_keys in itertools.product(Power, (5, 30, 130, 300)):
-        alpha = torch.tensor([1.0, 1.4, 2.0]).view(1, 3, 1, 1) if power is Power.ANY else None
-        part, visible = scores[..., :n_keys].contiguous(), mask[..., :n_keys]
-        assert_near_float64(part, alpha, visible, power)
-        beta = None if alpha is None else alpha - 1
-        half = cpu_maps.forward(part.bfloat16(), beta, power)
-        assert torch.equal(half, cpu_maps.forward(part.bfloat16().float(), beta, power).bfloat16())
-        keys = part[..., :20]  # keys and values that do not fill whole vectors
-        expected = cpu_maps.forward((keys @ keys.mT).contiguous(), beta, power) @ keys
-        context = attention_of_few(keys, keys, keys, alpha, power, Visible(), 1.0)
-        assert (context - expected).abs().max() <= 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
-@needs_kernels
-def test_kernels_compile_for_processors_with_native_bfloat16():
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, build.COMPILERS))
-    options = (*build.OPTIONS, "-march=x86-64-v4", "-mavx512bf16", "-fsyntax-only")
-    build._call([*shlex.split(compiler), *options, str(build.SOURCES / "kernels.cpp")])
-
-
 @needs_kernels
 def test_every_nan_stays_nan_in_bfloat16():
     bits = torch.tensor([0x7FC00000, 0x7FFFFFFF, 0x7F800001, -1], dtype=torch.int32)
@@ -181,27 +200,6 @@ def test_unsupported_tensors_are_refused():
         cpu_maps.forward(scores.transpose(1, 2), None, Power.EXP)
 
 
-def test_chunks_of_rows_use_the_alpha_of_their_head(monkeypatch):
-    """Without kernels, rows are computed in chunks, here of a few heads."""
-    monkeypatch.setattr("headwise.ops.maps.reference.CHUNK", 300)
-    generator = torch.Generator().manual_seed(1)
-    scores = torch.randn(2, 4, 5, 30, generator=generator, dtype=torch.float64)
-    grad = torch.randn(scores.shape, generator=generator, dtype=torch.float64)
-    alpha = torch.tensor([1.1, 1.4, 1.7, 2.0], dtype=torch.float64).view(1, 4, 1, 1)
-
-    def results(scores, alpha, grad):
-        scores, alpha = scores.clone().requires_grad_(), alpha.clone().requires_grad_()
-        weights = operator.weights(scores, alpha, None, Power.ANY)
-        return [weights.detach(), *torch.autograd.grad(weights, (scores, alpha), grad)]
-
-    together = results(scores, alpha, grad)
-    for head in range(4):
-        head_slice = slice(head, head + 1)
-        alone = results(scores[:, head_slice], alpha[:, head_slice], grad[:, head_slice])
-        for together_tensor, alone_tensor in zip(together, alone, strict=True):
-            torch.testing.assert_close(together_tensor[:, head_slice], alone_tensor)
-
-
 @needs_kernels
 def test_default_dtype_does_not_change_results():
     scores = torch.randn(2, 2, 5, 30, generator=torch.Generator().manual_seed(1))
@@ -210,37 +208,11 @@ def test_default_dtype_does_not_change_results():
     for dtype in (torch.float32, torch.float64):
         torch.set_default_dtype(dtype)
         try:
-            scores_leaf, alpha_leaf = (
-                scores.clone().requires_grad_(),
-                alpha.clone().requires_grad_(),
-            )
-            operator.weights(scores_leaf, alpha_leaf, None, Power.ANY)[..., 0].sum().backward()
+            leaves = [values.clone().requires_grad_() for values in (scores, alpha)]
+            operator.weights(*leaves, None, Power.ANY)[..., 0].sum().backward()
             loss = entmax15_loss(scores[0, 0], torch.arange(5))
         finally:
             torch.set_default_dtype(torch.float32)
-        results.append([scores_leaf.grad, alpha_leaf.grad, loss])
+        results.append([*(leaf.grad for leaf in leaves), loss])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("scale", [1.0, 1e5])
-def test_log_softmax_equals_torch(dtype, scale):
-    generator = torch.Generator().manual_seed(1)
-    logits = (scale * torch.randn(2, 5, 1003, generator=generator)).to(dtype)
-    logits[0, 1, 4], logits[1, 0, 5] = -torch.inf, scale * 2
-    logits[0, 2, 7], logits[0, 3, 9] = math.nan, torch.inf
-    log_probs = log_softmax(logits)
-    assert log_probs.dtype == torch.promote_types(dtype, torch.float32)
-    expected = logits.double().log_softmax(-1)
-    assert log_probs[0, 2].isnan().all()
-    assert log_probs[0, 3].isnan().all()
-    torch.testing.assert_close(log_probs.double(), expected, rtol=1e-6, atol=1e-5, equal_nan=True)
-    strided = logits.transpose(1, 2)[:, ::2].transpose(1, 2)
-    expected, log_probs = strided.double().log_softmax(-1), log_softmax(strided).double()
-    torch.testing.assert_close(log_probs, expected, rtol=1e-6, atol=1e-5, equal_nan=True)
-    assert log_softmax(logits[:0]).shape == (0, 5, 1003)
-    leaf = logits[1].float().requires_grad_()
-    (gradient,) = torch.autograd.grad(log_softmax(leaf)[:, 3].sum(), leaf)
-    assert gradient.isfinite().all()
-    assert (gradient != 0).any()

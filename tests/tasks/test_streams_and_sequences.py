@@ -100,9 +100,7 @@ def test_evaluate_scores_other_splits_and_checkpoints(headwise, text, tmp_path):
 def test_later_commands_use_the_cache_of_the_training_and_other_batches(
     headwise, text, tmp_path, monkeypatch
 ):
-    run = text.train(
-        tmp_path / "outputs", *FAST, f"paths.cache={os.path.relpath(text.folder)}/cache"
-    )
+    run = text.train(tmp_path / "outputs", *FAST, f"paths.cache={os.path.relpath(tmp_path)}/cache")
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
     monkeypatch.chdir(tmp_path)
     out = headwise.ok("evaluate", f"run={run}", "name=small", f"max_tokens={WINDOW}").out

@@ -1,6 +1,7 @@
 """Search with a prepared model, beside the model itself."""
 
 import random
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -87,14 +88,23 @@ def test_searches_equal_those_of_the_model(name):
     assert_same_searches(model, PreparedModel(model, torch.float32))
 
 
+def held_tensors(owner):
+    """Tensors of an object and of its parts, without those of modules."""
+    for value in vars(owner).values():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, torch.Tensor):
+                yield one
+            elif type(one).__module__.startswith("headwise") and not isinstance(one, nn.Module):
+                yield from held_tensors(one)
+
+
 @pytest.mark.parametrize("context", [torch.inference_mode, lambda: torch.device("meta")])
 def test_a_model_prepared_in_another_mode_is_used_within_and_outside(context):
     model = build()
     with context():
         prepared = PreparedModel(model, torch.float32)
+        assert not any(map(torch.is_inference, held_tensors(prepared)))  # these are not packed
         assert_same_searches(model, prepared)
-    memory = prepared.encode(torch.tensor([[5, 6, EOS]]), torch.tensor([3]))
-    prepared.decode(torch.tensor([[2]]), memory, prepared.make_cache())  # records gradients
     assert_same_searches(model, prepared)
 
 
@@ -123,11 +133,14 @@ def test_translator_uses_the_weights_of_each_call(monkeypatch):
     model, lines = build(), ["5 6 7", "", "8 9 10 11"]
     translator = Translator(model, PAIR, DecodeConfig(beam=3, n_best=2, max_length_extra=5))
 
+    n_recorded = Counter()
+
     def by_the_modules():
-        with recording(model, lambda attention, weights: None):  # not supported
+        with recording(model, lambda attention, weights: n_recorded.update("1")):
             return translator.translate(lines)
 
     expected = by_the_modules()
+    assert n_recorded["1"] > 4 * len(model.decoder.blocks)  # at every step, not the encoder alone
     with monkeypatch.context() as patch:
         patch.setattr(model, "decode", refuse)
         assert_same_texts(translator.translate(lines), expected)

@@ -1,12 +1,14 @@
 """A model with known probabilities, for tests of search."""
 
+import functools
+import math
 import random
 
 import torch
 
+from headwise.losses.output_map import SOFTMAX
 from headwise.model.transformer import Memory
 
-Prefix = tuple[int, ...]
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
 
@@ -27,13 +29,15 @@ class PrefixCache:
 class RandomModel:
     """A model with random logits, seeded by (source, prefix).
 
-    `logits` may be replaced by a function of (source, prefix).
+    `logits` may be replaced by a function of (source, prefix). `shapes` has the (rows, tokens) of
+    every call of the decoder.
     """
 
-    def __init__(self, sharpness=2.0, vocab_size=7):
-        self.sharpness, self.vocab_size = sharpness, vocab_size
-        self.batch_sizes = []
+    def __init__(self, sharpness=2.0, vocab_size=7, output=SOFTMAX):
+        self.sharpness, self.vocab_size, self.output = sharpness, vocab_size, output
+        self.shapes = []
 
+    @functools.cache  # noqa: B019
     def logits(self, source, prefix):
         generator = random.Random(str((source, prefix)))
         return [self.sharpness * generator.gauss(0, 1) for _ in range(self.vocab_size)]
@@ -45,7 +49,8 @@ class RandomModel:
         return PrefixCache()
 
     def decode(self, target_in_BT, memory, cache=None):
-        self.batch_sizes.append(len(target_in_BT))
+        assert not torch.is_grad_enabled()
+        self.shapes.append(tuple(target_in_BT.shape))
         n_new = target_in_BT.shape[1]
         prefixes = target_in_BT
         if cache is not None:
@@ -60,5 +65,11 @@ class RandomModel:
             rows.append([self.logits(source, tuple(ids[1:end])) for end in ends])
         return torch.tensor(rows)
 
+    @functools.cache  # noqa: B019
     def log_probs(self, source, prefix):
-        return torch.tensor(self.logits(source, prefix)).log_softmax(-1).tolist()
+        return self.output.log_probs(torch.tensor(self.logits(source, prefix))).tolist()
+
+    def possible(self, source, prefix):
+        """Log probability of every token that may follow and has a probability."""
+        log_probs = self.log_probs(source, prefix)
+        return {p: log_probs[p] for p in range(EOS, self.vocab_size) if log_probs[p] > -math.inf}

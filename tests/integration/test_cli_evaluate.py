@@ -1,10 +1,11 @@
-"""`headwise evaluate` and `headwise.load` on a trained run."""
+"""`headwise evaluate` and `headwise.load` on a trained run: sets, scores and files."""
 
 import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,9 +15,13 @@ from command_line import (
     change_config,
     read_json,
     read_results,
+    without_hashes,
     write_sentence,
 )
 from corpus_writers import serve_folder
+from headwise.commands import evaluate
+from headwise.errors import DataError
+from headwise.runs.results import Results
 from headwise.tasks.inspection import readings
 from headwise.train.checkpoint import checkpoint_path
 
@@ -264,16 +269,6 @@ def test_scaling_that_does_not_fit_the_run_is_rejected(headwise, run, changes, a
     assert not (run / "other.json").exists()
 
 
-def test_translations_are_scored_with_another_scaling(headwise, run):
-    scores = {}
-    for scaling in ("none", "ssmax"):
-        options = f"scaling={scaling}", f"name={scaling}", "data.test=[test_a]"
-        headwise.ok("evaluate", f"run={run}", *options)
-        scores[scaling] = read_results(run, scaling)["scores"]["test_a"]
-    assert scores["none"] == read_json(run / "results.json")["scores"]["test_a"]
-    assert scores["none"]["nll"]["score"] != scores["ssmax"]["nll"]["score"]
-
-
 def test_load_returns_a_run(run):
     loaded = package.load(str(run), checkpoint="update_2", beam=3, n_best=2)
     assert loaded.translator.config.beam == 3
@@ -294,17 +289,81 @@ def test_load_returns_a_run(run):
 
 def test_string_instead_of_list_is_rejected(run):
     """Otherwise each letter would be translated as a sentence."""
-    loaded = package.load(str(run))
-    translator, line = loaded.translator, "Hund sieht Haus"
-    calls = [
-        lambda: loaded.translate(line),
-        lambda: translator.translate(line),
-        lambda: loaded.score([line], line),
-        lambda: translator.score(line, [line]),
-        lambda: list(readings(loaded, line)),
-    ]
-    for call in calls:
-        with pytest.raises(package.errors.DataError, match="list of sentences"):
+    loaded, line = package.load(str(run)), "Hund sieht Haus"
+    for call in (lambda: loaded.translate(line), lambda: list(readings(loaded, line))):
+        with pytest.raises(DataError, match="list of sentences"):
             call()
-    with pytest.raises(package.errors.DataError, match="source line 2 is empty"):
+    with pytest.raises(DataError, match="source line 2 is empty"):
         list(readings(loaded, [line, " "]))
+
+
+@pytest.fixture
+def during_test_b(monkeypatch):
+    """Do something while test_b is scored, once."""
+
+    def set_action(action):
+        score, actions = evaluate.score, [action]
+
+        def act_and_score(*arguments, **options):
+            if actions and "test_b" in arguments:
+                actions.pop()()
+            return score(*arguments, **options)
+
+        monkeypatch.setattr(evaluate, "score", act_and_score)
+
+    return set_action
+
+
+def test_scores_are_saved_if_a_later_set_fails(headwise, run, during_test_b):
+    during_test_b(Mock(side_effect=DataError("no more")))
+    assert_rejected(headwise("evaluate", f"run={run}", "data.test=[test_a,test_b]"), 1, "no more")
+    assert set(read_results(run)["scores"]) == {"test_a"}
+
+
+def test_two_evaluations_at_a_time_keep_the_scores_of_both(headwise, run, during_test_b):
+    def evaluated(*arguments):
+        score_test_a = "evaluate", f"run={run}", "data.test=[test_a]"
+        during_test_b(lambda: headwise.ok(*score_test_a))
+        return headwise.ok("evaluate", f"run={run}", "data.test=[test_b]", *arguments).out
+
+    assert "overwritten" not in evaluated()
+    assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
+    assert not list(run.glob(".*.lock"))
+    (run / "results-auto.json").unlink()
+    assert "contained scores of test_a with other" in evaluated("decode.beam=3")
+
+
+def test_run_without_its_sets_uses_the_corpus(headwise, run):
+    shutil.rmtree(run / "hypotheses")
+    headwise.ok("evaluate", f"run={run}")
+    assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
+
+
+def split_content(run, name="results-auto"):
+    """Hash of the text that test_a of a results file was scored on."""
+    return Results(read_json(run / f"{name}.json")["scores"]).content("test_a")
+
+
+def test_another_text_of_the_same_name_needs_another_results_file(headwise, run, trained, tmp_path):
+    write_sentence(tmp_path, "test_a")
+    ours, theirs = (
+        ("evaluate", f"run={run}", f"data.dir={folder}", "data.test=[test_a]")
+        for folder in (trained.parents[2] / "text", tmp_path)
+    )
+
+    def refused(*arguments, file, kind="another text"):
+        result = headwise(*arguments)
+        assert_rejected(result, 2, f"{run / file} has scores of test_a on {kind}", "set name=")
+        assert "BLEU" not in result.out, "nothing is scored before"
+
+    refused(*theirs, file="results.json")
+    headwise.ok(*ours)  # the same text at another place
+    headwise.ok(*theirs, "name=theirs")
+    content = split_content(run)
+    assert content == split_content(run, "results") != split_content(run, "theirs")
+    refused(*ours, "name=theirs", file="theirs.json")
+    without_hashes(run / "results.json")
+    without_hashes(run / "results-auto.json")
+    refused(*ours, file="results-auto.json", kind="a text that 0.1.0 wrote no hash of")
+    headwise.ok("evaluate", f"run={run}", "data.test=[test_a]")  # its own data
+    assert split_content(run) == content

@@ -1,16 +1,19 @@
-"""Names on the command line that Hydra only accepts in quotes."""
+"""Names and paths in settings, and the examples of the help of every command."""
 
 import lzma
 import operator
 import os
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from command_line import assert_rejected, composer
-from headwise.config.arguments import quoted
+from command_line import assert_rejected, composer, write_sentence
+from headwise.config.arguments import checked_arguments, quoted
+from headwise.config.commands import SearchSelection, TableConfig
 from headwise.config.data import (
     DataConfig,
     ImageDataConfig,
@@ -18,16 +21,20 @@ from headwise.config.data import (
     NoDataConfig,
     TextDataConfig,
 )
-from headwise.config.register import typed
+from headwise.config.folders import config_dir
+from headwise.config.keys import check_settings, with_changes
+from headwise.config.register import KINDS, typed
+from headwise.config.schema import Config, DecodeConfig, WindowsConfig
 from headwise.data.cache import prepared
 from headwise.data.images import ImageCorpus
 from headwise.data.sources.hub import HubSource
-from headwise.data.sources.origins import _log_once, local_folder, log_paths
+from headwise.data.sources.origins import local_folder, log_paths
 from headwise.errors import ConfigError
 from headwise.files import machine_cache_dir
 from headwise.runs.folder import ARCHIVE
 from headwise.runs.record import Record, archived
 from headwise.runs.results import Results
+from headwise.studies.study import read_study, selected
 from headwise.tasks.check import checked_task
 
 
@@ -175,23 +182,58 @@ def test_name_that_is_not_utf8_is_refused_before_training(key):
 @pytest.mark.parametrize(
     ("data", "paths"),
     [
-        (TextDataConfig(files={"train": "/a", "valid": ["b", "/c"]}), "/a b /c"),
-        (TextDataConfig(dir="/d", files={"train": "x", "valid": "../y"}), "/d /d/../y"),
-        (TextDataConfig(file="/f"), "/f"),
-        (LabelledDataConfig(files={"train": "sub/x"}), "sub/x"),
-        (DataConfig(dir="/d", files={"train": ["x", "/y"]}), "/d /y"),
-        (ImageDataConfig(folder="mine"), "HOME/mine"),
-        (DataConfig(files={"train": ["in_an_archive"]}), ""),
-        (TextDataConfig(files={"train": "in.txt"}, downloads=[{"file": "x.zip"}]), ""),
-        (NoDataConfig(), ""),
+        (lambda home: TextDataConfig(files={"a": f"{home}/a", "b": ["c", f"{home}/d"]}), "/a c /d"),
+        (lambda home: TextDataConfig(dir=home, files={"a": "x", "b": "../y"}), " /../y"),
+        (lambda home: TextDataConfig(file=f"{home}/f"), "/f"),
+        (lambda home: LabelledDataConfig(files={"train": "sub/x"}), "sub/x"),
+        (lambda home: DataConfig(dir=home, files={"train": ["x", f"{home}/y"]}), " /y"),
+        (lambda home: ImageDataConfig(folder="mine"), "/mine"),
+        (lambda home: DataConfig(files={"train": ["in_an_archive"]}), None),
+        (lambda home: TextDataConfig(files={"a": "in.txt"}, downloads=[{"file": "x.zip"}]), None),
+        (lambda home: NoDataConfig(), None),
     ],
 )
 def test_each_path_of_a_run_is_logged_once(data, paths, tmp_path, monkeypatch, caplog):
     (tmp_path / "mine").mkdir()
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path))
-    _log_once.cache_clear()
+    data = data(str(tmp_path))
     with caplog.at_level("INFO"):
         log_paths(data, machine_cache_dir())
         log_paths(data, machine_cache_dir())
     shown = [record.getMessage().partition(" of the run: ")[2] for record in caplog.records]
-    assert shown == paths.replace("HOME", str(tmp_path)).split()
+    paths = [] if paths is None else paths.split(" ")
+    assert [path.removeprefix(str(tmp_path)) for path in shown] == paths
+
+
+EXAMPLE = re.compile(r"^ {8}(?:cat \S+ \| )?headwise (.+?)(?: > \S+)?$", re.MULTILINE)
+HELP = [(config_dir() / f"{command}.yaml").read_text(encoding="utf-8") for command in KINDS]
+EXAMPLES = [shlex.split(line) for text in HELP for line in EXAMPLE.findall(text)]
+RUN = re.compile("scaling=|_file=a|input=text.de|FILE.md|export=")  # a second each, at most
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=" ".join)
+def test_examples_of_help_are_valid(example, make):
+    command, *arguments = example
+    overrides = checked_arguments(arguments, command)
+    if overrides[0] == "-m":  # the first job
+        overrides = [override.partition(",")[0] for override in overrides[1:]]
+    config = make(overrides, command)
+    check_settings(config, command)
+    settings = typed(config, KINDS[command])
+    if isinstance(settings, Config):
+        checked_task(settings)
+    if isinstance(settings, SearchSelection):
+        kind = WindowsConfig if settings.decode.get("min_context") else DecodeConfig
+        with_changes(kind(), "decode", settings.decode)
+    if isinstance(settings, TableConfig) and settings.study is not None:
+        selected(read_study(settings.study), settings.rows, settings.columns)
+
+
+def test_examples_of_help_run(headwise, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("default/RUN", "default/OTHER", "variants/RUN"):
+        shutil.copytree(run, f"outputs/{name}")
+    write_sentence(tmp_path, "a")
+    write_sentence(tmp_path, "text")
+    for example in (one for one in EXAMPLES if RUN.search(" ".join(one))):
+        headwise.ok(*example)

@@ -1,6 +1,7 @@
-"""One short training of every case in a worker."""
+"""One short training of every case."""
 
 import functools
+import os
 from collections.abc import Callable
 
 import pytest
@@ -31,9 +32,13 @@ def _plugin(own_task):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, own_task):
     """Name of a case -> its run; no test changes its configuration, weights or scores."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cases"
+    shared.mkdir(exist_ok=True)
 
     @functools.cache
     def train(name):
-        return TrainedCase.of(CASES[name], tmp_path_factory.mktemp(name), own_task)
+        own = tmp_path_factory.mktemp(name)
+        return TrainedCase.of(CASES[name], shared / name, own, own_task)
 
     return train

@@ -4,6 +4,7 @@ import math
 import random
 
 import numpy as np
+from PIL import Image
 
 from command_line import write_text_corpus
 from guide import DOCS, blocks_of
@@ -102,3 +103,20 @@ def write_own_task(folder):
             (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.title).write_text(block.text, encoding="utf-8")
     return folder
+
+
+def write_inputs(folder):
+    """Files that a user may give to a command, by mistake."""
+    for name, text in {
+        "text.txt": "left\n",
+        "blank.txt": "\n",
+        "single.tsv": "label\ttext\nx\ty\n",
+    }.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "latin.txt").write_bytes("Häuschen".encode("latin-1"))
+    for name, shape in {"small": (4, 4, 3), "grey": (4, 5), "right": (4, 5, 3)}.items():
+        Image.fromarray(random_images(1, *shape)[0]).save(folder / f"{name}.png")
+    for name, n_samples in {"long": 20, "empty": 0}.items():
+        write_wav(folder / f"{name}.wav", np.zeros((n_samples, 1)), RATE)
+    write_pictures(folder / "wide", {"": np.zeros((1, 8, 8, 3), np.uint8)})
+    (folder / "empty").mkdir()

@@ -1,10 +1,8 @@
 """Classes of texts and pairs: predictions, fine-tuning, tests between runs."""
 
-import base64
 import json
 import shutil
 import sys
-import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -22,15 +20,13 @@ from command_line import (
     read_json,
 )
 from headwise.analysis.tables import HEADS, OTHERS
-from headwise.attention.recorder import recorded_weights
 from headwise.config.register import typed
-from headwise.errors import DataError
 from headwise.model.gates import gate_penalty
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.tasks.classification.metrics import class_metrics
 from headwise.tasks.classification.predict import ClassifierRun
-from headwise.tasks.inspection import inspected, readings
+from headwise.tasks.inspection import inspected
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint
 from headwise.train.optim import build_optimizer, set_learning_rate
@@ -78,7 +74,6 @@ def test_set_that_the_training_did_not_score_is_scored(headwise, classes, tmp_pa
     run = shutil.copytree(classes.run, tmp_path / "run")
     change_config(run, data__test=[])
     headwise.ok("evaluate", f"run={run}", "data.test=[test]", "name=later")
-    assert_rejected(headwise("evaluate", f"run={run}", "data.test=[tost]"), 1, "test, train, valid")
     about = read_json(run / "data.json")
     (run / "data.json").write_text(json.dumps(about | {"labels": ["0", "1", "2"]}))  # as of 0.1.0
     frame = pd.DataFrame(rows("test"), columns=["label", "text", "other"])
@@ -120,16 +115,7 @@ def test_new_texts_are_labelled_from_files_tables_and_pipes(
         settings = f"input=/dev/fd/{stream.fileno()}", "output=-"
         assert headwise.ok("predict", run, *settings).out == expected
     monkeypatch.setattr(sys, "stdin", lines.open())
-    blocks = []
-    predict = ClassifierRun.predict
-
-    def counted(run, block):
-        blocks.append(len(block))
-        return predict(run, block)
-
-    monkeypatch.setattr(ClassifierRun, "predict", counted)
     assert headwise.ok("predict", run, "buffer_size=8").out == expected
-    assert blocks == [8, 8, 5]
 
 
 def test_long_and_empty_texts_are_labelled(classes):
@@ -145,15 +131,12 @@ def test_pairs_are_labelled(headwise, pairs, tmp_path):
     assert list(table.columns) == ["prediction", "probability", "label", "text", "other"]
     path.write_text("".join(f"{r.text}\t{r.other}\n" for r in table.itertuples()), encoding="utf-8")
     result = headwise.ok("predict", run, f"input={path}")
-    assert [line.split("\t")[0] for line in result.out.splitlines()[1:]] == list(table.prediction)
-    path.write_text("only one\n", encoding="utf-8")
-    result = headwise("predict", run, f"input={path}")
-    assert_rejected(result, 1, "line 1: 1 texts; the run classifies pairs, text and other")
-    (tmp_path / "single.tsv").write_text("label\ttext\nx\ty\n", encoding="utf-8")
-    result = headwise("predict", run, f"input={tmp_path / 'single.tsv'}")
-    assert_rejected(result, 1, "no columns 'other'; got label, text")
-    with pytest.raises(DataError, match="item 1 must be two texts with a tab between them"):
-        next(readings(pairs.loaded(), ["one text"]))
+    predicted = [line.split("\t")[0] for line in result.out.splitlines()[1:]]
+    assert predicted == list(table.prediction)
+    path.write_text("a\tb\n" * 4 + "only one\n", encoding="utf-8")
+    result = headwise("predict", run, f"input={path}", "buffer_size=2")
+    assert_rejected(result, 1, "line 5: 1 texts")
+    assert result.out.count("\n") == 1 + 4  # what was read before is labelled
 
 
 BAD_ROWS = {
@@ -264,7 +247,7 @@ def test_runs_are_compared_by_every_metric(headwise, classes, trained, tmp_path)
 
 def test_analysis_has_every_text_once(headwise, classes):
     """Batches are sorted by length; texts and their numbers are those of the file."""
-    headwise.ok("analyze", f"run={classes.run}")
+    headwise.ok("analyze", f"run={classes.run}", "importance=false")
     heads = HEADS.read(Record(classes.run))
     assert all(row["rare_share"] is not None for row in heads)
     statistics = {row["statistic"] for row in OTHERS.read(Record(classes.run))}
@@ -278,22 +261,13 @@ def test_analysis_has_every_text_once(headwise, classes):
     assert spelled == ["".join(f"<0x{ord(c):02X}>" for c in content) for content in texts]
 
 
-def test_the_page_has_predictions_and_the_weights_of_the_model(headwise, classes):
+def test_the_page_has_predictions(headwise, classes):
     headwise.ok("page", f"run={classes.run}", "n_sentences=1")
     (reading,) = page_data(classes.run)["runs"][0]["readings"]
     first = predictions(classes.run).iloc[0]
     label, _, probability = reading["texts"]["prediction"].partition(" (")
     assert label == first.prediction
     assert float(probability.removesuffix(" %)")) == pytest.approx(100 * first.probability, abs=0.1)
-    axes = reading["axes"]["encoder_self"]
-    assert axes["queries"] == axes["keys"]
-    weights = np.frombuffer(zlib.decompress(base64.b64decode(reading["weights"])), "<f4")
-    loaded = classes.loaded()
-    batch = loaded.data(["test"]).split("test").batch(np.array([0]))
-    with torch.no_grad(), recorded_weights(loaded.model) as recorded:
-        loaded.model(**loaded.model.inputs(batch))
-    expected = np.stack([recorded["encoder_self"][layer][0] for layer in (1, 2)])
-    assert weights.reshape(expected.shape) == pytest.approx(expected, rel=0.005, abs=1e-6)
 
 
 def test_page_shows_a_file_of_text(headwise, classes, tmp_path):
@@ -304,7 +278,3 @@ def test_page_shows_a_file_of_text(headwise, classes, tmp_path):
         {"number": 1, "texts": {"text": "day"}},
         {"number": 3, "texts": {"text": "bad day"}},
     ]
-    path.write_text("\n", encoding="utf-8")
-    refusal = headwise("page", f"run={classes.run}", f"sentences={path}")
-    assert_rejected(refusal, 1, "new has no text to show")
-    assert refusal.err.count("\n") == 1

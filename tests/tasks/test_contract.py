@@ -3,11 +3,12 @@
 import base64
 import re
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from command_line import assert_rejected, page_data, read_json, run_folders
+from command_line import CommandResult, assert_rejected, page_data, read_json, run_folders
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.errors import DataError
@@ -16,8 +17,10 @@ from headwise.runs.record import Record
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.inspection import readings
 from headwise.train.checkpoint import load_checkpoint
+from refused_settings import refused, table
 from slow_marks import slow_but
 from tasks.cases import ALL, CASES, DOCUMENTS
+from tasks.data import write_inputs
 from training_runs import assert_two_ranks_equal_one, read_log, run_outputs
 
 ROTARY = (*DOCUMENTS, "positions=rotary")
@@ -69,7 +72,7 @@ def test_the_last_validation_is_what_evaluate_gives(headwise, case):
 @of_cases("documents", "sequence", "own")
 def test_a_stopped_run_resumes_bitwise(case):
     assert read_log(case.stopped / "metrics.jsonl")[-1]["update"] == 7
-    resumed = case.train(case.folder / "halves")
+    resumed = case.train(case.own / "halves")
     whole, continued = (load_checkpoint(f / "checkpoints/last.pt") for f in (case.run, resumed))
     assert whole["model"].keys() == continued["model"].keys()
     assert all(whole["model"][name].equal(continued["model"][name]) for name in whole["model"])
@@ -111,7 +114,7 @@ def test_heads_are_listed_analysed_and_pruned(headwise, case, tmp_path):
     rows = HEADS.read(Record(case.run))
     assert [(row["site"], row["layer"], row["head"]) for row in rows] == heads
     alphas = [layers for site in case.case.sites for layers in results["alpha"].get(site, [])]
-    if "attention=softmax" not in case.overrides:
+    if any("alpha" in name for name, _ in case.loaded().model.named_parameters()):
         assert [row["alpha"] for row in rows] == pytest.approx(
             [a for layer in alphas for a in layer]
         )
@@ -203,15 +206,18 @@ def test_the_page_has_the_items(headwise, case):
         assert start == len(weights)
 
 
-@pytest.mark.parametrize("name", ["images", "music", "pictures"])
-def test_text_is_refused_where_items_have_values(headwise, trained, tmp_path, name):
-    run, data = trained(name).run, trained(name).setting("data")
-    (tmp_path / "text").write_text("left", encoding="utf-8")
-    refusal = headwise("page", f"run={run}", f"sentences={tmp_path}/text")
-    assert refusal.err.count("\n") == 1
-    assert_rejected(refusal, 1, f"sentences= is text, but this run is on data={data}")
-    with pytest.raises(DataError, match=f"item 1 has no values of data={data} to show"):
-        next(readings(load(run, device="cpu"), ["left"]))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("images", "item 1 has no values of data=images to show"),
+        ("music", "item 1 has no values of data=music to show"),
+        ("pictures", "item 1 has no values of data=image_folder to show"),
+        ("pairs", "item 1 must be two texts with a tab between them"),
+    ],
+)
+def test_texts_that_are_no_items_are_refused(trained, name, message):
+    with pytest.raises(DataError, match=message):
+        next(readings(trained(name).loaded(), ["one text"]))
 
 
 def test_bits_count_the_bytes_of_the_text(trained):
@@ -224,37 +230,23 @@ def test_bits_count_the_bytes_of_the_text(trained):
         assert bits["score"] < 8
 
 
-@pytest.mark.parametrize("name", ["translation", "masked_lm"])
-def test_other_tasks_draw_no_samples(headwise, trained, name):
-    refusal = headwise("sample", f"run={trained(name).run}")
-    message = f"is a run of task={name}: headwise sample does not apply"
-    assert_rejected(refusal, 1, message)
-
-
-def test_only_classifiers_predict(headwise, trained, tmp_path):
-    run = trained("translation").run
-    refused = headwise("predict", f"run={run}", f"input={run / 'config.yaml'}")
-    assert_rejected(refused, 1, "is a run of task=translation: headwise predict does not apply")
-    refused = headwise("predict", f"run={trained('classes').run}", f"input={tmp_path / 'missing'}")
-    assert_rejected(refused, 1, "not found")
-
-
-def refusals():
-    for case in ALL:
-        for settings, words in case.bad.items():
-            yield pytest.param(case.name, settings, words, id=f"{case.name}-{settings}")
-        for settings, words in case.slow_bad.items():
-            name = f"{case.name}-{settings}"
-            yield pytest.param(case.name, settings, words, id=name, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("name", "settings", "words"), list(refusals()))
-def test_wrong_settings_name_their_key(headwise, trained, tmp_path, name, settings, words):
-    overrides, changes = trained(name).overrides, settings.split()
-    if changes[0].startswith("data="):  # other data than those of the case
-        overrides = [o for o in overrides if not o.startswith("data")]
-    result = headwise("train", *overrides, f"paths.outputs={tmp_path}", *changes)
-    assert result.code in (1, 2)
-    assert_rejected(result, result.code, words)
-    needs_data = result.code == 1 or "data.class_weights=[" in settings
-    assert needs_data or not run_folders(tmp_path)
+@pytest.mark.parametrize(
+    ("command", "of_case", "settings", "expected"), table(Path(__file__).parent / "refusals.txt")
+)
+def test_what_does_not_fit_the_data_is_refused(
+    command, of_case, settings, expected, trained, headwise, tmp_path, monkeypatch, capsys
+):
+    (name,), (key, cure, *code) = of_case, expected
+    case = trained(name)
+    write_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    if command == "train":
+        outputs = f"paths.outputs={tmp_path}/outputs"
+        result = headwise("train", *case.overrides, outputs, *settings.split())
+    else:
+        capsys.readouterr()
+        arguments = [f"run={case.run}", *settings.split()]
+        exit_code = refused(command, (), arguments, tmp_path / "cache")
+        result = CommandResult(exit_code, *capsys.readouterr())
+    assert_rejected(result, int(code[0]) if code else 2, key, cure)
+    assert command == "train" or result.err.count("\n") == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import assert_rejected, composer, page_data, read_json
+from command_line import composer, page_data, read_json
 from headwise.analysis.tables import HEADS, KINDS, OTHERS
 from headwise.attention.recorder import recorded_weights
 from headwise.config.register import typed
@@ -97,7 +97,7 @@ def test_training_images_are_shifted_anew_in_every_epoch(pictures):
 
 
 def test_heads_have_kinds_and_cls_tokens(headwise, pictures):
-    headwise.ok("analyze", f"run={pictures.run}")
+    headwise.ok("analyze", f"run={pictures.run}", "importance=false")
     record = Record(pictures.run)
     rows = KINDS.read(record)
     assert len(rows) == 4
@@ -182,22 +182,6 @@ def test_new_pictures_are_labelled(headwise, pictures, tmp_path):
     assert [f"{p.label} {p.probability:.4f}" for p in predictions] == [
         f"{label} {probability}" for label, probability, _ in table
     ]
-
-
-def test_pictures_that_cannot_be_labelled(headwise, pictures, tmp_path):
-    write_pictures(tmp_path / "wide", {"": np.zeros((1, 8, 8, 3), np.uint8)})
-    (tmp_path / "no_picture").write_text("left", encoding="utf-8")
-    (tmp_path / "empty").mkdir()
-    for argument, message in {
-        "input=null": "set input= to a picture or a folder of pictures",
-        f"input={tmp_path}/absent": f"input={tmp_path}/absent not found",
-        f"input={tmp_path}/empty": "is empty; it must have pictures",
-        f"input={tmp_path}/no_picture": "is not a picture that can be read",
-        f"input={tmp_path}/wide": "has the shape [8, 8, 3] of uint8",
-    }.items():
-        refusal = headwise("predict", f"run={pictures.run}", argument)
-        assert_rejected(refusal, 1, message)
-        assert refusal.err.count("\n") == 1
     with pytest.raises(DataError, match=r"picture 1 has the shape .* of float64"):
         pictures.loaded().predict([np.zeros(PICTURE)])
 

@@ -13,14 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from command_line import assert_rejected
-from headwise.commands.sample import _prompts
-from headwise.config.commands import SampleConfig
-from headwise.config.data import ImageDataConfig, MusicDataConfig
+from headwise.config.data import ImageDataConfig
 from headwise.data.images import ImageCorpus
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer
-from headwise.tasks.stream.music import MusicCorpus, mu_law, read_codes
-from headwise.tasks.stream.samples import BACKGROUND, GAP, ImageSamples, MusicSamples, grid
+from headwise.tasks.stream.music import mu_law, read_codes
+from headwise.tasks.stream.samples import BACKGROUND, GAP, ImageSamples, grid
 from headwise.track.base import Tracker
 from headwise.train.checkpoint import load_checkpoint
 from published_images import random_images, write_wav
@@ -194,81 +191,14 @@ def test_music_continues_a_sound(headwise, music, tmp_path):
     assert (tmp_path / "one.wav").read_bytes() == files[0].read_bytes()
     printed = headwise.ok("sample", f"run={music.run}", "n=1", "prompt_split=valid")
     assert "shortest" not in printed.err
+    for name, n_samples in (("a", 5), ("b", 9)):
+        write_wav(music.case.data("two") / f"{name}.wav", np.zeros((n_samples, 1)), RATE)
+    printed = headwise.ok("sample", f"run={music.run}", "n=2", "prompt_split=two", "length=1")
+    assert "every prompt has 5 tokens, as many as the shortest piece" in printed.err + printed.out
     half = MUSIC_WINDOW // 2
     continued = read_codes(music.run / "samples" / "best-seed1-prompt.wav", RATE)
     assert continued[:half] == codes("valid")[0][:half].tobytes()
     assert len(continued) == MUSIC_WINDOW
-
-
-def test_the_shortest_piece_sets_the_prompts(tmp_path, caplog):
-    write_wav(tmp_path / "two" / "a.wav", np.zeros((5, 1)), RATE)
-    write_wav(tmp_path / "two" / "b.wav", np.zeros((9, 1)), RATE)
-    config = MusicDataConfig(name="music", dir=str(tmp_path), window=MUSIC_WINDOW)
-    samples = MusicSamples(MusicCorpus(config, tmp_path), Tokenizer(BYTE_MODEL))
-    with caplog.at_level("INFO"):
-        prompts = _prompts(SampleConfig(n=2, prompt_split="two"), samples)
-    assert [len(row) for row in prompts] == [5, 5]
-    assert "every prompt has 5 tokens, as many as the shortest piece" in caplog.text
-
-
-BAD_TEXT = {
-    "n=0": "n must be at least 1, got 0",
-    "batch_size=0": "batch_size must be at least 1",
-    "length=0": "length must be null or at least 1",
-    "temperature=0": "temperature must be above 0 (top_k=1 is greedy)",
-    "top_k=0": "top_k must be",
-    "top_p=1.5": "top_p must be",
-    "precision=bf16": "precision must be one of fp32, fp64; got 'bf16'",
-    "prompt=": "prompt= is an empty prompt",
-    "prompt=aaaaaaaaaaaaaaaa": "the prompt has 16 tokens; at most 15 fit",
-    "prompt_file=nowhere.txt": "prompt_file=nowhere.txt cannot be read",
-    "prompt_file=latin.txt": "prompt_file=latin.txt is not UTF-8",
-    "prompt=a prompt_file=latin.txt": "prompt_file must be null with prompt=",
-    "prompt_split=valid": "prompt_split must be null with text; set prompt or prompt_file",
-    "prompt=Haus prompt_length=5": "prompt_length must be at most 4, the tokens of the prompt, got",
-    "output=.": "output=. is a folder",
-    "output=no/such.txt": "folder",
-    "temprature=1": "temperature",
-}
-BAD_IMAGES = {
-    "prompt=a": "prompt must be null with data=images; set prompt_file or prompt_split",
-    "prompt_file=nowhere.png": "prompt_file=nowhere.png cannot be read",
-    "prompt_file=text.txt": "text.txt is not a picture that can be read",
-    "prompt_file=small.png": "small.png has the shape [4, 4, 3] (rows, columns, channels), but",
-    "prompt_file=grey.png": "grey.png has the shape [4, 5, 1] (rows, columns, channels), but",
-    "prompt_file=right.png prompt_split=test": "prompt_split must be null with prompt_file=",
-    "prompt_file=right.png prompt_length=60": "at most 59 fit before a drawn one (an image has",
-    "prompt_file=right.png prompt_length=61": "prompt_length must be at most 60, the tokens of",
-    "output=o.jpg": "output must be a .png file with this data, got 'o.jpg'",
-    "prompt_length=0": "prompt_length must be null or at least 1",
-    "prompt_length=5": "prompt_length must be null without prompt, prompt_file, prompt_split",
-    "prompt_split=nowhere": "has no nowhere",
-    "prompt_split=test n=6": "n must be at most the 5 documents of prompt_split=test, got 6",
-    "prompt_split=test n=5 length=31": "length must be null or at most 30, the values",
-}
-BAD_MUSIC = {
-    "prompt_file=long.wav": f"the prompt has {MUSIC_WINDOW} tokens; at most {MUSIC_WINDOW - 1}",
-    "prompt_file=empty.wav": "prompt_file=empty.wav is an empty prompt",
-    "prompt_file=text.txt": "text.txt is not audio that can be read",
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"), [("text", BAD_TEXT), ("images", BAD_IMAGES), ("music", BAD_MUSIC)]
-)
-def test_bad_input_is_refused_in_one_message(headwise, request, tmp_path, monkeypatch, name, bad):
-    run = request.getfixturevalue(name).run
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("no picture", encoding="utf-8")
-    Path("latin.txt").write_bytes("Häuschen".encode("latin-1"))
-    for picture, shape in {"small": (4, 4, 3), "grey": (4, 5), "right": (4, 5, 3)}.items():
-        Image.fromarray(random_images(1, *shape)[0]).save(f"{picture}.png")
-    write_wav(Path("long.wav"), np.zeros((MUSIC_WINDOW, 1)), RATE)
-    write_wav(Path("empty.wav"), np.zeros((0, 1)), RATE)
-    for settings, message in bad.items():
-        refusal = headwise("sample", f"run={run}", *settings.split())
-        assert refusal.code in (1, 2)
-        assert_rejected(refusal, refusal.code, message)
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from command_line import exit_code, read_json, run_folders
 from headwise import load
+from headwise.files import locked
 
 SMALL = (
     "model=tiny", "model.d_model=16", "model.d_ff=32", "trainer.max_tokens=64",
@@ -36,8 +37,6 @@ class TaskCase:
         page_items: the run -> texts of each item of its first test set, and the queries of the
             first site, joined, or its values.
         write_data: to a folder; None: the data are drawn.
-        bad: wrong settings -> words of the message.
-        slow_bad: the same, for `make test-all` alone.
         slow: all is for `make test-all` alone.
         greedy: settings of the search of validations.
     """
@@ -48,8 +47,6 @@ class TaskCase:
     score_by_hand: Callable[[TrainedCase], Scores]
     page_items: Callable[[TrainedCase], PageItems]
     write_data: Callable[[Path], object] | None = None
-    bad: Mapping[str, str] = field(default_factory=dict)
-    slow_bad: Mapping[str, str] = field(default_factory=dict)
     slow: bool = False
     greedy: tuple[str, ...] = ()
 
@@ -65,21 +62,28 @@ class TaskCase:
 
 @dataclass(frozen=True)
 class TrainedCase:
-    """A case, its data and its run."""
+    """A case, its data and its run; `folder` is shared by all workers, `own` is not."""
 
     case: TaskCase
     folder: Path
+    own: Path
     overrides: list[str]
 
     @classmethod
-    def of(cls, case, folder, own_task):
-        """Write the data; `own_task` is the folder of the guide's task."""
+    def of(cls, case, folder, own, own_task):
+        """Write the data and train, once; `own_task` is the folder of the guide's task."""
         overrides = ["--config-dir", str(own_task / "choices")] if "own" in case.name else []
         overrides += [*SMALL, *case.settings, f"paths.cache={folder}/cache"]
         if case.write_data is not None:
-            case.write_data(folder / "data")
             overrides.append(f"data.dir={folder}/data")
-        return cls(case, folder, overrides)
+        trained = cls(case, folder, own, overrides)
+        folder.mkdir(exist_ok=True)
+        with locked(folder / "lock"):
+            if not (folder / "whole").exists():
+                if case.write_data is not None:
+                    case.write_data(folder / "data")
+                trained.train(folder / "outputs").rename(folder / "whole")
+        return trained
 
     def train(self, outputs, *changes):
         """Train with other settings, in a folder of its own."""
@@ -91,13 +95,13 @@ class TrainedCase:
 
     @cached_property
     def run(self):
-        return self.train(self.folder / "outputs")
+        return shutil.copytree(self.folder / "whole", self.own / "run")
 
     @cached_property
     def stopped(self):
         """A copy of a run of 7 updates; that below `halves` may be resumed."""
-        run = self.train(self.folder / "halves", "trainer.max_updates=7")
-        return shutil.copytree(run, self.folder / "stopped")
+        run = self.train(self.own / "halves", "trainer.max_updates=7")
+        return shutil.copytree(run, self.own / "stopped")
 
     @property
     def results(self):

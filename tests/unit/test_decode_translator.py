@@ -7,37 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from headwise.attention.build import AttentionFactory
 from headwise.attention.positions import Learned
-from headwise.config.folders import group_node
-from headwise.config.schema import DecodeConfig, ModelConfig
+from headwise.config.schema import DecodeConfig
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
-from headwise.decode import translator as translator_module
 from headwise.decode.translator import Translator, check_lengths
 from headwise.errors import DataError
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.blocks import PreNorm
-from headwise.model.parts import SINUSOIDAL, Parts
-from headwise.model.transformer import Transformer
+from headwise.model.parts import SINUSOIDAL
 from headwise.precision import resolve_precision
-from number_words import PAIR, NumberWords
+from number_words import EOS, PAIR, VOCAB_SIZE, NumberWords, sharp_model
 
 CPU = torch.device("cpu")
-VOCAB_SIZE, EOS = 24, 3
-
-
-def build(attention="softmax", positions=SINUSOIDAL, norm=PreNorm):
-    config = ModelConfig("test", 2, 2, d_model=16, n_heads=2, d_ff=32, share_embeddings="none")
-    factory = AttentionFactory({"attention": group_node("attention", attention)})
-    model = Transformer(
-        config, VOCAB_SIZE, VOCAB_SIZE, False, factory, 3, Parts(norm, positions=positions)
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(2.5)  # random weights alone give almost constant logits
-        model.output.weight[EOS] *= 2.0  # and hardly ever eos
-    return model.eval()
 
 
 def sentences(n, seed=0, longest=14):
@@ -50,7 +30,7 @@ def sentences(n, seed=0, longest=14):
 
 @pytest.fixture(scope="module")
 def model():
-    return build()
+    return sharp_model()
 
 
 CONFIG = DecodeConfig(beam=4, n_best=3, max_length_ratio=1.0, max_length_extra=6, max_tokens=300)
@@ -61,28 +41,22 @@ def sources_of(lines):
 
 
 def assert_same(actual, expected):
-    assert [translation.text for translation in actual] == [
-        translation.text for translation in expected
-    ]
-    for translation, expected_translation in zip(actual, expected, strict=True):
-        assert [text for text, _ in translation.n_best] == [
-            text for text, _ in expected_translation.n_best
-        ]
-        for (_, score), (_, expected_score) in zip(
-            translation.n_best, expected_translation.n_best, strict=True
-        ):
-            assert score == pytest.approx(expected_score, abs=1e-4)
+    for one, other in zip(actual, expected, strict=True):
+        assert one.text == other.text
+        assert [text for text, _ in one.n_best] == [text for text, _ in other.n_best]
+        scores = [score for _, score in other.n_best]
+        assert [score for _, score in one.n_best] == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize(("beam", "n_best"), [(4, 3), (1, 1)])
 def test_batch_size_and_order_change_nothing(model, beam, n_best):
-    lines = sentences(20, seed=2)
+    lines = sentences(40, seed=2)
     config = replace(CONFIG, beam=beam, n_best=n_best)
     together = Translator(model, PAIR, replace(config, max_tokens=100_000)).translate(lines)
     alone = Translator(model, PAIR, replace(config, max_tokens=1)).translate(lines)
     assert_same(together, alone)
     assert len({translation.text for translation in alone}) > 10
-    order = list(range(20))
+    order = list(range(40))
     random.Random(1).shuffle(order)
     shuffled = Translator(model, PAIR, config).translate([lines[i] for i in order])
     assert_same(shuffled, [alone[i] for i in order])
@@ -119,53 +93,40 @@ def test_empty_lines_stay_empty(model):
 
 
 def test_learned_positions_limit_source_and_translation():
-    model = build(positions=Learned(32))
+    model = sharp_model(positions=Learned(32))
     translator = Translator(model, PAIR, replace(CONFIG, max_length_ratio=3.0, n_best=1))
     line = " ".join(["7"] * 31)  # and eos
     translation = translator.translate([line])[0]
     assert translation.hypotheses[0].n_tokens <= 32
-    with pytest.raises(DataError, match=r"source line 2 has 33 tokens.*takes at most 32"):
-        translator.translate(["7", line + " 7"])
-    with pytest.raises(DataError, match="translation line 1 has 33 tokens"):
-        translator.score(["7"], [line + " 7"])
     # sinusoidal positions have no limit
-    assert Translator(build(), PAIR, CONFIG).translate([line + " 7 7"])[0].text
+    assert Translator(sharp_model(), PAIR, CONFIG).translate([line + " 7 7"])[0].text
 
 
 @pytest.mark.parametrize("beam", [4, 1])
 @pytest.mark.parametrize("positions", [SINUSOIDAL, Learned(32)])
-def test_search_limit_depends_on_source_length(monkeypatch, beam, positions):
-    limits = {}
-    search = translator_module.beam_search
-
-    def spy(model, sources, source_limits, *rest, **options):
-        limits.update(zip(map(len, sources), source_limits, strict=True))
-        assert len(sources) * beam * max(map(len, sources)) <= CONFIG.max_tokens
-        return search(model, sources, source_limits, *rest, **options)
-
-    monkeypatch.setattr(translator_module, "beam_search", spy)
-    config = replace(CONFIG, beam=beam, n_best=1, max_length_ratio=2.5, max_length_extra=1)
-    lines = [" ".join(["7"] * n) for n in (1, 2, 5, 13, 20)]
-    Translator(build(positions=positions), PAIR, config).translate(lines)
-    long_limits = (33, 51) if positions is SINUSOIDAL else (32, 32)
-    assert limits == {
-        2: 3,
-        3: 6,
-        6: 13,
-        14: long_limits[0],
-        21: long_limits[1],
-    }  # the limits exclude eos
+def test_search_limit_depends_on_source_length(beam, positions):
+    """Where eos has no probability, every hypothesis has the tokens of its limit."""
+    model, shapes = sharp_model(positions=positions), []
+    model.encoder.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
+    without_eos = torch.zeros(VOCAB_SIZE).index_fill(0, torch.tensor([EOS]), -torch.inf)
+    output = OutputMap(lambda logits: SOFTMAX.log_probs(logits) + without_eos, is_sparse=False)
+    settings = {"beam": beam, "n_best": 1, "max_length_ratio": 2.5, "max_length_extra": 1}
+    config = replace(CONFIG, **settings, max_tokens=120)
+    lines = [" ".join(["7"] * n) for n in (1, 2, 5, 13, 20, 3, 3, 3)]
+    translations = Translator(model, PAIR, config, output=output).translate(lines)
+    n_tokens = [len(translation.hypotheses[0].ids) for translation in translations]
+    expected = [3, 6, 13, 33, 51, 8, 8, 8]  # of the source without eos
+    longest = positions.max_positions if positions is not SINUSOIDAL else 51
+    assert n_tokens == [min(n, longest) for n in expected]
+    assert len(shapes) > 1
+    assert all(rows * beam * length <= config.max_tokens for rows, length, *_ in shapes)
 
 
 def test_whitespace_line_is_empty_with_byte_tokenizer(model):
     byte = Tokenizer(BYTE_MODEL)
     translator = Translator(model, TokenizerPair(byte, byte, True), CONFIG)
     translations = translator.translate(["", " ", "\t \u3000"])
-    assert [(translation.text, translation.hypotheses) for translation in translations] == [
-        ("", ())
-    ] * 3
-    with pytest.raises(DataError, match="source line 1 is empty"):
-        translator.score([" "], [" "])
+    assert [(one.text, one.hypotheses) for one in translations] == [("", ())] * 3
 
 
 class TwoLineTokenizer(NumberWords):
@@ -180,7 +141,7 @@ def test_translation_is_one_line(model):
 
 @pytest.mark.parametrize("beam", [4, 1])
 def test_model_keeps_its_mode_and_stays_trainable(beam):
-    model = build().train()
+    model = sharp_model().train()
     model.encoder.eval()  # as if it were frozen
     long_line = [" ".join(["9"] * 40)]  # extends the table of positions
     config = replace(CONFIG, beam=beam, n_best=1)
@@ -198,7 +159,7 @@ def test_model_keeps_its_mode_and_stays_trainable(beam):
 )
 @pytest.mark.parametrize("attention", ["tanh", "linear", "linformer"])
 def test_decoding_uses_the_configured_precision(attention, precision, dtype):
-    model = build(attention)
+    model = sharp_model(attention)
     types = set()
 
     def log_probs(logits):
@@ -222,20 +183,31 @@ def test_decoding_uses_the_configured_precision(attention, precision, dtype):
 def test_device_and_precision_are_resolved(model):
     translator = Translator(model, PAIR, replace(CONFIG, precision="auto"))
     assert translator.config.precision == resolve_precision("auto", CPU)
-    moved = Translator(build(), PAIR, CONFIG, "meta").model
+    moved = Translator(sharp_model(), PAIR, CONFIG, "meta").model
     assert {parameter.device.type for parameter in moved.parameters()} == {"meta"}
 
 
 def test_only_learned_positions_limit_targets():
-    assert build("linformer").target_embedding.max_positions is None
-    limit = build(positions=Learned(32)).target_embedding.max_positions
-    with pytest.raises(DataError, match="target line 2 of valid has 33 tokens"):
-        check_lengths("target", [32, 33], limit, split="valid")
+    assert sharp_model("linformer").target_embedding.max_positions is None
+    assert sharp_model(positions=Learned(32)).target_embedding.max_positions == 32
 
 
-def test_unequal_or_empty_lines_cannot_be_scored(model):
-    translator = Translator(model, PAIR, CONFIG)
-    with pytest.raises(DataError, match="2 source lines but 1 translations"):
-        translator.score(["5", "6"], ["5"])
-    with pytest.raises(DataError, match="source line 2 is empty"):
-        translator.score(["5", ""], ["5", "6"])
+LONG = " ".join(["7"] * 32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda one: one.translate(["7", LONG]), r"source line 2 has 33 tokens.*at most 32"),
+        (lambda one: one.score(["7"], [LONG]), "translation line 1 has 33 tokens"),
+        (lambda one: one.score(["5", "6"], ["5"]), "2 source lines but 1 translations"),
+        (lambda one: one.score(["5", " "], ["5", "6"]), "source line 2 is empty"),
+        (lambda one: one.translate("5"), "list of sentences"),
+        (lambda one: one.score(["5"], "5"), "list of sentences"),
+        (lambda _: check_lengths("target", [32, 33], 32, split="valid"), "line 2 of valid has 33"),
+    ],
+)
+def test_lines_that_cannot_be_translated_or_scored_are_named(call, message):
+    translator = Translator(sharp_model(positions=Learned(32)), PAIR, CONFIG)
+    with pytest.raises(DataError, match=message):
+        call(translator)

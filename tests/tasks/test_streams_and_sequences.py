@@ -1,30 +1,35 @@
-"""Density of text, images and music: what no other task has."""
+"""Density of text, images and music, masked language models, sequences: what no other task has."""
 
 import base64
 import os
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from command_line import assert_rejected, page_data, read_json
+from command_line import page_data, read_json
+from guide import ROOT
 from headwise import load
 from headwise.analysis.kinds import REGIONS
-from headwise.analysis.tables import KINDS
+from headwise.analysis.tables import KINDS, LENGTHS
 from headwise.config.commands import PruneDataConfig
+from headwise.config.register import typed
 from headwise.data.lossless import text_ids
-from headwise.data.sources import origins
 from headwise.data.tokenizer import BOS, Tokenizer
+from headwise.errors import DataError
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
+from headwise.tasks.check import checked_task
 from headwise.tasks.inspection import inspected, items, readings
 from headwise.tasks.reading import selected
 from headwise.tasks.stream import reading as density_items
+from headwise.tasks.task import Part
 from headwise.train.checkpoint import load_checkpoint
+from headwise.train.distributed import Ranks
 from opened_page import OpenedPage, needs_browser, started_browser
 from plain_decoder import PlainDecoder
-from tasks.data import SHAPE, VALUES
+from slow_marks import slow_but
+from tasks.data import LENGTH, N_ROWS, SHAPE, VALUES
 from tasks.scores import WINDOW, stream_bits
 
 FAST = ("trainer.max_updates=2", "trainer.validate_every=2")
@@ -95,12 +100,9 @@ def test_evaluate_scores_other_splits_and_checkpoints(headwise, text, tmp_path):
 def test_later_commands_use_the_cache_of_the_training_and_other_batches(
     headwise, text, tmp_path, monkeypatch
 ):
-    run = text.train(
-        tmp_path / "outputs", *FAST, f"paths.cache={os.path.relpath(text.folder)}/cache"
-    )
+    run = text.train(tmp_path / "outputs", *FAST, f"paths.cache={os.path.relpath(tmp_path)}/cache")
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
     monkeypatch.chdir(tmp_path)
-    origins._log_once.cache_clear()
     out = headwise.ok("evaluate", f"run={run}", "name=small", f"max_tokens={WINDOW}").out
     assert "reading paths.cache of the run: " in out
     assert not (tmp_path / "ours").exists()
@@ -109,7 +111,7 @@ def test_later_commands_use_the_cache_of_the_training_and_other_batches(
         assert small == pytest.approx(entry["score"], rel=1e-6)
 
 
-def test_longer_windows_are_scored_without_and_with_scaling(headwise, text):
+def test_longer_windows_are_scored(headwise, text):
     options = f"run={text.run}", "data.test=[test]", f"decode.window={4 * WINDOW}"
     headwise.ok("evaluate", *options, "name=long")
     bits = scores_of(text.run, "long")["test"]["bits_per_byte"]
@@ -117,31 +119,6 @@ def test_longer_windows_are_scored_without_and_with_scaling(headwise, text):
     expected = stream_bits(text.model(), [content], window=4 * WINDOW)
     assert bits["score"] == pytest.approx(expected, rel=1e-6)
     assert bits["signature"] == f"min_context:0|window:{4 * WINDOW}"
-    headwise.ok("evaluate", *options, "scaling=ssmax", "name=scaled")
-    scaled = scores_of(text.run, "scaled")["test"]["bits_per_byte"]
-    assert scaled["n_scored"] == bits["n_scored"]
-    assert scaled["score"] != pytest.approx(bits["score"], rel=1e-6)
-
-
-BAD_EVALUATIONS = {
-    "decode.window=0": "decode.window must be at least 1",
-    "decode.window=20 decode.min_context=20": "below decode.window=20",
-    "decode.beam=3": "decode.beam is not known; allowed: min_context",
-    "decode.min_context=[0,8]": "decode.min_context: ",
-    "data.source_file=a data.reference_file=a": "null with task=density",
-    "data.test=[none]": "none.txt (plain, .gz or .zip) not found",
-}
-
-
-@pytest.mark.parametrize("change", BAD_EVALUATIONS)
-def test_evaluations_that_a_density_model_lacks_are_rejected(
-    headwise, text, tmp_path, monkeypatch, change
-):
-    monkeypatch.chdir(tmp_path)
-    Path("a").write_text("text\n", encoding="utf-8")
-    result = headwise("evaluate", f"run={text.run}", *change.split())
-    assert result.code in (1, 2)
-    assert_rejected(result, result.code, BAD_EVALUATIONS[change])
 
 
 @pytest.mark.slow
@@ -163,7 +140,7 @@ def test_page_shows_windows_of_a_text(headwise, text, tmp_path):
 
 def test_heads_of_images_have_kinds(headwise, images):
     """The strided pattern allows the row and the column of the key at the query only."""
-    headwise.ok("analyze", f"run={images.run}")
+    headwise.ok("analyze", f"run={images.run}", "importance=false")
     rows = KINDS.read(Record(images.run))
     assert len(rows) == 2 * 4
     for row in rows:
@@ -261,3 +238,136 @@ def test_the_page_of_music_names_samples(trained):
     (item,) = items(loaded, 1).chosen
     (reading,) = readings(loaded, [item.input])
     assert reading.axes["decoder_self"].queries[19] == "sample 20"
+
+
+@pytest.fixture(scope="module")
+def masked(trained):
+    return trained("masked_lm")
+
+
+def test_some_windows_are_evaluated(headwise, masked):
+    before = masked.results["scores"]["valid"]["masked_bits"]
+    assert before["n_scored"] == RunFolder(masked.run).read_sums("valid", "loss")[:, 2].sum()
+    assert masked.results["best_update"] in (6, 12)
+    few = "data.test=[valid]", "decode.max_windows=2", "name=few"
+    headwise.ok("evaluate", f"run={masked.run}", *few)
+    bits = read_json(masked.run / "few.json")["scores"]["valid"]["masked_bits"]
+    assert bits["n_scored"] == 4
+    assert bits["signature"] != before["signature"]
+
+
+def test_sparse_loss_is_monitored_by_accuracy(masked, tmp_path):
+    run = masked.train(tmp_path, "loss=entmax15", "trainer.max_updates=2")
+    scores = read_json(run / "results.json")["scores"]["test"]
+    assert scores.keys() == {"masked_accuracy", "loss", "support"}
+
+
+def test_page_names_masked_tokens_and_shows_predictions(headwise, masked, tmp_path):
+    path, run = tmp_path / "own.txt", masked.run
+    path.write_text("der Hund sieht das Häuschen\nder Hund\n", encoding="utf-8")
+    headwise.ok("page", f"run={run}", f"sentences={path}", "n_sentences=2")
+    data = page_data(run)
+    assert data["items"]["unit"] == "windows"
+    for item, reading in zip(data["items"]["chosen"], data["runs"][0]["readings"], strict=True):
+        names = reading["axes"]["encoder_self"]["keys"]
+        hidden = [name for name in names if name.startswith("<mask:")]
+        assert len(hidden) == max(1, round(0.15 * len(names)))
+        spelt = "".join(n[len("<mask:") : -1] if n in hidden else n for n in names)
+        assert "derHund" in spelt.replace("\u2581", "")
+        assert "der Hund" in item["texts"]["text"]
+        prediction = reading["texts"]["prediction"]
+        assert prediction
+        assert "mask" not in prediction
+    loaded = load(run, device="cpu")
+    texts = [item.text for item in items(loaded, 2).chosen]
+    first, second = (list(readings(loaded, texts)) for _ in range(2))
+    assert [reading.axes for reading in first] == [reading.axes for reading in second]
+
+
+def test_explicit_task_wins_over_that_of_the_data(make):
+    config = typed(make(["task=masked_lm", "data=builtin_text", "tokenizer=bpe"]))
+    checked_task(config)
+    assert config.task["_target_"].endswith("MaskedLM")
+    assert (config.tokenizer.kind, config.data.window) == ("bpe", 128)
+    others = ("text8", "enwik8", "wikitext2", "wikitext103", "tinyshakespeare")
+    for data in ("text", *others):
+        assert "masked_lm" in typed(make([f"data={data}"])).data.tasks
+
+
+def test_dry_run_names_rows(headwise, masked):
+    printed = headwise.ok("train", *masked.overrides, "dry_run=true").out
+    assert "tokens per rank (rows of 16)" in printed
+
+
+@pytest.fixture(scope="module", params=slow_but(["sequence", "sequence_pair"], "sequence"))
+def sequence(request, trained):
+    return trained(request.param)
+
+
+def test_heads_by_length(headwise, sequence):
+    headwise.ok("analyze", f"run={sequence.run}", "importance=false")
+    rows = {(r["site"], r["head"], r["length"]): r for r in LENGTHS.read(Record(sequence.run))}
+    site = list(sequence.case.sites)[-1]
+    assert {length for _, _, length in rows} == {12, 40}
+    (reading,) = readings(sequence.loaded(), ["40 0"])
+    (observed,) = (obs for obs in reading.observations if obs.site == site)
+    axes = reading.axes[site]
+    asked = [index for index, key in enumerate(axes.relevant) if key >= 0]
+    assert len(asked) == 2
+    for index in asked:  # the relevant key is the value after the asked key
+        assert axes.keys[axes.relevant[index] - 1] == axes.queries[index]
+    for head in (1, 2):
+        row = rows[site, head, 40]
+        assert 0 <= row["relevant_weight"] <= 1
+        assert row["used_keys"] <= row["visible_keys"]
+        assert row["n_queries"] == 9 * len(asked)
+    assert observed.weights_BHQK.shape[2] == len(axes.queries)
+
+
+def test_any_length_is_evaluated_also_with_another_scaling(headwise, sequence):
+    run = sequence.run
+    headwise.ok("evaluate", f"run={run}", "data.test=[12,64]", "name=lengths")
+    scores = read_json(run / "lengths.json")["scores"]
+    assert scores["12"] == sequence.results["scores"]["12"]
+    scaled = ["scaling=ssmax", "scaling.reference=12", "scaling.heads=without_positions"]
+    headwise.ok("evaluate", f"run={run}", "data.test=[64]", *scaled, "name=scaled")
+    loss = read_json(run / "scaled.json")["scores"]["64"]["loss"]["score"]
+    assert loss != scores["64"]["loss"]["score"]
+
+
+def test_split_without_targets_has_no_score(sequence, monkeypatch):
+    loaded = sequence.loaded()
+    monkeypatch.setattr(type(loaded.task), "batches", lambda *_: [])
+    data, ranks = loaded.task.restored(sequence.run, ["12"]), Ranks(0, 1, loaded.device)
+    with pytest.raises(DataError, match="no item of 12 has a target"):
+        loaded.task.evaluate(loaded.model, data, Part("12"), ranks)
+
+
+def test_a_task_of_a_user_is_read_and_described(headwise, trained):
+    case = trained("own")
+    for split in ("valid", "test"):
+        accuracy = case.results["scores"][split]["accuracy"]["score"]
+        sums = RunFolder(case.run).read_sums(split, "loss")
+        n_bits = N_ROWS * LENGTH
+        assert sums.shape == (N_ROWS, 4)
+        assert sums[:, 2:].sum(0).tolist() == [n_bits, round(accuracy * n_bits)]
+    (site,) = case.loaded().model.sites
+    assert site.causal
+    headwise.ok("analyze", f"run={case.run}")
+    assert read_json(case.run / "analysis" / "settings.json")["sentences"] == N_ROWS
+    compared = headwise.ok("compare", f"run={case.run}", f"other={case.run}").out
+    (row,) = (line for line in compared.splitlines() if line.startswith("| test accuracy"))
+    assert row.endswith("|  |")  # an item has many positions: McNemar's test does not apply
+
+
+@pytest.mark.slow
+def test_an_encoder_of_a_user_is_not_causal(trained):
+    (site,) = trained("own_encoder").loaded().model.sites
+    assert not site.causal
+
+
+def test_headwise_does_not_contain_the_task():
+    paths = [path for folder in ("src", "conf") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path.read_text(encoding="utf-8") for path in paths if path.suffix in (".py", ".yaml")]
+    assert len(texts) > 100
+    assert not [text for text in texts if "majority" in text.lower()]

@@ -12,8 +12,23 @@ from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config.data import CleaningConfig, DataConfig
+from headwise.config.data import (
+    BuiltinTextConfig,
+    CleaningConfig,
+    DataConfig,
+    ImageDataConfig,
+    LabelledDataConfig,
+    MusicDataConfig,
+    TextDataConfig,
+)
 from headwise.config.folders import config_dir, group_choices
+from headwise.config.register import SCHEMAS
+from headwise.data.builtin.text import BuiltinText
+from headwise.data.images import ImageCorpus
+from headwise.tasks.classification.images import LabelledImages
+from headwise.tasks.classification.text import LabelledText
+from headwise.tasks.stream.music import MusicCorpus
+from headwise.tasks.stream.text import text_corpus
 from headwise.tasks.translation.corpus import open_corpus
 
 Pairs = Sequence[tuple[str, str]]
@@ -36,16 +51,30 @@ def parallel_corpora():
 def data_config(name, **changes):
     """`conf/data/<name>.yaml` as Hydra would compose it, with some keys changed."""
     nodes = data_yamls(name)
+    defaults = map(str, nodes[0].defaults)
+    (schema,) = (entry for entry in defaults if entry.startswith("/schema/"))
     for node in nodes:
         node.pop("defaults")
-    typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes, changes)
-    content = OmegaConf.to_container(typed)
-    return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})
+    kind = SCHEMAS[schema.removeprefix("/schema/").partition("@")[0]]
+    content = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(kind), *nodes, changes))
+    if "cleaning" in content:
+        content["cleaning"] = CleaningConfig(**content["cleaning"])
+    return kind(**content)
 
 
-def open_named_corpus(folder, name, **changes):
+def open_named_corpus(folder, name, labelled=False, **changes):
     """Open the corpus of `conf/data/<name>.yaml`, with its cache in `folder`."""
-    return open_corpus(data_config(name, **changes), folder / "cache")
+    config, cache = data_config(name, **changes), folder / "cache"
+    if isinstance(config, TextDataConfig):
+        return text_corpus(config, cache)
+    openers = {
+        BuiltinTextConfig: BuiltinText,
+        DataConfig: open_corpus,
+        ImageDataConfig: LabelledImages if labelled else ImageCorpus,
+        LabelledDataConfig: LabelledText,
+        MusicDataConfig: MusicCorpus,
+    }
+    return openers[type(config)](config, cache)
 
 
 def sentences(source, target, n, tag=""):

@@ -1,9 +1,11 @@
 """Writers of tiny corpora in the layouts of the real ones, with made-up text."""
 
+import csv
 import functools
 import gzip
 import http.server
 import io
+import json
 import tarfile
 import threading
 import zipfile
@@ -64,7 +66,11 @@ def data_config(name, **changes):
 
 def open_named_corpus(folder, name, labelled=False, **changes):
     """Open the corpus of `conf/data/<name>.yaml`, with its cache in `folder`."""
-    config, cache = data_config(name, **changes), folder / "cache"
+    return open_config(data_config(name, **changes), folder / "cache", labelled)
+
+
+def open_config(config, cache, labelled=False):
+    """The corpus of a config; of images, `labelled` or not."""
     if isinstance(config, TextDataConfig):
         return text_corpus(config, cache)
     openers = {
@@ -154,6 +160,24 @@ def write_parquet(path, rows):
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+
+
+def write_table(path, header, cells):
+    """A table in the format of its name: tsv, csv, jsonl or parquet, compressed or not."""
+    kind = path.name.split(".")[1]
+    records = [dict(zip(header, row, strict=True)) for row in cells]
+    if kind == "parquet":
+        return write_parquet(path, records)
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([header, *cells])
+    data = {
+        "tsv": encode_lines(["\t".join(map(str, row)) for row in (header, *cells)]),
+        "csv": table.getvalue().encode(),
+        "jsonl": encode_lines(list(map(json.dumps, records))),
+    }[kind]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return None
 
 
 def translations(languages, pairs):

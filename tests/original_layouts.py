@@ -1,14 +1,7 @@
-"""Writers of tiny corpora as their publishers deliver them: a row a corpus in `ORIGINALS`."""
+"""Writers of tiny pairs and labelled texts as their publishers deliver them."""
 
 import csv
 import io
-import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
-
-import numpy as np
 
 from corpus_writers import (
     encode_lines,
@@ -23,12 +16,6 @@ from corpus_writers import (
     write_zip,
 )
 from published_images import (
-    CIFAR10,
-    idx,
-    idx_labels,
-    planes,
-    random_images,
-    write_cifar10,
     write_packed,
 )
 
@@ -53,92 +40,74 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def write_glue(folder, name, files, form):
-    members = {f"{name}/{file}": content for file, content in files.items()}
+def write_glue(folder, form, name, header, line, rows):
+    """The tables of GLUE; `line` formats a text and its label."""
+    files = {
+        f"{name}/{stem}.tsv": encode_lines([*header, *(line(*row) for row in part)])
+        for stem, part in zip(("train", "dev"), rows, strict=True)
+    }
     if form == "archive":
-        write_zip(folder / f"{name}.zip", members)
-    for member, content in members.items() if form == "unpacked" else ():
-        (folder / member).parent.mkdir(parents=True, exist_ok=True)
-        (folder / member).write_bytes(content)
-
-
-def write_hub(folder, name, column, tables, names):
-    for split, rows in tables.items():
-        records = [{column: text, "label": names.index(label)} for text, label in rows]
-        write_parquet(folder / name / f"{split}-00000-of-00001.parquet", records)
+        write_zip(folder / f"{name}.zip", files)
+    for member, content in files.items() if form == "unpacked" else ():
+        write_packed(folder / member, content)
 
 
 def write_sst2(folder, form):
-    names = ["negative", "positive"]
-    if form == "hub":
-        return write_hub(
-            folder,
-            "sst2",
-            "sentence",
-            dict(zip(("train", "validation"), REVIEWS, strict=True)),
-            names,
-        )
-    files = {"test.tsv": encode_lines(["index\tsentence", "0\tno label"])}
-    for stem, rows in zip(("train", "dev"), REVIEWS, strict=True):
-        lines = [f"{text}\t{names.index(label)}" for text, label in rows]
-        files[f"{stem}.tsv"] = encode_lines(["sentence\tlabel", *lines])
-    return write_glue(folder, "SST-2", files, form)
+    def line(text, label):
+        return f"{text}\t{int(label == 'positive')}"
+
+    write_glue(folder, form, "SST-2", ["sentence\tlabel"], line, REVIEWS)
 
 
 def write_cola(folder, form):
-    names = ["unacceptable", "acceptable"]
-    if form == "hub":
-        tables = dict(zip(("train", "validation"), SENTENCES, strict=True))
-        return write_hub(folder, "cola", "sentence", tables, names)
-    files = {}
-    for stem, rows in zip(("train", "dev"), SENTENCES, strict=True):
-        lines = [f"gj04\t{names.index(label)}\t*\t{text}" for text, label in rows]
-        files[f"{stem}.tsv"] = encode_lines(lines)
-    return write_glue(folder, "CoLA", files, form)
+    def line(text, label):
+        return f"gj04\t{int(label == 'acceptable')}\t*\t{text}"
+
+    write_glue(folder, form, "CoLA", [], line, SENTENCES)
 
 
 def write_agnews(folder, form):
-    names = ["World", "Sports", "Business", "Sci/Tech"]
-    if form == "hub":
-        return write_hub(
-            folder, "data", "text", dict(zip(("train", "test"), NEWS, strict=True)), names
-        )
     below = folder / ("ag_news_csv" if form == "unpacked" else "")
-    below.mkdir(parents=True, exist_ok=True)
     for stem, rows in zip(("train", "test"), NEWS, strict=True):
         table = io.StringIO()
         writer = csv.writer(table, quoting=csv.QUOTE_ALL, lineterminator="\n")
         for text, label in rows:
             words = text.split(" ")
-            title, description = " ".join(words[:2]), " ".join(words[2:])
-            writer.writerow([names.index(label) + 1, title, description])
-        (below / f"{stem}.csv").write_text(table.getvalue(), encoding="utf-8")
-    return None
+            number = TOPICS.index(label) + 1
+            writer.writerow([number, " ".join(words[:2]), " ".join(words[2:])])
+        write_packed(below / f"{stem}.csv", table.getvalue().encode())
 
 
 def write_trec(folder, form):
-    coarse = ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]
-    if form == "hub":
-        for split, rows in zip(("train", "test"), QUESTIONS, strict=True):
-            records = [
-                {"text": text, "coarse_label": coarse.index(label.split(":")[0]), "fine_label": 9}
-                for text, label in rows
-            ]
-            write_parquet(folder / "default" / split / "0000.parquet", records)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
     for file, rows in zip(("train_5500.label", "TREC_10.label"), QUESTIONS, strict=True):
         lines = "".join(f"{label} {text}\n" for text, label in rows)
         content = lines.replace("sister city", "sister\xf0city").encode("latin-1")
-        (folder / file).write_bytes(content)
+        write_packed(folder / file, content)
 
 
+TOPICS = ["World", "Sports", "Business", "Sci/Tech"]
+KINDS = ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]
+# rows, writer of the original; on the hub: path of a split, columns, splits, names of labels
 LABELLED = {
-    "sst2": (REVIEWS, write_sst2),
-    "cola": (SENTENCES, write_cola),
-    "agnews": (NEWS, write_agnews),
-    "trec": (QUESTIONS, write_trec),
-}
+    "sst2": (REVIEWS, write_sst2, "sst2/{}-00000-of-00001.parquet", ("sentence", "label"),
+             ("train", "validation"), ["negative", "positive"]),
+    "cola": (SENTENCES, write_cola, "cola/{}-00000-of-00001.parquet", ("sentence", "label"),
+             ("train", "validation"), ["unacceptable", "acceptable"]),
+    "agnews": (NEWS, write_agnews, "data/{}-00000-of-00001.parquet", ("text", "label"),
+               ("train", "test"), TOPICS),
+    "trec": (QUESTIONS, write_trec, "default/{}/0000.parquet", ("text", "coarse_label"),
+             ("train", "test"), KINDS),
+}  # fmt: skip
+
+
+def write_labelled_hub(folder, name):
+    parts, _, layout, (text_column, label_column), splits, names = LABELLED[name]
+    for split, rows in zip(splits, parts, strict=True):
+        records = [
+            {text_column: text, label_column: names.index(label.split(":")[0]), "other": 9}
+            for text, label in rows
+        ]
+        write_parquet(folder / layout.format(split), records)
 
 
 TRAIN = [*sentences("s", "t", 3, "train"), ("Tom & <Jerry>", "R&D")]
@@ -199,6 +168,14 @@ def write_wmt16(folder, file="SETIMES-en-ro.txt.zip"):
         write_tar(folder / f"{kind}.tgz", sgm_sides(f"{kind}/{name}-roen", "ro", "en", pairs, True))
 
 
+def write_wmt14_text(folder):
+    """With a validation set in plain text."""
+    write_wmt14(folder)
+    sides = sides_of(VALID, "en", "de")
+    members = {f"dev/newstest2013.{code}": encode_lines(sides[code]) for code in sides}
+    write_tar(folder / "dev.tgz", members)
+
+
 def write_wmt14(folder):
     parts = {
         ("training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"): TRAIN[:1],
@@ -234,211 +211,3 @@ def write_hub_copy(folder, name, top):
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": test}.items():
         rows = translations(columns, [(t, s) for s, t in pairs])
         write_parquet(folder / layout.format(split), rows)
-
-
-PIXELS = {name: random_images(n, *shape) for name, n, *shape in (
-    ("cifar10", 60, 32, 32, 3), ("mnist", 9, 28, 28, 1), ("imagenet64", 11, 64, 64, 3)
-)}  # fmt: skip
-DIGITS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
-
-
-def write_mnist(folder, ending):
-    for stem in ("train", "t10k"):
-        write_packed(folder / f"{stem}-images-idx3-ubyte{ending}", idx(PIXELS["mnist"]))
-        write_packed(folder / f"{stem}-labels-idx1-ubyte{ending}", idx_labels(DIGITS))
-
-
-def write_imagenet64(folder, is_packed):
-    parts = [f"train_part{1 + i // 5}_npz/train_data_batch_{i + 1}.npz" for i in range(10)]
-    for part, image in zip([*parts, "val_npz/val_data.npz"], PIXELS["imagenet64"], strict=True):
-        shard, name = io.BytesIO(), f"Imagenet64_{part}"
-        np.savez(shard, data=planes(image[None]), labels=np.zeros(1))
-        if is_packed:
-            with zipfile.ZipFile(folder / f"{name.partition('/')[0]}.zip", "a") as archive:
-                archive.writestr(name, shard.getvalue())
-        else:
-            write_packed(folder / name, shard.getvalue())
-
-
-BYTES = np.random.default_rng(1).integers(0, 256, 2000).astype(np.uint8).tobytes()
-WIKI = {split: f" \n = {split} = \n \n Text <unk> @-@ \n".encode() for split in ("train", "valid")}
-
-
-def write_file(folder, file, ending):
-    if ending == ".zip":
-        write_zip(folder / f"{file}.zip", {file: BYTES})
-    else:
-        write_packed(folder / f"{file}{ending}", BYTES)
-
-
-def write_wiki(folder, pattern):
-    for split, text in WIKI.items():
-        write_packed(folder / pattern.format(split), text)
-
-
-def write_wiki_archive(folder, name, file):
-    write_zip(folder / file, {f"{name}-raw/wiki.{s}.raw": text for s, text in WIKI.items()})
-
-
-def write_folder(folder, source, target, stems, gz):
-    folder.mkdir(parents=True, exist_ok=True)
-    for stem, pairs in zip(stems, (TRAIN, VALID, TEST, TEST), strict=False):
-        write_text(folder, stem, (source, target), pairs, gz)
-
-
-def pairs_of(corpus, split):
-    """A split; of the test sets in a row on the hub, the one of 993 pairs."""
-    pairs = list(corpus.text(split))
-    assert pairs.count(FILLER) in (0, 993 - len(TEST))
-    return [pair for pair in pairs if pair != FILLER]
-
-
-def labelled_rows(corpus, split):
-    """The validation set is a share of the training set."""
-    splits = ("train", "valid") if split == "train" else (split,)
-    return sorted(row for name in splits for row in corpus.rows(name))
-
-
-def images_of(corpus, split):
-    images = corpus.images(split)
-    rows = corpus.rows(split) if corpus.config.labels else ((image, "?") for image in images)
-    return [(image.tobytes(), label) for image, label in rows]
-
-
-def bytes_of(corpus, split):
-    return b"".join(corpus.chunks(split))
-
-
-@dataclass(frozen=True)
-class Original:
-    """One published corpus.
-
-    Attributes:
-        name: of `conf/data/<name>.yaml`.
-        content: split -> what is read.
-        forms: name -> function that writes the files into a folder.
-        read: a split of an opened corpus.
-        changes: settings for the small corpus.
-        images: split -> numbers of the first image and of that after the last.
-        missing: parts of the message where the corpus is not found.
-    """
-
-    name: str
-    content: dict[str, Any]
-    forms: dict[str, Callable[..., Any]]
-    read: Callable[..., Any]
-    changes: dict[str, Any] = field(default_factory=dict)
-    images: dict[str, list[int]] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-
-
-def translation(name, languages, stems, archives, missing=()):
-    content = dict(zip(("train", "valid", stems[2]), (TRAIN, VALID, TEST), strict=True))
-    folders = {
-        f"text{'.gz' * gz}": partial(write_folder, source=languages[0], target=languages[1],
-                                     stems=stems, gz=gz)
-        for gz in (False, True)
-    }  # fmt: skip
-    hub = {
-        f"hub {top}": partial(write_hub_copy, name=name, top=top)
-        for top in (True, False)
-        if name in HUB
-    }
-    return Original(name, content, {**archives, **folders, **hub}, pairs_of, missing=missing)
-
-
-def labelled(name, missing):
-    rows, write = LABELLED[name]
-    content = {
-        split: sorted(((text,), label.split(":")[0]) for text, label in part)
-        for split, part in zip(("train", "test"), rows, strict=True)
-    }
-    forms = {form: partial(write, form=form) for form in ("archive", "unpacked", "hub")}
-    changes = {"valid_fraction": 0.5}
-    return Original(name, content, forms, labelled_rows, changes, missing=missing)
-
-
-def images(name, forms, images, names, missing):
-    content = {
-        split: [(PIXELS[name][i].tobytes(), names[i]) for i in range(*numbers)]
-        for split, numbers in images.items()
-    }
-    cut = {split: numbers for split, numbers in images.items() if split != "test"}
-    if name == "imagenet64":
-        cut = {}
-    return Original(name, content, forms, images_of, images=cut, missing=missing)
-
-
-def text(name, file, archive, shares, missing):
-    starts = [0, *(len(BYTES) * end // 100 for end in shares)]
-    splits = zip(("train", "valid", "test"), starts, starts[1:], strict=False)
-    forms = {
-        "archive" if ending == archive else f"file{ending}": partial(
-            write_file, file=file, ending=ending
-        )
-        for ending in ("", ".gz", ".zip")
-    }
-    return Original(
-        name, {split: BYTES[i:end] for split, i, end in splits}, forms, bytes_of, missing=missing
-    )
-
-
-def wiki(name, file):
-    forms = {
-        "raw": partial(write_wiki, pattern="wiki.{}.raw"),
-        "packed": partial(write_wiki, pattern="{}.txt.gz"),
-        "archive": partial(write_wiki_archive, name=name, file=file),
-    }
-    return Original(name, WIKI, forms, bytes_of, {"test": []}, missing=(f"put {file} into",))
-
-
-ORIGINALS = [
-    translation(
-        "multi30k", ("de", "en"), ["train", "valid", "test_2016_flickr", "test_2017_flickr"],
-        {"archive": write_multi30k},
-    ),
-    translation(
-        "iwslt17", ("de", "en"), ["train", "valid_dev2010", "test_tst2013", "test_tst2014"],
-        {"archive": write_iwslt, "zip": partial(write_iwslt, name="de-en.zip", write=write_zip)},
-        ("data.dir=FOLDER with train.de, train.en, valid_dev2010.de, valid_dev2010.en",
-         "HEADWISE_DATA=FOLDER with such a folder named ted_iwslt_de_en",
-         "IWSLT/iwslt2017 could not be loaded from the Hugging Face Hub (no network)",
-         "put de-en.tgz or de-en.zip"),
-    ),
-    translation("kftt", ("ja", "en"), ["train", "valid", "test", "tune"], {"archive": write_kftt}),
-    translation(
-        "wmt16_ro_en", ("ro", "en"), ["train", "valid", "test_newstest2016"],
-        {"archive": write_wmt16, "other name": partial(write_wmt16, file="en-ro.txt.zip")},
-    ),
-    translation(
-        "wmt14_en_de", ("en", "de"), ["train", "valid_newstest2013", "test_newstest2014"],
-        {"archive": write_wmt14},
-    ),
-    labelled("sst2", ("data.dir=FOLDER with train.tsv", "nyu-mll/glue could", "put SST-2.zip or")),
-    labelled("cola", ("data.dir=FOLDER with train.tsv", "put CoLA.zip or")),
-    labelled("agnews", ("data.dir=FOLDER with train.tsv", "put train.csv or")),
-    labelled("trec", ("data.dir=FOLDER with train.tsv", "put train_5500.label")),
-    images(
-        "cifar10", {"archive": partial(write_cifar10, images=PIXELS["cifar10"], per_batch=10)},
-        {"train": [0, 43], "valid": [43, 50], "test": [50, 60]},
-        [CIFAR10[i // 10] for i in range(60)], ("put cifar-10-binary.tar.gz into",),
-    ),
-    images(
-        "mnist",
-        {"archive": partial(write_mnist, ending=".gz"), "plain": partial(write_mnist, ending="")},
-        {"train": [0, 3], "valid": [3, 9], "test": [0, 9]}, list(map(str, DIGITS)),
-        ("put train-images-idx3-ubyte.gz or train-images-idx3-ubyte into",),
-    ),
-    images(
-        "imagenet64",
-        {"zip": partial(write_imagenet64, is_packed=True),
-         "unpacked": partial(write_imagenet64, is_packed=False)},
-        {"train": [0, 10], "valid": [10, 11]}, "?" * 11,
-        ("put Imagenet64_train_part1_npz.zip into",),
-    ),
-    text("enwik8", "enwik8", ".zip", (90, 95, 100), ("put enwik8.zip into",)),
-    text("text8", "text8", ".zip", (90, 95, 100), ("put text8.zip into",)),
-    text("tinyshakespeare", "tinyshakespeare.txt", "", (90, 100), ("put tinyshakespeare.txt",)),
-    wiki("wikitext2", "wikitext-2-raw-v1.zip"),
-    wiki("wikitext103", "wikitext-103-raw-v1.zip"),
-]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from corpus_writers import data_config, open_config, parallel_corpora, serve_folder
 from headwise.data.sources.digest import file_digest
 from headwise.errors import DataError
-from original_layouts import ORIGINALS, pairs_of
+from originals import ORIGINALS, pairs_of
 
 every_original = pytest.mark.parametrize("original", ORIGINALS, ids=lambda one: one.name)
 

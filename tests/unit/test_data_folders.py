@@ -25,12 +25,12 @@ from original_layouts import (
     TRAIN,
     VALID,
     sides_of,
-    write_folder,
     write_iwslt,
     write_kftt,
     write_wmt14,
     write_wmt16,
 )
+from originals import write_folder
 
 AB = ("a", "b")
 
@@ -126,12 +126,6 @@ def test_folder_with_the_layout_of_the_hub_is_named(tmp_path):
     (tmp_path / "data").rename(tmp_path / "more" / "test_data")
     with pytest.raises(DataError, match="test_data has several tables"):
         open_ab(tmp_path / "more", valid="train")
-
-
-def test_source_and_target_set_the_direction(tmp_path):
-    forward, backward = multi30k(tmp_path), multi30k(tmp_path, source="en", target="de")
-    assert [(t, s) for s, t in backward.text("valid")] == list(forward.text("valid"))
-    assert forward.fingerprint() != backward.fingerprint()
 
 
 def test_only_the_training_text_depends_on_cleaning_and_limits(tmp_path):
@@ -307,15 +301,6 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path, write, message):
     with pytest.raises(DataError, match=message) as refusal:
         open_named_corpus(tmp_path, "wmt14_en_de", dir=str(tmp_path)).read("test_newstest2014")
     assert "test-full.tgz" in str(refusal.value)
-
-
-def test_newstest2013_is_read_from_plain_text(tmp_path):
-    write_wmt14(tmp_path)
-    sides = sides_of(VALID, "en", "de")
-    members = {f"dev/newstest2013.{code}": encode_lines(sides[code]) for code in sides}
-    write_tar(tmp_path / "dev.tgz", members)
-    corpus = open_named_corpus(tmp_path, "wmt14_en_de", dir=str(tmp_path))
-    assert list(corpus.text("valid")) == VALID
 
 
 @pytest.mark.parametrize(

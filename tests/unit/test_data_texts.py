@@ -235,7 +235,7 @@ def folder(tmp_path):
 
 
 def test_fine_labels_of_trec_are_another_column(tmp_path):
-    (train, _), write = LABELLED["trec"]
+    (train, _), write = LABELLED["trec"][:2]
     write(tmp_path / "text", "archive")
     fine = corpus(tmp_path / "text", "trec", label="fine_label", labels=None, valid_fraction=0.5)
     rows = [*fine.rows("train"), *fine.rows("valid")]
@@ -264,6 +264,7 @@ def test_identity_covers_what_selects_and_changes_values(folder):
     before = corpus(folder, files=files).identity("train")
     (folder / "train.tsv").rename(folder / "train.csv")
     assert corpus(folder, files=files).identity("train") != before
+    (folder / "sst2").mkdir()
     LABELLED["sst2"][1](folder / "sst2", "archive")
     origin = data_config("sst2").origins[-1]
     changed = {**origin, "values": {"label": {"0": "positive", "1": "negative"}}}

@@ -10,6 +10,7 @@ from corpus_writers import data_config, open_config, parallel_corpora, serve_fol
 from headwise.data.sources.digest import file_digest
 from headwise.errors import DataError
 from originals import ORIGINALS, pairs_of
+from published_images import idx_labels
 
 every_original = pytest.mark.parametrize("original", ORIGINALS, ids=lambda one: one.name)
 
@@ -138,3 +139,12 @@ def test_published_images_have_the_numbers_of_the_papers():
         [48_000, 50_000],
     ]
     assert splits["mnist"]["valid"][0]["images"] == [55_000, 60_000]
+
+
+def test_labels_of_another_file_are_part_of_the_data(tmp_path):
+    (mnist,) = (one for one in ORIGINALS if one.name == "mnist")
+    mnist.forms["plain"](tmp_path)
+    before = opened(config_of(mnist, dir=str(tmp_path)), tmp_path).hashes()
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_labels(range(9)))
+    after = opened(config_of(mnist, dir=str(tmp_path)), tmp_path).hashes()
+    assert not {*before} & {*after}

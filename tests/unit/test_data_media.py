@@ -106,6 +106,29 @@ def test_corrected_labels_are_read(tmp_path, renames, labels):
     assert prepare_classes(folder(tmp_path), None).report["splits"]["train"] == labels
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("images", "folders of pictures"),
+        ("music", "folders of audio"),
+        ("image_folder", "a folder"),
+    ],
+)
+def test_missing_folder_says_what_to_put_where(tmp_path, name, content):
+    corpus = open_named_corpus(tmp_path, name, name == "image_folder")
+    with pytest.raises(
+        DataError, match=rf"set data\.dir=FOLDER, with train, valid, test: {content}"
+    ):
+        corpus.files("train")
+
+
+def test_class_without_pictures_is_refused(tmp_path):
+    write_pictures(tmp_path / "train", {"cat": random_images(1, 4, 6, 3)})
+    (tmp_path / "train" / "wolf").mkdir()
+    with pytest.raises(DataError, match="wolf is empty; it must have pictures of this class"):
+        folder(tmp_path).files("train")
+
+
 def test_links_are_followed_and_hidden_names_are_left_out(tmp_path):
     images = random_images(3, 4, 6, 3)
     write_pictures(tmp_path / "pool", {"a": images[:2], "b": images[2:]})

@@ -121,6 +121,7 @@ SEGMENTS, FEWER = (wmt_sgm([f"{side}{i}" for i in range(n)]) for side, n in (("s
 NAMED = 'docid="7"'
 IDX, IDX_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"
 DIGITS = {IDX: gzip.compress(idx(random_images(9, 28, 28, 1)))}
+FEW, LOW = (gzip.compress(idx(random_images(2, n, 28, 1))) for n in (28, 20))
 TEST = {"t10k-images-idx3-ubyte.gz": DIGITS[IDX], "t10k-labels-idx1-ubyte": idx_labels([1, 2])}
 LABELS = {"labels": ["no", "yes"]}
 OTHER_BITS = "z.png must be .*, got another number of bits"
@@ -236,6 +237,11 @@ WRONG = {
         (TEST, "idx1-ubyte has another number of labels than there are images", {"split": "test"}),
         (DIGITS, f"put {IDX_LABELS}.gz or {IDX_LABELS} into"),
         (DIGITS | {f"{IDX_LABELS}.gz": DIGITS[IDX]}, "magic number is 2051, not 2049"),
+        (DIGITS | {IDX: FEW, IDX_LABELS: idx_labels([1, 2])}, "gz has too few images for 0 to 3"),
+        (TEST | {"t10k-images-idx3-ubyte.gz": LOW}, r"image 1 has the shape \[20,28,1\]",
+         {"split": "test"}),
+        ({IDX: FEW, IDX_LABELS: b""}, "put t10k-images-idx3-ubyte.gz or t10k-images",
+         {"split": "test"}),
     ],
     read_music: [
         ({"train/a.wav": b"no audio"}, "a.wav is not audio that can be read"),

@@ -174,6 +174,9 @@ def test_documents_of_a_column_are_its_cells(tmp_path):
     assert data.stream("train").document_starts.tolist() == [0, 11]
 
 
+ENWIK8 = data_config("enwik8").downloads
+
+
 @pytest.mark.parametrize(
     ("changes", "split", "message"),
     [
@@ -181,6 +184,8 @@ def test_documents_of_a_column_are_its_cells(tmp_path):
         ({}, "train", r"train\.txt \(plain, \.gz or \.zip\) not found in .*, nor a folder train\. "
          r"Splits there: part; name one with data\.train=SPLIT$"),
         ({}, "valid", r"set data\.file=train\.txt data\.split=\[0.9,0.05,0.05\]"),
+        ({"file": "enwik8", "split": [0.9, 0.1], "test": [], "downloads": ENWIK8}, "train",
+         r"is missing: put enwik8\.zip into .* or enwik8"),
         ({"column": "text"}, "extra", r"extra\.parquet, extra\.jsonl.* not found in"),
     ],
 )  # fmt: skip
@@ -188,6 +193,11 @@ def test_missing_text_is_refused(tmp_path, changes, split, message):
     (tmp_path / "part.txt.gz").touch()
     with pytest.raises(DataError, match=message):
         list(plain(tmp_path, **changes).chunks(split))
+
+
+def test_training_is_on_the_bits_that_are_reported(make):
+    for data, smoothing in (("builtin_text", 0), ("builtin", 0.1)):
+        assert make([f"data={data}"]).loss.label_smoothing == smoothing
 
 
 MEMORY = """

@@ -1,9 +1,11 @@
 """Writers of tiny corpora in the layouts of the real ones, with made-up text."""
 
+import csv
 import functools
 import gzip
 import http.server
 import io
+import json
 import tarfile
 import threading
 import zipfile
@@ -12,8 +14,23 @@ from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config.data import CleaningConfig, DataConfig
+from headwise.config.data import (
+    BuiltinTextConfig,
+    CleaningConfig,
+    DataConfig,
+    ImageDataConfig,
+    LabelledDataConfig,
+    MusicDataConfig,
+    TextDataConfig,
+)
 from headwise.config.folders import config_dir, group_choices
+from headwise.config.register import SCHEMAS
+from headwise.data.builtin.text import BuiltinText
+from headwise.data.images import ImageCorpus
+from headwise.tasks.classification.images import LabelledImages
+from headwise.tasks.classification.text import LabelledText
+from headwise.tasks.stream.music import MusicCorpus
+from headwise.tasks.stream.text import text_corpus
 from headwise.tasks.translation.corpus import open_corpus
 
 Pairs = Sequence[tuple[str, str]]
@@ -36,16 +53,34 @@ def parallel_corpora():
 def data_config(name, **changes):
     """`conf/data/<name>.yaml` as Hydra would compose it, with some keys changed."""
     nodes = data_yamls(name)
+    defaults = map(str, nodes[0].defaults)
+    (schema,) = (entry for entry in defaults if entry.startswith("/schema/"))
     for node in nodes:
         node.pop("defaults")
-    typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes, changes)
-    content = OmegaConf.to_container(typed)
-    return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})
+    kind = SCHEMAS[schema.removeprefix("/schema/").partition("@")[0]]
+    content = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(kind), *nodes, changes))
+    if "cleaning" in content:
+        content["cleaning"] = CleaningConfig(**content["cleaning"])
+    return kind(**content)
 
 
-def open_named_corpus(folder, name, **changes):
+def open_named_corpus(folder, name, labelled=False, **changes):
     """Open the corpus of `conf/data/<name>.yaml`, with its cache in `folder`."""
-    return open_corpus(data_config(name, **changes), folder / "cache")
+    return open_config(data_config(name, **changes), folder / "cache", labelled)
+
+
+def open_config(config, cache, labelled=False):
+    """The corpus of a config; of images, `labelled` or not."""
+    if isinstance(config, TextDataConfig):
+        return text_corpus(config, cache)
+    openers = {
+        BuiltinTextConfig: BuiltinText,
+        DataConfig: open_corpus,
+        ImageDataConfig: LabelledImages if labelled else ImageCorpus,
+        LabelledDataConfig: LabelledText,
+        MusicDataConfig: MusicCorpus,
+    }
+    return openers[type(config)](config, cache)
 
 
 def sentences(source, target, n, tag=""):
@@ -125,6 +160,24 @@ def write_parquet(path, rows):
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+
+
+def write_table(path, header, cells):
+    """A table in the format of its name: tsv, csv, jsonl or parquet, compressed or not."""
+    kind = path.name.split(".")[1]
+    records = [dict(zip(header, row, strict=True)) for row in cells]
+    if kind == "parquet":
+        return write_parquet(path, records)
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([header, *cells])
+    data = {
+        "tsv": encode_lines(["\t".join(map(str, row)) for row in (header, *cells)]),
+        "csv": table.getvalue().encode(),
+        "jsonl": encode_lines(list(map(json.dumps, records))),
+    }[kind]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return None
 
 
 def translations(languages, pairs):

@@ -1,6 +1,7 @@
-"""Writers of tiny corpora in the archives of the publishers."""
+"""Writers of tiny pairs and labelled texts as their publishers deliver them."""
 
-from functools import partial
+import csv
+import io
 
 from corpus_writers import (
     encode_lines,
@@ -14,10 +15,105 @@ from corpus_writers import (
     write_text,
     write_zip,
 )
+from published_images import (
+    write_packed,
+)
+
+# rows of train and test, with the classes of the real sets
+REVIEWS = (
+    [("a 'fine' film , \"really\" .", "positive"), ("dull", "negative"), ("so so", "negative")],
+    [("good", "positive"), ("not good", "negative")],
+)
+SENTENCES = (
+    [("They drank the pub dry.", "acceptable"), ("*They drank the pub.", "unacceptable")],
+    [('The "more" we study, the less we know.', "acceptable")],
+)
+NEWS = (
+    [("Wall St. Bears \"Claw\" Back, Again Reuters - ultra\\cynics, again.", "Business"),
+     ("Rain Wins Football is off.", "Sports"), ("Talks Begin They talk.", "World")],
+    [("Probe Lands On a moon.", "Sci/Tech")],
+)  # fmt: skip
+QUESTIONS = (
+    [("How did serfdom develop in and then leave Russia ?", "DESC:manner"),
+     ("What is the sister city of Kyoto ?", "LOC:city")],
+    [("How far is it from Denver to Aspen ?", "NUM:dist")],
+)  # fmt: skip
+
+
+def write_glue(folder, form, name, header, line, rows):
+    """The tables of GLUE; `line` formats a text and its label."""
+    files = {
+        f"{name}/{stem}.tsv": encode_lines([*header, *(line(*row) for row in part)])
+        for stem, part in zip(("train", "dev"), rows, strict=True)
+    }
+    if form == "archive":
+        write_zip(folder / f"{name}.zip", files)
+    for member, content in files.items() if form == "unpacked" else ():
+        write_packed(folder / member, content)
+
+
+def write_sst2(folder, form):
+    def line(text, label):
+        return f"{text}\t{int(label == 'positive')}"
+
+    write_glue(folder, form, "SST-2", ["sentence\tlabel"], line, REVIEWS)
+
+
+def write_cola(folder, form):
+    def line(text, label):
+        return f"gj04\t{int(label == 'acceptable')}\t*\t{text}"
+
+    write_glue(folder, form, "CoLA", [], line, SENTENCES)
+
+
+def write_agnews(folder, form):
+    below = folder / ("ag_news_csv" if form == "unpacked" else "")
+    for stem, rows in zip(("train", "test"), NEWS, strict=True):
+        table = io.StringIO()
+        writer = csv.writer(table, quoting=csv.QUOTE_ALL, lineterminator="\n")
+        for text, label in rows:
+            words = text.split(" ")
+            number = TOPICS.index(label) + 1
+            writer.writerow([number, " ".join(words[:2]), " ".join(words[2:])])
+        write_packed(below / f"{stem}.csv", table.getvalue().encode())
+
+
+def write_trec(folder, form):
+    for file, rows in zip(("train_5500.label", "TREC_10.label"), QUESTIONS, strict=True):
+        lines = "".join(f"{label} {text}\n" for text, label in rows)
+        content = lines.replace("sister city", "sister\xf0city").encode("latin-1")
+        write_packed(folder / file, content)
+
+
+TOPICS = ["World", "Sports", "Business", "Sci/Tech"]
+KINDS = ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]
+# rows, writer of the original; on the hub: path of a split, columns, splits, names of labels
+LABELLED = {
+    "sst2": (REVIEWS, write_sst2, "sst2/{}-00000-of-00001.parquet", ("sentence", "label"),
+             ("train", "validation"), ["negative", "positive"]),
+    "cola": (SENTENCES, write_cola, "cola/{}-00000-of-00001.parquet", ("sentence", "label"),
+             ("train", "validation"), ["unacceptable", "acceptable"]),
+    "agnews": (NEWS, write_agnews, "data/{}-00000-of-00001.parquet", ("text", "label"),
+               ("train", "test"), TOPICS),
+    "trec": (QUESTIONS, write_trec, "default/{}/0000.parquet", ("text", "coarse_label"),
+             ("train", "test"), KINDS),
+}  # fmt: skip
+
+
+def write_labelled_hub(folder, name):
+    parts, _, layout, (text_column, label_column), splits, names = LABELLED[name]
+    for split, rows in zip(splits, parts, strict=True):
+        records = [
+            {text_column: text, label_column: names.index(label.split(":")[0]), "other": 9}
+            for text, label in rows
+        ]
+        write_parquet(folder / layout.format(split), records)
+
 
 TRAIN = [*sentences("s", "t", 3, "train"), ("Tom & <Jerry>", "R&D")]
 VALID = sentences("s", "t", 5, "valid & <more>")
 TEST = sentences("s", "t", 5, "test")
+FILLER = ("x", "y")
 
 
 def sides_of(pairs, source, target):
@@ -60,16 +156,24 @@ def write_kftt(folder):
     write_tar(folder / "kftt-data-1.0.tar.gz", members)
 
 
-def write_wmt16(folder):
+def write_wmt16(folder, file="SETIMES-en-ro.txt.zip"):
     first, second = sides_of(TRAIN[:2], "ro", "en"), sides_of(TRAIN[2:], "ro", "en")
     europarl = {
         f"training-parallel-ep-v8/europarl-v8.ro-en.{c}": encode_lines(first[c]) for c in first
     }
     write_tar(folder / "training-parallel-ep-v8.tgz", europarl)
     setimes = {f"SETIMES.en-ro.{c}": encode_lines(second[c]) for c in second}
-    write_zip(folder / "en-ro.txt.zip", {"README": b"about\n", **setimes})
+    write_zip(folder / file, {"README": b"about\n", **setimes})
     for kind, name, pairs in (("dev", "newsdev2016", VALID), ("test", "newstest2016", TEST)):
         write_tar(folder / f"{kind}.tgz", sgm_sides(f"{kind}/{name}-roen", "ro", "en", pairs, True))
+
+
+def write_wmt14_text(folder):
+    """With a validation set in plain text."""
+    write_wmt14(folder)
+    sides = sides_of(VALID, "en", "de")
+    members = {f"dev/newstest2013.{code}": encode_lines(sides[code]) for code in sides}
+    write_tar(folder / "dev.tgz", members)
 
 
 def write_wmt14(folder):
@@ -88,14 +192,6 @@ def write_wmt14(folder):
         write_tar(folder / archive, sgm_sides(stem, "en", "de", pairs))
 
 
-ORIGINALS = {
-    "multi30k": ("multi30k", write_multi30k),
-    "iwslt17-zip": ("iwslt17", partial(write_iwslt, name="de-en.zip", write=write_zip)),
-    "iwslt17-tgz": ("iwslt17", write_iwslt),
-    "kftt": ("kftt", write_kftt),
-    "wmt16_ro_en": ("wmt16_ro_en", write_wmt16),
-    "wmt14_en_de": ("wmt14_en_de", write_wmt14),
-}
 # layout on the hub, source and target language
 HUB = {
     "iwslt17": ("iwslt2017-de-en/{}/0000.parquet", "de", "en"),
@@ -109,8 +205,7 @@ def write_hub_copy(folder, name, top):
     layout, source, target = HUB[name]
     # IWSLT's test split is six sets in a row; the third and fourth would be tst2012, tst2013.
     before, after = (4701, 993 - len(TEST) + 1305) if name == "iwslt17" else (0, 0)
-    filler = [("x", "y")]
-    test = [*filler * before, *TEST, *filler * after]
+    test = [*[FILLER] * before, *TEST, *[FILLER] * after]
     columns = (target, source)  # in the order of wmt14 on the hub
     layout = layout if top else layout.split("/", 1)[1]
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": test}.items():

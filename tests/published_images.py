@@ -45,17 +45,19 @@ def write_cifar10(folder, images, per_batch):
             archive.addfile(member, io.BytesIO(content))
 
 
-def write_idx(path, images):
-    """A file of MNIST, of grey images (N, H, W, 1)."""
+def idx(images):
+    """The content of a file of MNIST, of grey images (N, H, W, 1)."""
+    return struct.pack(">4I", 0x803, *images.shape[:3]) + images.tobytes()
+
+
+def idx_labels(labels):
+    """The content of a file of the labels of MNIST."""
+    return struct.pack(">2I", 0x801, len(labels)) + bytes(labels)
+
+
+def write_packed(path, content):
+    """Write bytes, compressed if the name ends so."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = struct.pack(">4I", 0x803, *images.shape[:3])
-    path.write_bytes(gzip.compress(header + images.tobytes()))
-
-
-def write_idx_labels(path, labels):
-    """A file of the labels of MNIST."""
-    header = struct.pack(">2I", 0x801, len(labels))
-    content = header + bytes(labels)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
@@ -67,11 +69,16 @@ def write_pictures(folder, labelled):
             Image.fromarray(image.squeeze()).save(folder / name / f"{i:04}.png")
 
 
-def write_wav(path, samples, rate):
-    """16-bit samples (N, channels) from -1 to 1."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with wave.open(str(path), "wb") as file:
+def wav(samples, rate):
+    """The content of a file of 16-bit samples (N, channels) from -1 to 1."""
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
         file.setnchannels(samples.shape[1])
         file.setsampwidth(2)
         file.setframerate(rate)
         file.writeframes(np.rint(samples * 32767).astype("<i2").tobytes())
+    return content.getvalue()
+
+
+def write_wav(path, samples, rate):
+    write_packed(path, wav(samples, rate))

@@ -1,9 +1,19 @@
-"""Windows of one long text: every token is scored; seed and epoch determine the batches."""
+"""Windows of one long text: of a language model, and with masks of a masked one."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from headwise.data.tokenizer import BYTE_MODEL, MASK, N_SPECIALS, Tokenizer
 from headwise.errors import DataError
+from headwise.tasks.stream.masking import (
+    MaskedEvaluationWindows,
+    MaskedTrainingWindows,
+    Masking,
+    MaskSettings,
+)
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
 
@@ -17,8 +27,8 @@ def pairs(batch):
     return list(zip(inputs.tolist(), batch.targets_R.tolist(), strict=True))
 
 
-def examples(max_tokens=35, seed=1, world_size=1):
-    return TrainingWindows(TokenStream(IDS), START, WINDOW, max_tokens, seed, world_size)
+def examples():
+    return TrainingWindows(TokenStream(IDS), START, WINDOW, 35, 1)
 
 
 @pytest.mark.parametrize("max_tokens", [5, 35, 10_000])
@@ -106,22 +116,110 @@ def test_segments_are_the_documents_of_scored_tokens(min_context):
         TrainingWindows(TokenStream(IDS, document_mask=True), START, WINDOW, 35, 1)
 
 
-def test_epochs_have_different_windows_in_different_orders():
+def test_epochs_have_consecutive_windows_from_a_random_start():
     epochs = []
     for epoch in (1, 2, 3):
         rows = np.concatenate(examples().plan(epoch))
-        assert sorted(rows) == list(range(len(rows)))
         assert len(rows) >= (len(IDS) - WINDOW) // WINDOW
         epochs.append(pairs(examples().collate(epoch, np.sort(rows))))
         text = list(zip([START, *IDS[:-1].tolist()], IDS.tolist(), strict=True))
         first = text.index(epochs[-1][0])
         assert epochs[-1] == text[first : first + len(rows) * WINDOW]
     assert epochs[0] != epochs[1] != epochs[2]
-    plans = [np.concatenate(examples(seed=seed).plan(1)).tolist() for seed in (1, 1, 2)]
-    assert plans[0] == plans[1] != plans[2]
 
 
 def test_text_shorter_than_a_window_is_refused():
     with pytest.raises(DataError, match=r"203 tokens, fewer than data\.window=204"):
         TrainingWindows(TokenStream(IDS), START, 204, 10, 1)
     assert len(TrainingWindows(TokenStream(IDS), START, 203, 10, 1).plan(1)) == 1
+
+
+# Masks: which tokens are predicted, and what replaces them
+
+BERT = MaskSettings(0.15, 0.8, 0.1)
+BYTES = Tokenizer(BYTE_MODEL)
+TEXT = "".join(f"line {i} has words of {'i' * (i % 7 + 1)}\n" for i in range(40)).encode()
+TEXT_IDS = (np.frombuffer(TEXT, np.uint8) + N_SPECIALS).astype(np.uint16)
+MASKED = 20
+
+
+def training(max_tokens=4 * MASKED, seed=1, world_size=1):
+    sizes = MASKED, max_tokens, seed, world_size
+    return MaskedTrainingWindows(TokenStream(TEXT_IDS), 2, *sizes, masking=Masking(BERT, BYTES))
+
+
+def evaluation(stream, max_tokens=100):
+    masking = Masking(BERT, BYTES)
+    return MaskedEvaluationWindows(stream, 2, MASKED, max_tokens, masking=masking)
+
+
+def original(batch):
+    """Ids of a batch with the targets in their places."""
+    ids_BN = batch.columns["tokens"].ids_BN.clone()
+    ids_BN.view(-1)[batch.scored_R] = batch.targets_R
+    return ids_BN
+
+
+@pytest.mark.parametrize("n_tokens", [len(TEXT_IDS), 47, 20, 7, 1])
+def test_share_of_each_window_is_chosen_and_nothing_else_changes(n_tokens):
+    ids = TEXT_IDS[:n_tokens]
+    rows = []
+    for batch in evaluation(TokenStream(ids)):
+        column, n = batch.columns["tokens"], len(batch)
+        chosen = np.bincount(batch.scored_R.numpy() // column.ids_BN.shape[1], minlength=n)
+        lengths = column.lengths_B.numpy()
+        assert chosen.tolist() == np.maximum(1, np.rint(0.15 * lengths)).astype(int).tolist()
+        assert batch.n_targets == batch.global_targets == chosen.sum()
+        rows += [row[:n] for row, n in zip(original(batch).tolist(), lengths, strict=True)]
+        assert not column.ids_BN[~column.is_real_BN].any()
+    assert np.concatenate(rows).tolist() == ids.tolist()
+
+
+def test_chosen_tokens_are_masked_replaced_or_kept_in_the_set_shares():
+    stream = TokenStream(np.full(200 * 50, 100, np.uint16))
+    masking = Masking(replace(BERT, mlm_probability=0.5), BYTES)
+    batch = masking.batch(stream, np.arange(50) * 200, 200, np.arange(50), (1, 1))
+    inputs = batch.columns["tokens"].ids_BN.flatten()[batch.scored_R]
+    is_random = (inputs != MASK) & (inputs != 100)
+    n_random = int(is_random.sum())
+    assert float((inputs == MASK).float().mean()) == pytest.approx(0.8, abs=0.02)
+    assert n_random / len(inputs) == pytest.approx(0.1, abs=0.02)
+    assert inputs[is_random].min() >= N_SPECIALS
+    assert len(inputs[is_random].unique()) > 150
+    assert inputs[is_random].max() < BYTES.vocab_size
+
+
+def test_masks_differ_by_epoch_and_seed_alone():
+    def drawn(windows, epoch, rows):
+        batch = windows.collate(epoch, np.array(rows, np.int64))
+        return ids_of(batch)
+
+    rows = drawn(training(), 1, [0, 3, 5])
+    assert drawn(training(max_tokens=1, world_size=3), 1, [5]) == rows[2:]
+    assert drawn(training(), 1, [3, 0]) == [rows[1], rows[0]]
+    assert drawn(training(), 1, []) == []
+    aligned = [replace(training(seed=seed), aligned=True) for seed in (1, 2)]  # the same windows
+    changed = [drawn(aligned[0], 1, [0]), drawn(aligned[0], 2, [0]), drawn(aligned[1], 1, [0])]
+    assert len({str(row) for row in changed}) == 3
+
+
+def test_masks_of_an_evaluation_are_fixed():
+    batches = list(evaluation(TokenStream(TEXT_IDS)))
+    places = torch.cat([b.scored_R + b.rows[0] * MASKED for b in batches])
+    alone = list(evaluation(TokenStream(TEXT_IDS), max_tokens=1))
+    assert torch.equal(torch.cat([b.scored_R + b.rows[0] * MASKED for b in alone]), places)
+    few = replace(evaluation(TokenStream(TEXT_IDS), max_tokens=1), max_windows=3)
+    for batch, start in zip(few, few.starts, strict=True):
+        assert torch.equal(batch.targets_R, alone[start // MASKED].targets_R)
+
+
+def ids_of(batch):
+    return batch.columns["tokens"].ids_BN.tolist()
+
+
+def test_documents_of_a_masked_window_are_segments():
+    stream = TokenStream(TEXT_IDS, starts=np.array([0, 3, 25]), document_mask=True)
+    (batch, *_) = evaluation(stream)
+    segments_BN = batch.columns["tokens"].segments_BN
+    assert segments_BN is not None
+    assert segments_BN[:2].tolist() == [[0] * 3 + [1] * 17, [0] * 5 + [1] * 15]

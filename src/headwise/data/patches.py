@@ -25,7 +25,7 @@ def patches(images_BHWC: Bytes, patch: int) -> Bytes:
     n, _, _, channels = images_BHWC.shape
     rows, columns = grid_of(images_BHWC.shape[1:], patch)
     cut = images_BHWC.reshape(n, rows, patch, columns, patch, channels).swapaxes(2, 3)
-    return np.ascontiguousarray(cut).reshape(n, rows * columns, -1)
+    return np.ascontiguousarray(cut).reshape(n, rows * columns, patch**2 * channels)
 
 
 def augmented(images_BHWC: Bytes, shift: int, flip: bool, seed: Sequence[int], rows: Ints) -> Bytes:

@@ -1,30 +1,129 @@
-"""Prepared corpora: created once, completely or not at all, and reproducible."""
+"""Sentence pairs as text and as ids: cleaning, conversion, tokenizers, and BPE-dropout."""
 
 import dataclasses
-import multiprocessing
 import os
+import random
 import shutil
-from importlib import metadata
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
 from fake_corpora import corpus, options, pairs_of, prepare
-from headwise.config.data import CleaningConfig, ImageDataConfig, MusicDataConfig
+from headwise.config.data import CleaningConfig
 from headwise.config.schema import TokenizerConfig
-from headwise.data.images import ImageCorpus
 from headwise.data.prefetch import DEPTH
-from headwise.data.tokenizer import Tokenizer
-from headwise.data.tokenizer_training import train_tokenizer_pair
+from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
+from headwise.data.tokenizer_training import train_tokenizer, train_tokenizer_pair
 from headwise.data.workers import run_in_process
 from headwise.errors import ConfigError, DataError, HeadwiseError
-from headwise.tasks.stream.music import MusicCorpus, write_wav
-from headwise.tasks.stream.stream import prepare_tokens
-from headwise.tasks.translation import encoding
+from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
+from headwise.tasks.translation.encoding import EncodingJob, ShardEncoder, write_encoded
 from headwise.tasks.translation.epochs import EpochSplits
-from published_images import random_images, write_pictures
+from headwise.tasks.translation.text import ParallelText, write_pairs
+from small_blocks import small_blocks, small_pools
+
+__all__ = ["small_blocks", "small_pools"]  # fixtures
+ODD = ["", "a\u2028b\u0085c\rd", "ends so\r", "\ufeffmark", " kept ", "寺院 🙂", "last"]
+
+
+def cleaned(pairs, **rules):
+    report = CleaningReport()
+    return list(Cleaner(CleaningConfig(**rules), "en")(iter(pairs), report)), report
+
+
+@pytest.mark.parametrize(
+    ("rules", "accepted", "dropped", "rule"),
+    [
+        ({}, ("x", "y"), (" \u3000", "y"), "empty"),
+        ({"max_words": 3}, ("a b c", "a"), ("a b c d", "a"), "max_words"),
+        ({"max_words": 3}, ("a", "a b c"), ("a", "a b c d"), "max_words"),
+        ({"max_source_characters": 3}, ("abc", "abcd"), ("abcd", "a"), "max_source_characters"),
+        ({"max_target_characters": 3}, ("abcd", "abc"), ("a", "abcd"), "max_target_characters"),
+        ({"max_ratio": 1.5}, ("a b c", "a b"), ("a b", "a b c d"), "max_ratio"),
+        ({"max_ratio": 2.0}, ("a", "a b"), ("a b c", "a"), "max_ratio"),
+        ({"max_ratio": 1.0}, ("a b", "c d"), ("a b", "c"), "max_ratio"),
+        ({"max_target_moses_tokens": 3}, ("x", "Yes, no"), ("x", "Yes, no."), None),
+    ],
+)
+def test_each_rule_at_its_limit(rules, accepted, dropped, rule):
+    pairs, report = cleaned([accepted, dropped], **rules)
+    assert pairs == [accepted]
+    assert report.as_dict() == {
+        "read": 2,
+        "kept": 1,
+        "dropped": {rule or "max_target_moses_tokens": 1},
+        "truncated": False,
+    }
+
+
+def test_moses_bounds_agree_with_the_tokeniser():
+    words = ["don't", "U.S.", "(寺院)", "...", "3,000.5", "naïve", "x_y", "A.B.", "\x01", "well-",
+              '"no"', "e.g.", "it's,", "word", "他", "—", "a/b", "#1", "`s", "Mr."]  # fmt: skip
+    generator = random.Random(1)
+    for _ in range(600):
+        sentence = " ".join(generator.choices(words, k=generator.randint(1, 14)))
+        limit = generator.randint(1, 20)
+        cleaner = Cleaner(CleaningConfig(max_target_moses_tokens=limit), "en")
+        is_dropped = cleaner.dropped_by("x", sentence) is not None
+        assert is_dropped == (cleaner.n_tokens(sentence) > limit), (limit, sentence)
+
+
+def test_romanian_letters_change_on_the_romanian_side_only():
+    cedilla, comma = "Şi ţara ŢĂRII aşa", "Și țara ȚĂRII așa"
+    forward = Normaliser(["romanian_comma_below"], "ron_Latn", "eng_Latn")
+    backward = Normaliser(["romanian_comma_below"], "en", "ro")
+    assert (forward.source(cedilla), forward.target(cedilla)) == (comma, cedilla)
+    assert (backward.source(cedilla), backward.target(cedilla)) == (cedilla, comma)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("n", [1, 5])
+def test_lines_equal_sentences(tmp_path, n):
+    """In one chunk and in several."""
+    pairs = list(zip(ODD * n, reversed(ODD * n), strict=True))
+    paths = tmp_path / "a.de", tmp_path / "a.en"
+    assert write_pairs(iter(pairs), paths) == len(pairs)
+    text = ParallelText(paths, {})
+    assert list(text) == pairs
+    assert len(text) == len(pairs)
+    assert text.sides[0].read(np.array([1, 4, 6])) == [ODD[1], ODD[4], ODD[6]]
+    assert text.sides[1].read(np.array([], np.int64)) == []
+    assert paths[0].read_bytes() == "".join(f"{line}\n" for line in ODD * n).encode()
+
+
+SENTENCES = ["banane rubin", "salbei banner", "linsen und salbei"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(iter(SENTENCES * 9), TokenizerConfig(vocab_size=30))
+
+
+def job_of(folder, tokenizer, pairs, **options):
+    """Shards of three pairs each."""
+    text = folder / "text.de", folder / "text.en"
+    write_pairs(iter(pairs), text)
+    return EncodingJob(text, TokenizerPair(tokenizer, tokenizer, True), shard_pairs=3, **options)
+
+
+def test_sides_and_shards_use_different_random_draws(tmp_path, tokenizer):
+    job = job_of(tmp_path, tokenizer, [(text, text) for text in SENTENCES] * 4, dropout=0.4)
+    samples = [ids for shard in range(4) for ids, _ in ShardEncoder(job).encode(shard).sides]
+    assert {text for ids in samples for text in tokenizer.decode([ids])} == {" ".join(SENTENCES)}
+    assert len({ids.tobytes() for ids in samples}) == 8
+
+
+def test_unknown_tokens_are_counted_per_side(tmp_path, tokenizer):
+    pairs = [("banane", "q"), ("rubin q", "q q q"), ("linsen", "salbei"), ("q", "banner")]
+    job = job_of(tmp_path, tokenizer, pairs)
+    counts = write_encoded(job, tmp_path / "ids", 1, progress=False)
+    for side, texts in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        ids = [token_id for row in tokenizer.encode(texts) for token_id in row]
+        assert counts[f"{side}_pieces"] == len(ids)
+        assert counts[f"{side}_mean_pieces"] == len(ids) / len(pairs)
+        assert counts[f"{side}_unknown_share"] == ids.count(UNK) / len(ids) > 0
+    assert counts["source_unknown_share"] != counts["target_unknown_share"]
 
 
 def contents(folder):
@@ -35,13 +134,7 @@ def contents(folder):
     }
 
 
-@pytest.fixture
-def small_shards(monkeypatch):
-    monkeypatch.setattr(encoding, "SHARD_PAIRS", 50)  # more shards than two workers get at once
-    monkeypatch.setattr("headwise.tasks.translation.text.CHUNK_PAIRS", 130)
-
-
-@pytest.mark.usefixtures("small_shards")
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("joint", [True, False])
 def test_ids_decode_to_the_text_in_order(tmp_path, joint):
     text = corpus()
@@ -104,24 +197,6 @@ def test_missing_or_unsuitable_given_tokenizer_is_refused(tmp_path):
         prepare(corpus(), tmp_path, dataclasses.replace(given_options, dropout=0.1))
 
 
-def test_second_call_reads_only_the_cache(tmp_path, monkeypatch):
-    first = prepare(corpus(), tmp_path)
-    monkeypatch.setattr(
-        "headwise.tasks.translation.prepare.train_tokenizer_pair",
-        lambda *_: pytest.fail("trained again"),
-    )
-    text = corpus()
-    second = prepare(text, tmp_path)
-    assert text.source.n_read == 0
-    assert second.fingerprint == first.fingerprint
-    assert second.report == first.report
-    assert (second.train.target.flat == first.train.target.flat).all()
-    assert isinstance(second.train.source.flat, np.memmap)
-    with pytest.raises(pytest.fail.Exception):
-        prepare(text, tmp_path, options(vocab_size=160))
-    assert len(list((tmp_path / "encoded").iterdir())) == 1  # no partial folder, no lock
-
-
 def test_long_pairs_are_dropped_from_train_only(tmp_path):
     long = ("a b " * 60, "A")
     text = corpus([*pairs_of(600, 1), long], [*pairs_of(40, 2), long])
@@ -135,27 +210,8 @@ def test_long_pairs_are_dropped_from_train_only(tmp_path):
     assert (prepare(text, tmp_path).train.target[1] == prepared.train.target[0]).all()
 
 
-@pytest.mark.usefixtures("small_shards")
-def test_number_of_workers_does_not_change_files(tmp_path, monkeypatch):
-    config = options(dropout=0.1)
-    results, epochs = [], []
-    for n_workers in (1, 2):
-        cache = tmp_path / str(n_workers)
-        if n_workers == 2:
-            monkeypatch.setattr(encoding, "POOL_PAIRS", 500)
-            monkeypatch.setattr("headwise.tasks.translation.prepare.POOL_PAIRS", 500)
-        prepared = prepare(corpus(), cache, config, n_workers)
-        results.append(contents(prepared.folder))
-        EpochSplits(prepared, 0.1, 5, cache / "scratch", n_workers, progress=False)(1)
-        epochs.append(contents(next((cache / "scratch").iterdir())))
-    assert results[0] == results[1]
-    assert epochs[0] == epochs[1]
-    assert {"train.source", "train.target.offsets", "train.rows.npy"} <= results[0].keys()
-
-
-@pytest.mark.usefixtures("small_shards")
-def test_errors_of_workers_are_raised(tmp_path, monkeypatch):
-    monkeypatch.setattr("headwise.tasks.translation.prepare.POOL_PAIRS", 500)
+@pytest.mark.usefixtures("small_pools")
+def test_errors_of_workers_are_raised(tmp_path):
     with pytest.raises(ConfigError, match="at most"):
         prepare(corpus(), tmp_path, options(vocab_size=9000))
     assert list((tmp_path / "encoded").iterdir()) == []
@@ -164,48 +220,16 @@ def test_errors_of_workers_are_raised(tmp_path, monkeypatch):
     assert run_in_process("adding", sum, [1, 2]) == 3
 
 
-@pytest.mark.parametrize("victim", ["train.source", "tokenizer.model", "manifest.json"])
-def test_damaged_cache_is_rebuilt(tmp_path, victim):
-    first = prepare(corpus(), tmp_path)
-    before = contents(first.folder)
-    path = first.folder / victim
-    path.write_bytes(path.read_bytes()[:-3])
-    assert contents(prepare(corpus(), tmp_path).folder) == before
-    path.unlink()
-    assert contents(prepare(corpus(), tmp_path).folder) == before
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("line 3"), OSError(28, "full")])
-@pytest.mark.parametrize("step", ["prepare.train_tokenizer_pair", "encoding.ShardEncoder.encode"])
-def test_interruption_leaves_no_files(tmp_path, monkeypatch, step, error):
-    with monkeypatch.context() as patch:
-        patch.setattr(f"headwise.tasks.translation.{step}", Mock(side_effect=error))
-        with pytest.raises(type(error)):
-            prepare(corpus(), tmp_path)
-    assert list((tmp_path / "encoded").iterdir()) == []
-    assert len(prepare(corpus(), tmp_path).train) == 600
-
-
-def test_partial_folders_are_ignored(tmp_path):
-    folder = prepare(corpus(), tmp_path).folder
-    before = contents(folder)
-    partial = folder.with_name(folder.name + ".partial")
-    folder.rename(partial)
-    (partial / "manifest.json").unlink()
-    (partial / "rubbish").write_text("x")
-    assert contents(prepare(corpus(), tmp_path).folder) == before
-    assert not partial.exists()
-
-
 def test_empty_splits_and_impossible_limits_are_refused(tmp_path):
-    with pytest.raises(DataError, match="no training pair is left"):
-        prepare(corpus(train=[]), tmp_path)
-    with pytest.raises(DataError, match="'valid'"):
-        prepare(corpus(valid=[]), tmp_path)
-    with pytest.raises(DataError, match="max_sentence_tokens=1"):
-        prepare(corpus(), tmp_path, options(max_sentence_tokens=1))
-    with pytest.raises(ConfigError, match=r"target side.*at most"):
-        prepare(corpus([("abc def" * 3, "A")] * 20), tmp_path, options(vocab_size=12, joint=False))
+    small = options(vocab_size=12, joint=False)
+    for text, config, message in (
+        (corpus(train=[]), options(), "no training pair is left"),
+        (corpus(valid=[]), options(), "'valid'"),
+        (corpus(), options(max_sentence_tokens=1), "max_sentence_tokens=1"),
+        (corpus([("abc def" * 3, "A")] * 20), small, "target side.*at most"),
+    ):
+        with pytest.raises((DataError, ConfigError), match=message):
+            prepare(text, tmp_path, config)
 
 
 def test_sample_of_a_large_corpus_is_seeded(tmp_path):
@@ -215,29 +239,7 @@ def test_sample_of_a_large_corpus_is_seeded(tmp_path):
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
 
 
-def _prepare_and_count(cache, counter, barrier):
-    text = corpus()
-    barrier.wait(timeout=60)
-    prepare(text, cache)
-    with open(counter, "a") as file:
-        file.write(f"{text.source.n_read}\n")
-
-
-def test_concurrent_processes_prepare_once(tmp_path):
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(3)
-    counter = tmp_path / "reads"
-    arguments = (tmp_path / "cache", counter, barrier)
-    processes = [context.Process(target=_prepare_and_count, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert sorted(counter.read_text().split()) == ["0", "0", "2"]
-
-
-@pytest.mark.usefixtures("small_shards")
+@pytest.mark.usefixtures("small_blocks")
 class TestEpochSplits:
     @pytest.fixture
     def prepared(self, tmp_path):
@@ -254,6 +256,13 @@ class TestEpochSplits:
         assert flat("b", 1) == first
         others = [flat("a", 2), flat("a", 1, seed=2), flat("b", 1, dropout=0.3)]
         assert len({first, *others}) == 4
+
+    @pytest.mark.usefixtures("small_pools")
+    def test_number_of_workers_does_not_change_an_epoch(self, prepared, tmp_path):
+        for n in (1, 2):
+            EpochSplits(prepared, 0.1, 5, tmp_path / str(n), n, progress=False)(1)
+        one, two = (contents(next((tmp_path / n).glob("epoch*[!k]"))) for n in "12")
+        assert one == two
 
     def test_rows_equal_the_plain_split(self, prepared, tmp_path):
         split, whole = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(3), prepared.train
@@ -289,43 +298,6 @@ class TestEpochSplits:
         }
         assert remaining_epochs == set(range(3, last + 1))
         assert splits(1).source.flat[:5].tolist() == first_ids[0]
-
-
-def moses(folder):
-    text = corpus()
-    text.config.cleaning = CleaningConfig(max_target_moses_tokens=40)
-    prepared = prepare(text, folder)
-    return f"{prepared.fingerprint} {prepared.corpus.train_text().paths[0]}"
-
-
-def pictures(folder):
-    if not (folder / "images").is_dir():
-        splits = dict.fromkeys(("train", "valid"), random_images(1, 4, 6, 3))
-        write_pictures(folder / "images", splits)
-    data = ImageDataConfig("x", dir=f"{folder}/images", test=[], shape=[4, 6, 3], window=72)
-    return prepare_tokens(ImageCorpus(data, folder), TokenizerConfig("byte")).fingerprint
-
-
-def music(folder):
-    for split in ("train", "valid"):
-        (folder / "music" / split).mkdir(parents=True, exist_ok=True)
-        write_wav(folder / "music" / split / "a.wav", np.zeros(100, np.float32), 12_000)
-    corpus = MusicCorpus(MusicDataConfig("x", dir=f"{folder}/music", test=[]), folder)
-    return prepare_tokens(corpus, TokenizerConfig("byte")).fingerprint
-
-
-@pytest.mark.parametrize(
-    ("convert", "package"),
-    [(moses, "sacremoses"), (pictures, "pillow"), (music, "soxr"), (music, "soundfile")],
-)
-def test_data_of_another_version_of_a_converter_are_converted_again(
-    convert, package, tmp_path, monkeypatch
-):
-    first, found = convert(tmp_path), metadata.distributions
-    assert convert(tmp_path) == first
-    other = lambda name: [Mock(version="9")] if name == package else found(name=name)  # noqa: E731
-    monkeypatch.setattr(metadata, "distributions", other)
-    assert not set(convert(tmp_path).split()) & set(first.split())
 
 
 def test_given_tokenizers_with_other_scores_of_the_same_tokens_are_others(tmp_path):

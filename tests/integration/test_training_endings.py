@@ -1,7 +1,6 @@
 """How runs end, and the effect of repeating the command."""
 
 import fcntl
-import io
 import json
 import shutil
 import sys
@@ -10,34 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_line import exit_code, read_json, write_corpus
+from command_line import read_json, write_corpus
 from headwise import load
 from headwise.commands.finished import check_checkpoints
 from headwise.errors import CheckpointError
 from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from headwise.train.initial import start_from
-from training_runs import Runs, read_log, run_outputs
+from training_runs import read_log, run_outputs
 
 SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
-
-
-class RunsHere(Runs):
-    """Starts runs in this process, which saves a second each."""
-
-    def train(self, outputs, changes, code=0):
-        """Train in the folder `outputs`, check the exit code and return the output."""
-        printed = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch:
-            for stream in ("stdout", "stderr"):
-                patch.setattr(sys, stream, printed)
-            assert exit_code(patch, "train", *self.arguments(outputs, changes)) == code
-        return printed.getvalue()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return RunsHere(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

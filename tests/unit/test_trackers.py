@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -60,29 +59,17 @@ def make(tmp_path, tracker, group="sweep"):
     return tracker
 
 
-@dataclass
-class Logged:
-    """What a tracker holds.
-
-    Attributes:
-        scalars: tag -> (update, value), in order.
-        others: tags of histograms, images, tables and audio files.
-        summary: values of the whole run.
-    """
-
-    scalars: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    others: set[str] = field(default_factory=set)
-    summary: dict[str, object] = field(default_factory=dict)
+# Readers: the run folder -> {tag: [(update, value)]} in order, other tags, and the summary.
 
 
 def of_records(run):
     """The values in the files of the run, by the names that trackers give them."""
-    logged = Logged()
+    scalars = {}
     for record in (r for name in ("metrics", "heads") for r in read_jsonl(run / f"{name}.jsonl")):
         values = {**record, **head_metrics({"alpha": record.pop("alpha", {})})}
         for tag in filter(lambda tag: "/" in tag, values):
-            logged.scalars.setdefault(tag, []).append((record["update"], values[tag]))
-    return logged
+            scalars.setdefault(tag, []).append((record["update"], values[tag]))
+    return scalars, set(), {}
 
 
 def of_tensorboard(run):
@@ -90,18 +77,13 @@ def of_tensorboard(run):
 
     events = EventAccumulator(str(run / "tensorboard"), {"scalars": 0, "histograms": 0})
     tags = events.Reload().Tags()
-    logged = Logged(others={tag.removesuffix("/text_summary") for tag in tags["tensors"]})
-    logged.others |= {*tags["images"], *tags["histograms"]}
-    for tag in tags["scalars"]:
-        values = [(e.step, e.value) for e in events.Scalars(tag)]
-        if tag.startswith("summary/"):
-            assert [update for update, _ in values] == [9]
-            logged.summary[tag.removeprefix("summary/")] = values[0][1]
-        else:
-            logged.scalars[tag] = values
+    others = {tag.removesuffix("/text_summary") for tag in tags["tensors"]}
+    scalars = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags["scalars"]}
+    ((update, bleu),) = scalars.pop("summary/test/bleu")
+    assert update == 9
     histograms = events.Histograms("alpha/cross/histogram")
     assert [(e.step, e.histogram_value.num) for e in histograms] == [(u, 3) for u in range(10)]
-    return logged
+    return scalars, {*others, *tags["images"], *tags["histograms"]}, {"test/bleu": bleu}
 
 
 def of_wandb(run):
@@ -116,46 +98,28 @@ def of_wandb(run):
     assert start["tags"] == ["of an experiment"]
     (end,) = (record["exit"] for record in content if "exit" in record)
     assert end.get("exit_code", 0) == 0
-    logged = Logged()
+    scalars, others, summary = {}, set(), {}
     for row in (record["history"]["item"] for record in content if "history" in record):
         names = {name.removesuffix("._type") for name in row if name.endswith("._type")}
-        logged.others |= names
+        others |= names
         for name, value in row.items():
             if "/" in name and name.partition(".")[0] not in names:
-                logged.scalars.setdefault(name, []).append((row["update"], float(value)))
+                scalars.setdefault(name, []).append((row["update"], float(value)))
     for values in (record["summary"]["update"] for record in content if "summary" in record):
-        logged.summary |= {name: values[name] for name in {"test/bleu", "status"} & values.keys()}
-    return logged
+        summary |= {name: values[name] for name in {"test/bleu", "status"} & values.keys()}
+    return scalars, others, summary
 
 
-@dataclass(frozen=True)
-class TrackerCase:
-    """A tracker and what it holds after a run.
-
-    Attributes:
-        read: the run folder -> what it holds.
-        others: tags that are no scalars.
-        ends: calls `finish` at an interruption; else the process is killed.
-    """
-
-    make: Callable[[], Tracker]
-    read: Callable[..., Logged]
-    others: tuple[str, ...] = ()
-    summary: tuple[tuple[str, object], ...] = ()
-    ends: bool = False
-
-
-SHOWN = ("alpha/cross/histogram", "figures/alpha", "hypotheses/test")
+SHOWN = {"alpha/cross/histogram", "figures/alpha", "hypotheses/test"}
+BLEU = {"test/bleu": 33.0}
 TAGS = {"tags": ["of an experiment"]}
-CASES = {
-    "records": TrackerCase(lambda: Tracker(**TAGS), of_records),
-    "tensorboard": TrackerCase(
-        lambda: TensorBoardTracker(**TAGS), of_tensorboard,
-        ("config", *SHOWN), (("test/bleu", 33.0),),
-    ),
-    "wandb": TrackerCase(
-        lambda: WandbTracker(mode="offline", **TAGS), of_wandb,
-        ("samples", "samples/1", *SHOWN), (("status", "finished"), ("test/bleu", 33.0)), ends=True,
+# The tracker, its reader, and what that returns beside scalars.
+TRACKERS = {
+    "records": (Tracker, of_records, set(), {}),
+    "tensorboard": (TensorBoardTracker, of_tensorboard, {"config", *SHOWN}, BLEU),
+    "wandb": (
+        partial(WandbTracker, mode="offline"), of_wandb,
+        {"samples", "samples/1", *SHOWN}, {"status": "finished", **BLEU},
     ),
 }  # fmt: skip
 
@@ -173,40 +137,42 @@ def process(tmp_path, tracker, n_lines, updates=()):
     return tracker
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_resumed_run_holds_what_its_records_hold_once_each(tmp_path, case, monkeypatch):
+@pytest.mark.parametrize("name", TRACKERS)
+def test_resumed_run_holds_what_its_records_hold_once_each(tmp_path, name, monkeypatch):
     from PIL import Image
 
+    make_tracker, read, others, summary = TRACKERS[name]
+    is_wandb = name == "wandb"
     monkeypatch.setenv("WANDB_MODE", "disabled")  # the config has priority
     # killed before a checkpoint, after that of update 4, after the last update
     for n_lines, updates in (0, range(4)), (0, range(7)), (5, range(5, 10)):
-        tracker = process(tmp_path, case.make(), n_lines, updates)
-        if case.ends:
+        tracker = process(tmp_path, make_tracker(**TAGS), n_lines, updates)
+        if is_wandb:  # else it is killed
             tracker.finish("interrupted")
         if n_lines == 5:
             for file in tmp_path.glob(f"{RUN}/{OFFLINE}/*.wandb"):
                 file.with_suffix(".wandb.synced").touch()  # it was uploaded
-    tracker = process(tmp_path, case.make(), 10)
+    tracker = process(tmp_path, make_tracker(**TAGS), 10)
     image, audio = tmp_path / "alpha.png", tmp_path / "1.wav"
     Image.new("RGBA", (8, 8)).save(image)
     write_wav(audio, np.zeros((8, 1)), 12_000)
     tracker.log_table("hypotheses/test", ["source", "hypothesis"], [["ein Hund", "a|dog"]])
     tracker.log_image("figures/alpha", image)
-    if "samples" in case.others:
+    if is_wandb:
         tracker.log_image("samples", image, 10)
     tracker.log_audio("samples/1", audio, 10)
     tracker.summary({"test/bleu": 33.0})
     tracker.finish("finished")
 
-    logged, expected = case.read(tmp_path / RUN), of_records(tmp_path / RUN).scalars
-    logged.scalars.pop("train/lr", None)  # nan, which the record omits
-    assert logged.scalars.keys() == expected.keys()
+    logged, *rest = read(tmp_path / RUN)
+    expected, *_ = of_records(tmp_path / RUN)
+    logged.pop("train/lr", None)  # nan, which the record omits
+    assert logged.keys() == expected.keys()
     for tag, values in expected.items():
         assert [update for update, _ in values] == list(range(10))
-        assert logged.scalars[tag] == [(u, pytest.approx(v, rel=1e-7)) for u, v in values], tag
-    assert logged.others == set(case.others)
-    assert logged.summary == dict(case.summary)
-    assert len(list(tmp_path.glob(f"{RUN}/{OFFLINE}"))) == 2 * case.ends  # one was uploaded
+        assert logged[tag] == [(u, pytest.approx(v, rel=1e-7)) for u, v in values], tag
+    assert rest == [others, summary]
+    assert len(list(tmp_path.glob(f"{RUN}/{OFFLINE}"))) == 2 * is_wandb  # one was uploaded
 
 
 class FakeRun:

@@ -65,18 +65,52 @@ def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_missing_checkpoint_error_names_the_file(tmp_path):
-    with pytest.raises(CheckpointError, match=r"best\.pt"):
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def cut(share):
+    def write(path):
+        content = saved_checkpoint(path).read_bytes()
+        path.write_bytes(content[: int(len(content) * share)])
+
+    return write
+
+
+def holding(content):
+    return lambda path: torch.save(content, path)
+
+
+def of_model(model):
+    return lambda path: save_checkpoint(path, {"model": model})
+
+
+def of_format(version):
+    return lambda path: torch.save({**torch.load(saved_checkpoint(path)), "format": version}, path)
+
+
+OTHER, WEIGHTS = "not a headwise checkpoint", "model must map names to tensors"
+BAD = [  # how it is written, and words of the message
+    (lambda path: None, ""),
+    *((cut(share), "truncated") for share in (0.0, 0.001, 0.5, 0.99)),
+    *((write, "") for write in (holding(Evil()), of_model({"weight": Evil()}))),
+    (lambda path: path.write_bytes(pickle.dumps(Evil())), ""),
+    *((holding(content), OTHER) for content in ({"weight": torch.zeros(2)}, [1, 2])),
+    *((holding({"kind": kind, "format": 1}), OTHER) for kind in ("other", KIND)),
+    *((of_model(model), WEIGHTS) for model in ([1], {1: torch.zeros(2)}, {"a": 1})),
+    (of_model({"a": torch.eye(2).to_sparse()}), WEIGHTS),
+    *((of_format(v), f"format {v};.*reads format {FORMAT_VERSION}") for v in (0, 99, None)),
+]
+
+
+@pytest.mark.parametrize(("write", "words"), BAD)
+def test_bad_checkpoints_are_refused_and_execute_no_code(tmp_path, monkeypatch, write, words):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "best.pt")
+    with pytest.raises(CheckpointError, match=rf"best\.pt.*{words}"):
         load_checkpoint(tmp_path / "best.pt")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
-def test_truncated_checkpoint_is_rejected(tmp_path, share):
-    path = saved_checkpoint(tmp_path / "last.pt")
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(CheckpointError, match="truncated"):
-        load_checkpoint(path)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_damaged_bytes_are_rejected_or_harmless(tmp_path):
@@ -157,54 +191,6 @@ def test_corrupted_checkpoint_error_names_the_others(tmp_path):
         load_checkpoint(path)
 
 
-class _Evil:
-    def __reduce__(self):
-        return os.mkdir, ("executed",)
-
-
-@pytest.mark.parametrize("kind", ["pickle", "torch", "inside"])
-def test_loading_executes_no_code(tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "best.pt"
-    if kind == "pickle":
-        path.write_bytes(pickle.dumps(_Evil()))
-    elif kind == "torch":
-        torch.save(_Evil(), path)
-    else:
-        save_checkpoint(path, {"model": {"weight": _Evil()}})
-    with pytest.raises(CheckpointError, match=r"best\.pt"):
-        load_checkpoint(path)
-    assert not (tmp_path / "executed").exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [{"weight": torch.zeros(2)}, [1, 2], {"kind": "other"}, {"kind": KIND, "format": 1}],
-)
-def test_checkpoint_of_another_program_is_rejected(tmp_path, content):
-    path = tmp_path / "best.pt"
-    torch.save(content, path)
-    with pytest.raises(CheckpointError, match="not a headwise checkpoint"):
-        load_checkpoint(path)
-
-
-@pytest.mark.parametrize(
-    "model", [[1], {1: torch.zeros(2)}, {"a": torch.eye(2).to_sparse()}, {"a": 1}]
-)
-def test_weights_must_be_named_tensors(tmp_path, model):
-    save_checkpoint(tmp_path / "best.pt", {"model": model})
-    with pytest.raises(CheckpointError, match="model must map names to tensors"):
-        load_checkpoint(tmp_path / "best.pt")
-
-
-@pytest.mark.parametrize("version", [0, 99, None])
-def test_other_format_versions_are_rejected(tmp_path, version):
-    path = saved_checkpoint(tmp_path / "best.pt")
-    torch.save({**torch.load(path), "format": version}, path)
-    with pytest.raises(CheckpointError, match=rf"format {version};.*reads format {FORMAT_VERSION}"):
-        load_checkpoint(path)
-
-
 def test_error_for_weights_of_another_model_names_keys():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -270,37 +256,29 @@ def choose(folder, n_averaged, scores, validates_part=True):
     return choose_weights(trainer, validates_part), model.weight.item()
 
 
-def test_better_average_is_saved(tmp_path, caplog):
-    """The best checkpoint's score at its validation, 9.0 on a part of the set, does not count."""
+@pytest.mark.parametrize(
+    ("n_averaged", "scores", "validates_part", "chosen", "logged"),
+    [
+        # the best checkpoint's score at its validation, 9.0 on a part of the set, does not count
+        (2, {4: 7.5, 100: 7.0}, True, ("average", 4.0), "of the last 2 checkpoints is better than"),
+        (2, {4: 7.0, 100: 7.0}, True, ("best", 100.0), "is no better than"),
+        (2, {4: 6.9, 100: 7.0}, True, ("best", 100.0), "is no better than"),
+        # validations of the whole set gave it 9.0: it is not measured twice
+        (2, {4: 9.1}, False, ("average", 4.0), "is better than"),
+        (2, {4: 9.0}, False, ("best", 100.0), "is no better than"),
+        (1, {5: 7.5, 100: 7.0}, True, ("average", 5.0), "the last checkpoint is better"),
+        (0, {}, True, ("best", 100.0), ""),
+    ],
+)
+def test_better_of_average_and_best_is_chosen(
+    tmp_path, caplog, n_averaged, scores, validates_part, chosen, logged
+):
     caplog.set_level("INFO", "headwise")
     folder = write_checkpoints(tmp_path)
-    assert choose(folder, 2, {4: 7.5, 100: 7.0}) == ("average", 4.0)
-    assert (folder.checkpoints / "average.pt").is_file()
-    assert "of the last 2 checkpoints is better than the best one" in caplog.text
-
-
-@pytest.mark.parametrize("score", [7.0, 6.9])
-def test_average_that_is_not_better_is_removed(tmp_path, score):
-    folder = write_checkpoints(tmp_path)
-    assert choose(folder, 2, {4: score, 100: 7.0}) == ("best", 100.0)
-    assert not (folder.checkpoints / "average.pt").exists()
-
-
-@pytest.mark.parametrize(("score", "chosen"), [(9.1, "average"), (9.0, "best")])
-def test_best_checkpoint_is_not_measured_twice(tmp_path, score, chosen):
-    """Validations of the whole set gave it 9.0."""
-    name, _ = choose(write_checkpoints(tmp_path), 2, {4: score}, validates_part=False)
-    assert name == chosen
-
-
-def test_best_checkpoint_is_used_without_averaging(tmp_path):
-    assert choose(write_checkpoints(tmp_path), 0, {}) == ("best", 100.0)
-
-
-def test_log_of_one_checkpoint_is_singular(tmp_path, caplog):
-    caplog.set_level("INFO", "headwise")
-    choose(write_checkpoints(tmp_path), 1, {5: 7.5, 100: 7.0})
-    assert "the last checkpoint is" in caplog.text
+    assert choose(folder, n_averaged, scores, validates_part) == chosen
+    assert (folder.checkpoints / "average.pt").is_file() == (chosen[0] == "average")
+    assert logged in caplog.text
+    assert bool(caplog.text) == bool(logged)
 
 
 def test_counted():

@@ -130,16 +130,15 @@ def test_figures_of_recorded_statistics(tmp_path, monkeypatch, caplog):
     assert "the figure diversity is left out (TypeError: " in caplog.text
 
 
-def test_figures_number_pruned_heads(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    OmegaConf.save(
-        composed(*CORPUS, "model.heads={cross:[[2,5]]}"), tmp_path / "config.yaml", resolve=True
-    )
-    folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
-    tables = []
-    monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: tables.append(t))
-    drawn_from_records(Record(tmp_path))
-    assert list(tables[0]["head"]) == [2, 5]
+def test_figures_number_pruned_heads(tmp_path):
+    """Only heads with a number are drawn: a layer of two numbers and three values has no line."""
+    settings = composed(*CORPUS, "model.heads={cross:[[2,5],[1]]}")
+    OmegaConf.save(settings, tmp_path / "config.yaml", resolve=True)
+    values = {"cross": [[1.25, 1.5], [1.0, 2.0, 1.5]]}
+    RunLog(RunFolder(tmp_path)).log_heads(1, {"alpha": values})
+    axes, *_ = drawn_from_records(Record(tmp_path))["alpha"].axes
+    of_values = [line for line in axes.lines if len(line.get_ydata()) == 1]
+    assert [line.get_ydata()[0] for line in of_values] == [1.25, 1.5]
 
 
 def test_table_has_a_row_per_layer_and_a_column_per_head():

@@ -241,9 +241,13 @@ def test_slower_updates_are_one_warning(factor, share, warned_at, machine, caplo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="as Linux counts it")
-def test_waited_time_is_read(monkeypatch, tmp_path):
+def test_waited_time_is_read():
     assert 0 <= waited() < math.inf
-    monkeypatch.setattr(processors, "THREADS", tmp_path / "none")
+
+
+def test_no_waited_time_without_its_files(machine):
+    machine.file.parent.rmdir()
+    machine.file.parents[1].rmdir()
     assert math.isnan(waited())
 
 

@@ -136,28 +136,11 @@ def test_kernels_match_the_cpu_without_host_waits(library):
     assert_updates_match(library, [case], [[20, 17], [23, 24]])
 
 
-@pytest.mark.triton
-@needs_interpreter
-def test_kernel_benchmarks_run(library, tmp_path):
-    lines = {"gpu_attention": ["--quick"], "gpu_rows": []}
-    results = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["results"]
-    attention = results["gpu_attention"]["rows"]
-    assert [row.get("pattern") for row in attention] == [None] * 4 + ["strided"]
-    for row in attention:
-        assert 0 < row["live"] <= 1
-        assert len(row["ratios"]) >= 8  # failed ones have none
-        assert set(row["ratios"].values()) == {1}, row
-    rows = results["gpu_rows"]["rows"]
-    assert [len(row["ratios"]) for row in rows] == [6, 4]
-    assert all(set(row["ratios"].values()) == {1} for row in rows)
-
-
 def test_training_benchmark_runs(library, tmp_path):
-    lines = {"gpu_training": ["--model", "tiny", "--quick", "--compile"]}
-    results = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
+    results = run_job(library, "training_benchmark", str(tmp_path / "results.json"))
     assert results["is_deterministic"]  # as in training
     assert not [line for line in results["waits"] if line.startswith(("train/step", "model/"))]
-    rows = results["results"]["gpu_training"]["rows"]
+    rows = results["rows"]
     names = ["softmax", "entmax15", "alpha_entmax"]
     assert [(row["attention"], row["compiled"]) for row in rows] == [
         (name, compiled) for compiled in (False, True) for name in names

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from mmap import PAGESIZE, mmap
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -181,25 +183,12 @@ def test_peak_memory_is_the_largest_of_all_processes(earlier, read, largest, tmp
     assert last["peak_memory_bytes"] == trainer.peak_bytes == largest
 
 
-class Machine:
-    """A clock, and the seconds that a thread has waited for a processor."""
-
-    now = waited = 0.0
-
-    def __init__(self, folder):
-        self.file = folder / "threads" / "1" / "schedstat"
-        self.file.parent.mkdir(parents=True)
-
-    def clock(self):
-        self.file.write_text(f"0 {round(self.waited * 1e9)} 0")  # read after the clock
-        return self.now
-
-
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
-    made = Machine(tmp_path)
-    monkeypatch.setattr("time.perf_counter", made.clock)
-    monkeypatch.setattr(processors, "THREADS", tmp_path / "threads")
+def machine(monkeypatch):
+    """A clock, and the seconds that threads have waited for a processor."""
+    made = SimpleNamespace(now=0.0, waited=0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: made.now)
+    monkeypatch.setattr("headwise.train.processors.waited", lambda: made.waited)
     return made
 
 
@@ -208,12 +197,10 @@ def machine(monkeypatch, tmp_path):
 )
 def test_busy_processors_are_one_warning(share, threads, n_warnings, machine, set_threads, caplog):
     set_threads(threads)
-    if share is None:  # a thread has just ended
-        machine.file = machine.file.parents[2] / "elsewhere"
     watch = ProcessorWatch()
     for second in range(40):
         machine.now = float(second)
-        machine.waited = threads * (share or 0) * second
+        machine.waited = math.nan if share is None else threads * share * second
         watch.check()
         assert len(caplog.records) == n_warnings * (second >= processors.INTERVAL)
     assert all("trainer.threads" in record.message for record in caplog.records)
@@ -245,9 +232,8 @@ def test_waited_time_is_read():
     assert 0 <= waited() < math.inf
 
 
-def test_no_waited_time_without_its_files(machine):
-    machine.file.parent.rmdir()
-    machine.file.parents[1].rmdir()
+def test_no_waited_time_without_its_files(monkeypatch):
+    monkeypatch.setattr(Path, "iterdir", Mock(side_effect=FileNotFoundError))
     assert math.isnan(waited())
 
 

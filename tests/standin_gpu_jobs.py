@@ -10,10 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TypedDict
 from unittest import mock
 
 import standin_gpu
@@ -24,13 +22,6 @@ TINY = ("tracker=none", "data=builtin", "model=tiny", *SMALLEST)
 # each device has its own random numbers
 WITHOUT_DROPOUT = ("model.dropout=0", "model.attention_dropout=0", "model.activation_dropout=0")
 SAME_NUMBERS = ("trainer.precision=fp32", *WITHOUT_DROPOUT)
-
-
-class UpdateRequest(TypedDict):
-    """The request of the job `updates`."""
-
-    cases: Sequence[Sequence[str]]  # overrides
-    lengths: Sequence[Sequence[int]]  # of the sentences of each update
 
 
 def run_job(library, kind, request=None):
@@ -44,6 +35,8 @@ def run_job(library, kind, request=None):
 
 def updates(device, request):
     """Losses of the updates of each case on the CPU and on the device, and the device's waits.
+
+    The request: `cases`, overrides of each, and `lengths`, of the sentences of each update.
 
     The first update may wait: it fills caches.
     """
@@ -100,51 +93,28 @@ def commands(device, lines):
     return {"codes": codes, "waits": dict(device.waits), "output": output.getvalue()}
 
 
-def _flex(query, key, value, block_mask):
-    """Torch's FlexAttention, which compiles by itself."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
+def training_benchmark(device, path):
+    """Run the benchmark of training on a GPU, with small numbers.
 
-    heads, positions = (torch.arange(n, device=query.device) for n in query.shape[1:3])
-    mask = block_mask.mask_mod(heads, heads[:, None, None], positions[:, None], positions)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
-
-
-def benchmarks(device, request):
-    """Run some GPU benchmarks on small tensors.
-
-    Returns the JSON of each, how often each line made the host wait, and whether kernels were
+    Returns its rows, how often each line made the host wait, and whether kernels were
     deterministic. `torch.compile` does nothing, as it does not support these tensors.
     """
     import torch
-    from benchmarks import gpu, gpu_attention, gpu_rows, gpu_training
-    from torch.nn.attention import flex_attention
+    from benchmarks import gpu, gpu_training
 
-    attention = {"QUICK_LENGTHS": (32,)}
-    attention |= {"TOKENS": 64, "HEADS": 1, "SEGMENT": 16, "PATTERN_LENGTHS": (70,)}
-    attention |= {"STRIDE": 8, "PATTERNS": {"strided": gpu_attention.Strided}}
-    rows = {"MAP_SHAPES": ((1, 2, 3, 4),), "LOSS_SHAPE": (3, 40)}
     settings = ("trainer=gpu", "trainer.max_tokens=64", *SMALLEST)
-    training = {"SETTINGS": settings, "VOCABULARY": 40, "N_BATCHES": 2, "LONGEST": 12}
-    changes = {gpu_attention: attention, gpu_rows: rows, gpu_training: training}
-    results = {}
-    for module, changed in changes.items():
-        name = module.__name__.rpartition(".")[2]
-        if name not in request["lines"]:
-            continue
-        path = Path(request["folder"]) / f"{name}.json"
-        line = [name, *request["lines"][name], "--json", str(path)]
-        with (
-            mock.patch.multiple(module, **changed),
-            mock.patch.object(gpu, "REPEATS", 1),
-            mock.patch.object(sys, "argv", line),
-            mock.patch.object(torch, "compile", lambda plain: plain),
-            mock.patch.object(flex_attention, "flex_attention", _flex),
-        ):
-            assert module.main() == 0
-        results[name] = json.loads(path.read_text(encoding="utf-8"))
+    sizes = {"SETTINGS": settings, "VOCABULARY": 40, "N_BATCHES": 2, "LONGEST": 12}
+    line = ["gpu_training", "--model", "tiny", "--quick", "--compile", "--json", path]
+    with (
+        mock.patch.multiple(gpu_training, **sizes),
+        mock.patch.object(gpu, "REPEATS", 1),
+        mock.patch.object(sys, "argv", line),
+        mock.patch.object(torch, "compile", lambda plain: plain),
+    ):
+        assert gpu_training.main() == 0
+    rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
     is_deterministic = torch.are_deterministic_algorithms_enabled()
-    return {"results": results, "waits": dict(device.waits), "is_deterministic": is_deterministic}
+    return {"rows": rows, "waits": dict(device.waits), "is_deterministic": is_deterministic}
 
 
 if __name__ == "__main__":
@@ -152,7 +122,7 @@ if __name__ == "__main__":
         # after `make test-triton` it is installed and looks for a GPU driver
         sys.modules["triton"] = None
     standin_gpu.load(Path(sys.argv[1]))
-    jobs = {one.__name__: one for one in (updates, commands, benchmarks)}
+    jobs = {one.__name__: one for one in (updates, commands, training_benchmark)}
     import pytest
 
     import triton_marks

@@ -1,4 +1,4 @@
-"""Whole training runs, each in its own process, which a test can stop or kill at a given line.
+"""Whole training runs, in this process or in their own, stopped or killed at a given line.
 
 Each process runs `train.py` with its arguments.
 """
@@ -6,6 +6,7 @@ Each process runs `train.py` with its arguments.
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import multiprocessing.process
@@ -77,9 +78,21 @@ class Runs:
                 "record" (a line of metrics.jsonl or heads.jsonl) or "replace" (of a file).
             code: minus the signal that killed it.
         """
-        result = self.wait(self.start(self.arguments(outputs, changes or {}), signal_at))
+        result = self.result(self.arguments(outputs, changes or {}), signal_at)
         assert result.code == code, result.output
         return result.output
+
+    def result(self, arguments, signal_at=None):
+        """Train; only a run that is killed has a process of its own, which takes seconds."""
+        if signal_at and signal_at[-1] == signal.SIGKILL:
+            return self.wait(self.start(arguments, signal_at))
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            for stream in ("stdout", "stderr"):
+                patch.setattr(sys, stream, printed)
+            _send_signal(signal_at, patch)
+            code = command_line.exit_code(patch, "train", *arguments)
+        return ProcessResult(code, printed.getvalue())
 
     def train_ranks(self, outputs, changes, n_ranks=2, signal_at=None):
         """Train with `n_ranks` processes, as torchrun starts them; the first gets the signal."""
@@ -141,21 +154,11 @@ def _run(arguments, signal_at, environment, log):
             os.dup2(stream.fileno(), number)
     import headwise.commands.train
     from headwise import cli
-    from headwise.track.jsonl import JsonlWriter
 
     headwise.commands.train.draw = lambda folder, tracker: None  # saves a second per run
-    command_line.compose_once(pytest.MonkeyPatch())
-    if signal_at:
-        event, n_calls, number = signal_at
-        owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[event]
-        original, calls = getattr(owner, name), itertools.count(1)
-
-        def send_signal(*args, **kwargs):
-            if next(calls) == n_calls:
-                os.kill(os.getpid(), number)
-            return original(*args, **kwargs)
-
-        setattr(owner, name, send_signal)
+    patch = pytest.MonkeyPatch()
+    command_line.compose_once(patch)
+    _send_signal(signal_at, patch)
     sys.argv = ["train.py", *arguments]
     cli.main("train")
 
@@ -213,3 +216,21 @@ def assert_two_ranks_equal_one(runs, overrides, max_tokens, outputs):
         assert {rank.code for rank in result} == {0}, result
         folders += command_line.run_folders(outputs / str(n_ranks))
     assert_same_metrics(*folders)
+
+
+def _send_signal(signal_at, patch):
+    """Send this process a signal before an event, see `Runs.train`."""
+    if signal_at is None:
+        return
+    from headwise.track.jsonl import JsonlWriter
+
+    event, n_calls, number = signal_at
+    owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[event]
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def send_signal(*args, **kwargs):
+        if next(calls) == n_calls:
+            os.kill(os.getpid(), number)
+        return original(*args, **kwargs)
+
+    patch.setattr(owner, name, send_signal)

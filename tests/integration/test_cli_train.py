@@ -1,7 +1,7 @@
 """`headwise train` except training itself: help, dry run, user-defined variants."""
 
 import re
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +9,8 @@ from omegaconf import OmegaConf
 
 from command_line import (
     assert_rejected,
+    break_alignment,
+    read_json,
     run_folders,
     small_overrides,
     train_small,
@@ -19,9 +21,8 @@ from headwise.attention.build import unsupported_sites
 from headwise.cli import COMMANDS
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import SITES
-from headwise.files import read_json
+from headwise.errors import RunError
 from headwise.runs.record import Record
-from headwise.tasks.check import _warn_of_warmup
 from headwise.tasks.data import warn_of_small_text
 from headwise.track.jsonl import read_jsonl
 from training_runs import ROOT, run_python
@@ -129,8 +130,6 @@ def test_dry_run_prints_the_cost_and_writes_nothing(headwise, tmp_path, monkeypa
     for text in ("parameters", "FLOP", "GiB of weights", "which need the data: "):
         assert text in result.out
     assert "scheduler.warmup_updates=1000 is more than trainer.max_updates=2" in result.out
-    # a user's schedule may have any value under that name
-    _warn_of_warmup(SimpleNamespace(warmup_updates=None), 1)
     dry = small_overrides(tmp_path, "dry_run=true", "scheduler.warmup_updates=2")
     assert "warmup" not in headwise("train", *dry).out
     assert_rejected(headwise("train", *dry, "init_from=nowhere"), 1, "init_from=nowhere")
@@ -212,3 +211,43 @@ def test_console_command_prints_version_and_commands(headwise):
     result = headwise.ok("--help")
     commands = "train,prepare,evaluate,translate,predict,sample,prune,analyze"
     assert f"{{{commands},table,figures,page,compare,runs}}" in result.out
+
+
+def test_failed_run_has_error_json(headwise, tmp_path, monkeypatch):
+    write_corpus(tmp_path / "text")
+    with monkeypatch.context() as patch:
+        fail = Mock(side_effect=RunError("no figure"))
+        patch.setattr("headwise.commands.train.choose_weights", fail)
+        assert_rejected(headwise("train", *small_overrides(tmp_path)), 1, "no figure")
+    (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")
+    assert read_json(error_file)["error"] == "RunError"
+    headwise.ok("train", *small_overrides(tmp_path))
+    assert (error_file.parent / "results.json").exists()
+    assert not error_file.exists()
+
+
+@pytest.mark.parametrize("failure", ["text", "train.en", "vocab_size"])
+def test_failed_data_leaves_no_folder(headwise, tmp_path, failure):
+    """No text; misaligned files; a vocabulary that the text does not reach."""
+    if failure != "text":
+        write_corpus(tmp_path / "text")
+    if failure == "train.en":
+        break_alignment(tmp_path / "text")
+    size = 9000 if failure == "vocab_size" else 60
+    result = headwise("train", *small_overrides(tmp_path, f"tokenizer.vocab_size={size}"))
+    assert failure in result.err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_run_interrupted_at_its_figures_has_results_and_draws_them(headwise, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    write_corpus(tmp_path / "text")
+    with monkeypatch.context() as patch:
+        patch.setattr("headwise.commands.train.draw", interrupt)
+        assert headwise("train", *small_overrides(tmp_path)).code == 130
+    (results,) = (tmp_path / "outputs").glob("*/*/results.json")
+    assert "this run is finished" not in headwise.ok("train", *small_overrides(tmp_path)).out
+    assert (results.parent / "figures").is_dir()
+    assert "this run is finished" in headwise.ok("train", *small_overrides(tmp_path)).out

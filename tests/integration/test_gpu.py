@@ -1,4 +1,4 @@
-"""Training on a real GPU: what its stand-in (`test_gpu_stand_in.py`) cannot tell."""
+"""Training on a real GPU: what its stand-in (`test_training_devices.py`) cannot tell."""
 
 import pytest
 import torch

@@ -1,43 +1,26 @@
 """How runs end, and the effect of repeating the command."""
 
 import fcntl
-import io
 import json
+import re
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
-from command_line import exit_code, read_json, write_corpus
+from command_line import read_json, write_corpus
 from headwise import load
 from headwise.commands.finished import check_checkpoints
 from headwise.errors import CheckpointError
 from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from headwise.train.initial import start_from
-from training_runs import Runs, read_log, run_outputs
+from training_runs import read_log, run_outputs
 
 SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
-
-
-class RunsHere(Runs):
-    """Starts runs in this process, which saves a second each."""
-
-    def train(self, outputs, changes, code=0):
-        """Train in the folder `outputs`, check the exit code and return the output."""
-        printed = io.StringIO()
-        with pytest.MonkeyPatch.context() as patch:
-            for stream in ("stdout", "stderr"):
-                patch.setattr(sys, stream, printed)
-            assert exit_code(patch, "train", *self.arguments(outputs, changes)) == code
-        return printed.getvalue()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return RunsHere(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +33,7 @@ def short(runs):
 @pytest.fixture
 def finished_copy(runs, short, request):
     """Outputs folder with a copy of the finished run, and the copy's run folder."""
-    outputs = request.node.name
+    outputs = re.sub(r"\W+", "-", request.node.name)
     shutil.copytree(runs.folder / short, runs.folder / outputs)
     return outputs, runs.run_folder(outputs)
 
@@ -132,18 +115,6 @@ def test_results_name_the_scored_weights(runs):
     assert results["alpha"]["cross"][0] == pytest.approx(expected.tolist(), rel=1e-6)
 
 
-def test_second_process_in_a_run_folder_is_rejected(runs, finished_copy):
-    outputs, folder = finished_copy
-    before = run_outputs(folder)
-    with open(folder / ".lock", "a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        output = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
-    assert "another process is training in" in output
-    assert "Traceback" not in output
-    assert run_outputs(folder) == before
-    assert not (folder / "error.json").exists()
-
-
 def test_same_command_restores_missing_files_of_finished_run(runs, finished_copy):
     outputs, folder = finished_copy
     before = run_outputs(folder)
@@ -210,42 +181,6 @@ def test_finished_run_scores_additional_test_set(runs, finished_copy):
         (runs.text / f"test_more.{side}").unlink()
 
 
-def test_fewer_updates_than_trained_are_rejected(runs, finished_copy):
-    outputs, folder = finished_copy
-    output = runs.train(outputs, {**SHORT, "trainer.max_updates": 2}, code=1)
-    assert "trainer.max_updates=2" in output
-    # also for an unfinished run: it would look like a finished run of fewer updates
-    (folder / "results.json").unlink()
-    output = runs.train(outputs, {**SHORT, "trainer.max_updates": 2}, code=1)
-    assert "was already trained for 4 updates" in output
-    assert not (folder / "results.json").exists()
-    # the successful run is not marked as failed
-    assert not list((runs.folder / outputs).rglob("error.json"))
-
-
-def test_other_sentencepiece_version_is_rejected(runs, finished_copy):
-    outputs, folder = finished_copy
-    path = folder / "data.json"
-    data = read_json(path)
-    installed = f"sentencepiece {data['versions']['sentencepiece']}"
-    data["versions"]["sentencepiece"] = "0.1.95"
-    path.write_text(json.dumps({**data, "fingerprint": "of old"}))
-    output = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
-    assert "sentencepiece 0.1.95, not from" in output
-    assert installed in output
-
-
-def test_missing_checkpoint_is_reported(runs, finished_copy):
-    outputs, folder = finished_copy
-    (folder / "checkpoints" / "last.pt").unlink()
-    shutil.copy(folder / "checkpoints" / "best.pt", folder / "checkpoints" / "average.pt")
-    unchanged = ("metrics.jsonl", "config.yaml", "overrides.yaml", "checkpoints/average.pt")
-    before = [(folder / name).read_bytes() for name in unchanged]
-    output = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
-    assert "last.pt is missing, though it was saved at update 4" in output
-    assert [(folder / name).read_bytes() for name in unchanged] == before
-
-
 def test_removed_best_checkpoint_is_reported_or_restored(runs, finished_copy):
     """Not replaced by `last`: neither by commands that load a run, nor by a longer training."""
     outputs, folder = finished_copy
@@ -309,6 +244,61 @@ def test_fine_tuning_reuses_tokenizer_of_origin(runs, origin, tmp_path):
         "tuned", {**changes, **tokenizer_overrides, "tokenizer.folder": moved}, code=2
     )
     assert "tokenizer.folder=" in output
+
+
+def unfinish(folder):
+    """It would look like a finished run of fewer updates."""
+    (folder / "results.json").unlink()
+
+
+def of_other_version(folder):
+    data = read_json(folder / "data.json")
+    data["versions"]["sentencepiece"] = "0.1.95"
+    (folder / "data.json").write_text(json.dumps({**data, "fingerprint": "of old"}))
+
+
+def without_last(folder):
+    (folder / "checkpoints" / "last.pt").unlink()
+    shutil.copy(folder / "checkpoints" / "best.pt", folder / "checkpoints" / "average.pt")
+
+
+SENTENCEPIECE = f"sentencepiece 0.1.95, not from sentencepiece {version('sentencepiece')}"
+REFUSED = [  # what is done to a finished run of four updates, trainer.max_updates, the message
+    (lambda folder: None, 2, "trainer.max_updates=2"),
+    (unfinish, 2, "was already trained for 4 updates"),
+    (of_other_version, 9, SENTENCEPIECE),
+    (without_last, 9, "last.pt is missing, though it was saved at update 4"),
+]
+
+
+@pytest.mark.parametrize(("change", "max_updates", "message"), REFUSED)
+def test_refused_start_changes_nothing(runs, finished_copy, change, max_updates, message):
+    outputs, folder = finished_copy
+    change(folder)
+    before, has_results = run_outputs(folder), (folder / "results.json").exists()
+    settings = [folder / "config.yaml", folder / "overrides.yaml"]
+    texts = [path.read_bytes() for path in settings]
+    output = runs.train(outputs, {**SHORT, "trainer.max_updates": max_updates}, code=1)
+    assert message in output
+    assert "Traceback" not in output
+    assert run_outputs(folder) == before
+    assert (folder / "results.json").exists() == has_results
+    # that of other data is seen later
+    assert change is of_other_version or [path.read_bytes() for path in settings] == texts
+    # a successful run is not marked as failed
+    if max_updates < 4:
+        assert not list((runs.folder / outputs).rglob("error.json"))
+
+
+def test_second_process_in_a_run_folder_is_refused(runs, finished_copy):
+    outputs, folder = finished_copy
+    with open(folder / ".lock", "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        output = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
+    assert "another process is training in" in output
+    assert "Traceback" not in output
+    assert run_outputs(folder) == run_outputs(runs.run_folder("short"))
+    assert not (folder / "error.json").exists()
 
 
 @pytest.mark.parametrize(

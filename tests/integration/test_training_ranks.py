@@ -1,43 +1,13 @@
 """Two ranks over gloo compared with one rank with twice the tokens per batch."""
 
-import os
-import random
 import signal
-import time
 
 import pytest
 
-from training_runs import (
-    NO_DROPOUT,
-    assert_same_metrics,
-    free_port,
-    run_outputs,
-    run_python,
-)
-from warm_python import PROCESSES
+from training_runs import NO_DROPOUT, assert_same_metrics
 
 ONE = {**NO_DROPOUT, "model.lr": 0.01, "trainer.clip_norm": 1}
 PAIR = {**ONE, "trainer.max_tokens": 80}
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-
-# One rank is slow, the other is killed once, before an update.
-KILLED = """
-import os, signal, time
-from headwise import cli
-from headwise.train.step import TrainingStep
-
-update_weights = TrainingStep.__call__
-
-def update_or_die(step, update, batches):
-    if int(os.environ["RANK"]) != {rank}:
-        time.sleep(0.05)
-    elif update == {update} and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return update_weights(step, update, batches)
-
-TrainingStep.__call__ = update_or_die
-cli.main("train")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +36,6 @@ def test_rank_without_rows_trains(runs):
     assert_same_metrics(runs.run_folder("few-one"), runs.run_folder("few-pair"))
 
 
-def test_killed_ranks_resume_bitwise_equal(runs, pair):
-    first = runs.train_ranks("killed", PAIR, signal_at=("record", 8, signal.SIGKILL))
-    assert first[0].code == -signal.SIGKILL
-    assert first[1].code != 0
-    assert [rank.code for rank in runs.train_ranks("killed", PAIR)] == [0, 0]
-    assert run_outputs(runs.run_folder("killed")) == run_outputs(pair)
-
-
-@pytest.mark.slow
-def test_torchrun_restarts_a_killed_rank(runs, pair, tmp_path):
-    rank, update = random.randrange(2), random.randrange(2, 24)
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED.format(rank=rank, update=update))
-    arguments = runs.arguments("restarted", PAIR)
-    completed = run_python([*TORCHRUN, "--max-restarts=1", script, *arguments])
-    assert completed.returncode == 0, (rank, update, completed.stderr)
-    assert run_outputs(runs.run_folder("restarted")) == run_outputs(pair), (rank, update)
-
-
 def test_another_number_of_ranks_resumes(runs, pair):
     """After a signal to one rank, which stops all."""
     stopped = runs.train_ranks("fewer", PAIR, signal_at=("record", 5, signal.SIGTERM))
@@ -102,31 +53,3 @@ def test_rank_without_data_ends_all_with_one_message(runs):
     assert "text-1" in second.output
     assert "another process of this run has ended" in first.output
     assert "Traceback" not in first.output + second.output
-
-
-def wait_for_others(variables, ready):
-    """Wait in a rendezvous as the rank of the variables."""
-    from headwise.train.distributed import process_group
-    from headwise.train.interrupt import stop_request
-
-    os.environ.update(variables)
-    with stop_request(""):
-        ready.set()
-        with process_group("cpu"):
-            pass
-
-
-@pytest.mark.parametrize(("rank", "number"), [("0", signal.SIGINT), ("1", signal.SIGTERM)])
-def test_signal_ends_a_process_that_waits_for_others(rank, number):
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    ready = PROCESSES.Event()
-    process = PROCESSES.Process(target=wait_for_others, args=({**address, "RANK": rank}, ready))
-    process.start()
-    try:
-        assert ready.wait(120)
-        time.sleep(0.5)
-        os.kill(process.pid or 0, number)
-        process.join(10)
-        assert process.exitcode == -number
-    finally:
-        process.kill()

@@ -16,8 +16,8 @@ from headwise.tasks import evaluate as scoring
 from headwise.tasks import measure as evaluation
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.task import task_of
-from headwise.tasks.translation import task as translation
 from headwise.tasks.translation.batches import collate, evaluation_batches
+from headwise.tasks.translation.metrics import score_translations
 from headwise.tasks.translation.outputs import write_lines
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.track.jsonl import read_jsonl
@@ -55,6 +55,21 @@ def run(tmp_path_factory):
     return train_small(tmp_path_factory.mktemp("run"), f"loss.label_smoothing={SMOOTHING}", *search)
 
 
+@pytest.fixture
+def searches(monkeypatch):
+    """What every search for translations gets and gives: (translator, sources, hypotheses)."""
+    done = []
+    translate = Translator.translate
+
+    def recorded(self, sources, **more):
+        found = translate(self, sources, **more)
+        done.append((self, list(sources), found))
+        return found
+
+    monkeypatch.setattr(Translator, "translate", recorded)
+    return done
+
+
 def test_losses_are_means_over_all_tokens(run):
     validation = last_validation(run)
     loaded = headwise.load(str(run), checkpoint="last", device="cpu")
@@ -78,18 +93,11 @@ def test_losses_are_means_over_all_tokens(run):
     assert validation["valid/perplexity"] == pytest.approx(math.exp(nll / n_tokens), rel=1e-5)
 
 
-def test_average_is_chosen_on_all_sentences(tmp_path, monkeypatch):
+def test_average_is_chosen_on_all_sentences(tmp_path, searches):
     """A part of the set chooses the best checkpoint, the whole set between it and the average."""
-    n_translated = []
-
-    def translate(self, sources, **more):
-        n_translated.append(len(sources))
-        return original(self, sources, **more)
-
-    original = Translator.translate
-    monkeypatch.setattr(Translator, "translate", translate)
     averaged = ("trainer.average=1", "trainer.keep=1")
     train_small(tmp_path, "trainer.valid_sentences=2", *averaged)
+    n_translated = [len(sources) for _, sources, _ in searches]
     n_lines = len(lines(tmp_path, "de"))
     assert n_lines > 2
     n_validations = n_translated.index(n_lines)
@@ -158,23 +166,7 @@ def test_head_statistics_use_first_short_sentences(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("loss", "beam"), [("cross_entropy", 1), ("sparsemax", 3)])
-def test_validation_translates_with_the_map_of_the_loss(loss, beam, tmp_path, monkeypatch, capsys):
-    scored = []
-    translators = []
-    score = translation.score_translations
-
-    def record_scores(hypotheses, references, *arguments):
-        measured = score(hypotheses, references, *arguments)
-        scored.append((references, measured.values()))
-        return measured
-
-    class RecordedTranslator(Translator):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            translators.append(self)
-
-    monkeypatch.setattr(translation, "score_translations", record_scores)
-    monkeypatch.setattr(translation, "Translator", RecordedTranslator)
+def test_validation_translates_with_the_map_of_the_loss(loss, beam, tmp_path, searches, capsys):
     overrides = (f"loss={loss}", "trainer.valid_sentences=2", f"trainer.valid_beam={beam}")
     run = train_small(tmp_path, *overrides, "decode.n_best=2", "trainer.progress=true")
     name = "greedy" if beam == 1 else f"beam {beam}"
@@ -185,13 +177,15 @@ def test_validation_translates_with_the_map_of_the_loss(loss, beam, tmp_path, mo
     assert results.scores["valid"]["bleu"]["scope"] == f"beam {config.decode.beam}"
     metrics = task_of(config).quick().metrics()
     assert {m.scope for m in metrics if m.name in ("bleu", "loss")} == {name, ""}
-    references, scores = scored[0]
-    assert references == lines(tmp_path, "en")[:2]
+    translator, sources, found = searches[0]
+    assert sources == lines(tmp_path, "de")[:2]
     loaded = headwise.load(str(run), device="cpu").translator
-    assert loaded.output.is_sparse == translators[0].output.is_sparse == (loss == "sparsemax")
-    search = translators[0].config
+    assert loaded.output.is_sparse == translator.output.is_sparse == (loss == "sparsemax")
+    search = translator.config
     assert (search.beam, search.n_best) == (beam, 1)
     first = next(row for row in read_jsonl(run / "metrics.jsonl") if "valid/bleu" in row)
+    hypotheses = [sentence.text for sentence in found]
+    scores = score_translations(hypotheses, lines(tmp_path, "en")[:2], "en").values()
     for metric, value in scores.items():
         assert first[f"valid/{metric}"] == value
 

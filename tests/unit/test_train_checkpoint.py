@@ -3,15 +3,19 @@ import io
 import os
 import pickle
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from headwise.errors import CheckpointError, HeadwiseError
+from headwise.config.schema import TrainerConfig
+from headwise.errors import CheckpointError, HeadwiseError, counted
 from headwise.runs.folder import RunFolder
-from headwise.train import checkpoint as module
+from headwise.train.average import choose_weights
 from headwise.train.checkpoint import (
+    FORMAT_VERSION,
+    KIND,
     average_weights,
     checkpoint_path,
     load_checkpoint,
@@ -19,6 +23,7 @@ from headwise.train.checkpoint import (
     numbered_checkpoints,
     save_checkpoint,
 )
+from headwise.train.distributed import Ranks
 
 
 def saved_checkpoint(path, **more):
@@ -52,25 +57,60 @@ class FullDisk(io.FileIO):
 def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     path = saved_checkpoint(tmp_path / "last.pt", update=1)
     before = path.read_bytes()
-    monkeypatch.setattr(module, "open", FullDisk, raising=False)
-    with pytest.raises(HeadwiseError, match=r"last\.pt.*No space.*same command.*intact"):
-        saved_checkpoint(path, update=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", FullDisk)
+        with pytest.raises(HeadwiseError, match=r"last\.pt.*No space.*same command.*intact"):
+            saved_checkpoint(path, update=2)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_missing_checkpoint_error_names_the_file(tmp_path):
-    with pytest.raises(CheckpointError, match=r"best\.pt"):
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def cut(share):
+    def write(path):
+        content = saved_checkpoint(path).read_bytes()
+        path.write_bytes(content[: int(len(content) * share)])
+
+    return write
+
+
+def holding(content):
+    return lambda path: torch.save(content, path)
+
+
+def of_model(model):
+    return lambda path: save_checkpoint(path, {"model": model})
+
+
+def of_format(version):
+    return lambda path: torch.save({**torch.load(saved_checkpoint(path)), "format": version}, path)
+
+
+OTHER, WEIGHTS = "not a headwise checkpoint", "model must map names to tensors"
+BAD = [  # how it is written, and words of the message
+    (lambda path: None, ""),
+    *((cut(share), "truncated") for share in (0.0, 0.001, 0.5, 0.99)),
+    *((write, "") for write in (holding(Evil()), of_model({"weight": Evil()}))),
+    (lambda path: path.write_bytes(pickle.dumps(Evil())), ""),
+    *((holding(content), OTHER) for content in ({"weight": torch.zeros(2)}, [1, 2])),
+    *((holding({"kind": kind, "format": 1}), OTHER) for kind in ("other", KIND)),
+    *((of_model(model), WEIGHTS) for model in ([1], {1: torch.zeros(2)}, {"a": 1})),
+    (of_model({"a": torch.eye(2).to_sparse()}), WEIGHTS),
+    *((of_format(v), f"format {v};.*reads format {FORMAT_VERSION}") for v in (0, 99, None)),
+]
+
+
+@pytest.mark.parametrize(("write", "words"), BAD)
+def test_bad_checkpoints_are_refused_and_execute_no_code(tmp_path, monkeypatch, write, words):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "best.pt")
+    with pytest.raises(CheckpointError, match=rf"best\.pt.*{words}"):
         load_checkpoint(tmp_path / "best.pt")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
-def test_truncated_checkpoint_is_rejected(tmp_path, share):
-    path = saved_checkpoint(tmp_path / "last.pt")
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(CheckpointError, match="truncated"):
-        load_checkpoint(path)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_damaged_bytes_are_rejected_or_harmless(tmp_path):
@@ -151,55 +191,6 @@ def test_corrupted_checkpoint_error_names_the_others(tmp_path):
         load_checkpoint(path)
 
 
-class _Evil:
-    def __reduce__(self):
-        return os.mkdir, ("executed",)
-
-
-@pytest.mark.parametrize("kind", ["pickle", "torch", "inside"])
-def test_loading_executes_no_code(tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "best.pt"
-    if kind == "pickle":
-        path.write_bytes(pickle.dumps(_Evil()))
-    elif kind == "torch":
-        torch.save(_Evil(), path)
-    else:
-        save_checkpoint(path, {"model": {"weight": _Evil()}})
-    with pytest.raises(CheckpointError, match=r"best\.pt"):
-        load_checkpoint(path)
-    assert not (tmp_path / "executed").exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [{"weight": torch.zeros(2)}, [1, 2], {"kind": "other"}, {"kind": module.KIND, "format": 1}],
-)
-def test_checkpoint_of_another_program_is_rejected(tmp_path, content):
-    path = tmp_path / "best.pt"
-    torch.save(content, path)
-    with pytest.raises(CheckpointError, match="not a headwise checkpoint"):
-        load_checkpoint(path)
-
-
-@pytest.mark.parametrize(
-    "model", [[1], {1: torch.zeros(2)}, {"a": torch.eye(2).to_sparse()}, {"a": 1}]
-)
-def test_weights_must_be_named_tensors(tmp_path, model):
-    save_checkpoint(tmp_path / "best.pt", {"model": model})
-    with pytest.raises(CheckpointError, match="model must map names to tensors"):
-        load_checkpoint(tmp_path / "best.pt")
-
-
-@pytest.mark.parametrize("version", [0, 99, None])
-def test_other_format_versions_are_rejected(tmp_path, monkeypatch, version):
-    monkeypatch.setattr(module, "FORMAT_VERSION", version)
-    path = saved_checkpoint(tmp_path / "best.pt")
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=rf"format {version};.*reads format 1"):
-        load_checkpoint(path)
-
-
 def test_error_for_weights_of_another_model_names_keys():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -238,3 +229,58 @@ def test_average_is_the_mean_and_keeps_ties_and_types(tmp_path):
     load_weights(tied, mean, "the average")
     assert tied.output.weight is tied.table.weight
     assert torch.equal(tied.table.weight, expected.float())
+
+
+def write_checkpoints(tmp_path):
+    """Weights 1 at update 10, 3 at 20, 5 at 30; the best is 100."""
+    folder = RunFolder(tmp_path)
+    folder.make()
+    for name, value in (("update_10", 1), ("update_20", 3), ("update_30", 5), ("best", 100)):
+        weights = {"weight": torch.full((1, 1), float(value))}
+        save_checkpoint(folder.checkpoints / f"{name}.pt", {"model": weights})
+    return folder
+
+
+def choose(folder, n_averaged, scores, validates_part=True):
+    """Choose weights; weight -> its score on the whole validation set."""
+    model = nn.Linear(1, 1, bias=False)
+
+    def evaluate(whole):
+        assert whole
+        return None, scores[int(model.weight.item())]
+
+    trainer = SimpleNamespace(
+        evaluate=evaluate, state=SimpleNamespace(best_score=9.0), model=model, folder=folder,
+        ranks=Ranks(0, 1, torch.device("cpu")), config=TrainerConfig(average=n_averaged),
+    )  # fmt: skip
+    return choose_weights(trainer, validates_part), model.weight.item()
+
+
+@pytest.mark.parametrize(
+    ("n_averaged", "scores", "validates_part", "chosen", "logged"),
+    [
+        # the best checkpoint's score at its validation, 9.0 on a part of the set, does not count
+        (2, {4: 7.5, 100: 7.0}, True, ("average", 4.0), "of the last 2 checkpoints is better than"),
+        (2, {4: 7.0, 100: 7.0}, True, ("best", 100.0), "is no better than"),
+        (2, {4: 6.9, 100: 7.0}, True, ("best", 100.0), "is no better than"),
+        # validations of the whole set gave it 9.0: it is not measured twice
+        (2, {4: 9.1}, False, ("average", 4.0), "is better than"),
+        (2, {4: 9.0}, False, ("best", 100.0), "is no better than"),
+        (1, {5: 7.5, 100: 7.0}, True, ("average", 5.0), "the last checkpoint is better"),
+        (0, {}, True, ("best", 100.0), ""),
+    ],
+)
+def test_better_of_average_and_best_is_chosen(
+    tmp_path, caplog, n_averaged, scores, validates_part, chosen, logged
+):
+    caplog.set_level("INFO", "headwise")
+    folder = write_checkpoints(tmp_path)
+    assert choose(folder, n_averaged, scores, validates_part) == chosen
+    assert (folder.checkpoints / "average.pt").is_file() == (chosen[0] == "average")
+    assert logged in caplog.text
+    assert bool(caplog.text) == bool(logged)
+
+
+def test_counted():
+    counts = counted(1, "run"), counted(2000, "run"), counted(1, "process"), counted(0, "process")
+    assert counts == ("1 run", "2,000 runs", "1 process", "0 processes")

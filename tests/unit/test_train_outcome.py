@@ -1,7 +1,5 @@
 """Statistics of heads after a run: logs, tracker, figures and tables."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -28,17 +26,9 @@ STATISTICS = {
 }
 
 
-class RecordingTracker(Tracker):
+class HeldImages(Tracker):
     def __init__(self):
-        self.heads = []
-        self.metrics = []
         self.images = []
-
-    def log(self, update, metrics):
-        self.metrics.append((update, metrics))
-
-    def log_heads(self, update, heads):
-        self.heads.append(heads)
 
     def log_image(self, name, path):
         assert path.is_file()
@@ -100,7 +90,7 @@ def test_summary_names_the_next_command_and_what_is_not_scored(
 
 def test_summary_has_the_seconds_outside_training(tmp_path, monkeypatch):
     times = iter([10.0, 14.0, 20.0])
-    monkeypatch.setattr("headwise.train.clock.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
     clock = Clock(started=1.0)
     clock.end("start")
     clock.end("validations", training=3.0)
@@ -112,21 +102,6 @@ def test_summary_has_the_seconds_outside_training(tmp_path, monkeypatch):
     assert "16 s outside training: start 9, validations 1, evaluation 6" in shown
 
 
-def test_statistics_of_layers_are_not_logged_as_heads(tmp_path):
-    tracker, folder = RecordingTracker(), RunFolder(tmp_path)
-    records = RunLog(folder, tracker)
-    records.log(2, {"train/loss": 2.0})
-    records.log_heads(3, STATISTICS)
-    records.log_heads(4, {"alpha": {"cross": [[1.5]]}})
-    records.close()
-    lines = [json.loads(line) for line in folder.heads.read_text().splitlines()]
-    assert lines[0] == {"update": 3, **STATISTICS}
-    assert tracker.heads == [{"density": STATISTICS["density"]}, {"alpha": {"cross": [[1.5]]}}]
-    prefix = "attention/diversity"
-    expected = {f"{prefix}/cross/layer1": 0.4, f"{prefix}/encoder_self/layer2": 0.125}
-    assert tracker.metrics == [(2, {"train/loss": 2.0}), (3, expected)]
-
-
 @pytest.mark.parametrize("first", [1.5, None])
 def test_missing_alphas_are_filled_with_mean_alphas(first):
     mean = {"cross": [[None, 1.25], [1.75, 1.125]], "encoder_self": [[1.0625]]}
@@ -136,7 +111,7 @@ def test_missing_alphas_are_filled_with_mean_alphas(first):
 
 
 def test_figures_of_recorded_statistics(tmp_path, monkeypatch, caplog):
-    tracker, folder = RecordingTracker(), RunFolder(tmp_path)
+    tracker, folder = HeldImages(), RunFolder(tmp_path)
     OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
     records = RunLog(folder, Tracker())
     records.log(1, {"train/loss": 2.0})
@@ -155,16 +130,15 @@ def test_figures_of_recorded_statistics(tmp_path, monkeypatch, caplog):
     assert "the figure diversity is left out (TypeError: " in caplog.text
 
 
-def test_figures_number_pruned_heads(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    OmegaConf.save(
-        composed(*CORPUS, "model.heads={cross:[[2,5]]}"), tmp_path / "config.yaml", resolve=True
-    )
-    folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
-    tables = []
-    monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: tables.append(t))
-    drawn_from_records(Record(tmp_path))
-    assert list(tables[0]["head"]) == [2, 5]
+def test_figures_number_pruned_heads(tmp_path):
+    """Only heads with a number are drawn: a layer of two numbers and three values has no line."""
+    settings = composed(*CORPUS, "model.heads={cross:[[2,5],[1]]}")
+    OmegaConf.save(settings, tmp_path / "config.yaml", resolve=True)
+    values = {"cross": [[1.25, 1.5], [1.0, 2.0, 1.5]]}
+    RunLog(RunFolder(tmp_path)).log_heads(1, {"alpha": values})
+    axes, *_ = drawn_from_records(Record(tmp_path))["alpha"].axes
+    of_values = [line for line in axes.lines if len(line.get_ydata()) == 1]
+    assert [line.get_ydata()[0] for line in of_values] == [1.25, 1.5]
 
 
 def test_table_has_a_row_per_layer_and_a_column_per_head():
@@ -185,12 +159,12 @@ def test_table_has_a_row_per_layer_and_a_column_per_head():
     ]
 
 
-def test_names_of_classes_stay_text(tmp_path, monkeypatch):
+def test_names_of_classes_stay_text(tmp_path):
     labels = ["NA", "None", "null", "nan", "1.0", "true"]
     counts = pd.DataFrame(np.eye(6, dtype=int), labels, labels).to_csv(index_label="label")
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "test.confusion.csv").write_text(counts)
-    monkeypatch.setattr("headwise.tasks.classification.confusion.confusion_matrix", lambda c, t: c)
-    drawn = confusion_figures(Record(tmp_path), "")["confusion-test"]
-    assert drawn.index.tolist() == drawn.columns.tolist() == labels
-    assert (drawn.to_numpy() == np.eye(6)).all()
+    axes, *_ = confusion_figures(Record(tmp_path), "")["confusion-test"].axes
+    for shown in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in shown] == labels
+    assert (axes.collections[0].get_array() == np.eye(6)).all()

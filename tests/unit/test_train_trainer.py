@@ -78,17 +78,6 @@ def test_logs_of_alphas_and_time(tmp_path):
     assert 1000 < last["train_seconds"] == round(trainer.seconds, 3)
 
 
-@pytest.mark.parametrize(
-    ("earlier", "read", "largest"), [(None, None, None), (None, 5, 5), (7, 5, 7), (7, None, 7)]
-)
-def test_peak_memory_is_the_largest_of_all_processes(earlier, read, largest, tmp_path, monkeypatch):
-    monkeypatch.setattr("headwise.train.trainer.peak_memory", lambda device: lambda: read)
-    trainer = make_trainer(tmp_path, peak_bytes=earlier)
-    trainer.run()
-    last = json.loads((tmp_path / "checkpoints" / "last.json").read_text())
-    assert last["peak_memory_bytes"] == trainer.peak_bytes == largest
-
-
 def test_validation_uses_eval_mode_and_restores_training_mode(tmp_path):
     modes = []
     model = small_model(dropout=0.3)
@@ -140,8 +129,9 @@ def test_precision_applies_to_products_and_weights_stay_float32(tmp_path):
         trainer.run()
         weights.append(nn.utils.parameters_to_vector(trainer.model.parameters()))
     assert weights[0].dtype == weights[1].dtype == torch.float32
-    assert not torch.equal(*weights)
-    torch.testing.assert_close(*weights, rtol=0, atol=0.05)
+    start = nn.utils.parameters_to_vector(small_model().parameters())
+    exact, rounded = (weight - start for weight in weights)
+    assert 0 < (rounded - exact).norm() < 2**-6 * exact.norm(), "rounding to 8 bits, a few times"
 
 
 def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path):

@@ -9,12 +9,16 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from command_line import SMALL, assert_rejected, change_config, composer, read_json, train_small
 from fabricated_runs import RECIPE, csv_rows, stable, translations, write_run, write_study
 from golden_files import assert_golden
+from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
+from headwise.tasks.check import resolve
+from headwise.tasks.task import task_of
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +185,33 @@ def test_only_equal_items_are_paired(headwise, runs):
             assert_rejected(result, code, "can be paired")
     unfinished = headwise("compare", f"run={first}", f"other={runs('new', 'softmax', 1, None)}")
     assert_rejected(unfinished, 1, "is interrupted; both runs must be finished")
+
+
+def write_classifier(folder, labels):
+    """A finished classifier of two classes, right on every example; split -> classes."""
+    with composer() as make:
+        config = make(["data=labelled", "data.labels=[no,yes]", "tokenizer=byte", "tracker=none"])
+    run = RunFolder(folder)
+    folder.mkdir()
+    run.describe(resolve(task_of(typed(config))), [])
+    for split, classes in labels.items():
+        true = np.eye(2)[classes]
+        ones = np.ones((len(classes), 1))
+        # loss, measure, 1, right, right among five, probability; by class right, true, predicted
+        run.write_sums(split, "example", np.hstack([np.repeat(ones, 6, 1), true, true, true]))
+    scores = {split: {"accuracy": {"score": 100.0}} for split in labels}
+    run.write_json("results.json", {"scores": scores, "seed": 1, "updates": 1})
+    return folder
+
+
+def test_classifiers_are_compared_on_the_same_labels(headwise, tmp_path, monkeypatch):
+    """Of version 0.1.0, without hashes: other labels, another number of them, and the same."""
+    monkeypatch.chdir(tmp_path)
+    both = [{"test": [0, 1], "more": [0, 1], "same": [0, 1, 1]}]
+    both += [{"test": [1, 0], "more": [0, 1, 1], "same": [0, 1, 1]}]
+    one, other = (write_classifier(Path(name), of) for name, of in zip("ab", both, strict=True))
+    result = headwise.ok("compare", f"run={one}", f"other={other}", "n_resamples=20")
+    assert_golden("table/classifiers.md", result.out)
 
 
 def test_broken_and_missing_runs_are_refused(headwise, runs, tmp_path):

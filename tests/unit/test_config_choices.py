@@ -125,7 +125,7 @@ def test_every_scheduler_warms_up_to_its_peak_and_then_falls(make, choice):
     node.warmup_updates = 100
     schedule = instantiate(node, "scheduler")
     rates = [schedule.learning_rate(update, 1e-3) for update in range(1, 1001)]
-    peak = 2 * 512**-0.5 * 100**-0.5 if choice == "noam" else 1e-3
+    peak = 2 * 128**-0.5 * 100**-0.5 if choice == "noam" else 1e-3
     assert (rates[99], rates[49], rates[0]) == pytest.approx((peak, peak / 2, peak / 100))
     assert rates[99:] == sorted(rates[99:], reverse=True)
     assert (rates[-1] < peak) == (choice != "constant")

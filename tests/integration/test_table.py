@@ -17,6 +17,7 @@ from fabricated_runs import RECIPE, csv_rows, stable, translations, write_run, w
 from golden_files import assert_golden
 from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
+from headwise.runs.results import Results
 from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
 
@@ -193,14 +194,16 @@ def write_classifier(folder, labels):
         config = make(["data=labelled", "data.labels=[no,yes]", "tokenizer=byte", "tracker=none"])
     run = RunFolder(folder)
     folder.mkdir()
-    run.describe(resolve(task_of(typed(config))), [])
+    task = task_of(typed(config))
+    run.describe(resolve(task), [])
     for split, classes in labels.items():
         true = np.eye(2)[classes]
         ones = np.ones((len(classes), 1))
         # loss, measure, 1, right, right among five, probability; by class right, true, predicted
-        run.write_sums(split, "example", np.hstack([np.repeat(ones, 6, 1), true, true, true]))
+        items = np.hstack([np.repeat(ones, 6, 1), true, true, true])
+        run.write_sums(split, task.metrics()[0].unit, items)
     scores = {split: {"accuracy": {"score": 100.0}} for split in labels}
-    run.write_json("results.json", {"scores": scores, "seed": 1, "updates": 1})
+    Results(scores=scores, seed=1, updates=1).write(folder / "results.json")
     return folder
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import yaml
 
@@ -114,3 +115,9 @@ def csv_rows(tmp_path, part="", **values):
     with open(tmp_path / "tables" / f"tiny{part}.csv", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
     return [row for row in rows if all(row[key] == value for key, value in values.items())]
+
+
+def stable(text):
+    """A text without versions of packages, and floats with the digits that all processors have."""
+    text = re.sub(r"(version:|sacremoses-)[\d.]*\d", r"\1…", text)
+    return re.sub(r"\d+\.\d{7,}(e-\d+)?", lambda digits: f"{float(digits[0]):.6f}", text)

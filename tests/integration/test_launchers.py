@@ -11,7 +11,7 @@ import pytest
 
 from command_line import read_json
 from headwise.config.explain import explain_composition
-from hydra_plugins.headwise.slurm import _visible_gpus
+from hydra_plugins.headwise.slurm import LocalLauncher
 from launched_sweeps import Sweeps, straight_outputs
 from training_runs import ROOT, run_outputs
 
@@ -35,7 +35,7 @@ def straight(tmp_path_factory):
 )
 def test_gpus_of_cuda(variable, names, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    assert _visible_gpus() == names.split()
+    assert LocalLauncher(cpus_per_task=1).gpus == names.split()
 
 
 @pytest.mark.slow

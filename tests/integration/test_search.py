@@ -56,33 +56,21 @@ def numbers(trials):
     return [trial.number for trial in trials]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_trials_of_two_searchers_differ(searchers, sampler):
-    one, two = (searchers(sampler=sampler, n_trials=30) for _ in range(2))
+def test_values_depend_on_the_seed_of_the_search_and_the_number_of_the_trial(searchers):
+    """Searchers that run at the same time, and searches of neighbouring seeds, share no values."""
+    one, two = (searchers(sampler="random", n_trials=10) for _ in range(2))
     while (trials := one.ask(1)) and (others := two.ask(1)):
         for trial in (*trials, *others):
             one.study.tell(trial.number, trial.params["optimizer.lr"])
     known = two.study.get_trials()
-    assert numbers(known) == list(range(30))
+    assert numbers(known) == list(range(10))
     assert {trial.state for trial in known} == {TrialState.COMPLETE}
-    assert len({trial.params["optimizer.lr"] for trial in known}) == 30
-
-
-def test_values_depend_on_seed_and_number(searchers, tmp_path):
-    first = searchers().ask(3)
-    again = searchers(study_name="same").ask(3)
-    other = searchers(study_name="other", sampler_seed=9).ask(3)
-    assert [t.params for t in first] == [t.params for t in again]
-    assert first[0].params != other[0].params
-
-
-def test_searches_of_neighbouring_seeds_share_no_values(searchers):
-    trials = [
-        trial
-        for seed in range(4)
-        for trial in searchers(study_name=str(seed), sampler_seed=seed, sampler="random").ask(5)
-    ]
-    assert len({trial.params["optimizer.lr"] for trial in trials}) == 20
+    again = searchers(study_name="same", sampler="random").ask(10)
+    assert [trial.params for trial in again] == [trial.params for trial in known]
+    first_seed = settings()["sampler_seed"]
+    for seed in (first_seed + 1, first_seed + 2):
+        known += searchers(study_name=str(seed), sampler_seed=seed, sampler="random").ask(5)
+    assert len({trial.params["optimizer.lr"] for trial in known}) == 20
 
 
 def test_grid_runs_every_combination_once(searchers):
@@ -260,26 +248,26 @@ def test_interrupted_trials_resume_with_their_values(sweeps):
     assert [trial.state for trial in sweeps.study().trials] == [TrialState.COMPLETE] * 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "changes", "message"),
-    [
-        (["model=tiny"], {}, "nothing to search"),
-        (["optimizer.lr=tag(lgo,interval(1,2))"], {}, "optimizer.lr: tag must be log, got 'lgo'"),
-        (["optimizer.lr=tag(log,interval(0,2))"], {}, "cannot be searched"),
-        (["seed=1,2"], {}, "nothing to search"),
-        (["optimizer.lr=1,2"], {"sampler": "tpee"}, "Did you mean tpe?"),
-        (["optimizer.lr=1,2"], {"pruner": "mean"}, "hydra.sweeper.pruner must be one of"),
-        (["optimizer.lr=1,2"], {"sampler_options": {"n": 1}}, "hydra.sweeper.sampler_options: "),
-        (["optimizer.lr=1,2"], {"n_trials": 0}, "hydra.sweeper.n_trials must be at least 1"),
-        (["optimizer.lr=1,2"], {"study_name": "a/b"}, "hydra.sweeper.study_name"),
-        (["data.dir=a,b"], {}, "data.dir cannot be searched"),
-        (["init_from=a,b"], {}, "init_from cannot be searched"),
-        (["+data.files.train=a,b"], {}, "data.files.train cannot be searched"),
-    ],
-)
-def test_wrong_settings(sweeps, arguments, changes, message):
+REFUSED = [  # argument, changed settings of the search -> words of the message
+    ("model=tiny", {}, "nothing to search"),
+    ("seed=1,2", {}, "nothing to search"),
+    ("optimizer.lr=tag(lgo,interval(1,2))", {}, "optimizer.lr: tag must be log, got 'lgo'"),
+    ("optimizer.lr=tag(log,interval(0,2))", {}, "cannot be searched"),
+    ("data.dir=a,b", {}, "data.dir cannot be searched"),
+    ("init_from=a,b", {}, "init_from cannot be searched"),
+    ("+data.files.train=a,b", {}, "data.files.train cannot be searched"),
+    ("optimizer.lr=1,2", {"sampler": "tpee"}, "Did you mean tpe?"),
+    ("optimizer.lr=1,2", {"pruner": "mean"}, "hydra.sweeper.pruner must be one of"),
+    ("optimizer.lr=1,2", {"sampler_options": {"n": 1}}, "hydra.sweeper.sampler_options: "),
+    ("optimizer.lr=1,2", {"n_trials": 0}, "hydra.sweeper.n_trials must be at least 1"),
+    ("optimizer.lr=1,2", {"study_name": "a/b"}, "hydra.sweeper.study_name"),
+]
+
+
+@pytest.mark.parametrize(("argument", "changes", "message"), REFUSED)
+def test_wrong_settings_are_refused_before_a_job(sweeps, argument, changes, message):
     with pytest.raises(ConfigError) as error:
-        sweeps(*arguments, **changes)
+        sweeps(argument, **changes)
     assert message in str(error.value)
     assert sweeps.jobs == []
 

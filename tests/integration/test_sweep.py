@@ -6,7 +6,6 @@ import random
 import re
 import shlex
 import signal
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from command_line import (
 )
 from headwise.commands.sweep import Sweep
 from headwise.errors import DataError, Interrupted
+from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.track.base import Tracker
 from training_runs import Runs
@@ -108,39 +108,35 @@ def test_failed_job_stops_no_other_and_is_repeated(headwise, sweep, tmp_path):
     assert checkpoints(tmp_path / "outputs") == before
 
 
-def test_jobs_share_a_group_finish_trackers_and_free_models(headwise, sweep, tmp_path, monkeypatch):
-    groups = []
-    statuses = []
-    models = []
-    alive = []
+class Recorder(Tracker):
+    """A tracker of users, which records its jobs: groups, statuses, models in memory."""
 
-    def start(_, folder, group, config):
+    groups, statuses, models = [], [], []
+
+    def start(self, run_dir, group, config):
         gc.collect()
-        alive.append(sum(model() is not None for model in models))
-        assert len(statuses) == len(groups), "the previous job has finished its tracker"
-        groups.append(group)
+        self.models.append(sum(isinstance(one, Transformer) for one in gc.get_objects()))
+        assert len(self.statuses) == len(self.groups), "the previous job has finished its tracker"
+        self.groups.append(group)
 
-    from headwise.tasks.translation.task import build_model as original
+    def finish(self, status):
+        self.statuses.append(status)
 
-    def build(*arguments):
-        model = original(*arguments)
-        models.append(weakref.ref(model))
-        return model
 
-    monkeypatch.setattr(Tracker, "start", start)
-    monkeypatch.setattr(Tracker, "finish", lambda _, status: statuses.append(status))
-    monkeypatch.setattr("headwise.tasks.translation.task.build_model", build)
+def test_jobs_share_a_group_finish_trackers_and_free_models(headwise, sweep, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWISE_PLUGINS", __name__)
     # the second fails while it holds the model, whose memory must be free for the third
     result = headwise(
         "train", *sweep, "tokenizer.vocab_size=60", "scheduler=constant", "norm=post",
+        f"tracker._target_={__name__}.Recorder",
         "trainer.max_updates=4", "optimizer.lr=1e-3,1e30,1e-4",
     )  # fmt: skip
     assert result.code == 1
-    assert statuses == ["finished", "failed", "finished"]
+    assert Recorder.statuses == ["finished", "failed", "finished"]
     (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")
     assert "optimizer.lr=1e+30" in str(read_json(error_file)["overrides"])
-    assert alive == [0, 0, 0]
-    (name,) = set(groups)
+    assert Recorder.models == [Recorder.models[0]] * 3
+    (name,) = set(Recorder.groups)
     assert f"sweeps/{name}.md" in result.out
 
 
@@ -210,11 +206,13 @@ PATHS = {
 }
 
 
+# Jobs that fail before they train, since their text is missing.
+FAILING = ("data=files", "data.source=de", "data.target=en", "data.dir=/nowhere", "tracker=none")
+
+
 @pytest.fixture
 def write_experiment(tmp_path, monkeypatch):
-    """Sweeps train nothing, in a folder of their own; writes experiment/mine.yaml there."""
-    monkeypatch.setattr("headwise.commands.train.train", lambda *_, swept: tmp_path)
-    monkeypatch.setattr(Sweep, "summary", lambda self: None)
+    """Writes experiment/mine.yaml in the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment").mkdir()
 
@@ -225,6 +223,14 @@ def write_experiment(tmp_path, monkeypatch):
     return write
 
 
+def jobs_of(result, folder):
+    """The records of jobs that all failed for want of a text."""
+    assert result.code == 1, result
+    records = sorted(folder.glob("?.json"))
+    assert all("/nowhere" in read_json(path)["error"] for path in records)
+    return [path.name for path in records]
+
+
 @pytest.mark.parametrize("line", PATHS)
 def test_folder_of_a_sweep_is_that_of_the_composed_config(
     line, headwise, tmp_path, monkeypatch, write_experiment
@@ -232,10 +238,10 @@ def test_folder_of_a_sweep_is_that_of_the_composed_config(
     monkeypatch.setattr("command_line.compose_once", lambda patch: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     write_experiment("paths:\n  outputs: ~/from_yaml\n")
-    headwise.ok("train", *shlex.split(line.format(tmp_path)), "seed=1,2")
+    result = headwise("train", *shlex.split(line.format(tmp_path)), "seed=1,2", *FAILING)
     (folder,) = tmp_path.rglob("sweep-*/")
     assert folder.parent == tmp_path / PATHS[line] / "sweeps"
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", "0.json", "1.json"]
+    assert jobs_of(result, folder) == ["0.json", "1.json"]
     assert (folder.parent / "multirun.yaml").is_file()
     assert not (tmp_path / "~").exists()
 
@@ -252,15 +258,16 @@ KEYS_OF_CHOICES = {
 @pytest.mark.parametrize("line", KEYS_OF_CHOICES)
 def test_jobs_have_keys_of_their_choices(line, headwise, tmp_path, write_experiment):
     write_experiment("hydra: {sweeper: {params: {seed: '1,2'}}}\n")
-    result = headwise("train", "-m", *line.split())
+    arguments = ["train", "-m", *line.split(), *FAILING]
+    result = headwise(*arguments)
     if message := KEYS_OF_CHOICES[line]:
         return assert_rejected(result, 2, message)
-    assert result.code == 0, result
-    (record, _) = tmp_path.rglob("?.json")
-    with RunFolder(record.parent).claimed():  # a process runs the sweep
-        repeated = headwise("train", "-m", *line.split())
-    assert_rejected(repeated, 1, "another process is training in", record.parent.name)
-    assert record.is_file()
+    (folder,) = tmp_path.rglob("sweep-*/")
+    assert jobs_of(result, folder) == ["0.json", "1.json"]
+    with RunFolder(folder).claimed():  # a process runs the sweep
+        repeated = headwise(*arguments)
+    assert_rejected(repeated, 1, "another process is training in", folder.name)
+    assert (folder / "0.json").is_file()
 
 
 @pytest.mark.parametrize("mode", ["-m", "hydra.mode=MULTIRUN"])

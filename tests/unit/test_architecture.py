@@ -1,13 +1,26 @@
-"""A package imports only packages above it in the table of `docs/inside.md`, types included."""
+"""The checkout: layers of packages, light imports, generated tables, versions in every file.
 
+A package imports only packages above it in the table of `docs/inside.md`, types included.
+"""
+
+import argparse
 import ast
 import graphlib
 import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from contextlib import nullcontext, suppress
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
+from docs.generate import CORPUS_KEYS, PAGES, settings_tables, with_part
 
+from command_line import composer
 from guide import DOCS, ROOT
+from headwise import __version__, cli
 
 PACKAGE = ROOT / "src" / "headwise"
 PAGE = (DOCS / "inside.md").read_text(encoding="utf-8")
@@ -110,3 +123,150 @@ def test_files_named_in_the_page_exist():
 def test_translation_words_are_in_allowed_modules():
     users = {n for n, path in modules().items() if TASK_WORDS.search(path.read_text("utf-8"))}
     assert {name for name in users if package(name) not in TASK_PACKAGES} == WITH_TASK_WORDS.keys()
+
+
+# -- light imports --------------------------------------------------------------------------------
+
+
+LIGHT = {  # modules -> packages that they must not load
+    "data.builtin, data.sources.archive, data.sources.hub": "torch hydra wandb",
+    ", ".join(
+        f"tasks.translation.{name}" for name in ("corpus", "prepare", "encoding")
+    ): "torch hydra wandb",
+    "entmax, nn": "headwise.config hydra omegaconf sentencepiece datasets wandb triton",
+    "hf": "headwise.config headwise.analysis hydra omegaconf datasets wandb transformers.trainer",
+    "commands.runs": "torch pandas matplotlib",
+    "runs.record": "torch pandas hydra",
+    "tasks.load, commands.translate, commands.analyze": "torch._dynamo",
+    "commands.outcome, track": "matplotlib pandas seaborn wandb",
+}
+
+
+def python(code):
+    """Run code in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("modules", LIGHT)
+def test_heavy_packages_are_not_imported(modules):
+    names = ", ".join(f"headwise.{name}" for name in modules.split(", "))
+    code = f"import sys, {names}; print(sorted(set({LIGHT[modules].split()}) & set(sys.modules)))"
+    assert python(code).stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_missing_transformers_are_named():
+    code = "import sys; sys.modules['transformers'] = None; import headwise.hf"
+    run = python(code)
+    assert run.stderr.splitlines()[-1].startswith("ImportError: headwise.hf needs")
+    assert "pip install 'headwise[hf]'" in run.stderr
+
+
+@pytest.mark.slow
+def test_formulas_of_flops_need_no_other_import():
+    code = """from headwise.ops.flops import register_flops
+register_flops()
+import torch
+from headwise.ops import linear
+from torch.utils.flop_counter import flop_registry
+ours, theirs = torch.ops.headwise, [torch.ops.mkldnn._linear_pointwise] if linear.DTYPES else []
+counted = {ours.attention, ours.attention_backward, ours.attention_of_few, *theirs}
+print(counted - flop_registry.keys())"""
+    assert python(code).stdout.strip() == "set()"
+
+
+# -- generated tables -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "content"),
+    [(page, *table) for page, tables in PAGES.items() for table in tables.items()],
+)
+def test_tables_of_pages_are_up_to_date(page, name, content):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert with_part(text, name, content()) == text, "run python docs/generate.py"
+
+
+def test_every_training_key_is_documented():
+    with composer() as make:
+        config = make([])
+    documented = set(re.findall(r"^\| `([\w.]+)` \|", settings_tables(), re.MULTILINE))
+    typed_groups = ("trainer", "model", "tokenizer", "decode", "data", "tracker", "paths")
+    missing = {
+        f"{group}.{key}"
+        for group in typed_groups
+        for key in config[group]
+        if key != "_target_" and f"{group}.{key}" not in documented
+    }
+    assert missing == {f"data.{key}" for key in (*CORPUS_KEYS, "cleaning")}
+
+
+def test_extras_that_are_named_exist():
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = content["project"]["optional-dependencies"]
+    paths = ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
+    named = re.findall(r"(?:headwise|\.|whl)\[([a-z]+)\]'", text)
+    assert {"hf", "slurm"} < set(named) <= extras.keys()
+    assert any(name.startswith("accelerate>") for name in extras["hf"])  # for Trainer
+
+
+def test_text_without_markers_is_rejected():
+    with pytest.raises(SystemExit, match="capabilities"):
+        with_part("# nothing", "capabilities", "")
+
+
+# -- versions -------------------------------------------------------------------------------------
+
+
+class LazyHelp:
+    """As the help of Hydra's --shell-completion."""
+
+    def __repr__(self):
+        return "install or uninstall"
+
+
+def checked(parser, action):
+    """As `ArgumentParser._check_help` of Python 3.14."""
+    try:
+        action.help % {"prog": "headwise"}
+    except (TypeError, KeyError, ValueError):
+        raise ValueError("badly formed help string") from None
+
+
+def test_help_of_hydra_is_accepted_and_text_checked(monkeypatch):
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", checked, raising=False)
+    monkeypatch.setattr(sys, "argv", ["headwise", "runs", "--help"])
+    with suppress(SystemExit):
+        runpy.run_path(cli.__file__)["main"]()  # a module of its own, which did not change argparse
+    for text in (LazyHelp(), "text", "%(default", "%(key)s"):
+        is_wrong = isinstance(text, str) and "%" in text
+        with pytest.raises(ValueError, match="badly") if is_wrong else nullcontext():
+            argparse.ArgumentParser()._check_help(SimpleNamespace(help=text))
+
+
+def test_supported_pythons_are_the_same_everywhere():
+    project, makefile, readme, guide = (
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("pyproject.toml", "Makefile", "README.md", "docs/contributing.md")
+    )
+    versions = re.findall(r"Python :: 3\.(\d+)", project)
+    first, last = versions[0], versions[-1]
+    assert f'requires-python = ">=3.{first},<3.{int(last) + 1}"' in project
+    assert f"(3, {first}) <= sys.version_info[:2] <= (3, {last})" in makefile
+    assert all(f"python3.{version}" in makefile for version in versions)
+    named = ", ".join(f"3.{version}" for version in versions[:-1]) + f" or 3.{last}"
+    assert f"Python 3.{first} to 3.{last}" in readme
+    assert f"Python {named}" in makefile
+    assert f"Python 3.{first} to 3.{last}" in guide
+
+
+def test_version_is_the_same_everywhere():
+    citation, changes = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("CITATION.cff", "CHANGELOG.md")
+    )
+    assert f"\nversion: {__version__}\n" in citation
+    newest = re.search(r"^## (?!Unreleased)(\S+)", changes, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == __version__

@@ -173,8 +173,9 @@ def test_windows_of_a_density_model_are_whole_rows():
 
 @pytest.mark.parametrize("learned", ["head", "query"])
 def test_models_with_a_scaling_are_estimated(learned):
-    scaled = density_budget("scaling=length", f"scaling.learned={learned}")
-    assert scaled.n_parameters >= density_budget().n_parameters
+    scaled, plain = density_budget("scaling=length", f"scaling.learned={learned}"), density_budget()
+    per_head = {"head": 2, "query": 2 * (32 + 1)}[learned]  # a map of each query has d_model + 1
+    assert scaled.n_parameters - plain.n_parameters == 2 * 4 * per_head  # layers, heads
 
 
 @pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])

@@ -1,17 +1,23 @@
-"""Every yaml of every group composes and builds its object."""
+"""Configs: every yaml of every group builds its object; targets of nodes; paths in settings."""
 
+import runpy
+import shutil
+import sys
 from itertools import zip_longest
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from command_line import SMALL, read_json, small_overrides, write_corpus, write_text_corpus
+from headwise.attention.place import Place
 from headwise.commands.train import train
+from headwise.config import folders
 from headwise.config.arguments import checked_arguments
 from headwise.config.folders import config_dir, group_choices
-from headwise.config.instantiate import instantiate
-from headwise.config.register import typed
+from headwise.config.instantiate import instantiate, target_class
+from headwise.config.register import KINDS, typed
 from headwise.config.schema import DecodeConfig, WindowsConfig
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
@@ -114,17 +120,22 @@ def test_every_optimizer_builds_without_weight_decay_of_vectors(make, choice):
 
 
 @every("scheduler")
-def test_every_scheduler_gives_a_finite_positive_learning_rate(make, choice):
-    schedule = instantiate(make([f"scheduler={choice}"]).scheduler, "scheduler")
-    learning_rates = [schedule.learning_rate(update, 1e-3) for update in (1, 10, 1000)]
-    assert all(0 < learning_rate < 1 for learning_rate in learning_rates)
+def test_every_scheduler_warms_up_to_its_peak_and_then_falls(make, choice):
+    node = make([f"scheduler={choice}", "trainer.max_updates=1000"]).scheduler
+    node.warmup_updates = 100
+    schedule = instantiate(node, "scheduler")
+    rates = [schedule.learning_rate(update, 1e-3) for update in range(1, 1001)]
+    peak = 2 * 128**-0.5 * 100**-0.5 if choice == "noam" else 1e-3
+    assert (rates[99], rates[49], rates[0]) == pytest.approx((peak, peak / 2, peak / 100))
+    assert rates[99:] == sorted(rates[99:], reverse=True)
+    assert (rates[-1] < peak) == (choice != "constant")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", EXPERIMENTS)
 def test_experiments_train(make, choice, tmp_path, monkeypatch):
     # figures take a second per run and do not depend on the experiment
-    monkeypatch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     write_corpus(tmp_path / "text")
     # values of an experiment override groups on the command line, so each key is set
     cadence = [f"trainer.{key}=1" for key in ("log_every", "validate_every", "save_every")]
@@ -206,14 +217,15 @@ def test_own_choice_may_have_the_name_of_a_removed_one():
         checked_arguments(arguments[:1], "train")
 
 
-def test_packaged_configs_take_precedence(tmp_path, monkeypatch):
+def test_packaged_configs_take_precedence(tmp_path):
     package = tmp_path / "src" / "headwise"
-    package.mkdir(parents=True)
+    (package / "config").mkdir(parents=True)
     (tmp_path / "conf").mkdir()
-    monkeypatch.setattr("headwise.config.folders.__file__", str(package / "config" / "folders.py"))
-    assert config_dir() == tmp_path / "conf"
+    copied = shutil.copy(folders.__file__, package / "config" / "folders.py")
+    of_copy = runpy.run_path(copied)["config_dir"]
+    assert of_copy() == tmp_path / "conf"
     (package / "conf").mkdir()
-    assert config_dir() == package / "conf"
+    assert of_copy() == package / "conf"
 
 
 def test_auto_settings_are_resolved_before_the_run_is_named(make):
@@ -223,3 +235,111 @@ def test_auto_settings_are_resolved_before_the_run_is_named(make):
     expected = resolve_precision("auto", choose_device("auto"))
     for group, part in (("trainer", config.trainer), ("decode", config.decode)):
         assert container[group]["precision"] == part.precision == expected
+
+
+# -- targets of nodes -----------------------------------------------------------------------------
+
+ADAM = {"_target_": "torch.optim.Adam", "lr": 0.1, "betas": [0.9, 0.98]}
+ALPHA = {"_target_": "headwise.attention.alpha_entmax.AlphaEntmax"}
+PLACE = Place("cross", 1, 2, 4)
+
+
+def error_message(node, key="optimizer", **runtime):
+    with pytest.raises(ConfigError) as caught:
+        instantiate(node, key, **runtime)
+    return str(caught.value)
+
+
+def test_node_becomes_an_object_with_plain_arguments():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = instantiate(OmegaConf.create(ADAM), "optimizer", params=[weight])
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert optimizer.defaults["betas"] == (0.9, 0.98)
+    node = {"_target_": "headwise.config.schema.SitesConfig", "cross": [{"a": [1]}]}
+    cross = instantiate(OmegaConf.create(node), "sites").cross
+    assert (type(cross), type(cross[0]), type(cross[0]["a"])) == (list, dict, list)
+
+
+def test_target_inside_an_argument_is_not_called(tmp_path):
+    victim = tmp_path / "victim"
+    nested = {"_target_": "pathlib.Path.touch", "_args_": [str(victim)]}
+    node = {**ALPHA, "alpha_init": nested}
+    error_message(node, "attention", place=PLACE)
+    # also where the constructor accepts any value
+    node = {"_target_": "headwise.config.schema.SitesConfig", "cross": nested}
+    assert instantiate(node, "sites").cross == nested
+    assert not victim.exists()
+
+
+def test_target_of_another_kind_is_refused():
+    message = error_message({"_target_": "torch.optim.Adam"}, "attention", place=PLACE)
+    assert "attention._target_=torch.optim.adam.Adam" in message
+    assert "place" in message
+
+
+@pytest.mark.parametrize("node", [None, 3, {"lr": 1.0}, {"_target_": 3}])
+def test_node_without_a_target_is_refused(node):
+    assert "optimizer must be a mapping with a _target_" in error_message(node)
+
+
+def test_user_packages_are_trusted_by_name(tmp_path, monkeypatch):
+    (tmp_path / "toy_plugin.py").write_text("from os import _Environ\nclass Thing: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="HEADWISE_PLUGINS"):
+        target_class({"_target_": "toy_plugin.Thing"}, "attention")
+    monkeypatch.setenv("HEADWISE_PLUGINS", "toy_plugins")
+    with pytest.raises(ConfigError, match=r"\(currently toy_plugins\)"):
+        target_class({"_target_": "toy_plugin.Thing"}, "attention")
+    monkeypatch.setenv("HEADWISE_PLUGINS", "other, toy_plugin,")
+    assert target_class({"_target_": "toy_plugin.Thing"}, "attention").__name__ == "Thing"
+    with pytest.raises(ConfigError, match="class of a trusted package"):
+        target_class({"_target_": "toy_plugin._Environ"}, "attention")
+    sys.modules.pop("toy_plugin")
+
+
+# -- paths: `~` and `-` ---------------------------------------------------------------------------
+
+PATHS = {
+    "train": ["paths.outputs", "paths.cache", "init_from", "tokenizer.folder", "data.dir"],
+    "evaluate": ["run", "output", "data.dir", "data.source_file", "data.reference_file"],
+    "translate": ["run", "input", "output", "reference"],
+    "predict": ["run", "input", "output"],
+    "sample": ["run", "prompt_file", "output"],
+    "prune": ["run", "output", "data.dir"],
+    "analyze": ["run", "output", "data.dir", "runs"],
+    "table": ["output", "runs"],
+    "figures": ["run", "output", "runs"],
+    "page": ["run", "other", "sentences", "output"],
+    "compare": ["run", "other", "output"],
+    "runs": ["runs"],
+}
+
+
+def typed_with(make, command, value, keys):
+    """Values of `keys`, which are all set to `value`."""
+    quoted = {key: f'["{value}"]' if key == "runs" else f'"{value}"' for key in keys}
+    node = make([f"{key}={text}" for key, text in quoted.items()], command)
+    config = OmegaConf.structured(typed(node, KINDS[command]))
+    return {key: OmegaConf.select(config, key) for key in keys}
+
+
+@pytest.mark.parametrize("command", PATHS)
+def test_home_is_expanded_in_every_path(command, make, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    chosen = typed_with(make, command, "~/a b", PATHS[command])
+    expected = {key: ["/home/me/a b"] if key == "runs" else "/home/me/a b" for key in chosen}
+    assert chosen == expected
+
+
+def test_home_is_expanded_in_files_of_data_and_in_other_settings_not(make, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    files = 'data.files={train: ["~/a", b], valid: "~/c"}'
+    config = typed(make(["data=text", files, 'data.notes="~/x"', 'data.file="~/d"']))
+    assert config.data.files == {"train": ["/home/me/a", "b"], "valid": "/home/me/c"}
+    assert (config.data.file, config.data.notes) == ("/home/me/d", "~/x")
+
+
+@pytest.mark.parametrize("command", ["translate", "predict", "sample"])
+def test_dash_is_a_standard_stream_where_a_file_is_read_or_written(command, make):
+    streams = {key: "/dev/stdout" if key == "output" else "/dev/stdin" for key in PATHS[command]}
+    assert typed_with(make, command, "-", PATHS[command]) == streams | {"run": "-"}

@@ -3,18 +3,14 @@
 import os
 import re
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from fabricated_runs import METRICS, REFERENCES, hashed, translations
-from headwise.commands.compare import _rows as compared_items
+from fabricated_runs import METRICS, REFERENCES, hashed, stable, translations
+from golden_files import assert_golden
 from headwise.config.folders import group_node
 from headwise.config.schema import DecodeConfig
 from headwise.metrics.metric import Measured, Metric
@@ -23,7 +19,7 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.compare import judge, supported
 from headwise.studies.match import Matching
-from headwise.studies.scores import DIFFERENCES, gathered
+from headwise.studies.scores import gathered
 from headwise.studies.study import Cell, Column, Published, Recipe, Row, Study
 from headwise.studies.tables import study_tables
 from headwise.tasks.translation.metrics import score_translations
@@ -38,7 +34,6 @@ STUDY = Study(
     columns={"mine": Column("Mine", [], test="test", train_pairs=1000)},
 )
 RESAMPLES = 20
-KEY = "trainer.precision"
 
 
 class Made(Record):
@@ -75,8 +70,14 @@ def make_run(folder, seed, hypotheses=None, references=REFERENCES, train_pairs=N
 
 def compared(softmax, sparse, study=STUDY):
     """The runs of a column, compared where allowed."""
-    used = {("softmax", "mine"): softmax, ("sparse", "mine"): sparse}
-    recipes = [Recipe(Cell(row, "mine", ()), (), {}, 0, {}) for row in STUDY.rows]
+    return judged(study, {("softmax", "mine"): softmax, ("sparse", "mine"): sparse})
+
+
+def judged(study, used, metrics=None):
+    """The runs of cells, compared where allowed; `metrics`: those of a column's recipes."""
+    recipes = [
+        Recipe(Cell(*cell, ()), (), {}, 0, (metrics or {}).get(cell[1], {})) for cell in used
+    ]
     of_study = gathered(study, recipes, Matching(used=used))
     judge(study, of_study, RESAMPLES)
     return of_study
@@ -127,9 +128,6 @@ def test_runs_that_did_not_learn_are_counted_and_not_averaged(tmp_path):
     sparse[1].results.scores["valid"]["bleu_tokenised"]["score"] = 49
     rows = dict(tables(compared(softmax, sparse, study), study)[0].rows)
     assert rows["sparse"] == ["– (0 of 2)"]
-
-
-Change = Callable[[Any], Any]
 
 
 def with_hashes(**hashes):
@@ -251,53 +249,6 @@ def test_smaller_training_text_than_the_papers_is_noted(tmp_path):
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def test_tables_of_each_bleu_and_of_differences(tmp_path):
-    softmax = [make_run(tmp_path / f"a{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
-    sparse = make_run(tmp_path / "b", 1, translations(5))
-    for run in (*softmax, sparse):
-        run.results.scores["test"]["bleu"]["score"] = 7.0 + run.seed
-    of_study = compared(softmax, [sparse])
-    by_title = {table.title: dict(table.rows) for table in tables(of_study)}
-    softmax_scores = list(scores(of_study, "softmax").values())
-    mean, deviation = statistics.fmean(softmax_scores), statistics.stdev(softmax_scores)
-    assert by_title["Tokenised BLEU"] == {
-        "softmax": [f"{mean:.2f} ± {deviation:.2f} (3)"],
-        "sparse": [f"{scores(of_study, 'sparse')[1]:.2f} (1)"],
-    }
-    assert by_title["The same runs in BLEU (13a)"] == {
-        "softmax": ["9.00 ± 1.00 (3)"],
-        "sparse": ["8.00 (1)"],
-    }
-    for p_value, shown in ((1 / 21, "≤ 0.05"), (2 / 21, "0.095")):
-        row = ("sparse", "mine", 1.2349, None, (-0.5, 2.0), p_value, 1, 3, True)
-        of_study.differences = pd.DataFrame([row], columns=DIFFERENCES)
-        difference = {table.title: table for table in tables(of_study)}[
-            "Difference to softmax, in tokenised BLEU"
-        ]
-        assert difference.headers == ["ours", "95 % over seeds", "95 % over items", "p over items"]
-        texts = ["+1.23 (1 of 3)", "–", "[−0.50 to +2.00]", shown]
-        assert dict(difference.rows) == {"Mine ↑, sparse": texts}
-
-
-@pytest.mark.parametrize(("unit", "is_shown"), [(None, True), ("min", False)])
-def test_differences_in_the_paper_are_shown_for_scores_only(unit, is_shown):
-    paper = Published({"softmax": 30.0, "sparse": 31.5}, "r+")
-    study = replace(STUDY, columns={"mine": Column("Mine", unit=unit, paper=paper)})
-    shown_tables = tables(compared([], [], study), study)
-    differences = [table.rows for table in shown_tables if table.title.startswith("Difference")]
-    assert differences == ([[("Mine ↑, sparse", ["+1.5 (r+)"])]] if is_shown else [])
-    assert shown_tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5 (r+)"])]
-
-
-def test_rows_of_others_are_not_compared_with_our_baseline():
-    paper = Published({"softmax": 30.0, "sparse": 31.0, "earlier": 29.25}, "OK")
-    rows = {**STUDY.rows, "earlier": Row("best earlier model")}
-    study = replace(STUDY, rows=rows, columns={"mine": Column("Mine", [], test="t", paper=paper)})
-    main, difference = tables(compared([], [], study), study)
-    assert difference.rows == [("Mine ↑, sparse", ["+1.00"])]
-    assert main.rows[-1] == ("best earlier model", ["29.25", "–"])
-
-
 BITS = Metric(
     "bits_per_byte", "lower", lambda sums: sums[0] / sums[1], (0, 1), "s", "window", "bits per byte"
 )
@@ -315,79 +266,28 @@ def make_density_run(folder, seed, bits):
     return run
 
 
-def test_a_table_may_mix_bits_where_lower_is_better_with_bleu(tmp_path):
-    paper = Published({"softmax": 1.0, "sparse": 0.99}, "OK")
-    bits = Column("Text", [], test="test", metric=BITS.name, paper=paper)
+def test_tables_of_a_study_with_all_kinds_of_columns(tmp_path):
+    """Bits, where lower is better, beside BLEU; a unit that is no score; numbers of others."""
+    numbers = Published({"softmax": 1.0, "sparse": 0.99, "earlier": 1.25}, "OK")
     study = replace(
         STUDY,
-        metrics={**METRICS, "bits_per_byte": "bits per byte"},
-        columns={"bits": bits, "mine": Column("Mine", [], test="test")},
+        metrics={**METRICS, BITS.name: "bits per byte"},
+        rows={**STUDY.rows, "earlier": Row("best earlier model")},
+        columns={
+            "bits": Column("Text", [], test="test", metric=BITS.name, paper=numbers),
+            "mine": Column("Mine", [], test="test", paper=Published({"softmax": 30.0}, "r+")),
+            "paper": Column("Published", paper=Published({"softmax": 30.0, "sparse": 31.5}, "r+")),
+            "time": Column("Time", unit="min", paper=Published({"softmax": 4, "sparse": 3}, "r+")),
+        },
     )
+    softmax = [make_run(tmp_path / f"c{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
     used = {
         ("softmax", "bits"): [make_density_run(tmp_path / "a", 1, 1.125)],
         ("sparse", "bits"): [make_density_run(tmp_path / "b", 1, 1.0)],
-        ("softmax", "mine"): [make_run(tmp_path / "c", 1, translations(3))],
-        ("sparse", "mine"): [make_run(tmp_path / "d", 1, translations(2))],
+        ("softmax", "mine"): softmax,
+        ("sparse", "mine"): [make_run(tmp_path / "d", 1, translations(5))],
     }
-    recipes = [
-        Recipe(Cell(*place, ()), (), {}, 0, {BITS.name: BITS} if place[1] == "bits" else {})
-        for place in used
-    ]
-    of_study = gathered(study, recipes, Matching(used=used))
-    judge(study, of_study, RESAMPLES)
-    assert of_study.signs == {"bits": -1, "mine": 1}
-    main, other, differences = tables(of_study, study)
-    bits_name = "Text: bits per byte (lower is better)"
-    assert main.headers == [
-        f"{bits_name}: paper",
-        f"{bits_name}: ours",
-        "Mine: tokenised BLEU: ours",
-    ]
-    rows = dict(main.rows)
-    assert rows["softmax"][:2] == ["1.00", "1.125 (1)"]
-    assert re.fullmatch(r"\d\d\.\d\d \(1\)", rows["sparse"][2])
-    alone = replace(study, columns={"bits": bits}, metrics={BITS.name: "bits per byte"})
-    assert (
-        tables(of_study, alone)[0].title == "Bits per byte (lower is better), the paper's and ours"
-    )
-    assert other.title == "The same runs in BLEU (13a)"
-    assert differences.title == "Difference to softmax, in the metric of each column"
-    assert [name for name, _ in differences.rows] == ["Text ↓, sparse", "Mine ↑, sparse"]
-    (published, ours, _, over_items, p), of_bleu = (texts for _, texts in differences.rows)
-    assert published == "−0.01"  # 0.99 bits, which are better than 1.00
-    assert ours.startswith("−0.125 (1)")
-    assert re.match(r"\[−0\.12\d to −0\.12\d\]", over_items)
-    assert p == "≤ 0.05"
-    assert of_bleu[1].startswith("+")
-
-
-def test_items_that_cannot_be_paired_have_scores_and_a_note():
-    """Of version 0.1.0, without hashes: other labels, and another number of items."""
-    accuracy = Metric(
-        "accuracy", "higher", lambda s: s[1] / s[0], (1, 2), "", "example", "accuracy"
-    )
-
-    def make_classifier(name, labels):
-        items = {
-            split: np.column_stack([of_split, np.ones((len(of_split), 2))])
-            for split, of_split in labels.items()
-        }
-        return SimpleNamespace(
-            folder=Path(name),
-            settings={"data": {}},
-            data={},
-            references=None,
-            metrics=[accuracy],
-            results=Results({split: {"accuracy": {"score": 1.0}} for split in labels}),
-            task=SimpleNamespace(labels=lambda items: items[:, 0]),
-            sums=lambda split, unit: items[split],
-        )
-
-    run = make_classifier("a", {"test": [0, 1], "more": [0, 1], "same": [0, 1]})
-    other = make_classifier("b", {"test": [1, 0], "more": [0, 1, 1], "same": [0, 1]})
-    unlike, longer, same = compared_items(run, other, RESAMPLES)
-    for row, reason in ((unlike, "the labels of test differ: a, b"), (longer, "differ")):
-        assert row[1:3] == ["1.00", "1.00"]
-        assert row[4:7] == ["–", "–", ""]
-        assert reason in row[7]
-    assert same[5:7] == ["1.0000", "1.0000"]
+    of_study = judged(study, used, {"bits": {BITS.name: BITS}})
+    alone = replace(study, columns={"bits": study.columns["bits"]}, metrics={BITS.name: "bits"})
+    shown = [*tables(of_study, study), *tables(of_study, alone)]
+    assert_golden("studies/columns.md", stable("\n".join(table.markdown() for table in shown)))

@@ -4,12 +4,12 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from fabricated_runs import RECIPE, translations, write_run
+from golden_files import assert_golden
 from headwise.config.commands import TableConfig
 from headwise.config.folders import composed
 from headwise.errors import ConfigError, RunError
@@ -18,9 +18,7 @@ from headwise.runs.results import Results
 from headwise.studies.match import SavedRun
 from headwise.studies.sweep import N_RESAMPLES, sweep_tables
 
-TRANSLATION = "data=files", "data.source=de", "data.target=en"
-PLAIN_TEXT = ("data=text",)
-Job = dict[str, Any]
+TRANSLATION = "data=files data.source=de data.target=en"
 
 
 def make_job(folder, overrides, data=TRANSLATION, about=None, **results):
@@ -33,7 +31,7 @@ def make_job(folder, overrides, data=TRANSLATION, about=None, **results):
     run = folder / f"run{len(list(folder.iterdir()))}"
     run.mkdir()
     typed, _, edited = overrides.partition(" / ")
-    node = composed(*data, "tracker=none", *typed.split(), *edited.split())
+    node = composed(*data.split(), "tracker=none", *typed.split(), *edited.split())
     OmegaConf.save(node, run / "config.yaml", resolve=True)
     OmegaConf.save(typed.split(), run / "overrides.yaml")
     (run / "data.json").write_text(json.dumps(about or {}))
@@ -42,26 +40,28 @@ def make_job(folder, overrides, data=TRANSLATION, about=None, **results):
     return {"overrides": typed.split(), "run": str(run)}
 
 
-def make_jobs(folder, overrides, **settings):
-    """Runs of several overrides, separated by ` | `."""
-    return [make_job(folder, of_run, **settings) for of_run in overrides.split(" | ")]
+def make_jobs(folder, *jobs):
+    """Runs, each of its overrides alone or with what else `make_job` takes; records as given."""
+    made = []
+    for job in jobs:
+        if isinstance(job, dict):
+            made.append(job)
+        else:
+            overrides, more = (job, {}) if isinstance(job, str) else job
+            made.append(make_job(folder, overrides, **more))
+    return made
 
 
-def scored(score, **hashes):
-    """Scores of a translation model."""
-    return {"test": {"bleu": {"score": score, **hashes}}}
-
-
-def main_tables(jobs):
-    """Title -> row -> column -> text."""
-    tables = [table for table in sweep_tables(jobs)[1] if "Difference" not in table.title]
-    return {t.title: {n: dict(zip(t.headers, c, strict=True)) for n, c in t.rows} for t in tables}
+def scored(score, test="test", metric="bleu", **hashes):
+    """Results with one score."""
+    return {"scores": {test: {metric: {"score": score, **hashes}}}}
 
 
 def counts(jobs):
     """Rows and their numbers of runs, of a single corpus."""
-    (rows,) = main_tables(jobs).values()
-    return "; ".join(f"{row}: {columns['runs']}" for row, columns in rows.items())
+    (table,) = (table for table in sweep_tables(jobs)[1] if "Difference" not in table.title)
+    column = table.headers.index("runs")
+    return "; ".join(f"{row}: {cells[column]}" for row, cells in table.rows)
 
 
 def lines_of(jobs):
@@ -71,22 +71,20 @@ def lines_of(jobs):
     return [head, *rows]
 
 
-def results(bleu, speed, density):
-    heads = {"density": {"encoder_self": [[density, 1.0], [0.5, 0.5]]}}
-    return {
-        "scores": {"test": {"bleu": {"score": bleu}}, "other": {"bleu": {"score": 2 * bleu}}},
-        "tokens_per_second": speed,
-        "heads": heads,
-    }
+def test_means_deviations_and_ratios_follow_their_definitions(tmp_path):
+    def of_run(bleu, speed, *density):
+        heads = {"density": {"encoder_self": [[*density, 1.0], [0.5, 0.5]]}}
+        scores = {"test": {"bleu": {"score": bleu}}, "other": {"bleu": {"score": 2 * bleu}}}
+        return {"scores": scores, "tokens_per_second": speed, "heads": heads}
 
-
-def test_seeds_are_averaged_and_ratios_are_to_softmax(tmp_path):
-    head, sparse, softmax = lines_of([
-        make_job(tmp_path, "model=tiny attention=sparsemax seed=1", **results(10, 50, 0.2)),
-        make_job(tmp_path, "model=tiny attention=sparsemax seed=2", **results(14, 70, 0.4)),
-        make_job(tmp_path, "model=tiny attention=softmax seed=1", **results(20, 120, 1.0)),
-        {"overrides": ["model=tiny", "attention=softmax", "seed=2"], "error": "DataError: gone"},
-    ])  # fmt: skip
+    failed = {"overrides": ["model=tiny", "attention=softmax", "seed=2"], "error": "DataError: x"}
+    head, sparse, softmax = lines_of(make_jobs(
+        tmp_path,
+        ("model=tiny attention=sparsemax seed=1", of_run(10, 50, 0.2)),
+        ("model=tiny attention=sparsemax seed=2", of_run(14, 70, 0.4)),
+        ("model=tiny attention=softmax seed=1", of_run(20, 120, 1.0)),
+        failed,
+    ))  # fmt: skip
     named = ["BLEU test ↑", "BLEU other ↑", "runs", "seeds", "tokens/s, softmax = 1"]
     assert head.split(" | ")[1:6] == named
     # sample deviation of 10 and 14; median 60 against 120; (0.3 + 1 + 0.5 + 0.5)/4
@@ -94,147 +92,163 @@ def test_seeds_are_averaged_and_ratios_are_to_softmax(tmp_path):
     assert softmax == "| softmax | 20.00 | 40.00 | 1 (1 failed) | 1 | 1.00 | 0.75 | – |"
 
 
+# -- whole tables ---------------------------------------------------------------------------------
+
+
+def of_texts(*texts):
+    """Runs of two folders of data, whose texts have these hashes."""
+    return [
+        (f"data.dir=/{name}{attention}", {"about": {"text": text}, **scored(score)})
+        for name, text, score in zip("AB", texts, (1, 2), strict=True)
+        for attention in (" attention=softmax", "")
+    ] + [{"overrides": ["data.dir=/B", "attention=softmax", "seed=2"], "error": "x"}]
+
+
+def of_contents(*hashes):
+    """Runs of one training text, scored on test sets with these hashes, in folders of their own."""
+    return [
+        (f"seed={n} data.dir=/data/{n}", {"about": {"text": "a"}, **scored(n, **of_run)})
+        for n, of_run in enumerate(hashes, 1)
+    ]
+
+
+def of_speeds(**speeds):
+    """Runs of several attentions, with speeds by seed."""
+    return [
+        (f"attention={name} seed={seed}", {"tokens_per_second": speed})
+        for name, by_seed in speeds.items()
+        for seed, speed in enumerate(by_seed)
+    ]
+
+
+def of_versions(*vocabularies):
+    """Runs of one text: vocabulary and hash of the scored text, which 0.1.0 did not write."""
+    return [
+        (f"seed={n}", {"about": {"text": "a" * 64, **about}, **scored(2 * n - 1, **content)})
+        for n, (about, content) in enumerate(vocabularies, 1)
+    ]
+
+
+OLD = ({}, {})
+NEW = ({"vocabulary": "v" * 64}, {"content": "c"})
+TABLES = {  # what a table shows -> its jobs
+    "corpora are apart by the hash of the text": of_texts("a", "b"),
+    "corpora of texts that are not known are apart by the settings": of_texts(None, None),
+    "corpora are named by their task": [
+        (f"task={name}", {"data": "data=builtin_text"}) for name in ("density", "masked_lm")
+    ],
+    "scores of one text": of_contents({"content": "c"}, {"content": "c"}),
+    "scores of another text are in another column": of_contents({"content": "c"}, {"content": "d"}),
+    "scores of texts that are not known are by the folder of the data": of_contents({}, {}),
+    "what is not known is with the only known one": of_versions(OLD, NEW),
+    "what is not known is apart from several known ones": of_versions(
+        OLD, NEW, ({"vocabulary": "w" * 64}, {"content": "d"})
+    ),
+    "notes are on the splits that are compared": [
+        (
+            f"seed={n}",
+            {
+                "about": {"text": "a"},
+                "scores": scored(2.0, content="c")["scores"] | scored(1.0, "valid")["scores"],
+            },
+        )
+        for n in (1, 2)
+    ],
+    "ratios are of medians, to softmax": of_speeds(
+        softmax=(30.0, 500.0, 40.0, None), entmax15=(20.0, None), sparsemax=(None,),
+        alpha_entmax=(0.0,),
+    ),
+    "ratios are to the first row": of_speeds(sparsemax=(50.0,), entmax15=(100.0,)),
+    "means over heads include zeros and omit missing values": [
+        ("seed=1", {"heads": {"density": {"cross": [[0.0, 0.6, None], [0.0]]}}}),
+        "seed=2",
+        ("model=small seed=1", {"heads": {"density": {"cross": [[0.0]]}}}),
+    ],
+    "two tasks have two tables": [
+        (
+            "seed=1",
+            {
+                "data": data,
+                "scores": {"test": {metric: {"score": 1.5}, "loss": {"score": 1.0}}},
+                "heads": {"density": {site: [[0.5]]}},
+            },
+        )
+        for metric, data, site in (
+            ("bleu", TRANSLATION, "encoder_self"),
+            ("bits_per_byte", "data=text", "decoder_self"),
+        )
+    ],
+}  # fmt: skip
+
+
+def test_tables_of_fabricated_jobs(tmp_path):
+    shown = []
+    for name, jobs in TABLES.items():
+        folder = tmp_path / f"of{len(shown)}"
+        folder.mkdir()
+        scores, tables = sweep_tables(make_jobs(folder, *jobs), 50)
+        columns = "".join(f"- {column}\n" for column in scores.column.unique())
+        texts = (table.markdown() for table in tables)
+        shown.append("\n".join([f"# {name}\n", *texts, f"Columns of the scores:\n{columns}"]))
+    assert_golden("studies/sweeps.md", "\n\n".join(shown).replace(str(tmp_path), "FOLDER"))
+
+
 # -- sameness -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("overrides", "rows"),
-    [
-        ("attention=softmax pattern=fixed | attention=softmax",
-         "softmax, pattern fixed: 1; softmax: 1"),
-        ("model=tiny model=small | model=tiny", "model=small: 1; model=tiny: 1"),
-        ("model.d_model=64 | model.d_model=128", "d_model=64: 1; d_model=128: 1"),
-        ("seed=1 / model.d_model=64 | seed=2 / model.d_model=128",
-         "alpha_entmax, d_model=64: 1; alpha_entmax, d_model=128: 1"),
-        ("attention=softmax | model.dropout=0.2", "softmax: 1; alpha_entmax, dropout=0.2: 1"),
-        ("attention.alpha_init=1.2 | attention.alpha_init=1.3 | attention=softmax",
-         "alpha_entmax, alpha_init=1.2: 1; alpha_entmax, alpha_init=1.3: 1; softmax: 1"),
-        # what decides no result, and a key of version 0.1.0
-        ("experiment_name=a | seed=2 trainer.threads=2 experiment_name=b", "alpha_entmax: 2"),
-        ("+decode.method=greedy | seed=2 decode=greedy", "alpha_entmax: 2"),
-    ],
-)  # fmt: skip
-def test_rows_are_by_settings_and_not_by_typed_words(tmp_path, overrides, rows):
-    assert counts(make_jobs(tmp_path, overrides)) == rows
-
-
-@pytest.mark.parametrize("texts", ["ab", [None, None]])
-def test_corpora_are_apart(tmp_path, texts):
-    """By the hash of the text; where it is not known, by the settings of the data."""
-    made = [
-        job
-        for name, text, score in zip("AB", texts, (1, 2), strict=True)
-        for job in make_jobs(
-            *(tmp_path, f"data.dir=/{name} attention=softmax | data.dir=/{name}"),
-            about={"text": text},
-            scores=scored(score),
-        )
+def of_data(key, setting, *origins):
+    """Runs whose setting is a path, with the hash of its content in data.json: seed, path, hash."""
+    return [
+        (f"seed={seed} {setting}=/{name}", {"about": {key: content}})
+        for seed, name, content in origins
     ]
-    failed = {"overrides": ["data.dir=/B", "attention=softmax", "seed=2"], "error": "x"}
-    tables = main_tables([*made, failed])
-    keys = "BLEU test ↑", "runs"
-    shown = {name: [[row[k] for k in keys] for row in of.values()] for name, of in tables.items()}
-    assert shown == {
-        "files De→En, dir=A": [["1.00", "1"], ["1.00", "1"]],
-        "files De→En, dir=B": [["2.00", "1 (1 failed)"], ["2.00", "1"]],
-    }
-    assert set(sweep_tables(made)[0].column) == {f"BLEU test, {name}" for name in tables}
 
 
-APART = {"BLEU test (text 1) ↑": "1.00", "BLEU test (text 2) ↑": "2.00"}
+SWEPT = {"about": {"swept": {"model.recompute": True}}}
+SHORT = "attention=softmax trainer.max_updates=50 seed="
+ONE, OF_ITS_SEED, LAST = (1, "a", "1"), (1, "b", "2"), (2, "c", "2")
+VOCABULARY = ("vocabulary", "tokenizer.folder")
+WEIGHTS = ("init_weights", "init_from")
+ROWS = [  # jobs -> rows
+    (["attention=softmax pattern=fixed", "attention=softmax"],
+     "softmax, pattern fixed: 1; softmax: 1"),
+    (["model=tiny model=small", "model=tiny"], "model=small: 1; model=tiny: 1"),
+    (["model.d_model=64", "model.d_model=128"], "d_model=64: 1; d_model=128: 1"),
+    (["seed=1 / model.d_model=64", "seed=2 / model.d_model=128"],
+     "alpha_entmax, d_model=64: 1; alpha_entmax, d_model=128: 1"),
+    (["attention=softmax", "model.dropout=0.2"], "softmax: 1; alpha_entmax, dropout=0.2: 1"),
+    (["attention.alpha_init=1.2", "attention.alpha_init=1.3", "attention=softmax"],
+     "alpha_entmax, alpha_init=1.2: 1; alpha_entmax, alpha_init=1.3: 1; softmax: 1"),
+    # what decides no result, and a key of version 0.1.0
+    (["experiment_name=a", "seed=2 trainer.threads=2 experiment_name=b"], "alpha_entmax: 2"),
+    (["+decode.method=greedy", "seed=2 decode=greedy"], "alpha_entmax: 2"),
+    # the updates that were reached: the third was continued, with another command
+    ([f"{SHORT}1", f"{SHORT}2", f"{SHORT}3 / trainer.max_updates=400"],
+     "max_updates=50: 2; max_updates=400: 1"),
+    ([f"{SHORT}1", *((f"{SHORT}{n}", {"updates": n, "stopped_early": True}) for n in (4, 5))],
+     "softmax: 3"),
+    # what costs only is a row if a sweep varied it
+    (["seed=1 model.recompute=false", "seed=2 model.recompute=true"], "alpha_entmax: 2"),
+    ([("seed=1 model.recompute=false", SWEPT), ("seed=2 model.recompute=true", SWEPT)],
+     "recompute=false: 1; recompute=true: 1"),
+    # given content makes rows within a seed; of other seeds its origin may differ
+    (of_data(*VOCABULARY, ONE, OF_ITS_SEED, LAST), "folder=a: 1; folder=b: 2"),
+    (of_data(*VOCABULARY, OF_ITS_SEED, LAST), "alpha_entmax: 2"),
+    (of_data(*VOCABULARY, ONE, LAST), "folder=a: 1; folder=c: 1"),
+    (of_data(*WEIGHTS, ONE, OF_ITS_SEED, LAST), "init_from=a: 1; init_from=b: 2"),
+    (of_data(*WEIGHTS, OF_ITS_SEED, LAST), "alpha_entmax: 2"),
+    (of_data(*WEIGHTS, ONE, LAST), "alpha_entmax: 2"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("hashes", "scores"),
-    [
-        ([{"content": "c"}, {"content": "c"}], {"BLEU test ↑": "1.50 ± 0.71"}),
-        ([{"content": "c"}, {"content": "d"}], APART),
-        ([{}, {}], APART),
-    ],
-)
-def test_scores_of_another_text_are_in_another_column(tmp_path, hashes, scores):
-    """By the hash of the split; where it is not known, by the folder of the data."""
-    made = [
-        make_job(
-            *(tmp_path, f"seed={n} data.dir=/data/{n}"),
-            about={"text": "a"},
-            scores=scored(n, **of_run),
-        )
-        for n, of_run in enumerate(hashes, 1)
-    ]
-    row = main_tables(made)[""]["alpha_entmax"]
-    assert {name: text for name, text in row.items() if "BLEU" in name} == scores
-
-
-def test_what_is_not_known_is_with_the_only_known_one(tmp_path):
-    """Scores and vocabularies of version 0.1.0, and of this one."""
-    text = {"text": "a" * 64}
-    made = [
-        make_job(tmp_path, "seed=1", about=text, scores=scored(1)),
-        make_job(
-            tmp_path, "seed=2", about=text | {"vocabulary": "v" * 64}, scores=scored(3, content="c")
-        ),
-    ]
-    assert main_tables(made)[""]["alpha_entmax"]["BLEU test ↑"] == "2.00 ± 1.41"
-    (note,) = sweep_tables(made)[1][0].notes
-    assert note.startswith("BLEU test: scored text not compared: no hash of it in 1 run ")
-    other = text | {"vocabulary": "w" * 64}
-    made.append(make_job(tmp_path, "seed=3", about=other, scores=scored(5, content="d")))
-    assert len(main_tables(made)[""]) == 3
-    row = next(iter(main_tables(made)[""].values()))
-    assert sum(name.startswith("BLEU test (text ") for name in row) == 3
-
-
-def test_notes_are_on_the_splits_that_are_compared(tmp_path):
-    """Archives of version 0.1.0 have no items of the validation set, so no hash of it."""
-    hashed = {"test": {"bleu": {"score": 2.0, "content": "c"}}, "valid": {"bleu": {"score": 1.0}}}
-    made = [make_job(tmp_path, f"seed={n}", about={"text": "a"}, scores=hashed) for n in (1, 2)]
-    assert sweep_tables(made)[1][0].notes == []
-
-
-def test_corpora_are_named_by_their_task(tmp_path):
-    tasks = ("density", "masked_lm")
-    made = [make_job(tmp_path, f"task={name}", ("data=builtin_text",)) for name in tasks]
-    assert list(main_tables(made)) == [f"builtin_text En, task={name}" for name in tasks]
-
-
-def test_rows_are_apart_by_the_updates_that_were_reached(tmp_path):
-    words = "attention=softmax trainer.max_updates=50 seed="
-    # the third was continued, with another command
-    made = make_jobs(tmp_path, f"{words}1 | {words}2 | {words}3 / trainer.max_updates=400")
-    assert counts(made) == "max_updates=50: 2; max_updates=400: 1"
-    stopped = [make_job(tmp_path, f"{words}{n}", updates=n, stopped_early=True) for n in (4, 5)]
-    assert counts([*made[:2], *stopped]) == "softmax: 4"
-
-
-def test_settings_of_cost_are_rows_if_a_sweep_varied_them(tmp_path):
-    words = "seed=1 model.recompute=false | seed=2 model.recompute=true"
-    assert counts(make_jobs(tmp_path, words)) == "alpha_entmax: 2"
-    swept = make_jobs(tmp_path, words, about={"swept": {"model.recompute": True}})
-    assert counts(swept) == "recompute=false: 1; recompute=true: 1"
-
-
-@pytest.mark.parametrize(
-    ("key", "setting", "unlike"),
-    [
-        ("vocabulary", "tokenizer.folder", "folder=a: 1; folder=c: 1"),
-        ("init_weights", "init_from", "alpha_entmax: 2"),
-    ],
-)
-def test_given_content_makes_rows_within_a_seed(tmp_path, key, setting, unlike):
-    """Origins differ between the seeds of one row, and their paths decide nothing."""
-    made = [
-        make_job(tmp_path, f"seed={seed} {setting}=/{name}", about={key: content})
-        for seed, name, content in ((1, "a", "1"), (1, "b", "2"), (2, "c", "2"))
-    ]
-    last = setting.rpartition(".")[2]
-    assert counts(made) == f"{last}=a: 1; {last}=b: 2"
-    assert counts(made[1:]) == "alpha_entmax: 2"
-    assert counts(made[::2]) == unlike
+@pytest.mark.parametrize(("jobs", "rows"), ROWS)
+def test_rows_are_by_what_decides_results(tmp_path, jobs, rows):
+    """By settings and content, and not by typed words and paths."""
+    assert counts(make_jobs(tmp_path, *jobs)) == rows
 
 
 def test_a_run_counts_once(tmp_path):
-    made = make_jobs(tmp_path, "seed=1 | seed=2")
+    made = make_jobs(tmp_path, "seed=1", "seed=2")
     first, second = (job["run"] for job in made)
     copied = shutil.copytree(first, tmp_path / "copy")
     unfinished = shutil.copytree(second, tmp_path / "unfinished")
@@ -248,7 +262,7 @@ def test_a_run_counts_once(tmp_path):
 
 
 def test_jobs_are_counted_as_what_they_are(tmp_path):
-    made = make_jobs(tmp_path, " | ".join(f"seed={n}" for n in range(6)))
+    made = make_jobs(tmp_path, *(f"seed={n}" for n in range(6)))
     _, failed, running, interrupted, gone, broken = (Path(job["run"]) for job in made)
     for run in (failed, running, interrupted):
         (run / "results.json").unlink()
@@ -281,65 +295,16 @@ def test_jobs_are_counted_as_what_they_are(tmp_path):
     ],
 )  # fmt: skip
 def test_baseline(tmp_path, overrides, given, baseline, n_notes):
-    _, (table,) = sweep_tables(make_jobs(tmp_path, overrides), 50, given)
+    _, (table,) = sweep_tables(make_jobs(tmp_path, *overrides.split(" | ")), 50, given)
     assert f"tokens/s, {baseline} = 1" in table.headers
     assert [baseline in note for note in table.notes] == [True] * n_notes
 
 
 @pytest.mark.parametrize("given", ["softmx", "softmax"])
 def test_unknown_and_ambiguous_baselines_are_refused(tmp_path, given):
-    made = make_jobs(tmp_path, "attention=softmax pattern=fixed | attention=softmax model=small")
+    made = make_jobs(tmp_path, "attention=softmax pattern=fixed", "attention=softmax model=small")
     with pytest.raises(ConfigError, match=r"baseline.*softmax, pattern fixed"):
         sweep_tables([*made, make_job(tmp_path, "attention=entmax15")], 50, given)
-
-
-# -- cost and heads -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("speeds", "ratios"),
-    [
-        ({"softmax": (30.0, 500.0, 40.0, None), "entmax15": (20.0, None), "sparsemax": (None,),
-          "alpha_entmax": (0.0,)}, ["softmax = 1", "1.00", "0.50", "–", "0.00"]),
-        ({"sparsemax": (50.0,), "entmax15": (100.0,)}, ["sparsemax = 1", "1.00", "2.00"]),
-    ],
-)  # fmt: skip
-def test_ratios_are_of_medians(tmp_path, speeds, ratios):
-    """To softmax, else to the first row."""
-    jobs = [
-        make_job(tmp_path, f"attention={name} seed={seed}", tokens_per_second=speed)
-        for name, by_seed in speeds.items()
-        for seed, speed in enumerate(by_seed)
-    ]
-    shown = [line.split(" | ")[3].removeprefix("tokens/s, ") for line in lines_of(jobs)]
-    assert shown == ratios
-
-
-def test_mean_over_heads_includes_zeros_and_omits_missing_values(tmp_path):
-    jobs = [
-        make_job(tmp_path, "seed=1", heads={"density": {"cross": [[0.0, 0.6, None], [0.0]]}}),
-        make_job(tmp_path, "seed=2"),
-        make_job(tmp_path, "model=small seed=1", heads={"density": {"cross": [[0.0]]}}),
-    ]
-    lines = [line.split(" | ") for line in lines_of(jobs)[1:]]
-    assert [line[4] for line in lines] == ["0.20", "0.00"]
-
-
-def test_runs_of_two_tasks_have_two_tables(tmp_path):
-    made = [
-        make_job(
-            *(tmp_path, "seed=1", data),
-            scores={"test": {metric: {"score": 1.5}, "loss": {"score": 1.0}}},
-            heads={"density": {site: [[0.5]]}},
-        )
-        for metric, data, site in (
-            ("bleu", TRANSLATION, "encoder_self"),
-            ("bits_per_byte", PLAIN_TEXT, "decoder_self"),
-        )
-    ]
-    first, second = (of_task["alpha_entmax"] for of_task in main_tables(made).values())
-    assert (first["BLEU test ↑"], first["density encoder_self"]) == ("1.50", "0.50")
-    assert (second["bits per byte test ↓"], second["density decoder_self"]) == ("1.500", "0.50")
 
 
 def test_rows_are_compared_over_seeds(tmp_path, make):

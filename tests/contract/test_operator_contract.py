@@ -11,6 +11,7 @@ import torch
 
 from headwise.ops.cpp import build
 from headwise.ops.family import Power
+from headwise.ops.losses import operator as losses  # noqa: F401 (registers its operators)
 from headwise.ops.maps import bisection, operator
 from triton_cases import make_case
 from triton_marks import DEVICE, needs_triton

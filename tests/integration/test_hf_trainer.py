@@ -161,7 +161,7 @@ def test_pipelines(tmp_path):
     assert [row["score"] for row in classify(texts, batch_size=2)] == pytest.approx(alone)
 
 
-KINDS = ("FSDP 1", "FSDP 2", "FSDP 2, bfloat16", "tensor parallel")
+PARALLEL = ("FSDP 1", "FSDP 2", "FSDP 2, bfloat16", "tensor parallel")
 IDS = torch.randint(3, 97, (4, 24), generator=torch.Generator().manual_seed(1))
 
 
@@ -204,7 +204,7 @@ def compare(rank, folder):
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     one = trained("one process", folder, rank)
     assert 0.05 < (one["α"] == 1).double().mean() < 0.5  # at a bound
-    for kind in KINDS:
+    for kind in PARALLEL:
         for name, value in trained(kind, folder, rank).items():
             atol = 0.1 if "bfloat16" in kind else 1e-6 if name == "α" else 1e-5
             error = (value - one[name]).abs().max()

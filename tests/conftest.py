@@ -114,7 +114,13 @@ def _prepared_interpreter():
         yield
 
 
-OPERATOR_TESTS = ("test_ops_", "test_entmax_", "test_operator_", "test_attention_fused")
+OPERATOR_TESTS = (
+    "test_ops_",
+    "test_entmax_",
+    "test_operator_",
+    "test_attention_contract",
+    "test_attention_kernels",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import headwise.hf
-from headwise.entmax import alpha_entmax
+import oracle
 
 VOCABULARY = 97
 TEXT = {
@@ -81,6 +81,11 @@ def make(family, **settings):
             if parameter.dim() == 2 and "embed" not in parameter_name and parameter.std() < 0.1:
                 parameter.mul_(5.0)
     return model
+
+
+def chosen_attention(model):
+    """The name of the attention function that Transformers calls."""
+    return model.config._attn_implementation
 
 
 def inputs(family, padding="", n=24):
@@ -166,5 +171,5 @@ def _reference_attention(
         scores = torch.cat([scores, sinks], -1)
         visible = torch.cat([visible, torch.ones_like(sinks, dtype=torch.bool)], -1)
     alpha = module.reference_alpha[:, None, None]
-    weights = alpha_entmax(scores, alpha, mask=visible)[..., : key.shape[2]]
+    weights = oracle.weights(scores, alpha, visible)[..., : key.shape[2]]
     return (weights @ value).transpose(1, 2), weights

@@ -16,6 +16,7 @@ from headwise.entmax.losses import entmax_loss
 from headwise.ops.attention.cpu import attention
 from headwise.ops.attention.cpu_few import attention_of_few
 from headwise.ops.family import Power
+from headwise.ops.losses import operator as losses  # noqa: F401 (registers its operators)
 from headwise.ops.maps import bisection, operator
 from headwise.ops.visible import Visible
 from kernel_marks import needs_kernels

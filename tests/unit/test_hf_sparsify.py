@@ -13,7 +13,7 @@ from headwise.analysis.tables import DENSITY, FINDINGS, HEADS, LAYERS
 from headwise.hf import desparsify, from_pretrained, heads, record, recorded_weights, sparsify
 from headwise.model.family import evaluating
 from headwise.nn import HeadAlpha
-from transformers_models import inputs, make, output, sparse
+from transformers_models import chosen_attention, inputs, make, output, sparse
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def test_wrong_arguments_leave_the_model_as_it_was(arguments, message):
     with pytest.raises(ValueError, match=message):
         sparsify(model, **arguments)
     assert list(model.state_dict()) == names
-    assert model.config._attn_implementation == "sdpa"
+    assert chosen_attention(model) == "sdpa"
     sparsify(model)
 
 

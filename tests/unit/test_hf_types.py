@@ -19,6 +19,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 from headwise.hf import sparsify
 from headwise.hf.interface import NAMES
 from headwise.hf.sparsify import attentions
+from transformers_models import chosen_attention
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +117,7 @@ def outcome(kind, mapping):
         if computes_attention(module) and not parents & built:
             assert f"{name} (" in notes, name
         if isinstance(module, PreTrainedModel) or name in built:
-            assert module.config._attn_implementation in NAMES
+            assert chosen_attention(module) in NAMES
     return "accepted"
 
 

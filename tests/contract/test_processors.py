@@ -1,0 +1,60 @@
+"""The contracts of operators hold on every kind of processor that this machine can act as."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel_marks import needs_kernels
+from processors import PROCESSORS
+
+CONTRACTS = Path(__file__).parent
+# of everything that computes by kernels
+FILES = [
+    str(path)
+    for name in ("attention", "entmax", "operator")
+    for path in CONTRACTS.glob(f"test_{name}_contract.py")
+]
+REPORT = """
+import torch
+from headwise.ops import linear
+from headwise.ops.cpp import build
+print(torch.backends.cpu.get_cpu_capability().lower(), torch.bfloat16 in linear.DTYPES)
+print(build.unavailable_reason())
+"""
+
+
+@pytest.fixture(params=PROCESSORS, ids=lambda one: one.name)
+def run(request, tmp_path):
+    """Run Python as on a processor: with the arguments given, and a cache of its own."""
+    if missing := request.param.missing():
+        pytest.skip(missing)
+    environment = request.param.environment(tmp_path)
+    environment["HEADWISE_CACHE"] = str(tmp_path / "cache")
+
+    def python(*arguments):
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    python.processor = request.param
+    return python
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_processor_is_forced(run):
+    completed = run("-c", REPORT)
+    assert completed.returncode == 0, completed.stderr
+    capability, has_bfloat16, reason = completed.stdout.split(maxsplit=2)
+    assert capability == run.processor.aten
+    assert has_bfloat16 == str("AVX512" in run.processor.onednn)
+    assert reason.strip() == "None"
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_contracts_of_operators_hold(run):
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=short")
+    completed = run("-m", "pytest", *options, "-m", "not slow and not triton", *FILES)
+    assert completed.returncode == 0, completed.stdout[-5000:] + completed.stderr

@@ -50,8 +50,8 @@ NOT_RUN = {
     "OMP_NUM_THREADS=1": "measures for hours; see test_benchmarks.py",
     "HEADWISE_DATA=FOLDER": "measures for hours on a corpus",
     "python scripts/table.py study=five_tasks": "prints a published table; see test_studies.py",
-    "python scripts/table.py study=variants": "trains every variant; see test_table_launch.py",
-    "python docs/generate.py": "writes pages; see test_generated_tables.py",
+    "python scripts/table.py study=variants": "trains every variant; see test_table.py",
+    "python docs/generate.py": "writes pages; see test_architecture.py",
 }
 # One small run of each kind of task; `runnable` puts them in place of FOLDER.
 SMALL_RUNS = """

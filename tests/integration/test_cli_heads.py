@@ -17,7 +17,7 @@ from command_line import (
     small_overrides,
     train_small,
 )
-from golden_records import assert_golden_record
+from golden_files import assert_golden_record
 from headwise.analysis.pruning import masked, present_heads
 from headwise.analysis.tables import FOLDER, HEADS, TABLES
 from headwise.commands import prune as pruning

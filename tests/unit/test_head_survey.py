@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from golden_records import assert_golden_record
+from golden_files import assert_golden_record
 from head_counting import SENTENCES, Thresholded, build, collate, with_normaliser
 from headwise.analysis import observe
 from headwise.analysis.observe import for_each_block, observations

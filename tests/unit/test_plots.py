@@ -24,7 +24,7 @@ from figures_drawn import (
     shown_text,
     table,
 )
-from golden_records import assert_golden_record, rounded
+from golden_files import assert_golden_record, rounded
 from headwise.plots import runs as plots
 from headwise.plots.attention_maps import COLOURS, LayerMaps, attention_maps
 from headwise.plots.style import (

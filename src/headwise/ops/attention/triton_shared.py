@@ -18,7 +18,7 @@ from headwise.ops.attention.triton_visible import is_visible
 #
 # Before a loop, no variable that the loop sets is a copy of another one: if the loop copies it
 # again (`last = shift`), Triton sees no change, and the copy keeps its first value (except in the
-# interpreter; `tests/unit/test_ops_triton_loops.py`).
+# interpreter; `tests/unit/test_ops_triton.py`).
 #
 # Integers without specialisation: lengths change with every batch, and decoding starts with a
 # prefix of length 1. (In a tuple they would be specialised.)

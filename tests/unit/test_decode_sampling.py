@@ -197,6 +197,11 @@ def test_temperature_top_k_and_top_p_by_hand(settings, kept):
     assert torch.equal(probs == 0, expected == 0)
 
 
+def test_a_share_of_exactly_top_p_is_enough():
+    log_probs = torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64).log()
+    assert (Sampling(top_p=0.5).probabilities(log_probs) > 0).tolist() == [[False, True, False]]
+
+
 def test_tokens_equal_to_the_kth_are_kept():
     log_probs = torch.tensor([[0.2, 0.3, 0.2, 0.3]], dtype=torch.float64).log()
     assert (Sampling(top_k=1).probabilities(log_probs) > 0).tolist() == [[False, True, False, True]]

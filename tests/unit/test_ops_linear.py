@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -301,8 +302,7 @@ class TestFewRows:
         assert torch.equal(*results)
 
     def test_changed_weights_are_used(self):
-        weight, values = torch.randn(24, 40), torch.randn(6, 40)
-        few = FewRows(weight)
+        few, values = FewRows(weight := torch.randn(24, 40)), torch.randn(6, 40)
         weight.mul_(2)
         torch.testing.assert_close(few(values), values @ weight.T)
 
@@ -345,15 +345,9 @@ def layers():
 
 @pytest.fixture
 def n_calls(monkeypatch):
-    counted = []
-
-    def recorded(*tensors):
-        counted.append(None)
-        return linear(*tensors)
-
-    linear = module.linear
-    monkeypatch.setattr(module, "linear", recorded)
-    return lambda: (len(counted), counted.clear())[0]
+    spy = Mock(wraps=module.linear)
+    monkeypatch.setattr(module, "linear", spy)
+    return lambda: (spy.call_count, spy.reset_mock())[0]
 
 
 @pytest.mark.parametrize("frozen", [None, "0.weight", "1.bias", "values"])

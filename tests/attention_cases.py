@@ -381,27 +381,5 @@ def case_for(implementation, shape, sparse=("fixed", "heads", None, 1, 8), **cha
     return case
 
 
-def errors(actual, expected):
-    """Largest errors, relative to the largest value; to one of all, where all are nearly 0."""
-    sizes = [float(b.abs().max()) for b in expected]
-    pairs = zip(actual, expected, sizes, strict=True)
-    least = max(0.01 * max(sizes), 1e-9)
-    return [float((a.cpu().double() - b).abs().max()) / max(size, least) for a, b, size in pairs]
-
-
-def distances_of(actual, expected):
-    """Norms of the differences, relative to the norm of the expected values."""
-    pairs = zip(actual, expected, strict=False)
-    return [float((a.cpu().double() - b).norm() / b.norm()) for a, b in pairs]
-
-
-def assert_near(implementation, actual, expected):
-    """Assert float32 precision of a context and of its gradients."""
-    assert [x.shape for x in actual] == [x.shape for x in expected[: len(actual)]]
-    found = errors(actual, expected[: len(actual)])
-    limits = [implementation.limits[index not in (0, 3)] for index in range(len(found))]
-    assert all(map(float.__lt__, found, limits)), (found, limits)
-
-
 def equal(one, other):
     return all(map(torch.equal, one, other))

@@ -12,13 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from attention_cases import (
     IMPLEMENTATIONS,
-    assert_near,
     by_cpp,
     calls,
     case_for,
-    distances_of,
     equal,
-    errors,
     implementations,
 )
 from headwise.ops.family import Power
@@ -29,6 +26,28 @@ kernels = implementations(without=["formed weights"])
 with_gradients = implementations("gradients", without=["formed weights"])
 with_dropout = implementations("dropout")
 powers = pytest.mark.parametrize("power", [Power.EXP, Power.ANY, Power.LINEAR])
+
+
+def errors(actual, expected):
+    """Largest errors, relative to the largest value; to one of all, where all are nearly 0."""
+    sizes = [float(b.abs().max()) for b in expected]
+    pairs = zip(actual, expected, sizes, strict=True)
+    least = max(0.01 * max(sizes), 1e-9)
+    return [float((a.cpu().double() - b).abs().max()) / max(size, least) for a, b, size in pairs]
+
+
+def distances_of(actual, expected):
+    """Norms of the differences, relative to the norm of the expected values."""
+    pairs = zip(actual, expected, strict=False)
+    return [float((a.cpu().double() - b).norm() / b.norm()) for a, b in pairs]
+
+
+def assert_near(implementation, actual, expected):
+    """Assert float32 precision of a context and of its gradients."""
+    assert [x.shape for x in actual] == [x.shape for x in expected[: len(actual)]]
+    found = errors(actual, expected[: len(actual)])
+    limits = [implementation.limits[index not in (0, 3)] for index in range(len(found))]
+    assert all(map(float.__lt__, found, limits)), (found, limits)
 
 
 @pytest.fixture

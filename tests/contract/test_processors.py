@@ -37,7 +37,7 @@ def run(request, tmp_path):
         command = [sys.executable, *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
-    python.processor = request.param
+    python.processor, python.compiler = request.param, environment["CXX"]
     return python
 
 
@@ -50,6 +50,10 @@ def test_processor_is_forced(run):
     assert capability == run.processor.aten
     assert has_bfloat16 == str("AVX512" in run.processor.onednn)
     assert reason.strip() == "None"
+    options = ["-march=native", "-dM", "-E", "-x", "c++", "/dev/null"]
+    macros = subprocess.check_output([run.compiler, *options], text=True)
+    assert ("__AVX512F__" in macros) == ("AVX512" in run.processor.onednn)
+    assert ("__AVX2__" in macros) == ("avx2" in run.processor.flags)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,8 +23,6 @@ from headwise.ops.linear import (
 )
 from kernel_marks import needs_kernels
 from triton_marks import choose_implementation
-
-Pair = tuple[Linear, nn.Linear]
 
 BFLOAT16 = """
 import torch
@@ -138,15 +137,13 @@ class TestAgainstTorch:
         torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
 
 
-class TestProduct:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_written_in_place(self, dtype):
-        left, right = torch.randn(9, 40).to(dtype), torch.randn(24, 40).to(dtype)
-        exact = left.double() @ right.double().t()
-        bound = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0, "atol": 0.1}
-        written = torch.full((9, 24), torch.nan, dtype=dtype)
-        matmul_out(written, left, right)
-        torch.testing.assert_close(written.double(), exact, **bound)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_product_is_written_in_place(dtype, bound):
+    left, right = torch.randn(9, 40).to(dtype), torch.randn(24, 40).to(dtype)
+    written = torch.full((9, 24), torch.nan, dtype=dtype)
+    matmul_out(written, left, right)
+    exact, rtol = left.double() @ right.double().t(), 1e-5 if dtype is torch.float32 else 0
+    torch.testing.assert_close(written.double(), exact, rtol=rtol, atol=bound)
 
 
 # rows, inputs, outputs: wide, narrow, square, wide with too few rows to transpose, no rows
@@ -248,14 +245,10 @@ class TestPacked:
 class TestChoice:
     def test_no_bfloat16_where_onednn_has_none(self):
         """A processor with AVX2 only."""
-        process = subprocess.run(
-            [sys.executable, "-c", BFLOAT16],
-            env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
-            capture_output=True,
-            text=True,
-        )
-        assert process.returncode == 0, process.stderr
-        assert process.stdout == "(torch.float32,)\n"
+        environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+        command = [sys.executable, "-c", BFLOAT16]
+        printed = subprocess.check_output(command, env=environment, text=True)
+        assert printed == "(torch.float32,)\n"
 
     def test_disabled_onednn_is_not_used(self, calls):
         linear, _ = make_pair()
@@ -309,8 +302,7 @@ class TestFewRows:
         assert torch.equal(*results)
 
     def test_changed_weights_are_used(self):
-        weight, values = torch.randn(24, 40), torch.randn(6, 40)
-        few = FewRows(weight)
+        few, values = FewRows(weight := torch.randn(24, 40)), torch.randn(6, 40)
         weight.mul_(2)
         torch.testing.assert_close(few(values), values @ weight.T)
 
@@ -353,15 +345,9 @@ def layers():
 
 @pytest.fixture
 def n_calls(monkeypatch):
-    counted = []
-
-    def recorded(*tensors):
-        counted.append(None)
-        return linear(*tensors)
-
-    linear = module.linear
-    monkeypatch.setattr(module, "linear", recorded)
-    return lambda: (len(counted), counted.clear())[0]
+    spy = Mock(wraps=module.linear)
+    monkeypatch.setattr(module, "linear", spy)
+    return lambda: (spy.call_count, spy.reset_mock())[0]
 
 
 @pytest.mark.parametrize("frozen", [None, "0.weight", "1.bias", "values"])

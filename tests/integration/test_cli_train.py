@@ -1,6 +1,7 @@
 """`headwise train` except training itself: help, dry run, user-defined variants."""
 
 import re
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -23,6 +24,7 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import SITES
 from headwise.errors import RunError
 from headwise.runs.record import Record
+from headwise.tasks.check import warn_of_warmup
 from headwise.tasks.data import warn_of_small_text
 from headwise.track.jsonl import read_jsonl
 from training_runs import ROOT, run_python
@@ -130,6 +132,7 @@ def test_dry_run_prints_the_cost_and_writes_nothing(headwise, tmp_path, monkeypa
     for text in ("parameters", "FLOP", "GiB of weights", "which need the data: "):
         assert text in result.out
     assert "scheduler.warmup_updates=1000 is more than trainer.max_updates=2" in result.out
+    warn_of_warmup(SimpleNamespace(warmup_updates=None), 1)  # of a user's class
     dry = small_overrides(tmp_path, "dry_run=true", "scheduler.warmup_updates=2")
     assert "warmup" not in headwise("train", *dry).out
     assert_rejected(headwise("train", *dry, "init_from=nowhere"), 1, "init_from=nowhere")

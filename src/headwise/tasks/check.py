@@ -61,7 +61,7 @@ def checked_task(config: Config) -> Task[Any]:
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
-    _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
+    warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
     instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites())
     return task
 
@@ -79,9 +79,10 @@ def monitored(task: Task[Any]) -> Metric:
     return metrics[monitor]
 
 
-def _warn_of_warmup(schedule: object, max_updates: int) -> None:
+def warn_of_warmup(schedule: object, max_updates: int) -> None:
+    """Warn if a run ends while its learning rate rises; a user's schedule may be any object."""
     warmup = getattr(schedule, "warmup_updates", 0)
-    if isinstance(warmup, (int, float)) and warmup > max_updates:  # of a user's class: any type
+    if isinstance(warmup, (int, float)) and warmup > max_updates:
         log.warning(
             "scheduler.warmup_updates=%d is more than trainer.max_updates=%d: the learning "
             "rate reaches %.2g of its peak",

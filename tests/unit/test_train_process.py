@@ -40,6 +40,11 @@ def test_signal_is_raised_or_deferred_within_the_block_only(number):
             signal.raise_signal(number)
             assert request
         pytest.fail("it is raised at the end of the block")
+    with pytest.raises(Interrupted), stop_request() as request:  # noqa: PT012
+        with request.deferred():
+            pass
+        signal.raise_signal(number)
+        pytest.fail("it is raised at once after the block")
     assert signal.getsignal(number) is before
 
 

@@ -224,6 +224,8 @@ def test_queries_are_as_typed(headwise, tmp_path):
     none = headwise("runs", runs, 'where=status == "finishd"', f"export={tmp_path}/records")
     assert_rejected(none, 1, "no run to export, so nothing is written")
     assert_rejected(headwise("runs", runs, "export=/proc/x"), 1, "/proc/x: No such file")
+    written = headwise.ok("runs", runs, f"export={tmp_path}/records").out
+    assert written.endswith(f"\nwritten to {tmp_path}/records: 1 run\n")
 
 
 def test_listing_does_not_reject_a_start(tmp_path):

@@ -63,7 +63,6 @@ class Processor:
 AVX2 = frozenset({"avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 PROCESSORS = [
-    Processor("no AVX", "default", "SSE41", "x86-64-v2", frozenset()),
     Processor("AVX2", "avx2", "AVX2", "haswell", AVX2),
     Processor("AVX-512", "avx512", "AVX512_CORE", "x86-64-v4", AVX512),
     Processor(

@@ -59,6 +59,8 @@ def test_processor_is_forced(run):
 @pytest.mark.slow
 @needs_kernels
 def test_contracts_of_operators_hold(run):
+    if run.processor is [one for one in PROCESSORS if not one.missing()][-1]:
+        pytest.skip("the tests of these files run as this processor anyway")
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=short")
     completed = run("-m", "pytest", *options, "-m", "not slow and not triton", *FILES)
     assert completed.returncode == 0, completed.stdout[-5000:] + completed.stderr

@@ -124,9 +124,9 @@ def pytest_passes(*arguments):
 @needs_kernels
 @on_x86
 @pytest.mark.slow  # compiles
-@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"], ids=["eight lanes", "four lanes"])
-def test_narrow_vectors_keep_the_contracts(processor, compiler, monkeypatch, tmp_path):
-    path = compiler(f'exec {real_compiler()} "$@" -march={processor}')
+def test_vectors_of_four_keep_the_contracts(compiler, monkeypatch, tmp_path):
+    """Those of eight: `tests/contract/test_processors.py`."""
+    path = compiler(f'exec {real_compiler()} "$@" -march=x86-64')
     monkeypatch.setenv("CXX", str(path))
     files = ("contract/test_entmax_contract.py", "unit/test_ops_random_calls.py")
     # limits of long rows are those of processors with fused multiply-add

@@ -193,6 +193,8 @@ def on_gpu(monkeypatch):
     """Return a function that makes a tensor without values, as if on a GPU."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("headwise.ops.triton.device.HAS_TRITON", True)
+    monkeypatch.setattr("headwise.ops.triton.device.MISSING_TOOL", None)
 
     def make(tensor, index=0):
         with FakeTensorMode():

@@ -128,6 +128,11 @@ class Case:
         return torch.rand(1, 1, *self.shape[2:], generator=generator) > 0.2
 
     @property
+    def restriction(self):
+        """The visible keys as kernels take them."""
+        return Visible(self.pairs, self.lengths_B, self.causal, self.offset)
+
+    @property
     def distances(self):
         """A bias, whose last head has none."""
         if self.n_prefix is None:
@@ -201,12 +206,12 @@ def by_reference(case, query, key, value, alpha, rate):
 
 
 def by_cpp(case, query, key, value, alpha, rate):
-    visible = Visible(case.pairs, case.lengths_B, case.causal, case.offset)
+    visible = case.restriction
     return attention(query, key, value, alpha, case.power, visible, rate, SCALE, case.distances)
 
 
 def by_few(case, query, key, value, alpha, rate):
-    visible = Visible(case.pairs, case.lengths_B, case.causal, case.offset)
+    visible = case.restriction
     return attention_of_few(query, key, value, alpha, case.power, visible, SCALE, case.distances)
 
 

@@ -23,6 +23,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" el
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import command_line  # noqa: E402
 import triton_marks  # noqa: E402
@@ -159,3 +160,26 @@ def every_implementation(request, monkeypatch):
     """Run a test with the C++ kernels of the maps and losses, with torch alone, with Triton."""
     triton_marks.choose_implementation(request.param, monkeypatch)
     return str(request.param)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Return a function that makes a tensor without values, as if on a GPU with Triton."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("headwise.ops.triton.device.HAS_TRITON", True)
+    monkeypatch.setattr("headwise.ops.triton.device.MISSING_TOOL", None)
+
+    def make(tensor, index=0):
+        with FakeTensorMode():
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.device("cuda", index))
+
+    return make
+
+
+@pytest.fixture
+def fresh_graphs():
+    """Compile anew: no graph of an earlier test, none left for a later one."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -27,14 +27,7 @@ ROWS = ((8, 20, 20), (5, 20, 20), (16, 20, 20))
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def fresh_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_graphs")]
 
 
 def config_of(attention):

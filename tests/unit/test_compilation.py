@@ -20,12 +20,7 @@ from headwise.nn.functional import attention
 from headwise.ops.attention.pattern_rule import per_head
 from transformers_models import make as make_transformer
 
-
-@pytest.fixture(autouse=True)
-def fresh_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 
 def test_functions_outside_graphs_run_in_python():

@@ -10,7 +10,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_cases import COMBINATIONS, PATTERNS, Case, by_cpp, equal, make_pattern
@@ -207,13 +206,9 @@ def test_triton_that_is_not_installed_or_has_no_device(has_triton, monkeypatch):
         triton_entmax_attention(QUERY, QUERY, QUERY, 1.5)
 
 
-@pytest.mark.usefixtures("has_triton")
-def test_choice_for_sparse_patterns_on_a_gpu(monkeypatch):
-    monkeypatch.setattr("headwise.ops.triton.device.MISSING_TOOL", None)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+def test_choice_for_sparse_patterns_on_a_gpu(on_gpu, monkeypatch):
     monkeypatch.setattr(check, "failure", lambda library: None)
-    with FakeTensorMode():
-        query = torch.empty(1, 2, 300, 16, device=torch.device("cuda", 0))
+    query = on_gpu(torch.zeros(1, 2, 300, 16))
     arguments = (query, query, Power.EXP)
     assert dispatch.sparse_attention(*arguments, False, False).kernel == dispatch.TRITON
     per_query = dispatch.sparse_attention(*arguments, True, False)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headwise import entmax
 from headwise.attention.build import AttentionFactory
@@ -186,21 +185,6 @@ class TestTriton:
         monkeypatch.setattr(module, name, wrong)
         fields = (DEVICE, torch.float32, Power.SQUARE, width, width > 0)
         assert differ in str(check.failure(Library(dispatch.TRITON, *fields)))
-
-
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """Return a function that makes a tensor without values, as if on a GPU."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("headwise.ops.triton.device.HAS_TRITON", True)
-    monkeypatch.setattr("headwise.ops.triton.device.MISSING_TOOL", None)
-
-    def make(tensor, index=0):
-        with FakeTensorMode():
-            return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.device("cuda", index))
-
-    return make
 
 
 def test_each_gpu_type_map_and_width_is_checked_apart(on_gpu, monkeypatch):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from composed_configs import changed
 from fabricated_runs import RECIPE, translations, write_run
 from golden_files import assert_golden
 from headwise.config.commands import TableConfig
-from headwise.config.folders import composed
 from headwise.errors import ConfigError, RunError
 from headwise.files import locked
 from headwise.runs.results import Results
@@ -31,7 +31,8 @@ def make_job(folder, overrides, data=TRANSLATION, about=None, **results):
     run = folder / f"run{len(list(folder.iterdir()))}"
     run.mkdir()
     typed, _, edited = overrides.partition(" / ")
-    node = composed(*data.split(), "tracker=none", *typed.split(), *edited.split())
+    base = (*data.split(), "tracker=none")
+    node = changed("train", base, [*typed.split(), *edited.split()])
     OmegaConf.save(node, run / "config.yaml", resolve=True)
     OmegaConf.save(typed.split(), run / "overrides.yaml")
     (run / "data.json").write_text(json.dumps(about or {}))

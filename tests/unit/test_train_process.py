@@ -145,7 +145,7 @@ def test_peak_is_that_of_the_resident_set_since_the_reset():
 
 @pytest.fixture
 def status(monkeypatch):
-    """Sets the memory that Linux tells of this process; None: /proc cannot be read."""
+    """Sets the memory that Linux reports of this process; None: /proc cannot be read."""
 
     def set_text(text):
         def read_text(path, *arguments, **options):

@@ -18,7 +18,7 @@ from headwise.tasks.sequence.rows import Rows
 from headwise.tasks.task import Part, Task, TrainedRun, task_of
 
 SMALL = ("model=tiny", "model.d_model=16", "model.n_heads=2", "model.d_ff=16", "tokenizer=byte")
-
+FEW = {"builtin": "data.max_train_pairs=300", "builtin_text": "data.n_train=300"}  # of 30,000
 
 NODES = {name: group_node("data", name) for name in group_choices("data")}
 SEQUENCES = [name for name, node in NODES.items() if "rows" in node]
@@ -43,7 +43,8 @@ CASES = [  # data and a task that it names; None: the one that it selects
 def task(request, make):
     data, name = request.param
     selected = [f"task={name}"] if name else []
-    return checked_task(typed(make([f"data={data}", *selected, *SMALL])))
+    few = [FEW[data]] if data in FEW else []
+    return checked_task(typed(make([f"data={data}", *selected, *few, *SMALL])))
 
 
 def test_every_task_has_built_in_data(make):
@@ -100,7 +101,8 @@ def test_the_hashes_of_a_split_are_independent_of_the_batches(task):
         assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in before)
 
 
-TEXT, MASKED = "data=builtin_text", "data=builtin_text task=masked_lm"
+PAIRS, TEXT = (f"data={name} {words}" for name, words in FEW.items())
+MASKED = f"{TEXT} task=masked_lm"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ TEXT, MASKED = "data=builtin_text", "data=builtin_text task=masked_lm"
         ("data=copy", "data=sort", []),
         ("data=copy", "data=copy data.rows.symbols=8", []),
         ("data=copy", "data=copy task.layout=encoder_decoder", ["content", "items"]),
-        ("data=builtin", "data=builtin tokenizer=char", ["content", "items"]),
+        (PAIRS, f"{PAIRS} tokenizer=char", ["content", "items"]),
         (TEXT, f"{TEXT} data.seed=2", []),
         (TEXT, f"{TEXT} decode.min_context=8", ["content"]),
         (TEXT, f"{TEXT} decode.window=32", ["content"]),

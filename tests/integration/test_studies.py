@@ -335,11 +335,23 @@ def read_once(folder, kind):
     return [*archived(folder, kind)]
 
 
-def test_command_of_the_readme_is_that_of_its_table():
+def test_tables_of_the_readme_and_of_results_are_copies_of_published_ones():
+    golden = (ROOT / "tests/golden/five_tasks.md").read_text("utf-8")
+    number = r"[+−]?\d+\.\d+"
+    known = {*re.findall(rf"\[{number} to {number}\]|{number}(?: ± {number})?", golden)}
+    known |= {mean.split(" ±")[0] for mean in known}
+    bold = {*re.findall(r"\*\*(\[.*?\])\*\*", golden)}
+    page = (ROOT / "docs/results.md").read_text("utf-8")
     command = " ".join(
         ["python scripts/table.py study=five_tasks", *map(repr, TABLES["five_tasks"])]
     )
-    assert command in " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert command in " ".join(page.split())
+    for text in ((ROOT / "README.md").read_text("utf-8"), page.split("## ")[2]):
+        rows = "\n".join(re.findall(r"^\|.*[↑↓].*$", text, re.M))
+        shown = re.findall(rf"\[{number} to {number}\]|{number}(?: ± {number})?", rows)
+        assert len(shown) >= 15
+        assert {*shown} <= known
+        assert {*re.findall(r"\*\*(\[.*?\])\*\*", rows)} == bold & {*shown}
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ _COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python|headwise|make|pip|wandb) .*")
 NOT_RUN = {
     "make": "installs packages, or runs these tests",
     "pip": "installs packages",
+    "python -m build": "needs a network; see test_release.py",
     "wandb": "needs a network and an account",
     "python -m benchmarks": "measures for minutes to hours; see test_benchmarks.py",
     "OMP_NUM_THREADS=1": "measures for hours; see test_benchmarks.py",

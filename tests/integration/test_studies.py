@@ -340,6 +340,7 @@ def read_once(folder, kind):
 CITED = {
     "README.md": ["five_tasks"],
     "docs/results.md": ["five_tasks"],
+    "docs/reproducing-a-paper.md": [*TABLES],
     "docs/table1.md": ["correia2019_long", "alpha_settings"],
     "docs/patterns-compared.md": ["child2019_small"],
     "docs/lengths.md": ["length"],
@@ -347,7 +348,7 @@ CITED = {
 }
 INTERVAL = r"\[-?[\d.]+, -?[\d.]+\]"
 FIGURE, NUMBER = rf"{INTERVAL}|[\d.]+ ± [\d.]+", r"-?\d+\.\d+"
-GENERATED_OR_CODE = re.compile(r"^<!-- (\w+) -->.*?^<!-- /\1 -->|^```.*?^```", re.M | re.S)
+GENERATED_OR_CODE = re.compile(r"^<!-- (\w+) -->.*?^<!-- /\1 -->|^```.*?^```|`.*?`", re.M | re.S)
 
 
 def plain(text):

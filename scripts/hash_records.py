@@ -26,8 +26,9 @@ from typing import Any
 from headwise.data.sources.digest import combined_digest
 from headwise.errors import DataError, HeadwiseError, counted
 from headwise.files import machine_cache_dir, replacing, write_json
-from headwise.runs.folder import ARCHIVE, SETTINGS, list_folders
-from headwise.runs.record import archived
+from headwise.runs.archive import archived
+from headwise.runs.folder import ARCHIVE, list_folders
+from headwise.runs.record import SETTINGS
 from headwise.studies.match import SavedRun
 from headwise.tasks.classification.task import Classification
 from headwise.tasks.task import Part

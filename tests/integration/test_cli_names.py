@@ -31,8 +31,9 @@ from headwise.data.sources.hub import HubSource
 from headwise.data.sources.origins import local_folder, log_paths
 from headwise.errors import ConfigError
 from headwise.files import machine_cache_dir
+from headwise.runs.archive import archived
 from headwise.runs.folder import ARCHIVE
-from headwise.runs.record import Record, archived
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.study import read_study, selected
 from headwise.tasks.check import checked_task

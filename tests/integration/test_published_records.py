@@ -10,9 +10,10 @@ import pytest
 from guide import ROOT
 from headwise.config.instantiate import fits
 from headwise.errors import HeadwiseError
-from headwise.runs.folder import RunFolder, read_yaml
+from headwise.runs.archive import existing_record, find_records
+from headwise.runs.folder import RunFolder
 from headwise.runs.log import LAYER_STATISTICS
-from headwise.runs.record import PARTS, existing_record, find_records
+from headwise.runs.record import PARTS, read_yaml
 from headwise.studies.match import SavedRun
 
 RESULTS = ROOT / "results"

@@ -22,7 +22,7 @@ from headwise.attention.place import Place
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
 from headwise.errors import ConfigError
-from headwise.runs.record import archived
+from headwise.runs.archive import archived
 from headwise.studies.study import (
     Cell,
     check_metrics,
@@ -358,7 +358,7 @@ def test_tables_of_the_readme_and_of_results_are_copies_of_published_ones():
 @pytest.mark.parametrize("table", TABLES)
 def test_tables_from_the_records_are_those_published(headwise, monkeypatch, tmp_path, table):
     monkeypatch.chdir(ROOT)  # the text names runs by the paths that the command was given
-    monkeypatch.setattr("headwise.runs.record.archived", read_once)
+    monkeypatch.setattr("headwise.runs.archive.archived", read_once)
     headwise.ok("table", f"study={table}", *TABLES[table], f"output={tmp_path}")
     for name in (f"{table}.md", f"{table}.tex"):
         shown_whole = DOCS / "table1" / name

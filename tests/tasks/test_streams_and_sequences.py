@@ -17,7 +17,6 @@ from headwise.config.register import typed
 from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import BOS, Tokenizer
 from headwise.errors import DataError
-from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.tasks.check import checked_task
 from headwise.tasks.inspection import inspected, items, readings
@@ -59,7 +58,7 @@ def test_a_limit_of_scored_windows_is_lifted_by_evaluate_and_not_for_heads(
 ):
     run = text.train(tmp_path, "decode.max_windows=2", *FAST)
     assert scores_of(run)["test"]["bits_per_byte"]["n_scored"] == 2 * WINDOW
-    n_bytes = RunFolder(run).read_sums("test", "loss")[:, 3].sum()
+    n_bytes = Record(run).sums("test", "loss")[:, 3].sum()
     headwise.ok("evaluate", f"run={run}", "decode.max_windows=0", "name=all")
     assert scores_of(run, "all")["test"]["bits_per_byte"]["n_bytes"] > n_bytes
     batches = inspected(load(run), PruneDataConfig(sentences=3), 64, 64).batches
@@ -94,7 +93,7 @@ def test_evaluate_scores_other_splits_and_checkpoints(headwise, text, tmp_path):
     valid = others["valid"]["bits_per_byte"]
     assert valid["n_bytes"] == first["n_bytes"]
     assert valid["signature"] == "min_context:4" != first["signature"]
-    assert RunFolder(run).read_sums("others/more", "loss")[:, 3].sum() == len(content)
+    assert Record(run).sums("others/more", "loss")[:, 3].sum() == len(content)
 
 
 def test_later_commands_use_the_cache_of_the_training_and_other_batches(
@@ -247,7 +246,7 @@ def masked(trained):
 
 def test_some_windows_are_evaluated(headwise, masked):
     before = masked.results["scores"]["valid"]["masked_bits"]
-    assert before["n_scored"] == RunFolder(masked.run).read_sums("valid", "loss")[:, 2].sum()
+    assert before["n_scored"] == Record(masked.run).sums("valid", "loss")[:, 2].sum()
     assert masked.results["best_update"] in (6, 12)
     few = "data.test=[valid]", "decode.max_windows=2", "name=few"
     headwise.ok("evaluate", f"run={masked.run}", *few)
@@ -347,7 +346,7 @@ def test_a_task_of_a_user_is_read_and_described(headwise, trained):
     case = trained("own")
     for split in ("valid", "test"):
         accuracy = case.results["scores"][split]["accuracy"]["score"]
-        sums = RunFolder(case.run).read_sums(split, "loss")
+        sums = Record(case.run).sums(split, "loss")
         n_bits = N_ROWS * LENGTH
         assert sums.shape == (N_ROWS, 4)
         assert sums[:, 2:].sum(0).tolist() == [n_bits, round(accuracy * n_bits)]

@@ -56,14 +56,16 @@ def make_run(folder, seed, hypotheses=None, references=REFERENCES, train_pairs=N
     )
     run = Made(folder)
     vars(run).update(
-        seed=seed,
         data={"text": "0" * 64, "train": {"pairs": train_pairs}, "vocabulary": "of T"},
         results=Results({"test": hashed(measured.scores())}),
         task=Translation(config),
         references=Translation.references,
         metrics=Translation(config).metrics(),
         config=config,
-        settings={"trainer": {"precision": "float32"}, "data": {}, "tokenizer": {"folder": "T"}},
+        settings={
+            **{"seed": seed, "trainer": {"precision": "float32"}, "data": {}},
+            "tokenizer": {"folder": "T"},
+        },
     )
     return run
 

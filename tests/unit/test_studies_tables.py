@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from command_line import train_small
 from figures_drawn import density_rows, layer_rows
+from headwise.analysis.quantities import effective_heads
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, SETTINGS, TRAJECTORIES
 from headwise.config.folders import composed
 from headwise.config.register import typed
@@ -24,7 +25,6 @@ from headwise.studies.figures_attention import draw_attention
 from headwise.studies.heads import head_tables
 from headwise.studies.match import SavedRun
 from headwise.studies.names import choice_name, class_word
-from headwise.studies.pruning import effective_heads
 from headwise.studies.render import (
     TextTable,
     interval,

@@ -7,21 +7,22 @@ diversity, positional, merging and interrogation heads; then rare words
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from headwise.analysis.kinds import KINDS, MIN_VALUE
+from headwise.analysis.quantities import QUANTITIES
 from headwise.analysis.roles import (
     MIN_QUESTION_TOKENS,
     MIN_SPLIT_WORDS,
     OFFSET_NAMES,
-    Thresholds,
+    ROLES,
     has_enough_questions,
     offset_name,
 )
 from headwise.analysis.tables import GLOSSARY, HEAD_KEY, Row, complete_rows
-from headwise.analysis.trajectories import MIN_RISE, came_back, sarle, spearman
+from headwise.analysis.trajectories import MIN_RISE, came_back, rise, sarle
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
 
@@ -51,11 +52,11 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
         *_alpha_over_training(heads, tables["trajectories"]),
         *_alpha_at_the_end(heads),
         *_density(heads, tables["density"]),
-        *_described("heads disagree", tables["layers"], "diversity_heads", statistics.fmean),
-        *_described("CLS tokens differ", cls_tokens, "value", statistics.fmean),
-        *_roles(heads, about, Thresholds(**about["thresholds"])),
+        *_described("heads disagree", tables["layers"], "diversity_heads", "diversity"),
+        *_described("CLS tokens differ", cls_tokens, "value"),
+        *_roles(heads, about),
         *_kinds(tables["kinds"]),
-        *_described("confidence", heads, "confidence", statistics.median),
+        *_described("confidence", heads, "confidence", "confidence"),
         *_importance(heads),
     ]
 
@@ -129,17 +130,17 @@ def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[
     yield _row(
         "α falls first", _outcome(share, 0.5), value=share, n_heads=fell, n_measured=len(rows)
     )
-    top = max(rows, key=lambda row: float(row["last"] - row["lowest"]))
+    top = max(rows, key=rise)
     yield _row(
         "α falls and comes back",
         SEEN if came_back(top) else UNSEEN,
         top,
-        value=top["last"] - top["lowest"],
+        value=rise(top),
         threshold=MIN_RISE,
         n_heads=sum(map(came_back, rows)),
         n_measured=len(rows),
     )
-    rho = spearman([row["first"] for row in rows], [row["last"] for row in rows])
+    rho = QUANTITIES["alpha_order"].of(rows)
     if rho is not None and len(rows) > 3:
         yield _row("α keeps its order", _outcome(rho, MIN_RHO), value=rho, threshold=MIN_RHO)
 
@@ -171,9 +172,8 @@ def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Finding
     for site, rows in sites:
         n_sparse = sum(row["density"] < DENSE for row in rows)
         outcome = UNSEEN if not n_sparse else SEEN if n_sparse == len(rows) else PARTLY
-        mean = statistics.fmean(row["density"] for row in rows)
-        counts = {"n_heads": n_sparse, "n_measured": len(rows)}
-        yield _row("sparse heads", outcome, rows[-1], value=mean, **counts)
+        mean, n = QUANTITIES["density"].of(rows), len(rows)
+        yield _row("sparse heads", outcome, rows[-1], value=mean, n_heads=n_sparse, n_measured=n)
         bins = [row for row in histogram if row["site"] == site]
         n_queries = sum(row["n_queries"] for row in bins)
         if n_queries:
@@ -182,25 +182,28 @@ def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Finding
 
 
 def _described(
-    finding: str, rows: Sequence[Row], name: str, mean: Callable[[Iterable[float]], float]
+    finding: str, rows: Sequence[Row], name: str, quantity: str = ""
 ) -> Iterator[Finding]:
-    """Yield the mean of a value at each site, with the head or layer of the largest."""
-    for _, site_rows in _by_site(rows, name):
-        yield _row(finding, None, site_rows[0], value=mean(row[name] for row in site_rows))
+    """Yield a quantity or the mean at each site, with the head or layer of the largest value."""
+    for _, same in _by_site(rows, name):
+        mean = QUANTITIES[quantity].of(same) if quantity else fmean(row[name] for row in same)
+        yield _row(finding, None, same[0], value=mean)
 
 
 # -- roles ----------------------------------------------------------------------------------------
 
 
-def _roles(
-    heads: Sequence[Row], about: Mapping[str, Any], thresholds: Thresholds
-) -> Iterator[Finding]:
+def _roles(heads: Sequence[Row], about: Mapping[str, Any]) -> Iterator[Finding]:
     """Positional, merging and interrogation heads (section 5.2), and those of rare words."""
-    counts = about["counts"]
+    counts, thresholds = about["counts"], about["thresholds"]
+
+    def of_role(finding: str, role: str, rows: Sequence[Row], reason: str = "") -> Finding:
+        statistic, threshold = ROLES[role]
+        return _role_row(rows, finding, role, statistic, thresholds[threshold], reason)
+
     sees_both_sides = any(SITE_KINDS[site] == "self" for site in about["self_attention"])
     for offset in (-1, 1, 0) if sees_both_sides else (-1, 0):
-        name, share = OFFSET_NAMES[offset], thresholds.positional_share
-        yield _role_row(heads, f"{name}-token head", name, f"{name}_share", share)
+        yield of_role(f"{OFFSET_NAMES[offset]}-token head", OFFSET_NAMES[offset], heads)
     for row in complete_rows(heads, "offset"):
         if row["offset"] not in OFFSET_NAMES and offset_name(row["offset"]) in _roles_of(row):
             yield _row("head at another offset", SEEN, row, value=row["offset_share"])
@@ -211,8 +214,7 @@ def _roles(
         elif counts[f"{side}_split_words"] < MIN_SPLIT_WORDS:
             reason = f"Fewer than {MIN_SPLIT_WORDS} words of the {side} have several tokens."
         at_site = [row for row in heads if row["site"] == site]
-        role = ("merging", "merge_score", thresholds.merge_score)
-        yield {**_role_row(at_site, "merging head", *role, reason), "site": site}
+        yield {**of_role("merging head", "merging", at_site, reason), "site": site}
     if not sees_both_sides:
         return
     reason = ""
@@ -222,9 +224,8 @@ def _roles(
         reason = (
             f"Fewer than {MIN_QUESTION_TOKENS} tokens of question words in or out of questions."
         )
-    role = ("interrogation", "question_weight", thresholds.question_weight)
-    yield _role_row(heads, "interrogation head", *role, reason)
-    yield _role_row(heads, "rare-word head", "rare", "rare_share", thresholds.rare_share)
+    yield of_role("interrogation head", "interrogation", heads, reason)
+    yield of_role("rare-word head", "rare", heads)
 
 
 def _role_row(

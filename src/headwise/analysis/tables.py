@@ -55,6 +55,11 @@ class Table:
         frame = pd.DataFrame(rows, columns=list(self.columns), dtype=object)  # keeps all digits
         return str(frame.to_csv(index=False, lineterminator="\n"))
 
+    def frame(self, rows: Iterable[Row]) -> pd.DataFrame:
+        """Return the rows with numbers that were not measured as NaN."""
+        floats = {name: float for name, kind in self.columns.items() if kind is float}
+        return pd.DataFrame(rows, columns=list(self.columns)).astype(floats)
+
     def is_in(self, run: Record) -> bool:
         """Whether a run has the table."""
         return run.text(f"{FOLDER}/{self.name}.csv") is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ VERSION = 5  # of the analysis; results of another version are recomputed
 MAX_TOKENS = 4096  # padded tokens per batch: all weights of a layer are in memory at once
 # Settings that may differ between a current analysis and the requested one.
 IGNORED_KEYS = ("run", "importance", "counts")
-THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
+THRESHOLDS = tuple(field.name for field in fields(Thresholds))
 
 
 def analyze(config: AnalyzeConfig) -> None:

@@ -13,8 +13,8 @@ from headwise.errors import DataError, RunError, require
 from headwise.files import check_output, write_text
 from headwise.markdown import markdown_table
 from headwise.metrics.significance import mcnemar, paired_bootstrap
+from headwise.runs.archive import existing_record
 from headwise.runs.listing import status
-from headwise.runs.record import existing_record
 from headwise.studies.match import SavedRun
 from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, EMPTY, interval, signed
 from headwise.studies.scores import same_items, saved_items

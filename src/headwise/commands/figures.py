@@ -7,7 +7,7 @@ from pathlib import Path
 from headwise.analysis.tables import HEADS
 from headwise.config.commands import FiguresConfig
 from headwise.errors import ConfigError, RunError
-from headwise.runs.record import existing_record, find_records
+from headwise.runs.archive import existing_record, find_records
 from headwise.studies.figures import draw_figures
 from headwise.studies.figures_attention import draw_attention
 from headwise.studies.match import SavedRun

@@ -17,9 +17,10 @@ from typing import Any
 from headwise.config.commands import RunsConfig
 from headwise.config.saved import TARGET
 from headwise.errors import ConfigError, HeadwiseError, counted, meant, refuse
+from headwise.runs.archive import export_records, find_records
 from headwise.runs.fingerprint import flat, last_typed
-from headwise.runs.listing import choice_of, status
-from headwise.runs.record import Record, export_records, find_records, frame_row
+from headwise.runs.listing import choice_of, frame_row, status
+from headwise.runs.record import Record
 
 Row = dict[str, Any]
 FORMATS = ("table", "csv", "json")

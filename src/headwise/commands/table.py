@@ -20,8 +20,8 @@ from headwise.config.commands import AnalyzeConfig, Batching, TableConfig
 from headwise.config.folders import group_choices
 from headwise.errors import ConfigError, RunError, counted, refuse, require, unset
 from headwise.files import write_text
+from headwise.runs.archive import find_records
 from headwise.runs.folder import RunFolder
-from headwise.runs.record import find_records
 from headwise.studies.compare import judge
 from headwise.studies.heads import head_tables
 from headwise.studies.match import Matching, SavedRun, match

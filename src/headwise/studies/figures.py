@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from headwise.analysis.quantities import effective_heads
 from headwise.analysis.tables import DENSITY, LAYERS, LENGTHS, Table, read_settings
 from headwise.plots import runs as plots
 from headwise.plots.style import display_name, failure_as_warning, save
@@ -22,7 +23,6 @@ from headwise.plots.training import head_values
 from headwise.plots.training import training_figures as plots_of_training
 from headwise.runs.record import Record
 from headwise.studies.match import SavedRun
-from headwise.studies.pruning import effective_heads, pruning_tables
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import task_of
@@ -178,7 +178,7 @@ def _alpha_ends(run: SavedRun) -> pd.DataFrame:
 def _pruning(run: SavedRun) -> pd.DataFrame:
     """Return the score by the share of removed heads, for the sites of each curve."""
     rows: list[tuple[str, float, float]] = []
-    for curve in pruning_tables(run, "curve"):
+    for curve in map(run.json, run.names("pruning/curve*.json")):
         is_all = {*run.sites} == {*curve["sites"]}
         sites = plots.ALL_HEADS if is_all else " and ".join(curve["sites"])
         rows += [(sites, row["removed"], row[curve["metric"]]) for row in curve["rows"]]

@@ -26,26 +26,10 @@ CellKey = tuple[str, str]  # row and column of a cell
 class SavedRun(Record):
     """The record of a run with its task, for tables and figures."""
 
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-        return int(self.settings["seed"])
-
     @functools.cached_property
     def decisive(self) -> Mapping[str, Any]:
         """Flat keys that determine its result, without the seed."""
         return decisive(self.settings)
-
-    @functools.cached_property
-    def data(self) -> Mapping[str, Any]:
-        """The content of data.json, such as hashes of text and vocabulary; empty without one."""
-        return self.part("data") or {}
-
-    @property
-    def length(self) -> int:
-        """Number of updates that it reached; before its end, or if it stopped early, at most."""
-        results, limit = self.results, int(self.settings["trainer"]["max_updates"])
-        return limit if results is None or results.stopped_early else results.updates
 
     @functools.cached_property
     def task(self) -> Task[Any]:

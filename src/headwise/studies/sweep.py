@@ -20,8 +20,8 @@ import pandas as pd
 from headwise.errors import ConfigError, HeadwiseError, RunError, refuse
 from headwise.metrics.significance import N_RESAMPLES
 from headwise.runs.fingerprint import PATHS, last_typed
-from headwise.runs.folder import SETTINGS
 from headwise.runs.listing import status
+from headwise.runs.record import SETTINGS
 from headwise.runs.results import FINISHED, Results
 from headwise.studies.compare import differences, unknown
 from headwise.studies.match import SavedRun

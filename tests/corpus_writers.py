@@ -27,6 +27,7 @@ from headwise.config.folders import config_dir, group_choices
 from headwise.config.register import SCHEMAS
 from headwise.data.builtin.text import BuiltinText
 from headwise.data.images import ImageCorpus
+from headwise.data.sources.tables import language_columns, row_pairs, table_rows
 from headwise.tasks.classification.images import LabelledImages
 from headwise.tasks.classification.text import LabelledText
 from headwise.tasks.stream.music import MusicCorpus
@@ -81,6 +82,12 @@ def open_config(config, cache, labelled=False):
         MusicDataConfig: MusicCorpus,
     }
     return openers[type(config)](config, cache)
+
+
+def table_pairs(paths, source, target):
+    """The sentence pairs in tables."""
+    select = functools.partial(language_columns, (source, target))
+    return row_pairs(table_rows(paths, select), source, target)
 
 
 def sentences(source, target, n, tag=""):

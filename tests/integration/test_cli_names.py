@@ -27,7 +27,7 @@ from headwise.config.register import KINDS, typed
 from headwise.config.schema import Config, DecodeConfig, WindowsConfig
 from headwise.data.cache import prepared
 from headwise.data.images import ImageCorpus
-from headwise.data.sources.hub import HubSource
+from headwise.data.sources.hub import Hub
 from headwise.data.sources.origins import local_folder, log_paths
 from headwise.errors import ConfigError
 from headwise.files import machine_cache_dir
@@ -149,8 +149,8 @@ def test_name_of_data_is_no_path(kind, tmp_path):
 MEMBERS = {"test": [{"archive": "a", "names": "../x"}]}
 NAMES = {
     "data.folder": lambda: local_folder(TextDataConfig(folder="../x")),
-    "config_name": lambda: HubSource("owner/name", {}, Path(), "../x"),
-    "repo": lambda: HubSource("archive", {"test": "test"}, Path(), "c").identity("test"),
+    "config_name": lambda: Hub("owner/name", {}, Path(), "../x"),
+    "repo": lambda: Hub("archive", {"test": "test"}, Path(), "c").identity("test"),
     "members": lambda: ImageCorpus(ImageDataConfig(window=3072, splits=MEMBERS), Path()),
     "split": lambda: Results.of({"scores": {"../x": {}}}, Path("results.json")),
     "run": lambda: list(archived(Path("archive"), Record)),

@@ -2,6 +2,7 @@
 
 import re
 import zipfile
+from functools import partial
 
 import datasets
 import pytest
@@ -18,7 +19,8 @@ from corpus_writers import (
     write_tar,
     write_text,
 )
-from headwise.data.sources.hub import HubSource
+from headwise.data.sources.hub import Hub
+from headwise.data.sources.tables import language_columns, row_pairs
 from headwise.errors import ConfigError, DataError
 from original_layouts import (
     TEST,
@@ -248,7 +250,7 @@ def test_test_set_works_in_both_directions(tmp_path):
     assert sorted(corpus.text("test_newstest2016")) == [(t, s) for s, t in TEST]
 
 
-def test_hub_source_uses_the_datasets_library(tmp_path, monkeypatch):
+def test_hub_uses_the_datasets_library(tmp_path, monkeypatch):
     """A local folder replaces the repository; library, columns and order are real."""
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": TEST}.items():
         rows = translations(("de", "en"), [(t, s) for s, t in pairs])
@@ -256,11 +258,11 @@ def test_hub_source_uses_the_datasets_library(tmp_path, monkeypatch):
     splits = {"train": "train", "valid": "validation", "test_part": "test[1:3]"}
     load, repo = datasets.load_dataset, str(tmp_path / "repo")
     monkeypatch.setattr(datasets, "load_dataset", lambda _, **options: load(repo, **options))
-    languages = {"source": "en", "target": "de"}
-    source = HubSource("owner/name", splits, tmp_path / "cache", "de-en", **languages)
-    assert list(source.pairs("train")) == TRAIN
-    assert list(source.pairs("test_part")) == TEST[1:3]
-    assert source.identity("train") == source.identity("train") != source.identity("valid")
+    origin = Hub("owner/name", splits, tmp_path / "cache", "de-en")
+    select = partial(language_columns, ("en", "de"))
+    assert list(row_pairs(origin.rows("train", select), "en", "de")) == TRAIN
+    assert list(row_pairs(origin.rows("test_part", select), "en", "de")) == TEST[1:3]
+    assert origin.identity("train") == origin.identity("train") != origin.identity("valid")
 
 
 def zipped(flags):

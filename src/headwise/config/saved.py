@@ -25,7 +25,11 @@ from headwise.errors import ConfigError, meant, unknown
 
 # `CLASS.KEY` of an earlier version -> today's key, `CLASS` -> today's class. The class of a key is
 # the dataclass of its group, or the class that the group's `_target_` names, by today's name.
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "ArchiveSource": "Archive",
+    "ArchiveTables": "Archive",
+    "HubSource": "Hub",
+}
 # `CLASS.KEY` of an earlier version -> the values that can be read -> keys beside it that have their
 # effect; None: no value has an effect on results. A removed class has no value.
 REMOVED: dict[str, Mapping[Any, Mapping[str, Any]] | None] = {

@@ -18,9 +18,15 @@ from typing import IO, Any
 from headwise.config.data import TextDataConfig
 from headwise.data.file_corpus import FileCorpus, files_below
 from headwise.data.sources.archive import Archives, open_member
-from headwise.data.sources.folder import CUT, refuse_split_below, splits_there
+from headwise.data.sources.folder import (
+    CUT,
+    SPLITS,
+    check_shares,
+    refuse_split_below,
+    share_range,
+    splits_there,
+)
 from headwise.data.sources.lines import READ_ERRORS, open_bytes
-from headwise.data.sources.shares import SPLITS, check_shares, share_range
 from headwise.data.sources.tables import (
     SUFFIXES,
     check_columns,

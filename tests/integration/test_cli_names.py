@@ -7,11 +7,13 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from omegaconf import OmegaConf
 
 from command_line import assert_rejected, composer, write_sentence
+from fake_corpora import corpus
 from headwise.config.arguments import checked_arguments, quoted
 from headwise.config.commands import SearchSelection, TableConfig
 from headwise.config.data import (
@@ -25,7 +27,6 @@ from headwise.config.folders import config_dir
 from headwise.config.keys import check_settings, with_changes
 from headwise.config.register import KINDS, typed
 from headwise.config.schema import Config, DecodeConfig, WindowsConfig
-from headwise.data.cache import prepared
 from headwise.data.images import ImageCorpus
 from headwise.data.sources.hub import Hub
 from headwise.data.sources.origins import local_folder, log_paths
@@ -36,6 +37,7 @@ from headwise.runs.record import Record, archived
 from headwise.runs.results import Results
 from headwise.studies.study import read_study, selected
 from headwise.tasks.check import checked_task
+from headwise.tasks.data import Prepared, prepare
 
 
 def test_names_need_no_quotes(headwise, trained, tmp_path):
@@ -154,7 +156,7 @@ NAMES = {
     "members": lambda: ImageCorpus(ImageDataConfig(window=3072, splits=MEMBERS), Path()),
     "split": lambda: Results.of({"scores": {"../x": {}}}, Path("results.json")),
     "run": lambda: list(archived(Path("archive"), Record)),
-    "a split": lambda: prepared(Path(), "name", {"splits": {"../x": ""}}, lambda folder: {}),
+    "a split": lambda: prepare(Prepared, corpus(), None, {"../x": ""}, Mock(), Mock(), {}),
 }
 
 

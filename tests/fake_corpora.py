@@ -46,13 +46,18 @@ class FakeOrigin:
         return hashlib.sha256(repr(self.texts[split]).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class FakeCorpus(ParallelCorpus):
+    origin: FakeOrigin = None
+
+
 def corpus(train=None, valid=None):
     texts = {
         "train": pairs_of(600, 1) if train is None else train,
         "valid": pairs_of(40, 2) if valid is None else valid,
     }
     config = DataConfig(name="fake", source="de", target="en", licence="none")
-    return ParallelCorpus(config, FakeOrigin(texts), Path())
+    return FakeCorpus(config, Path(), FakeOrigin(texts))
 
 
 def options(**changes):

@@ -68,7 +68,7 @@ def test_user_text_in_tables_is_read(tmp_path):
         table = encode_lines(["a\tb", *map("\t".join, named(stem))])
         (tmp_path / f"{stem}.tsv").write_bytes(table)
     corpus = open_ab(tmp_path)
-    assert corpus.config.test == ["test_a", "test_b"]  # discovered
+    assert corpus.test_sets == ["test_a", "test_b"]  # discovered
     assert list(corpus.text("valid")) == named("dev")
     assert corpus.read("test_b")[0][2].endswith("test_b.")
 
@@ -80,7 +80,7 @@ def test_a_file_is_a_split_of_its_own_name(tmp_path):
     assert corpus.splits() == ["dev", "test", "test2", "train", "valid"]
     files = {"train": ["train"], "valid": ["dev"], "test": ["test2"], "dev": ["train"]}
     corpus = open_ab(tmp_path, files=files)
-    assert corpus.config.test == ["test"]  # not twice
+    assert corpus.test_sets == ["test"]  # not twice
     assert list(corpus.text("test")) == named("test2")
     assert list(corpus.text("dev")) == named("train")
 
@@ -89,7 +89,7 @@ def test_splits_may_be_shares_of_one_file(tmp_path):
     pairs = named("", 20)
     write_ab(tmp_path, train=pairs)
     corpus = open_ab(tmp_path, split=[0.8, 0.15, 0.05])
-    assert corpus.config.test == ["test"]
+    assert corpus.test_sets == ["test"]
     parts = [list(corpus.text(split)) for split in ("train", "valid", "test")]
     assert parts == [pairs[:16], pairs[16:19], pairs[19:]]
     other = open_ab(tmp_path, split=[0.8, 0.2])
@@ -111,8 +111,8 @@ def test_sharded_test_sets_are_named_after_their_tables(tmp_path):
         write_parquet(text / f"test_talks/{number:04d}.parquet", rows)
     (text / "test_notes").mkdir()
     corpus = open_ab(text)
-    assert corpus.config.test == ["test_news", "test_talks"]  # discovered
-    for name in corpus.config.test:
+    assert corpus.test_sets == ["test_news", "test_talks"]  # discovered
+    for name in corpus.test_sets:
         assert list(corpus.text(name)) == pairs
 
 
@@ -132,7 +132,7 @@ def test_folder_with_the_layout_of_the_hub_is_named(tmp_path):
 
 def test_only_the_training_text_depends_on_cleaning_and_limits(tmp_path):
     plain, no_tests = multi30k(tmp_path), multi30k(tmp_path, test=[])
-    assert no_tests.config.test == []  # the default test sets are not added
+    assert no_tests.test_sets == []  # the default test sets are not added
     few = multi30k(tmp_path, max_train_pairs=2)
     strict = multi30k(tmp_path, cleaning={"max_words": 9})
     assert len({corpus.fingerprint() for corpus in (plain, no_tests, few, strict)}) == 3

@@ -40,7 +40,7 @@ def read_tables(folder):
 
 def read_named(folder, name, labelled=True, split="train", **changes):
     corpus = open_named_corpus(folder, name, labelled, dir=str(folder), **changes)
-    return corpus.rows(split) if hasattr(corpus, "rows") else corpus.chunks(split)
+    return corpus.rows(split) if labelled and hasattr(corpus, "rows") else corpus.chunks(split)
 
 
 def read_text(folder, **changes):

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from headwise.config.instantiate import target_class
 from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.cache import ENCODED, make_once
 from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import combined_digest
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import check_tokenizer_config, tokenizer_identity
+from headwise.errors import ConfigError
 from headwise.file_names import check_file_name
 from headwise.runs.environment import package_versions
 
@@ -164,6 +166,18 @@ def prepare(
     tokenizers = None if config is None else TokenizerPair.load(folder)
     fingerprint = digest(training or (corpus.config.train, corpus.config.valid))
     return kind(corpus, config, tokenizers, fingerprint, report, folder)
+
+
+def open_corpus(config: Any, cache: Path, **options: Any) -> Any:
+    """The corpus of the class that settings of data name, located but not read.
+
+    Raises:
+        ConfigError: another class, or a wrong setting.
+    """
+    kind = target_class(config, "data")
+    if Corpus not in kind.__mro__:
+        raise ConfigError(f"data._target_ must be a Corpus, got {kind.__name__}")
+    return kind(config, cache, **options)
 
 
 def named_splits(corpus: Corpus, splits: Sequence[str] = ()) -> dict[str, str]:

@@ -92,7 +92,7 @@ class TokenStream:
         return int(self.n_bytes[self.ids[first:end]].sum(dtype=np.int64))
 
 
-class PreparedTokens(Prepared[FileCorpus[Any]]):
+class PreparedTokens(Prepared[FileCorpus]):
     """Splits as streams of tokens; the report has their sizes, by split."""
 
     @property
@@ -127,7 +127,7 @@ class PreparedTokens(Prepared[FileCorpus[Any]]):
 
 
 def prepare_tokens(
-    corpus: FileCorpus[Any],
+    corpus: FileCorpus,
     config: TokenizerConfig,
     progress: bool = False,
     splits: Sequence[str] = (),
@@ -158,7 +158,7 @@ def prepare_tokens(
 
 
 def encode(
-    corpus: FileCorpus[Any],
+    corpus: FileCorpus,
     split: str,
     tokenizer: Tokenizer,
     folder: Path,
@@ -221,7 +221,7 @@ def _batches(chunks: Iterator[bytes]) -> Iterator[Lines]:
 
 
 def starts_document(
-    ids: Sequence[int], position: int, corpus: FileCorpus[Any], tokenizer: Tokenizer
+    ids: Sequence[int], position: int, corpus: FileCorpus, tokenizer: Tokenizer
 ) -> bool:
     """Whether the token at a position of a text starts a document, as in `encode`.
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,51 @@ READER_VERSION = 2
 
 @dataclass(frozen=True)
 class ParallelCorpus(Corpus):
-    """A parallel corpus: its config, the origin of its rows, and its cache."""
+    """A parallel corpus that is located but not read.
+
+    Attributes:
+        config: where the text is, its languages, and rules of cleaning.
+        cache_dir: folder of converted and encoded text, downloads and file hashes.
+    """
 
     config: DataConfig
-    origin: Origin
     cache_dir: Path
+
+    def __post_init__(self) -> None:
+        check_data_config(self.config)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """The text, located and, if necessary, downloaded.
+
+        Raises:
+            DataError: it or one of its splits is missing; the message says where to put it.
+        """
+        config, languages = self.config, self._languages
+        folder = local_folder(config)
+        if folder is None:
+            require(not config.split, "data.split", "unset without data.dir=FOLDER", config.split)
+            text = None
+        else:
+            files = folder, config.files, self.cache_dir
+            text = Folder(*files, languages=languages, shares=config.split)
+        stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
+        names = ", ".join(f"{stem}.{code}" for stem in stems for code in languages)
+        expected = f"{names} (plain or .gz; or .parquet, .jsonl, .tsv, .csv)"
+        codes = {"source": config.source, "target": config.target}
+        return find_origin(config, self.cache_dir, text, expected, **codes)
+
+    @cached_property
+    def test_sets(self) -> Sequence[str]:
+        """Those of the config, or of text of the user all splits named `test*`."""
+        config, origin = self.config, self.origin
+        if config.test or config.origins:
+            return config.test
+        stems = {stem for stems in config.files.values() for stem in stems} - config.files.keys()
+        tests = [s for s in origin.splits() if s.startswith("test") and s not in stems]
+        if isinstance(origin, Folder):
+            origin.require_both_sides("test")
+        return tests
 
     def splits(self) -> list[str]:
         """Names of the splits that can be read."""
@@ -142,32 +182,6 @@ class ParallelCorpus(Corpus):
         return cleaner(pairs, report, self.config.max_train_pairs)
 
 
-def open_corpus(config: DataConfig, cache_dir: Path) -> ParallelCorpus:
-    """Open the corpus of `config`, from the sources in the order above.
-
-    Args:
-        config: of `conf/data/`.
-        cache_dir: folder of downloads and file hashes.
-
-    Returns:
-        A corpus whose train, valid and test splits exist. If the config has neither test sets nor
-        origins (text of the user), all splits named `test*` are test sets.
-
-    Raises:
-        ConfigError: a wrong cleaning rule, a missing language, or a split with an invalid name.
-        DataError: the corpus or one of its splits is missing; the message says where to put it.
-    """
-    check_data_config(config)
-    origin = _origin(config, cache_dir)
-    tests = list(config.test)
-    if not tests and not config.origins:
-        stems = {stem for stems in config.files.values() for stem in stems} - config.files.keys()
-        tests = [s for s in origin.splits() if s.startswith("test") and s not in stems]
-        if isinstance(origin, Folder):
-            origin.require_both_sides("test")
-    return ParallelCorpus(replace(config, test=tests), origin, cache_dir)
-
-
 def check_data_config(config: DataConfig) -> None:
     """Reject languages, names and rules that are invalid for every text.
 
@@ -189,17 +203,3 @@ def check_data_config(config: DataConfig) -> None:
         check_file_name("data.test", split)
     Normaliser(config.cleaning.normalise, config.source, config.target)
     Cleaner(config.cleaning, config.target)
-
-
-def _origin(config: DataConfig, cache_dir: Path) -> Origin:
-    folder, languages = local_folder(config), (config.source, config.target)
-    if folder is None:
-        require(not config.split, "data.split", "unset without data.dir=FOLDER", config.split)
-        text = None
-    else:
-        text = Folder(folder, config.files, cache_dir, languages=languages, shares=config.split)
-    stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
-    names = ", ".join(f"{stem}.{code}" for stem in stems for code in languages)
-    expected = f"{names} (plain or .gz; or .parquet, .jsonl, .tsv, .csv)"
-    codes = {"source": config.source, "target": config.target}
-    return find_origin(config, cache_dir, text, expected, **codes)

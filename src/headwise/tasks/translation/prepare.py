@@ -141,7 +141,7 @@ def prepare_corpus(
     about = {"format": FORMAT, "seed": SAMPLE_SEED}
     data = prepare(PreparedCorpus, corpus, config, splits, train, encode, about, training=splits)
     _warn_of_unknown(data.report["train"], config)
-    for split in corpus.config.test:  # errors of test sets are raised before the training
+    for split in corpus.test_sets:  # errors of test sets are raised before the training
         corpus.text(split, progress)
     return data
 

@@ -205,7 +205,7 @@ import resource, sys
 from pathlib import Path
 from headwise.config.data import TextDataConfig
 from headwise.config.schema import TokenizerConfig
-from headwise.tasks.stream.text import TextCorpus, text_corpus
+from headwise.tasks.stream.text import TextCorpus
 from headwise.tasks.stream.stream import prepare_tokens
 config = TextDataConfig(name="large", file="large", split=[0.9, 0.1], test=[], dir=sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

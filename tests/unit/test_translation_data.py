@@ -143,7 +143,7 @@ def test_ids_decode_to_the_text_in_order(tmp_path, joint):
     for split, name in ((prepared.train, "train"), (prepared.valid, "valid")):
         sources = prepared.tokenizers.source.decode(list(split.source))
         targets = prepared.tokenizers.target.decode(list(split.target))
-        assert list(zip(sources, targets, strict=True)) == text.source.texts[name]
+        assert list(zip(sources, targets, strict=True)) == text.origin.texts[name]
         assert split.source.flat.dtype == np.uint16
     report = prepared.report
     assert report["train"]["pairs"] == 600

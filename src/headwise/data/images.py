@@ -1,30 +1,43 @@
-"""Images as documents of one size: row by row, the channels of a pixel together."""
+"""Images of one size: as documents (row by row, the channels of a pixel together), or labelled."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from math import prod
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, ClassVar, TypeVar
 
 from headwise.config.data import ImageDataConfig
-from headwise.data.file_corpus import FileCorpus
+from headwise.data.file_corpus import FileCorpus, files_below
 from headwise.data.sources.archive import Archives
-from headwise.data.sources.lines import open_bytes
+from headwise.data.sources.lines import check_text, decoded_lines, open_bytes
 from headwise.data.sources.pictures import Image, Shape, picture, stored_images, stored_labels
 from headwise.errors import DataError, refuse, require
-from headwise.file_names import check_file_name, check_relative_path
+from headwise.file_names import check_file_name, check_relative_path, nfc
 
 ImagePart = dict[str, Any]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ImageCorpus(FileCorpus[ImageDataConfig]):
-    """Published files of images, or the user's own: `train.npy`, or pictures below `train/`."""
+class ImageCorpus(FileCorpus):
+    """Published files of images, or the user's own: `train.npy`, or pictures below `train/`.
+
+    Labels of a part of a split are in the archive `labels`, or else in the records of its images;
+    the member `names` of the archive has a name per label. Labelled pictures of a folder of the
+    user are in a folder per class, as for torchvision's `ImageFolder`: `train/CLASS/…/NAME.png`.
+
+    Attributes:
+        labelled: whether the labels are read, for classification.
+    """
+
+    samples: ClassVar[str] = "headwise.tasks.stream.samples.ImageSamples"
+
+    config: ImageDataConfig
+    labelled: bool = False
 
     def __post_init__(self) -> None:
         shape = self.config.shape
@@ -38,10 +51,18 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
                 check_relative_path(f"data.splits.{split}.members", file)
 
     def check_sizes(self) -> None:
-        """Raise `ConfigError` for other sizes that do not fit the shape."""
-        values, window = prod(self.config.shape), self.config.window
-        allowed = f"a multiple or an equal part of the {values} values of an image"
-        require(window % values == 0 or values % window == 0, "data.window", allowed, window)
+        """Raise `ConfigError` for sizes of windows, or of patches, that do not fit the shape."""
+        if not self.labelled:
+            values, window = prod(self.config.shape), self.config.window
+            allowed = f"a multiple or an equal part of the {values} values of an image"
+            fits = window % values == 0 or values % window == 0
+            require(fits, "data.window", allowed, window)
+            return
+        (*sizes, _), patch, shift = self.config.shape, self.config.patch, self.config.shift
+        allowed = f"a divisor of the rows and columns of data.shape={self.config.shape}"
+        fits = patch >= 1 and not any(size % patch for size in sizes)
+        require(fits, "data.patch", allowed, patch)
+        require(0 <= shift < min(sizes), "data.shift", f"from 0 to {min(sizes) - 1}", shift)
 
     @functools.cached_property
     def archives(self) -> Archives:
@@ -56,14 +77,27 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         return [self.config.shape, self.parts(split) if self.config.splits else []]
 
     def files(self, split: str) -> list[Path]:
-        """See `FileCorpus.files`; downloads missing archives."""
+        """See `FileCorpus.files`: of images, then of labels; downloads missing archives."""
         if self.config.splits:
-            located = (path for part in self.parts(split) for path, _ in self.located(part))
-            return list(dict.fromkeys(located))
+            parts = self.parts(split)
+            parts = [*parts, *map(_of_labels, parts)] if self.labelled else parts
+            return list(dict.fromkeys(path for part in parts for path, _ in self.located(part)))
+        if self.labelled:
+            return self._files_of_classes(split)
         array = self.folder and self.folder / f"{split}.npy"
         if array and array.is_file():
             return [array]
         return self.files_of_folder(split, "folders of pictures, or arrays (train.npy)")
+
+    def _files_of_classes(self, split: str) -> list[Path]:
+        """The pictures of a split; a `DataError` for a class without any."""
+        files = self.files_of_folder(split, "a folder of pictures per class")
+        top = (self.folder or Path()) / split
+        classes = {path.parts[len(top.parts)] for path in files}
+        for folder in sorted(top.glob("[!.]*/")):
+            if folder.name not in classes:
+                files_below(folder, "pictures of this class, or be removed")
+        return files
 
     def chunks(self, split: str) -> Iterator[bytes]:
         """See `FileCorpus.chunks`, and `images`."""
@@ -155,3 +189,54 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
     def _unpacked(folder: Path, member: str) -> Path | None:
         """A member in a folder or one of its folders."""
         return next(chain(folder.glob(member), folder.glob(f"*/{member}")), None)
+
+    def rows(self, split: str) -> Iterator[tuple[Image, str]]:
+        """The images (H, W, C) of a split, each with its label.
+
+        Raises:
+            DataError: a damaged file, images of another shape, or no label for an image.
+        """
+        rows = zip_longest(self.images(split), self._labels(split))
+        for image, label in rows:
+            if image is None or label is None:
+                source = self.files(split)[-1]
+                raise DataError(f"{source} has another number of labels than there are images")
+            yield image, label
+
+    def names(self, split: str) -> Iterator[str]:
+        return (name for name, _ in self._images(split))
+
+    def _labels(self, split: str) -> Iterator[str]:
+        if not self.config.splits:
+            return (self._folder_of(path, split) for path in self.files(split))
+        return chain.from_iterable(map(self._labels_of, self.parts(split)))
+
+    def _folder_of(self, path: Path, split: str) -> str:
+        """The folder in the folder of a split that has a file."""
+        assert self.folder is not None
+        folder, *below = path.relative_to(self.folder / split).parts
+        if not below:
+            raise DataError(f"{path} must be in a folder named after its class, in {path.parent}")
+        check_text(folder, str(path))
+        return nfc(folder)
+
+    def _labels_of(self, part: ImagePart) -> Iterator[str]:
+        names = self._names(part)
+        for name, number in self.values_of(_of_labels(part), stored_labels):
+            if names and number >= len(names):
+                raise DataError(
+                    f"{name} has the label {number}, but {len(names)} labels have names"
+                )
+            yield names[number] if names else str(number)
+
+    def _names(self, part: ImagePart) -> list[str]:
+        """The names of the labels 0, 1, ...; empty: their numbers."""
+        if "names" not in part:
+            return []
+        files = self.streams({"archive": part["archive"], "members": [part["names"]]})
+        return [line for opened in files for line in map(nfc, decoded_lines(*opened)) if line]
+
+
+def _of_labels(part: ImagePart) -> ImagePart:
+    """The part with the labels of the images of a part."""
+    return {**part, "archive": part.get("labels", part["archive"])}

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 from headwise.data.builtin.lexicon import COMPOUNDS, FOLDER, FORMS
 from headwise.data.builtin.sampler import Sampler
+from headwise.data.sources.tables import Row, Select, aligned_rows
 from headwise.errors import refuse, require
 
 GENERATOR_VERSION = 3  # increase when the code changes the pairs; rules and words are hashed
@@ -93,6 +95,18 @@ class BuiltinCorpus:
         forward = self.source == "de"
         for de, en in self._pairs[split]:
             yield (de, en) if forward else (en, de)
+
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The pairs of a split, with a column for each language."""
+        return aligned_rows(self.pairs(split), (self.source, self.target))
+
+    def is_local(self, splits: Sequence[str]) -> bool:
+        """Always: nothing is downloaded."""
+        return True
+
+    def path(self, split: str) -> Path:
+        """Name of a split, for messages."""
+        return Path(f"builtin {split}")
 
     def identity(self, split: str) -> str:
         """Version and hash of the generator with its arguments."""

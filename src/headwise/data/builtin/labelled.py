@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from headwise.data.builtin.corpus import SPLITS, BuiltinCorpus
+from headwise.data.builtin.corpus import BuiltinCorpus
 from headwise.data.sources.tables import Row, Select
 
 # Label -> pattern in the layout of a sentence; the first that matches.
@@ -22,7 +21,7 @@ KINDS = {
 }
 
 
-class BuiltinTables:
+class BuiltinTables(BuiltinCorpus):
     """Columns `text`, a sentence without its final mark, and `label`, one of `KINDS`.
 
     The test set has new combinations of words (`headwise.data.builtin.corpus`).
@@ -31,23 +30,15 @@ class BuiltinTables:
     def __init__(
         self, seed: int = 1, n_train: int = 6000, n_valid: int = 500, n_test: int = 1000
     ) -> None:
-        self._corpus = BuiltinCorpus("en", "de", seed, n_train, n_valid, n_test)
-
-    def splits(self) -> list[str]:
-        """Names of the splits."""
-        return list(SPLITS)
+        super().__init__("en", "de", seed, n_train, n_valid, n_test)
 
     def identity(self, split: str) -> str:
         """Version and hash of the generator with its arguments."""
-        return f"{self._corpus.identity(split)}-labelled"
-
-    def path(self, split: str) -> Path:
-        """Name of a split, for messages."""
-        return Path(f"builtin {split}")
+        return f"{super().identity(split)}-labelled"
 
     def rows(self, split: str, select: Select) -> Iterator[Row]:
         """The sentences of a split, with their labels."""
-        for number, (sentence, _) in enumerate(self._corpus.pairs(split), 1):
-            layout = self._corpus.layouts[sentence]
+        for number, (sentence, _) in enumerate(self.pairs(split), 1):
+            layout = self.layouts[sentence]
             label = next(kind for kind, pattern in KINDS.items() if re.search(pattern, layout))
             yield f"{self.path(split)} {number}", {"text": sentence.rstrip(".?"), "label": label}

@@ -14,8 +14,10 @@ from headwise.errors import require
 
 
 @dataclass(frozen=True)
-class BuiltinText(FileCorpus[BuiltinTextConfig]):
+class BuiltinText(FileCorpus):
     """One generated sentence per line; a split is one document."""
+
+    config: BuiltinTextConfig
 
     def __post_init__(self) -> None:
         for key in ("dir", "document_mask"):

@@ -5,7 +5,7 @@ Axes: R rows to score, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -36,7 +36,6 @@ from headwise.model.gates import head_gates
 from headwise.model.patch_embedding import patch_embedding
 from headwise.model.places import site_alone
 from headwise.tasks.classification.batches import TrainingClasses, evaluation_batches, stratified
-from headwise.tasks.classification.images import LabelledImages
 from headwise.tasks.classification.inputs import ClassCorpus, ImageInputs
 from headwise.tasks.classification.metrics import (
     N_BEFORE,
@@ -54,7 +53,7 @@ from headwise.tasks.classification.prepare import (
 )
 from headwise.tasks.classification.reading import SITE, example, given_examples, patch_id, places_of
 from headwise.tasks.classification.text import LabelledText
-from headwise.tasks.data import Sizes, warn_of_small_text
+from headwise.tasks.data import Sizes, open_corpus, warn_of_small_text
 from headwise.tasks.reading import Candidates, Reading, Spelling
 from headwise.tasks.task import Evaluation, Extra, Part, Task
 from headwise.train.distributed import Ranks
@@ -63,11 +62,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headwise.runs.record import Record
-
-CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
-    ImageDataConfig: LabelledImages,
-    LabelledDataConfig: LabelledText,
-}
 
 
 def class_statistics(loss: Loss, logits_RC: Tensor, targets_R: Tensor) -> Tensor:
@@ -127,7 +121,7 @@ class Classification(Task[PreparedClasses]):
             but their gates are.
     """
 
-    data = tuple(CORPORA)
+    data = ImageDataConfig, LabelledDataConfig
     run = ClassifierRun
     command = "predict"
 
@@ -205,7 +199,9 @@ class Classification(Task[PreparedClasses]):
         return {COLUMN: n_ids, LABELS: len(self.config.data.labels or ("", ""))}
 
     def open(self, cache: Path) -> ClassCorpus:
-        return CORPORA[type(self.config.data)](self.config.data, cache)
+        options = {"labelled": True} if self.is_image else {}
+        corpus: ClassCorpus = open_corpus(self.config.data, cache, **options)
+        return corpus
 
     def prepare(self, corpus: ClassCorpus) -> PreparedClasses:
         labels, progress = self.config.data.labels, self.config.trainer.progress

@@ -9,38 +9,19 @@ from typing import Any
 import numpy as np
 
 from headwise.analysis.kinds import Places
-from headwise.config.data import (
-    BuiltinTextConfig,
-    DensityDataConfig,
-    ImageDataConfig,
-    MusicDataConfig,
-    TextDataConfig,
-)
+from headwise.config.instantiate import target_class
 from headwise.data.lossless import lossless
 from headwise.data.tokenizer import TOKENIZER, Tokenizer
 from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.tasks.stream.reading import SITE, places_of
-from headwise.tasks.stream.samples import (
-    ImageSamples,
-    MusicSamples,
-    Samples,
-    TextSamples,
-    ValidationSamples,
-)
+from headwise.tasks.stream.samples import Samples, ValidationSamples
 from headwise.tasks.stream.stream import PreparedTokens
 from headwise.tasks.stream.task import StreamTask, Windows, bits_per
 from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
 from headwise.tasks.task import Evaluation, Part
 from headwise.train.distributed import Ranks
-
-SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {
-    TextDataConfig: TextSamples,
-    BuiltinTextConfig: TextSamples,
-    ImageDataConfig: ImageSamples,
-    MusicDataConfig: MusicSamples,
-}
 
 
 class Density(StreamTask):
@@ -81,7 +62,8 @@ class Density(StreamTask):
         """Prompts and files of samples of a run."""
         corpus = self.open(self.cache)
         tokenizer, options = Tokenizer.load(folder.path / TOKENIZER), self.config.tokenizer
-        samples = SAMPLES[type(self.config.data)](corpus, tokenizer)
+        kind = target_class({"_target_": corpus.samples}, "data.samples")
+        samples: Samples[Any] = kind(corpus, tokenizer)
         # every character of the training text has a token: single bytes are not drawn
         if options.kind not in ("byte", "given") and options.character_coverage == 1:
             samples.barred += tuple(lossless(tokenizer).byte_ids.values())

@@ -11,17 +11,9 @@ from typing import Any, ClassVar, Self
 
 from headwise.analysis.kinds import Places
 from headwise.attention.place import Site
-from headwise.config.data import (
-    BuiltinTextConfig,
-    DensityDataConfig,
-    ImageDataConfig,
-    MusicDataConfig,
-    TextDataConfig,
-)
+from headwise.config.data import DensityDataConfig
 from headwise.config.schema import Config, DecodeConfig, WindowsConfig
-from headwise.data.builtin.text import BuiltinText
 from headwise.data.file_corpus import FileCorpus
-from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
 from headwise.data.lossless import text_ids
 from headwise.data.sources.digest import values_digest
@@ -34,22 +26,14 @@ from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.precision import autocast, check_precision
-from headwise.tasks.data import Sizes
+from headwise.tasks.data import Sizes, open_corpus
 from headwise.tasks.reading import Candidates, Reading, Spelling
-from headwise.tasks.stream.music import MusicCorpus
 from headwise.tasks.stream.reading import given_texts, given_values, text_windows, value_candidates
 from headwise.tasks.stream.stream import PreparedTokens, prepare_tokens
-from headwise.tasks.stream.text import text_corpus
 from headwise.tasks.stream.windows import EvaluationWindows
 from headwise.tasks.task import Evaluation, Part, Task
 from headwise.train.distributed import Ranks
 
-CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], FileCorpus[Any]]] = {
-    TextDataConfig: text_corpus,
-    BuiltinTextConfig: BuiltinText,
-    ImageDataConfig: ImageCorpus,
-    MusicDataConfig: MusicCorpus,
-}
 Windows = Callable[..., Any]  # stream, start id, sizes -> windows
 MASK_NAME = "\u2581<mask>"  # a word of its own
 
@@ -146,10 +130,11 @@ class StreamTask(Task[PreparedTokens]):
     def sizes(self) -> Sizes:
         return {COLUMN: vocabulary_limits(self.config.tokenizer)["source"]}
 
-    def open(self, cache: Path) -> FileCorpus[Any]:
-        return CORPORA[type(self.config.data)](self.config.data, cache)
+    def open(self, cache: Path) -> FileCorpus:
+        corpus: FileCorpus = open_corpus(self.config.data, cache)
+        return corpus
 
-    def prepare(self, corpus: FileCorpus[Any]) -> PreparedTokens:
+    def prepare(self, corpus: FileCorpus) -> PreparedTokens:
         trainer = self.config.trainer
         settings = trainer.progress, (), trainer.n_workers
         return prepare_tokens(corpus, self.config.tokenizer, *settings)

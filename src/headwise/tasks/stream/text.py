@@ -18,9 +18,15 @@ from typing import IO, Any
 from headwise.config.data import TextDataConfig
 from headwise.data.file_corpus import FileCorpus, files_below
 from headwise.data.sources.archive import Archives, open_member
-from headwise.data.sources.folder import CUT, refuse_split_below, splits_there
+from headwise.data.sources.folder import (
+    CUT,
+    SPLITS,
+    check_shares,
+    refuse_split_below,
+    share_range,
+    splits_there,
+)
 from headwise.data.sources.lines import READ_ERRORS, open_bytes
-from headwise.data.sources.shares import SPLITS, check_shares, share_range
 from headwise.data.sources.tables import (
     SUFFIXES,
     check_columns,
@@ -89,15 +95,22 @@ def _require_share(split: str, shares: list[float]) -> None:
 
 
 @dataclass(frozen=True)
-class TextCorpus(FileCorpus[TextDataConfig]):
-    """The files of a text."""
+class TextCorpus(FileCorpus):
+    """The lines of files, or with `data.column` the cells of a column of tables."""
+
+    config: TextDataConfig
 
     def __post_init__(self) -> None:
         check_text_config(self.config)
 
     def settings(self, split: str) -> Any:
-        """See `FileCorpus.settings`: the part of the file."""
-        config, members = self.config, [] if self._parts(split) else self._located(split)[1]
+        """See `FileCorpus.settings`: the part of the file; or the column, and the reader."""
+        config = self.config
+        if config.column is not None:
+            ending = self.files(split)[0].name.partition(".")[2]
+            settings = {"column": config.column, "documents": config.documents}
+            return settings | {"split": split, "ending": ending}
+        members = [] if self._parts(split) else self._located(split)[1]
         documents = {"documents": config.documents} if config.documents else {}
         return {"members": members, "shares": config.split, "split": split, **documents}
 
@@ -107,6 +120,8 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         Raises:
             DataError: it does not exist; the message names the folder and the files.
         """
+        if self.config.column is not None:
+            return self._tables(split)
         return self._parts(split) or [self._located(split)[0]]
 
     def _parts(self, split: str) -> list[Path]:
@@ -127,6 +142,9 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         Raises:
             DataError: the file is missing or damaged.
         """
+        if self.config.column is not None:
+            yield from self._cells(split, self.config.column)
+            return
         try:
             if parts := self._parts(split):
                 yield from _joined(parts)
@@ -212,27 +230,7 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         names = self.config.files[split]
         return [names] if isinstance(names, str) else names
 
-
-def _joined(paths: Sequence[Path]) -> Iterator[bytes]:
-    """Lines of several files, each of which ends with a line feed."""
-    for path in paths:
-        line = b"\n"
-        with open_bytes(path) as stream:
-            while chunk := stream.readline(MAX_CHUNK):
-                yield (line := chunk)
-        if not line.endswith(b"\n"):
-            yield b"\n"
-
-
-class ColumnCorpus(TextCorpus):
-    """A text that is a column of tables, one text a line."""
-
-    def settings(self, split: str) -> Any:
-        """See `FileCorpus.settings`: the column, and the ending that selects the reader."""
-        settings = {"column": self.config.column, "documents": self.config.documents}
-        return settings | {"split": split, "ending": self.files(split)[0].name.partition(".")[2]}
-
-    def files(self, split: str) -> list[Path]:
+    def _tables(self, split: str) -> list[Path]:
         """The table with a split, or its shards; a `DataError` if there is none."""
         check_file_name("data", split)
         names = f"{split}{f', {split}'.join(SUFFIXES)}"
@@ -245,20 +243,25 @@ class ColumnCorpus(TextCorpus):
             raise DataError(f"{names} not found in {self.folder}. {splits_there(split, stems)}")
         return paths
 
-    def chunks(self, split: str) -> Iterator[bytes]:
-        """The texts of the column, with line feeds."""
-        column = str(self.config.column)
+    def _cells(self, split: str, column: str) -> Iterator[bytes]:
+        """The texts of a column, with line feeds."""
 
         def select(name: str, columns: Sequence[str]) -> list[str]:
             check_columns(name, columns, [column], "Set data.column")
             return [column]
 
-        for where, row in table_rows(self.files(split), select):
+        for where, row in table_rows(self._tables(split), select):
             if not isinstance(row.get(column), str):
                 raise DataError(f"{where}: no text in the column {column!r}")
             yield f"{one_line(row[column], where)}\n".encode()
 
 
-def text_corpus(config: TextDataConfig, cache_dir: Path) -> TextCorpus:
-    """The corpus of a config: lines of files, or a column of tables."""
-    return (TextCorpus if config.column is None else ColumnCorpus)(config, cache_dir)
+def _joined(paths: Sequence[Path]) -> Iterator[bytes]:
+    """Lines of several files, each of which ends with a line feed."""
+    for path in paths:
+        line = b"\n"
+        with open_bytes(path) as stream:
+            while chunk := stream.readline(MAX_CHUNK):
+                yield (line := chunk)
+        if not line.endswith(b"\n"):
+            yield b"\n"

@@ -45,7 +45,7 @@ class EpochSplits:
         self._job = EncodingJob(
             text,
             prepared.tokenizers,
-            prepared.max_sentence_tokens,
+            prepared.config.max_sentence_tokens,
             rows=prepared.folder / "train.rows.npy",
             dropout=dropout,
             seed=seed,

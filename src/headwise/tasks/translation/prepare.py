@@ -14,21 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import prepared
 from headwise.data.tokenizer import TokenizerPair
-from headwise.data.tokenizer_training import (
-    check_tokenizer_config,
-    load_tokenizers,
-    tokenizer_identity,
-    train_tokenizer_pair,
-)
+from headwise.data.tokenizer_training import load_tokenizers, train_tokenizer_pair
 from headwise.data.workers import run_in_process
 from headwise.errors import DataError
-from headwise.runs.environment import package_versions
-from headwise.tasks.data import Sides
+from headwise.tasks.data import Prepared, Sides, prepare
 from headwise.tasks.translation.encoding import POOL_PAIRS, EncodingJob, write_encoded
 from headwise.tasks.translation.store import EncodedSplit
-from headwise.tasks.translation.text import ParallelText
 
 if TYPE_CHECKING:
     from headwise.tasks.translation.corpus import ParallelCorpus
@@ -64,25 +56,15 @@ def encoded(tokenizers: TokenizerPair, sides: Sides) -> EncodedSplit:
     return EncodedSplit.from_lists(*(tokenizer.encode(list(side)) for tokenizer, side in pair))
 
 
-@dataclass
-class PreparedCorpus:
-    """A corpus ready to train on.
+class PreparedCorpus(Prepared["ParallelCorpus"]):
+    """A corpus ready to train on; the report counts pairs and tokens.
 
-    `train` has no pair with a side of more than `max_sentence_tokens` tokens; `valid` is complete.
-    `report` counts pairs and tokens, also if the corpus is from the cache.
+    `train` has no pair with a side of more than `tokenizer.max_sentence_tokens` tokens; `valid` is
+    complete.
     """
 
+    config: TokenizerConfig
     tokenizers: TokenizerPair
-    train: EncodedSplit
-    valid: EncodedSplit
-    corpus: ParallelCorpus
-    fingerprint: str
-    report: dict[str, Any]
-    folder: Path  # in the cache
-    max_sentence_tokens: int
-
-    def __post_init__(self) -> None:
-        self._ids = {self.corpus.config.valid: self.valid}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -94,9 +76,19 @@ class PreparedCorpus:
         """Hash of the lists of tokens."""
         return self.tokenizers.fingerprint()
 
-    def save(self, folder: Path) -> None:
-        """Write the tokenizers."""
-        self.tokenizers.save(folder)
+    @functools.cached_property
+    def train(self) -> EncodedSplit:
+        """The cleaned training pairs, memory-mapped."""
+        return EncodedSplit.open(self.folder / "train", self.tokenizers.id_dtype)
+
+    @functools.cached_property
+    def valid(self) -> EncodedSplit:
+        """The validation set, memory-mapped."""
+        return EncodedSplit.open(self.folder / "valid", self.tokenizers.id_dtype)
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, EncodedSplit]:
+        return {self.corpus.config.valid: self.valid}
 
     def texts(self, split: str) -> Sides:
         return self.corpus.read(split)
@@ -127,21 +119,11 @@ def prepare_corpus(
         DataError: a split has no pairs.
         OSError: the cache cannot be written.
     """
-    check_tokenizer_config(config)
-    identity = {
-        "format": FORMAT,
-        "train": corpus.fingerprint(),
-        "valid": corpus.identity(corpus.config.valid),
-        "seed": SAMPLE_SEED,
-        **package_versions(corpus.packages([corpus.config.train])),
-        **tokenizer_identity(config),
-    }
 
-    def make(folder: Path) -> dict[str, Any]:
+    def encode(folder: Path, tokenizers: TokenizerPair | None) -> dict[str, Any]:
+        assert tokenizers is not None
         train_text = corpus.train_text(progress)
         valid_text = corpus.text(corpus.config.valid, progress)
-        tokenizers = load_tokenizers(config) or _trained(train_text, config)
-        tokenizers.save(folder)
         log.info("encoding %s pairs", f"{len(train_text):,}")
         job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_tokens)
         train = write_encoded(job, folder / "train", n_workers, progress)
@@ -154,15 +136,14 @@ def prepare_corpus(
         valid = write_encoded(job, folder / "valid", n_workers, progress)
         return {"cleaning": train_text.report["cleaning"], "train": train, "valid": valid}
 
-    folder, digest, report = prepared(corpus.cache_dir, corpus.config.name, identity, make)
-    _warn_of_unknown(report["train"], config)
-    for split in corpus.config.test:  # errors of test sets are raised before the training
+    splits = dict(zip(("train", "valid"), corpus.hashes(), strict=True))
+    train = functools.partial(_tokenizers, corpus, progress)
+    about = {"format": FORMAT, "seed": SAMPLE_SEED}
+    data = prepare(PreparedCorpus, corpus, config, splits, train, encode, about, training=splits)
+    _warn_of_unknown(data.report["train"], config)
+    for split in corpus.test_sets:  # errors of test sets are raised before the training
         corpus.text(split, progress)
-    tokenizers = TokenizerPair.load(folder)
-    train = EncodedSplit.open(folder / "train", tokenizers.id_dtype)
-    valid = EncodedSplit.open(folder / "valid", tokenizers.id_dtype)
-    longest = config.max_sentence_tokens
-    return PreparedCorpus(tokenizers, train, valid, corpus, digest, report, folder, longest)
+    return data
 
 
 def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
@@ -177,7 +158,12 @@ def _warn_of_unknown(counts: dict[str, Any], config: TokenizerConfig) -> None:
             )
 
 
-def _trained(text: ParallelText, config: TokenizerConfig) -> TokenizerPair:
+def _tokenizers(corpus: ParallelCorpus, progress: bool, config: TokenizerConfig) -> TokenizerPair:
+    """The tokenizers that a config names, or those trained on the training text."""
+    text = corpus.train_text(progress)
+    corpus.text(corpus.config.valid, progress)  # its errors are raised before
+    if loaded := load_tokenizers(config):
+        return loaded
     log.info("training the %s tokenizer", config.kind)
     train = functools.partial(train_tokenizer_pair, text.paths, config, SAMPLE_SEED)
     if len(text) < POOL_PAIRS:  # starting a process takes a second

@@ -10,8 +10,8 @@ from headwise.config.data import DataConfig
 from headwise.data.sources.lines import read_pairs
 from headwise.data.sources.origins import log_paths
 from headwise.errors import DataError
-from headwise.tasks.data import Sides
-from headwise.tasks.translation.corpus import open_corpus
+from headwise.tasks.data import Sides, open_corpus
+from headwise.tasks.translation.corpus import ParallelCorpus
 
 HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
 
@@ -60,8 +60,9 @@ def _corpus_sets(
     data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
     data = replace(data, split=[]) if folder else data
     log_paths(data, cache, folder)
+    corpus: ParallelCorpus = open_corpus(data, cache)
     try:
-        corpus = open_corpus(data, cache)
+        corpus.splits()  # locates them
     except DataError as error:
         if data_dir is None or folder is not None:
             raise

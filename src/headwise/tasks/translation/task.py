@@ -23,13 +23,13 @@ from headwise.metrics.metric import Metric
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.transformer import Transformer, encoder_decoder_sites
-from headwise.tasks.data import Sides, Sizes, warn_of_small_text
+from headwise.tasks.data import Sides, Sizes, open_corpus, warn_of_small_text
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.reading import Candidates, Reading, Spelling
 from headwise.tasks.task import Evaluation, Outputs, Part, Task
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
-from headwise.tasks.translation.corpus import ParallelCorpus, check_data_config, open_corpus
+from headwise.tasks.translation.corpus import ParallelCorpus, check_data_config
 from headwise.tasks.translation.epochs import EpochSplits
 from headwise.tasks.translation.metrics import UNIT, score_translations, text_metrics
 from headwise.tasks.translation.outputs import Translations, one_line
@@ -92,7 +92,9 @@ class Translation(Task[Pairs]):
         return vocabulary_limits(self.config.tokenizer)
 
     def open(self, cache: Path) -> ParallelCorpus:
-        return open_corpus(self.config.data, cache)
+        corpus: ParallelCorpus = open_corpus(self.config.data, cache)
+        corpus.splits()  # located before there is a run folder
+        return corpus
 
     def prepare(self, corpus: ParallelCorpus) -> PreparedCorpus:
         trainer = self.config.trainer

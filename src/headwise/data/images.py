@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from headwise.config.data import ImageDataConfig
 from headwise.data.file_corpus import FileCorpus, files_below
-from headwise.data.sources.archive import Archives
-from headwise.data.sources.lines import check_text, decoded_lines, open_bytes
+from headwise.data.sources.archive import Archives, Located, open_file
+from headwise.data.sources.lines import check_text, decoded_lines
 from headwise.data.sources.pictures import Image, Shape, picture, stored_images, stored_labels
 from headwise.errors import DataError, refuse, require
 from headwise.file_names import check_file_name, check_relative_path, nfc
@@ -135,8 +135,8 @@ class ImageCorpus(FileCorpus):
             return
         for path in self.files(split):
             if path.suffix == ".npy":
-                with open_bytes(path) as stream:
-                    yield from self._stored(stored_images, stream, str(path))
+                for file in _opened([(path, ())]):
+                    yield from self._stored(stored_images, *file)
             else:
                 yield str(path), picture(path)
 
@@ -163,7 +163,8 @@ class ImageCorpus(FileCorpus):
             read: `stored_images` or `stored_labels`.
         """
         first, end = part.get("images", (0, None))
-        values = chain.from_iterable(self._stored(read, *opened) for opened in self.streams(part))
+        opened = _opened(self.located(part))
+        values = chain.from_iterable(self._stored(read, *file) for file in opened)
         n = 0
         for n, value in enumerate(islice(values, first, end), 1):  # noqa: B007
             yield value
@@ -173,30 +174,9 @@ class ImageCorpus(FileCorpus):
             name = self.config.name
             raise DataError(f"{path} has too few {content} for {first} to {end} of {name}")
 
-    def streams(self, part: ImagePart) -> Iterator[tuple[IO[bytes], str]]:
-        """The files of a part, one after the other, with their names."""
-        for path, member in self.located(part):
-            if member is None:
-                with open_bytes(path) as stream:
-                    yield stream, str(path)
-            else:
-                with self.archives.open(part["archive"], [member]) as opened:
-                    yield opened
-
-    def located(self, part: ImagePart) -> list[tuple[Path, str | None]]:
-        """Files of a part: members of an archive, unpacked members, or a file (None)."""
-        members = part.get("members", [])
-        if self.folder is not None and members:
-            unpacked = [self._unpacked(self.folder, member) for member in members]
-            if all(unpacked):
-                return [(path, None) for path in unpacked if path]
-        archive = self.archives.path(part["archive"])
-        return [(archive, member) for member in members] or [(archive, None)]
-
-    @staticmethod
-    def _unpacked(folder: Path, member: str) -> Path | None:
-        """A member in a folder or one of its folders."""
-        return next(chain(folder.glob(member), folder.glob(f"*/{member}")), None)
+    def located(self, part: ImagePart) -> list[Located]:
+        """The files of a part."""
+        return self.archives.located(part["archive"], part.get("members", []))
 
     def rows(self, split: str) -> Iterator[tuple[Image, str]]:
         """The images (H, W, C) of a split, each with its label.
@@ -241,8 +221,15 @@ class ImageCorpus(FileCorpus):
         """The names of the labels 0, 1, ...; empty: their numbers."""
         if "names" not in part:
             return []
-        files = self.streams({"archive": part["archive"], "members": [part["names"]]})
-        return [line for opened in files for line in map(nfc, decoded_lines(*opened)) if line]
+        files = _opened(self.archives.located(part["archive"], [part["names"]]))
+        return [line for file in files for line in map(nfc, decoded_lines(*file)) if line]
+
+
+def _opened(files: Sequence[Located]) -> Iterator[tuple[IO[bytes], str]]:
+    """Files, one after the other, with their names."""
+    for path, members in files:
+        with open_file(path, members) as opened:
+            yield opened
 
 
 def _of_labels(part: ImagePart) -> ImagePart:

@@ -186,7 +186,7 @@ ENWIK8 = data_config("enwik8").downloads
         ({}, "valid", r"set data\.file=train\.txt data\.split=\[0.9,0.05,0.05\]"),
         ({"file": "enwik8", "split": [0.9, 0.1], "test": [], "downloads": ENWIK8}, "train",
          r"is missing: put enwik8\.zip into .* or enwik8"),
-        ({"column": "text"}, "extra", r"extra\.parquet, extra\.jsonl.* not found in"),
+        ({"column": "text"}, "extra", r"no split 'extra': expected extra\.tsv"),
     ],
 )  # fmt: skip
 def test_missing_text_is_refused(tmp_path, changes, split, message):

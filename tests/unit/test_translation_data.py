@@ -19,8 +19,8 @@ from headwise.data.workers import run_in_process
 from headwise.errors import ConfigError, DataError, HeadwiseError
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.tasks.translation.encoding import EncodingJob, ShardEncoder, write_encoded
-from headwise.tasks.translation.epochs import EpochSplits
-from headwise.tasks.translation.text import ParallelText, write_pairs
+from headwise.tasks.translation.prepare import EpochSplits
+from headwise.tasks.translation.store import ParallelText, write_pairs
 from small_blocks import small_blocks, small_pools
 
 __all__ = ["small_blocks", "small_pools"]  # fixtures

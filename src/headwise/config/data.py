@@ -71,9 +71,9 @@ class TextDataConfig(DensityDataConfig):
 
 @dataclass
 class BuiltinTextConfig(DensityDataConfig):
-    """English of the built-in corpus; see `headwise.data.builtin.text`."""
+    """English of the built-in corpus; see `headwise.data.builtin.corpus`."""
 
-    _target_: str = "headwise.data.builtin.text.BuiltinText"
+    _target_: str = "headwise.data.builtin.corpus.BuiltinText"
     seed: int = 1  # of the generator
     n_train: int = 30_000  # sentences
     n_valid: int = 500

@@ -1,4 +1,8 @@
-"""Images of one size: as documents (row by row, the channels of a pixel together), or labelled."""
+"""Images of one size: as documents (row by row, the channels of a pixel together), or labelled.
+
+Further down their patches, and random shifts and flips of training images. Axes: B images, H rows,
+W columns, C channels, N patches, P values of a patch.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,20 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from headwise.config.data import ImageDataConfig
 from headwise.data.file_corpus import FileCorpus, files_below
-from headwise.data.sources.archive import Archives
-from headwise.data.sources.lines import check_text, decoded_lines, open_bytes
+from headwise.data.sources.archive import Archives, Located, open_file
+from headwise.data.sources.lines import check_text, decoded_lines
 from headwise.data.sources.pictures import Image, Shape, picture, stored_images, stored_labels
 from headwise.errors import DataError, refuse, require
 from headwise.file_names import check_file_name, check_relative_path, nfc
 
 ImagePart = dict[str, Any]
 T = TypeVar("T")
+Ints = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -127,8 +135,8 @@ class ImageCorpus(FileCorpus):
             return
         for path in self.files(split):
             if path.suffix == ".npy":
-                with open_bytes(path) as stream:
-                    yield from self._stored(stored_images, stream, str(path))
+                for file in _opened([(path, ())]):
+                    yield from self._stored(stored_images, *file)
             else:
                 yield str(path), picture(path)
 
@@ -155,7 +163,8 @@ class ImageCorpus(FileCorpus):
             read: `stored_images` or `stored_labels`.
         """
         first, end = part.get("images", (0, None))
-        values = chain.from_iterable(self._stored(read, *opened) for opened in self.streams(part))
+        opened = _opened(self.located(part))
+        values = chain.from_iterable(self._stored(read, *file) for file in opened)
         n = 0
         for n, value in enumerate(islice(values, first, end), 1):  # noqa: B007
             yield value
@@ -165,30 +174,9 @@ class ImageCorpus(FileCorpus):
             name = self.config.name
             raise DataError(f"{path} has too few {content} for {first} to {end} of {name}")
 
-    def streams(self, part: ImagePart) -> Iterator[tuple[IO[bytes], str]]:
-        """The files of a part, one after the other, with their names."""
-        for path, member in self.located(part):
-            if member is None:
-                with open_bytes(path) as stream:
-                    yield stream, str(path)
-            else:
-                with self.archives.open(part["archive"], [member]) as opened:
-                    yield opened
-
-    def located(self, part: ImagePart) -> list[tuple[Path, str | None]]:
-        """Files of a part: members of an archive, unpacked members, or a file (None)."""
-        members = part.get("members", [])
-        if self.folder is not None and members:
-            unpacked = [self._unpacked(self.folder, member) for member in members]
-            if all(unpacked):
-                return [(path, None) for path in unpacked if path]
-        archive = self.archives.path(part["archive"])
-        return [(archive, member) for member in members] or [(archive, None)]
-
-    @staticmethod
-    def _unpacked(folder: Path, member: str) -> Path | None:
-        """A member in a folder or one of its folders."""
-        return next(chain(folder.glob(member), folder.glob(f"*/{member}")), None)
+    def located(self, part: ImagePart) -> list[Located]:
+        """The files of a part."""
+        return self.archives.located(part["archive"], part.get("members", []))
 
     def rows(self, split: str) -> Iterator[tuple[Image, str]]:
         """The images (H, W, C) of a split, each with its label.
@@ -233,10 +221,53 @@ class ImageCorpus(FileCorpus):
         """The names of the labels 0, 1, ...; empty: their numbers."""
         if "names" not in part:
             return []
-        files = self.streams({"archive": part["archive"], "members": [part["names"]]})
-        return [line for opened in files for line in map(nfc, decoded_lines(*opened)) if line]
+        files = _opened(self.archives.located(part["archive"], [part["names"]]))
+        return [line for file in files for line in map(nfc, decoded_lines(*file)) if line]
+
+
+def _opened(files: Sequence[Located]) -> Iterator[tuple[IO[bytes], str]]:
+    """Files, one after the other, with their names."""
+    for path, members in files:
+        with open_file(path, members) as opened:
+            yield opened
 
 
 def _of_labels(part: ImagePart) -> ImagePart:
     """The part with the labels of the images of a part."""
     return {**part, "archive": part.get("labels", part["archive"])}
+
+
+def grid_of(shape: Sequence[int], patch: int) -> tuple[int, int]:
+    """Rows and columns of patches of images (H, W, C)."""
+    return shape[0] // patch, shape[1] // patch
+
+
+def patches(images_BHWC: Image, patch: int) -> Image:
+    """Patches (B, N, P) of `patch` rows and columns, row by row, with P = patch² C values."""
+    n, _, _, channels = images_BHWC.shape
+    rows, columns = grid_of(images_BHWC.shape[1:], patch)
+    cut = images_BHWC.reshape(n, rows, patch, columns, patch, channels).swapaxes(2, 3)
+    return np.ascontiguousarray(cut).reshape(n, rows * columns, patch**2 * channels)
+
+
+def augmented(images_BHWC: Image, shift: int, flip: bool, seed: Sequence[int], rows: Ints) -> Image:
+    """Images that are shifted and mirrored at random.
+
+    Args:
+        shift: maximum number of pixels, up or down and to a side; zeros come in.
+        flip: whether left and right of half of the images are exchanged.
+        seed: with the number of its row, determines the changes of an image.
+        rows: numbers of the images in their split.
+    """
+    if not (shift or flip):
+        return images_BHWC
+    _, height, width, _ = images_BHWC.shape
+    padded = np.pad(images_BHWC, ((0, 0), (shift, shift), (shift, shift), (0, 0)))
+    changed = np.empty_like(images_BHWC)
+    for image, source, row in zip(changed, padded, rows.tolist(), strict=True):
+        top, left, is_flipped = np.random.default_rng([*seed, row]).integers(
+            (2 * shift + 1, 2 * shift + 1, 1 + flip)
+        )
+        window = source[top : top + height, left : left + width]
+        image[:] = window[:, ::-1] if is_flipped else window
+    return changed

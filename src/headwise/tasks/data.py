@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headwise.config.instantiate import target_class
 from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.cache import ENCODED, make_once
 from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import combined_digest
-from headwise.data.tokenizer import TokenizerPair
+from headwise.data.tokenizer import COLUMN, TokenizerPair
 from headwise.data.tokenizer_training import check_tokenizer_config, tokenizer_identity
 from headwise.errors import ConfigError
 from headwise.file_names import check_file_name
@@ -32,42 +32,9 @@ MOST = (("tokenizer.vocab_size", 4_000), ("trainer.max_updates", 5_000))
 log = logging.getLogger(__name__)
 
 
-class Data(Protocol):
-    """Prepared data, ready for training."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes of the vocabularies."""
-        ...
-
-    @property
-    def vocabulary(self) -> str:
-        """Hash of the vocabularies."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the ids."""
-        ...
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """Counts of the preparation."""
-        ...
-
-    @property
-    def folder(self) -> Path | None:
-        """Its folder in the cache; None without files."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write what a finished run needs, such as tokenizers, to the run folder."""
-        ...
-
-
 @dataclass(frozen=True)
 class NoFiles:
-    """The `Corpus` and `Data` of a task that generates its examples."""
+    """The `Corpus`, and the data, of a task that generates its examples; see `Prepared`."""
 
     test_sets: Sequence[str]
     sizes: Sizes
@@ -98,6 +65,8 @@ class Prepared(Generic[C]):
         fingerprint: of the training and validation set, and of all that their ids depend on.
         report: counts of the preparation, also of data that were in the cache.
         folder: of the files in the cache.
+        sizes: of the vocabularies, by column of a batch.
+        vocabulary: hash of the lists of tokens.
     """
 
     corpus: C
@@ -107,10 +76,23 @@ class Prepared(Generic[C]):
     report: dict[str, Any]
     folder: Path
 
+    @property
+    def sizes(self) -> Sizes:
+        assert self.tokenizers is not None
+        return {COLUMN: self.tokenizers.source.vocab_size}
+
+    @property
+    def vocabulary(self) -> str:
+        assert self.tokenizers is not None
+        return self.tokenizers.source.fingerprint()
+
     def save(self, folder: Path) -> None:
-        """Write the tokenizers."""
+        """Write what a finished run needs, the tokenizers, to its folder."""
         if self.tokenizers is not None:
             self.tokenizers.save(folder)
+
+
+Data = Prepared[Any] | NoFiles
 
 
 def prepare(

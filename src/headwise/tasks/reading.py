@@ -16,7 +16,7 @@ from headwise.analysis.kinds import Places
 from headwise.analysis.observe import Observation
 from headwise.analysis.survey import ColumnText
 from headwise.data.batch import Batch, Column
-from headwise.data.patches import grid_of
+from headwise.data.images import grid_of
 from headwise.errors import DataError, RunError
 from headwise.metrics.metric import Measured
 from headwise.model.family import Model

@@ -17,6 +17,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,8 @@ from headwise.data.sources.segments import aligned_segments, read_segments, unes
 from headwise.data.sources.tables import Row, Select, aligned_rows, stored_rows
 from headwise.errors import ConfigError, DataError, nearest, refuse
 from headwise.file_names import check_file_name, check_relative_path
+
+Located = tuple[Path, Sequence[str]]  # a file; of an archive alternative names of its member
 
 
 class Archives:
@@ -83,19 +86,29 @@ class Archives:
             verify(path, next(matching, None), self._hashes)
         return path
 
-    @contextmanager
-    def open(self, key: str, members: Sequence[str] = ()) -> Iterator[tuple[IO[bytes], str]]:
+    def open(
+        self, key: str, members: Sequence[str] = ()
+    ) -> AbstractContextManager[tuple[IO[bytes], str]]:
         """The first of `members` that an archive has, or the single file; and its name.
 
         `files` may list a member too, for a folder with the unpacked file.
         """
         path = self.path(key)
-        if members and path.name not in [Path(member).name for member in members]:
-            with open_member(path, members) as member:
-                yield member
-        else:
-            with open_bytes(path) as stream:
-                yield stream, str(path)
+        is_unpacked = path.name in [Path(member).name for member in members]
+        return open_file(path, () if is_unpacked else members)
+
+    def located(self, key: str, members: Sequence[str]) -> list[Located]:
+        """All `members`, of an archive or unpacked in the folder; without members the file."""
+        unpacked = [next(filter(None, self._unpacked(member)), None) for member in members]
+        if unpacked and all(unpacked):
+            return [(path, ()) for path in unpacked if path]
+        archive = self.path(key)
+        return [(archive, (member,)) for member in members] or [(archive, ())]
+
+    def _unpacked(self, member: str) -> Iterator[Path]:
+        """A member in the folder of the user or one of its folders."""
+        if self.folder is not None:
+            yield from chain(self.folder.glob(member), self.folder.glob(f"*/{member}"))
 
     def _local_path(self, key: str) -> Path | None:
         """The archive in `folder` if given, else in the download folder; None if not there."""
@@ -232,7 +245,18 @@ def _for_language(value: Any, code: str) -> Any:
 
 
 @contextmanager
-def open_member(archive: Path, members: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
+def open_file(path: Path, members: Sequence[str] = ()) -> Iterator[tuple[IO[bytes], str]]:
+    """A file, plain or .gz, or the first of `members` that an archive has; and its name."""
+    if members:
+        with _open_member(path, members) as opened:
+            yield opened
+    else:
+        with open_bytes(path) as stream:
+            yield stream, str(path)
+
+
+@contextmanager
+def _open_member(archive: Path, members: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
     """Open the first of `members` that the archive holds, in any of its folders.
 
     Raises:

@@ -47,6 +47,7 @@ class Folder:
         columns: of text files without a header.
         languages: codes of parallel text, source first.
         shares: of the rows of `train` for train, valid and test, in order; empty: all files.
+        cut: how to have a part of `train` for validation, for messages.
 
     Raises:
         DataError: the folder does not exist, or shards of a table are missing.
@@ -60,9 +61,11 @@ class Folder:
         columns: Sequence[str] = (),
         languages: Sequence[str] = (),
         shares: Sequence[float] = (),
+        cut: str = "",
     ) -> None:
         self.folder, self.columns = Path(folder), columns
         self.languages, self.shares = languages, shares
+        self.cut = cut or (CUT_PAIRS if languages else CUT_ROWS)
         self.files = {nfc(split): list(stems) for split, stems in files.items()}
         self._hashes = FileHashes(cache_dir)
         if not self.folder.is_dir():
@@ -86,11 +89,11 @@ class Folder:
 
     def path(self, split: str) -> Path:
         """The first file of a split."""
-        return self._paths(split)[0]
+        return self.paths(split)[0]
 
     def identity(self, split: str) -> str:
         """Hash of the split's files, their endings, which select the reader, and the share."""
-        paths = self._paths(split)
+        paths = self.paths(split)
         endings = [Path(path.name.removesuffix(".gz")).suffix for path in paths]
         identity = combined_digest([*self._hashes.of(paths), *endings])
         if not self._is_share(split):
@@ -103,7 +106,7 @@ class Folder:
         Raises:
             DataError: missing, misaligned, empty, not UTF-8 or damaged.
         """
-        paths = self._paths(split)
+        paths = self.paths(split)
         if not self._is_share(split):
             return self._rows(paths, select)
         size = sum(1 for _ in self._rows(paths, select))
@@ -117,7 +120,7 @@ class Folder:
     def _is_share(self, split: str) -> bool:
         return split in SPLITS[: len(self.shares)]
 
-    def _paths(self, split: str) -> list[Path]:
+    def paths(self, split: str) -> list[Path]:
         """The files of a split; a `DataError` names the expected ones if it is not there."""
         if split in self._splits:
             return self._splits[split]
@@ -134,7 +137,7 @@ class Folder:
         raise DataError(
             f"{self.folder} has no split {split!r}: expected {', '.join(expected)} "
             f"(plain or .gz), or {stems[0]} with {', '.join(SUFFIXES)}; {hint}. "
-            f"{splits_there(split, self.splits(), CUT_PAIRS if self.languages else CUT_ROWS)}"
+            f"{splits_there(split, self.splits(), self.cut)}"
         )
 
     def require_both_sides(self, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Where the files of a corpus are. Sources are tried in this order:
+"""Where the files of a corpus are. Tried in this order:
 
 1. the folder `data.dir` (text, the original archives, or a copy of the Hub's Parquet files);
 2. `$HEADWISE_DATA/<data.folder>`, if it exists;

@@ -14,8 +14,8 @@ import numpy as np
 
 from headwise.analysis.kinds import Places
 from headwise.config.data import ImageDataConfig
+from headwise.data.images import grid_of
 from headwise.data.lossless import ids_text
-from headwise.data.patches import grid_of
 from headwise.data.tokenizer import COLUMN, EOS
 from headwise.errors import DataError
 from headwise.tasks.classification.inputs import ImageInputs, LabelledSplit, TextInputs

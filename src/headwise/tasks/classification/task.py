@@ -21,8 +21,8 @@ from headwise.attention.place import Site
 from headwise.config.data import ImageDataConfig, LabelledDataConfig
 from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.batch import Batch
+from headwise.data.images import grid_of
 from headwise.data.loader import Examples, Rows
-from headwise.data.patches import grid_of
 from headwise.data.sources.digest import values_digest
 from headwise.data.tokenizer import COLUMN, EOS
 from headwise.data.tokenizer_training import vocabulary_limits

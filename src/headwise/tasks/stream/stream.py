@@ -19,7 +19,7 @@ from headwise.config.schema import TokenizerConfig
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.lossless import lossless, n_lines
 from headwise.data.store import id_dtype
-from headwise.data.tokenizer import COLUMN, N_SPECIALS, Tokenizer, TokenizerPair
+from headwise.data.tokenizer import N_SPECIALS, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import exact_tokenizer
 from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
@@ -100,16 +100,6 @@ class PreparedTokens(Prepared[FileCorpus]):
         """Of all values."""
         assert self.tokenizers is not None
         return self.tokenizers.source
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Size of the vocabulary."""
-        return {COLUMN: self.tokenizer.vocab_size}
-
-    @property
-    def vocabulary(self) -> str:
-        """Hash of the list of tokens."""
-        return self.tokenizer.fingerprint()
 
     def stream(self, split: str) -> TokenStream:
         """A split as tokens, memory-mapped."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -21,16 +21,19 @@ from headwise.data.cache import make_once
 from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import combined_digest
 from headwise.data.sources.folder import Folder, check_shares
-from headwise.data.sources.origins import Origin, find_origin, known_parts, local_folder
+from headwise.data.sources.lines import read_pairs
+from headwise.data.sources.origins import Origin, find_origin, known_parts, local_folder, log_paths
 from headwise.data.sources.tables import language_columns, row_pairs
 from headwise.errors import ConfigError, DataError, require
 from headwise.file_names import check_file_name
 from headwise.runs.environment import package_versions
+from headwise.tasks.data import Sides, open_corpus
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
-from headwise.tasks.translation.text import Pair, ParallelText, write_pairs
+from headwise.tasks.translation.store import Pair, ParallelText, write_pairs
 
 # Part of every hash of text; increase when reading, cleaning or the layout changes the result.
 READER_VERSION = 2
+HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
 
 
 @dataclass(frozen=True)
@@ -203,3 +206,61 @@ def check_data_config(config: DataConfig) -> None:
         check_file_name("data.test", split)
     Normaliser(config.cleaning.normalise, config.source, config.target)
     Cleaner(config.cleaning, config.target)
+
+
+def named_sets(
+    data: DataConfig, saved: Path, names: Sequence[str], cache: Path, folder: str | None = None
+) -> dict[str, Sides]:
+    """Sources and references by set, from the run folder or else from the corpus.
+
+    Args:
+        data: of a run of translation.
+        saved: the run folder.
+        names: sets.
+        cache: folder of encoded data and downloads.
+        folder: of a corpus; all sets are read from it if given.
+
+    Raises:
+        DataError: a set does not exist, or its sides are not aligned.
+    """
+    if folder is not None:
+        return _corpus_sets(data, names, cache, folder)
+    there = saved_sets(saved)
+    absent = [name for name in names if name not in there]
+    others = _corpus_sets(data, absent, cache, None) if absent else {}
+    return {name: others[name] if name in others else _saved_set(saved, name) for name in names}
+
+
+def saved_sets(saved: Path) -> list[str]:
+    """Names of the sets whose sources and references are in the run folder."""
+    texts = saved / HYPOTHESES
+    names = [path.name.removesuffix(".src.txt") for path in texts.glob("*.src.txt")]
+    return sorted(name for name in names if (texts / f"{name}.ref.txt").is_file())
+
+
+def _saved_set(saved: Path, name: str) -> Sides:
+    files = (saved / HYPOTHESES / f"{name}.{side}.txt" for side in ("src", "ref"))
+    return read_pairs(*files)
+
+
+def _corpus_sets(
+    data: DataConfig, names: Sequence[str], cache: Path, folder: str | None
+) -> dict[str, Sides]:
+    """Sets of the run's corpus, or of that in a folder."""
+    data_dir = data.dir
+    # the training text may be absent
+    data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
+    data = replace(data, split=[]) if folder else data
+    log_paths(data, cache, folder)
+    corpus: ParallelCorpus = open_corpus(data, cache)
+    try:
+        corpus.splits()  # locates them
+    except DataError as error:
+        if data_dir is None or folder is not None:
+            raise
+        raise DataError(
+            f"{error}\nThe run folder does not hold the test sets {', '.join(names)}; searched in "
+            f"the run's data.dir={data_dir}, here {Path(data_dir).absolute()}. Set "
+            "data.dir= to the folder that holds them"
+        ) from error
+    return {name: corpus.read(name) for name in names}

@@ -29,19 +29,24 @@ from headwise.tasks.reading import Candidates, Reading, Spelling
 from headwise.tasks.task import Evaluation, Outputs, Part, Task
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
-from headwise.tasks.translation.corpus import ParallelCorpus, check_data_config
-from headwise.tasks.translation.epochs import EpochSplits
+from headwise.tasks.translation.corpus import (
+    HYPOTHESES,
+    ParallelCorpus,
+    check_data_config,
+    named_sets,
+    saved_sets,
+)
 from headwise.tasks.translation.metrics import UNIT, score_translations, text_metrics
 from headwise.tasks.translation.outputs import Translations, one_line
 from headwise.tasks.translation.prepare import (
     EncodedTexts,
+    EpochSplits,
     Pairs,
     PreparedCorpus,
     prepare_corpus,
 )
 from headwise.tasks.translation.reading import given_sentences, line_pairs, sentence_candidates
 from headwise.tasks.translation.run import TranslationRun
-from headwise.tasks.translation.sets import HYPOTHESES, named_sets, saved_sets
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.distributed import Ranks
 

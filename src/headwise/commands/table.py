@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +112,11 @@ def _study(config: TableConfig) -> None:
     if study.baseline not in (None, *study.rows):
         raise refuse("baseline", study.baseline, study.rows)
     study = selected(study, config.rows, config.columns)
-    (runs, missing), failed = _gather(config, study), []
+    runs, failed = _gather(config, study), []
     tried: set[tuple[tuple[str, ...], int]] = set()
-    while config.launch and (ready := _ready(missing, tried)):
+    while config.launch and (ready := _ready(runs.missing, tried)):
         failed += _launch(ready)
-        runs, missing = _gather(config, study)
+        runs = _gather(config, study)
     runs = with_differences(study, runs, config.n_resamples)
     tables = study_tables(study, runs, config.n_resamples)
     unused = [{"run": str(unused.run.folder), "reason": unused.reason} for unused in runs.unused]
@@ -131,21 +131,21 @@ def _study(config: TableConfig) -> None:
         tables += of_heads
     tex = _latex(study.name, study.title, tables)
     tex += "".join(f"\\par {latex(note)}\n" for note in study.notes)
-    tex += latex_comment("\n".join(f"missing: {m.command}" for m in missing))
+    tex += latex_comment("\n".join(f"missing: {m.command}" for m in runs.missing))
     output = Path(config.output or f"outputs/tables/{study.name}")
-    _write(output, study.name, _markdown(config, study, runs, missing, tables), tex, frames)
+    _write(output, study.name, _markdown(config, study, runs, tables), tex, frames)
     if failed:
         commands = "\n".join(f"  {cell.command}" for cell in failed)
         raise RunError(f"{len(failed)} of the launched commands failed:\n{commands}")
 
 
-def _gather(config: TableConfig, study: Study) -> tuple[StudyRuns, list[Missing]]:
-    """The runs by cell, before averaging and comparison, and those that are missing."""
+def _gather(config: TableConfig, study: Study) -> StudyRuns:
+    """The runs by cell, before averaging and comparison."""
     seeds = config.seeds if config.seeds is not None else study.seeds
     of_cells = recipes(study.cells, config.overrides)
     check_metrics(study, of_cells)
     runs = study_runs(study, of_cells, *match(of_cells, _runs(config, study), seeds))
-    return runs, missing_cells(runs.runs, of_cells, seeds)
+    return replace(runs, missing=missing_cells(runs.runs, of_cells, seeds))
 
 
 def _runs(config: TableConfig, study: Study) -> list[TaskRecord]:
@@ -160,21 +160,17 @@ def _runs(config: TableConfig, study: Study) -> list[TaskRecord]:
 
 
 def _markdown(
-    config: TableConfig,
-    study: Study,
-    runs: StudyRuns,
-    missing: Sequence[Missing],
-    tables: Sequence[TextTable],
+    config: TableConfig, study: Study, runs: StudyRuns, tables: Sequence[TextTable]
 ) -> str:
     notes = list(study.notes)
     if config.overrides:
         notes.append(f"Every recipe is changed by: {' '.join(config.overrides)}")
     parts = [f"# {study.title}", _bullets(notes), *(shown.markdown().strip() for shown in tables)]
-    if missing:
+    if runs.missing:
         entries = [
             f"{study.labels[cell.row]} × {study.columns[cell.column].label}, seed "
             f"{', '.join(map(str, cell.seeds))}: `{cell.command}`"
-            for cell in missing
+            for cell in runs.missing
         ]
         hint = (
             "Each command trains a missing run, or resumes it; HEADWISE_DATA or data.dir=FOLDER is "

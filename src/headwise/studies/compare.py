@@ -17,7 +17,7 @@ from headwise.errors import DataError, RunError, counted
 from headwise.metrics.metric import Floats, Metric
 from headwise.metrics.significance import mean_interval, paired_bootstrap
 from headwise.runs.fingerprint import canonical
-from headwise.studies.match import Unused, Used
+from headwise.studies.match import Missing, Unused, Used
 from headwise.studies.record import TaskRecord
 from headwise.studies.rows import data_settings
 from headwise.studies.study import Column, Recipe, Study
@@ -41,6 +41,7 @@ class StudyRuns:
             whether it is averaged and compared.
         signs: column -> 1 if a higher score of its metric is better, else -1.
         unused: other runs, that no cell uses.
+        missing: seeds of cells without a run.
         problems: column -> reasons not to average it.
         notes: column -> remarks below the table.
         differences: a row per row and column that is compared, with the columns DIFFERENCES.
@@ -49,6 +50,7 @@ class StudyRuns:
     scores: pd.DataFrame
     signs: dict[str, int]
     unused: Sequence[Unused] = ()
+    missing: Sequence[Missing] = ()
     problems: dict[str, list[str]] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
     differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=DIFFERENCES))

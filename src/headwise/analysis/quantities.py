@@ -6,6 +6,7 @@ thresholds.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ QUANTITIES = {  # in the order of tables
         _over(p_value_of_two_groups, "last"), SEEDS),
     "density": Quantity("density, mean", "fraction", HEADS, _mean("density")),
     "dense_queries": Quantity("share of queries with density 1", "share", DENSITY,
-        lambda bins: bins.n_queries[bins.low == 1].sum() / bins.n_queries.sum()),
+        lambda bins: bins.n_queries[bins.low == 1].sum() / (bins.n_queries.sum() or math.nan)),
     "density_spread": Quantity("spread of the heads' densities in a layer", "number", HEADS,
         lambda heads: heads.groupby("layer").density.std().mean()),
     "confidence": Quantity(

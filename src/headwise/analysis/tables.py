@@ -25,7 +25,7 @@ FINDINGS_TEXT = "findings.md"
 GLOSSARY = "The quantities are explained in the guide, docs/first-run.md, Terms."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key of mappings
 class Table:
     """A kind of table.
 

@@ -26,8 +26,8 @@ from headwise.files import locked, write_json, write_text
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.runs.record import Record
 from headwise.studies.heads import write_comparison
-from headwise.studies.match import SavedRun
 from headwise.studies.names import attention_name
+from headwise.studies.record import TaskRecord
 from headwise.tasks.evaluate import MAX_HEAD_TOKENS
 from headwise.tasks.inspection import inspected, length_rows
 from headwise.tasks.load import load_selected
@@ -52,7 +52,7 @@ def analyze(config: AnalyzeConfig) -> None:
     """
     analyses = analyze_folders(config)
     if config.runs:
-        runs = [SavedRun(folder.parent) for folder in analyses]
+        runs = [TaskRecord(folder.parent) for folder in analyses]
         print(write_comparison(runs, Path(config.output)))
 
 

@@ -15,7 +15,7 @@ from headwise.page.run import run_content
 from headwise.plots.style import failure_as_warning, figure_bytes
 from headwise.runs.folder import RunFolder
 from headwise.studies.figures import figures_of, training_figures
-from headwise.studies.match import SavedRun
+from headwise.studies.record import TaskRecord
 from headwise.tasks.inspection import items as items_of
 from headwise.tasks.load import load
 from headwise.tasks.task import TrainedRun
@@ -98,10 +98,10 @@ def _output(config: PageConfig, folders: Sequence[RunFolder]) -> Path:
 
 def _pictures(folders: Sequence[RunFolder]) -> list[tuple[str, bytes]]:
     """Return title and svg of every figure that `scripts/figures.py` draws of these runs."""
-    figures = list(figures_of([SavedRun(folder.path) for folder in folders]).values())
+    figures = list(figures_of([TaskRecord(folder.path) for folder in folders]).values())
     if len(folders) > 1:  # the training figures of each run first
         figures = [
-            f for folder in folders for f in training_figures(SavedRun(folder.path)).values()
+            f for folder in folders for f in training_figures(TaskRecord(folder.path)).values()
         ] + figures
     pictures = []
     for figure in figures:

@@ -17,7 +17,7 @@ from headwise.files import write_text
 from headwise.metrics.significance import mean_interval
 from headwise.runs.record import Record
 from headwise.studies.compare import differing_kinds
-from headwise.studies.match import SavedRun
+from headwise.studies.record import TaskRecord
 from headwise.studies.render import EMPTY, TextTable
 from headwise.studies.rows import named_rows
 from headwise.studies.study import Study
@@ -26,7 +26,7 @@ FACT = ("column", "row", "quantity", "site", "layer", "value", "seed", "run")
 LIMITS = {"count": (0, math.inf), "share": (0, 1), "fraction": (0, 1), "correlation": (-1, 1)}
 
 
-def write_comparison(runs: Sequence[SavedRun], output: Path) -> str:
+def write_comparison(runs: Sequence[TaskRecord], output: Path) -> str:
     """Write comparison.md, and return its text.
 
     Args:
@@ -62,7 +62,7 @@ def _tidy(facts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return table.where(table.notna(), None)
 
 
-def run_labels(runs: Sequence[SavedRun]) -> list[str]:
+def run_labels(runs: Sequence[TaskRecord]) -> list[str]:
     """Return a unique name for each run: that of its row and its seed, or its folder."""
     names = {
         run.folder: name if len(same) == 1 else f"{name}, seed {run.seed}"
@@ -138,7 +138,7 @@ def head_tables(
 
     Args:
         study: its yaml.
-        runs: of `headwise.studies.scores.Compared`.
+        runs: of `headwise.studies.compare.StudyRuns`.
         analysed: folders of the runs with an analysis.
     """
     facts, tables = _tidy(_measured_facts(runs, analysed)), []

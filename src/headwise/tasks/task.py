@@ -67,6 +67,9 @@ class Part:
     consecutive: bool = False
 
 
+Source = Part | Path | Sequence[Any]  # a split, a text file, or inputs of a user: `Item.input`
+
+
 class Outputs:
     """What a model made of items, such as translations; by default nothing is written of it."""
 
@@ -381,14 +384,12 @@ class Task(ABC, Generic[D]):
         """How the ids of each column are written, without the ids; by default as numbers."""
         return {name: ColumnText() for name in model.columns}
 
-    def shown(self, run: Any, source: Part | Path | Sequence[Any]) -> Candidates:
-        """What is shown of the items of a split, of the lines of a file, or of given inputs.
-
-        By default their ids, of a model that reads one column.
+    def shown(self, run: Any, source: Source) -> Candidates:
+        """What is shown of the items of a source; by default ids, of a model with one column.
 
         Args:
             run: a finished run of this task.
-            source: of a part only the split counts; inputs are those of items (`Item.input`).
+            source: of a part only the split counts; each line of a file is an item by default.
 
         Raises:
             DataError: there is no such text, or it cannot be the model's input.

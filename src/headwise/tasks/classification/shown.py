@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,12 +17,12 @@ from headwise.errors import DataError
 from headwise.tasks.classification.inputs import TextInputs
 from headwise.tasks.classification.predict import ClassifierRun
 from headwise.tasks.shown import Candidates, Item, Picture, Shown, given
-from headwise.tasks.task import Part
+from headwise.tasks.task import Part, Source
 
 BETWEEN = "\t"  # the texts of a pair
 
 
-def shown_examples(run: ClassifierRun, source: Part | Path | Sequence[Any]) -> Candidates:
+def shown_examples(run: ClassifierRun, source: Source) -> Candidates:
     """See `Task.shown`: those of a split with their labels; the texts of a pair have a tab between.
 
     Raises:

@@ -58,7 +58,7 @@ from headwise.tasks.classification.shown import shown_examples
 from headwise.tasks.classification.text import LabelledText
 from headwise.tasks.data import Sizes, warn_of_small_text
 from headwise.tasks.shown import Candidates
-from headwise.tasks.task import Evaluation, Extra, Part, Task
+from headwise.tasks.task import Evaluation, Extra, Part, Source, Task
 from headwise.train.distributed import Ranks
 
 if TYPE_CHECKING:
@@ -309,5 +309,5 @@ class Classification(Task[PreparedClasses]):
         language, spelling = config.language or "", lambda i: marks.get(i) or token(i)
         return {COLUMN: ColumnText(language, spelling=spelling)}
 
-    def shown(self, run: Any, source: Part | Path | Sequence[Any]) -> Candidates:
+    def shown(self, run: Any, source: Source) -> Candidates:
         return shown_examples(run, source)

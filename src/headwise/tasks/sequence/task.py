@@ -26,7 +26,7 @@ from headwise.tasks.data import NoFiles, Sizes
 from headwise.tasks.sequence.batches import Layout, TrainingRows, evaluation_row
 from headwise.tasks.sequence.rows import Row, Rows
 from headwise.tasks.shown import MAX_QUERIES, Candidates, Item, Shown, given, spaced
-from headwise.tasks.task import Evaluation, Extra, Part, Task
+from headwise.tasks.task import Evaluation, Extra, Part, Source, Task
 from headwise.train.distributed import Ranks
 
 COLUMNS = {"decoder": (COLUMN,), "encoder_decoder": ("source", "target")}
@@ -192,7 +192,7 @@ class SequenceTask(Task[NoFiles]):
                 raise refuse("data.test", split, [self.config.data.valid, "a length"])
         return self.open(saved)
 
-    def shown(self, run: Any, source: Part | Path | Sequence[Any]) -> Candidates:
+    def shown(self, run: Any, source: Source) -> Candidates:
         """See `Task.shown`; an input names a split and the number of a row of it."""
         if not isinstance(source, Part):
             return given(source, self._read, self.unit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from headwise.analysis.kinds import NEAR, Places
 from headwise.config.data import ImageDataConfig
@@ -19,9 +18,8 @@ from headwise.model.family import Model
 from headwise.tasks.shown import Candidates, Item, Picture, Read, Shown, given
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.stream.windows import EvaluationWindows, Ints
-from headwise.tasks.task import Part, TrainedRun
+from headwise.tasks.task import Source, TrainedRun
 
-Source = Part | Path | Sequence[Any]
 MAX_TOKENS = 512  # shown of a text, whose tokens are rows and columns of a table
 MAX_SAMPLES = 4096  # shown of a sequence of values
 

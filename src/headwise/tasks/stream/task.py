@@ -42,7 +42,7 @@ from headwise.tasks.stream.shown import shown_values, shown_windows
 from headwise.tasks.stream.stream import PreparedTokens, prepare_tokens
 from headwise.tasks.stream.text import text_corpus
 from headwise.tasks.stream.windows import EvaluationWindows
-from headwise.tasks.task import Evaluation, Part, Task, TrainedRun
+from headwise.tasks.task import Evaluation, Part, Source, Task, TrainedRun
 from headwise.train.distributed import Ranks
 
 CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], FileCorpus[Any]]] = {
@@ -223,7 +223,7 @@ class StreamTask(Task[PreparedTokens]):
         language, names = self.config.data.language or "", lambda i: marks.get(i, token(i))
         return {COLUMN: replace(text, language=language, spelling=names)}
 
-    def shown(self, run: Any, source: Part | Path | Sequence[Any]) -> Candidates:
+    def shown(self, run: Any, source: Source) -> Candidates:
         """See `Task.shown`: windows of text, images, or windows of other values."""
         if is_text(self.config):
             return shown_windows(run, source, partial(self.shown_texts, run))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from headwise.analysis.text.questions import has_word_list, question_words
 from headwise.analysis.text.words import surface
@@ -18,7 +17,7 @@ from headwise.data.tokenizer import BOS, EOS
 from headwise.decode.translator import require_lines
 from headwise.errors import DataError
 from headwise.tasks.shown import Candidates, Item, Shown, given
-from headwise.tasks.task import Part
+from headwise.tasks.task import Part, Source
 from headwise.tasks.translation.batches import evaluation_batches
 from headwise.tasks.translation.run import TranslationRun
 from headwise.tasks.translation.store import EncodedSplit
@@ -28,7 +27,7 @@ NOTE = "The target is the model's own translation."
 UNFINISHED = "…"  # last label of a translation that reached the length limit
 
 
-def shown_sentences(run: TranslationRun, source: Part | Path | Sequence[Any]) -> Candidates:
+def shown_sentences(run: TranslationRun, source: Source) -> Candidates:
     """See `Task.shown`: sentences that are not empty; a tab and a reference may follow in a file.
 
     Of a split, questions with an interrogative word are preferred: the role of interrogation heads

@@ -27,7 +27,7 @@ from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.tasks.data import Sides, Sizes, warn_of_small_text
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.shown import Candidates
-from headwise.tasks.task import Evaluation, Outputs, Part, Task
+from headwise.tasks.task import Evaluation, Outputs, Part, Source, Task
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
 from headwise.tasks.translation.corpus import ParallelCorpus, check_data_config, open_corpus
@@ -218,7 +218,7 @@ class Translation(Task[Pairs]):
             "target": ColumnText(config.target, spelling=pair.target.id_to_piece),
         }
 
-    def shown(self, run: Any, source: Part | Path | Sequence[Any]) -> Candidates:
+    def shown(self, run: Any, source: Source) -> Candidates:
         """See `Task.shown`: sentences with the run's translations."""
         return shown_sentences(run, source)
 

@@ -18,10 +18,10 @@ from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import BOS, Tokenizer
 from headwise.errors import DataError
 from headwise.runs.record import Record
+from headwise.tasks import inspection
 from headwise.tasks.check import checked_task
 from headwise.tasks.inspection import inspected, items, readings
-from headwise.tasks.reading import selected
-from headwise.tasks.stream import reading as density_items
+from headwise.tasks.shown import selected
 from headwise.tasks.task import Part
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
@@ -226,7 +226,7 @@ def test_windows_within_a_row_have_a_page_and_no_kinds(headwise, images, tmp_pat
     run = images.train(tmp_path, "data.window=10", "positions=learned")
     headwise.ok("analyze", f"run={run}")
     assert KINDS.read(Record(run)) == []
-    monkeypatch.setattr(density_items, "MAX_WEIGHTS", 8 * 20 * 8)  # of 8 heads: few queries
+    monkeypatch.setattr(inspection, "MAX_WEIGHTS", 8 * 20 * 8)  # of 8 heads: few queries
     headwise.ok("page", f"run={run}", "n_sentences=1")
     axes = page_data(run)["runs"][0]["readings"][0]["axes"]["decoder_self"]
     assert axes["view"]["queries"] == [3, 4, 5]
@@ -236,7 +236,8 @@ def test_the_page_of_music_names_samples(trained):
     loaded = trained("music").loaded()
     (item,) = items(loaded, 1).chosen
     (reading,) = readings(loaded, [item.input])
-    assert reading.axes["decoder_self"].queries[19] == "sample 20"
+    (site,) = loaded.model.sites
+    assert reading.axes(site).queries[19] == "sample 20"
 
 
 @pytest.fixture(scope="module")
@@ -278,9 +279,9 @@ def test_page_names_masked_tokens_and_shows_predictions(headwise, masked, tmp_pa
         assert prediction
         assert "mask" not in prediction
     loaded = load(run, device="cpu")
-    texts = [item.text for item in items(loaded, 2).chosen]
+    texts = [item.input for item in items(loaded, 2).chosen]
     first, second = (list(readings(loaded, texts)) for _ in range(2))
-    assert [reading.axes for reading in first] == [reading.axes for reading in second]
+    assert [reading.labels for reading in first] == [reading.labels for reading in second]
 
 
 def test_explicit_task_wins_over_that_of_the_data(make):
@@ -308,13 +309,14 @@ def test_heads_by_length(headwise, sequence):
     rows = {(r["site"], r["head"], r["length"]): r for r in LENGTHS.read(Record(sequence.run))}
     site = list(sequence.case.sites)[-1]
     assert {length for _, _, length in rows} == {12, 40}
-    (reading,) = readings(sequence.loaded(), ["40 0"])
+    loaded = sequence.loaded()
+    (reading,) = readings(loaded, ["40 0"])
     (observed,) = (obs for obs in reading.observations if obs.site == site)
-    axes = reading.axes[site]
-    asked = [index for index, key in enumerate(axes.relevant) if key >= 0]
+    (axes,) = (reading.axes(one) for one in loaded.model.sites if one.name == site)
+    asked = reading.relevant
     assert len(asked) == 2
-    for index in asked:  # the relevant key is the value after the asked key
-        assert axes.keys[axes.relevant[index] - 1] == axes.queries[index]
+    for query, key in asked.items():  # the relevant key is the value after the asked key
+        assert axes.keys[key - 1] == axes.queries[reading.queries.index(query)]
     for head in (1, 2):
         row = rows[site, head, 40]
         assert 0 <= row["relevant_weight"] <= 1

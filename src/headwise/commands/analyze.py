@@ -29,9 +29,8 @@ from headwise.studies.heads import write_comparison
 from headwise.studies.names import attention_name
 from headwise.studies.record import TaskRecord
 from headwise.tasks.evaluate import MAX_HEAD_TOKENS
-from headwise.tasks.inspection import inspected, length_rows
+from headwise.tasks.inspection import Inspected, inspected, length_rows
 from headwise.tasks.load import load_selected
-from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 
@@ -133,7 +132,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, items: Inspected) -> dict[str
         "languages": "→".join(text.language for text in items.texts.values()),
         "self_attention": {s.name: s.keys for s in run.model.sites if s.queries == s.keys},
         "sentences": items.n,
-        "unit": items.unit,
+        "unit": run.task.unit,
         "too_long": items.n_left_out,
         "text": items.digest(),
         "offsets": config.offsets,
@@ -168,7 +167,7 @@ def _measure(
         columns |= scores.gradients
     settings = config.offsets, _thresholds(config)
     blocks = partial(for_each_block, model, bar(batches, "heads"), device)
-    result = survey(model, blocks, items.texts, *settings, columns, items.places)
+    result = survey(model, blocks, items.texts, *settings, columns)
     about["counts"] = result.counts
     records = read_if_exists(run.folder.heads)
     return {

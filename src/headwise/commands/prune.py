@@ -44,9 +44,8 @@ from headwise.runs.fingerprint import digest
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.tasks.evaluate import main_metric
-from headwise.tasks.inspection import inspected
+from headwise.tasks.inspection import Inspected, inspected
 from headwise.tasks.load import load_selected
-from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
 from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint

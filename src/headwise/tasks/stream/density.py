@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,24 +10,25 @@ import numpy as np
 
 from headwise.analysis.kinds import Places
 from headwise.config.instantiate import target_class
-from headwise.data.lossless import lossless
-from headwise.data.tokenizer import TOKENIZER, Tokenizer
+from headwise.data.lossless import ids_text, lossless
+from headwise.data.tokenizer import BOS, COLUMN, TOKENIZER, Tokenizer
 from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
-from headwise.tasks.stream.reading import SITE, places_of
+from headwise.tasks.shown import Item, Shown
 from headwise.tasks.stream.samples import Samples, ValidationSamples
-from headwise.tasks.stream.stream import PreparedTokens
+from headwise.tasks.stream.shown import first_window, places_of
+from headwise.tasks.stream.stream import PreparedTokens, TokenStream, starts_document
 from headwise.tasks.stream.task import StreamTask, Windows, bits_per
 from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
-from headwise.tasks.task import Evaluation, Part
+from headwise.tasks.task import Evaluation, Part, TrainedRun
 from headwise.train.distributed import Ranks
 
 
 class Density(StreamTask):
     """Next-token prediction on text, or on other data as a sequence of bytes."""
 
-    site = SITE
+    site = "decoder_self"
     command = "sample"
 
     @property
@@ -71,3 +72,14 @@ class Density(StreamTask):
 
     def places(self, model: Model) -> Places | None:
         return places_of(self.config, model)
+
+    def shown_texts(self, run: TrainedRun, items: Iterable[Item]) -> Iterator[Shown]:
+        corpus, tokenizer = self.open(self.cache), Tokenizer.load(run.folder.path / TOKENIZER)
+        for item in items:
+            ids = first_window(run, item, tokenizer)
+            starts = (starts_document(ids.tolist(), n, corpus, tokenizer) for n in range(len(ids)))
+            places, has_mask = np.flatnonzero(list(starts)), self.config.data.document_mask
+            stream = TokenStream(ids, None, places, has_mask)
+            (batch,) = EvaluationWindows(stream, BOS, len(ids), len(ids))
+            names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
+            yield Shown(batch, {COLUMN: (names, ids_text(ids, tokenizer))})

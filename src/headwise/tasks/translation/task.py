@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.data import DataConfig
 from headwise.data.batch import Batch
@@ -25,8 +26,8 @@ from headwise.model.family import Model
 from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.tasks.data import Sides, Sizes, open_corpus, warn_of_small_text
 from headwise.tasks.measure import measure_losses
-from headwise.tasks.reading import Candidates, Reading, Spelling
-from headwise.tasks.task import Evaluation, Outputs, Part, Task
+from headwise.tasks.shown import Candidates
+from headwise.tasks.task import Evaluation, Outputs, Part, Source, Task
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
 from headwise.tasks.translation.corpus import (
@@ -45,8 +46,8 @@ from headwise.tasks.translation.prepare import (
     PreparedCorpus,
     prepare_corpus,
 )
-from headwise.tasks.translation.reading import given_sentences, line_pairs, sentence_candidates
 from headwise.tasks.translation.run import TranslationRun
+from headwise.tasks.translation.shown import shown_sentences
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.distributed import Ranks
 
@@ -217,24 +218,16 @@ class Translation(Task[Pairs]):
         }
         return EncodedTexts(TokenizerPair.load(saved), sides)
 
-    def spellings(self, model: Model, data: Pairs) -> Mapping[str, Spelling]:
-        pair = data.tokenizers
+    def column_texts(self, model: Model, data: Pairs) -> Mapping[str, ColumnText]:
+        config, pair = self.config.data, data.tokenizers
         return {
-            "source": Spelling(self.config.data.source, pair.source.id_to_piece),
-            "target": Spelling(self.config.data.target, pair.target.id_to_piece),
+            "source": ColumnText(config.source, spelling=pair.source.id_to_piece),
+            "target": ColumnText(config.target, spelling=pair.target.id_to_piece),
         }
 
-    def items(self, data: Pairs, split: str) -> Candidates:
-        pairs = zip(*data.texts(split), strict=True)
-        return sentence_candidates(pairs, self.config.data.source)
-
-    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
-        """See `Task.items_of_lines`: a source a line; a tab and a reference may follow."""
-        return sentence_candidates(line_pairs(lines), self.config.data.source)
-
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        """See `Task.given`: the target is the run's translation."""
-        return given_sentences(run, inputs)
+    def shown(self, run: Any, source: Source) -> Candidates:
+        """See `Task.shown`: sentences with the run's translations."""
+        return shown_sentences(run, source)
 
 
 def _rows(split: EncodedSplit, part: Part) -> Rows:

@@ -1,23 +1,30 @@
 """Write the generated tables of the guide, between their markers in the pages.
 
-    python docs/generate.py
+    python docs/generate.py [PAGE.md …]
 
 Settings: every key of a training. Defaults are those of `python train.py`; meanings are the
 comments of `headwise.config.schema`, and `headwise.runs.fingerprint` decides which keys are part of
 a run's fingerprint. Keys of open groups (attention, loss and the like) are in the yamls of their
 choices. Variants: formulas from the first lines of `conf/attention/`, and capabilities from the
-classes.
+classes. Results: cells of the tables that `headwise table` made of the records in `results/` (a
+test makes those again), and what no such table has, from the records themselves.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
+import json
 import re
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from headwise.attention.build import AttentionFactory, unsupported_sites
@@ -37,6 +44,7 @@ from headwise.config.folders import composed, config_dir, group_choices, group_n
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
 from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, comparable
+from headwise.runs.record import Record, find_records
 
 GROUPS = {  # key of a group -> its class
     "": schema.Config,
@@ -189,9 +197,196 @@ def capabilities() -> str:
     return markdown_table(HEADER, map(capability_row, group_choices("attention")), numeric=False)
 
 
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+Values = dict[str, str]
+
+
+def published_table(name: str) -> Path:
+    """Return the file of a published table: in `docs/table1/` where the guide shows it whole."""
+    whole = ROOT / "docs/table1" / name
+    return whole if whole.is_file() else ROOT / "tests/golden" / name
+
+
+def published(study: str) -> dict[str, dict[str, Values]]:
+    """Return row -> column -> the values of a study's table.
+
+    They are `score`, `difference` to one of the rows with its intervals over `seeds` and over
+    `items`, and the statistics of heads by their names in the table.
+    """
+    text = re.sub(r" \(\d+\)", "", published_table(f"{study}.md").read_text(encoding="utf-8"))
+    cells: dict[str, dict[str, Values]] = defaultdict(dict)
+    for number, section in enumerate(text.split("\n## ")[1:]):
+        title = section.partition("\n")[0]
+        lines = [line[2:-2].split(" | ") for line in section.splitlines() if line[:2] == "| "]
+        for label, *values in lines[2:]:
+            if title.startswith("Difference"):
+                column, row = re.split(" [↑↓], ", label, maxsplit=1)
+                shown = [value.replace(" to ", ", ") for value in values]
+                cells[row][column] |= zip(("difference", "seeds", "items"), shown, strict=False)
+                if shown[0].startswith("**"):
+                    cells[row][column]["score"] = f"**{cells[row][column]['score']}**"
+            for head, value in zip(lines[0][1:], values, strict=True):
+                if number == 0:
+                    cells[label][head.partition(":")[0]] = {"score": value}
+                elif title.startswith("Heads, ") and title[7:] in cells[head]:
+                    cells[head][title[7:]][label] = value
+    return cells
+
+
+def compared(
+    study: str, formats: Values, columns: str = "", rows: str = "", by_column: bool = False
+) -> str:
+    """Return a table with rows and columns of a study's table.
+
+    Args:
+        study: its name.
+        formats: addition to the head of a column -> template of its cells. Where none has the
+            score, it stands in the row that the others are compared with.
+        columns, rows: patterns of the beginnings of those that are shown.
+        by_column: whether the columns of the study are the rows.
+    """
+    cells = published(study)
+    shown = [row for row in cells if re.match(rows, row)]
+    of_study = [column for column in next(iter(cells.values())) if re.match(columns, column)]
+    lines, titles = (of_study, shown) if by_column else (shown, of_study)
+    by_head = {}
+    for title, (addition, template) in itertools.product(titles, formats.items()):
+        of_line = [cells[title][n] if by_column else cells[n][title] for n in lines]
+        texts = [_filled(template, values, "{score}" in formats.values()) for values in of_line]
+        if any(texts):
+            own = addition and len(titles) == 1
+            by_head[addition if own else ", ".join(filter(None, (title, addition)))] = texts
+    return markdown_table(("", *by_head), zip(lines, *by_head.values(), strict=True))
+
+
+def _filled(template: str, values: Values, has_score: bool) -> str:
+    if "{difference}" in template and "difference" not in values and not has_score:
+        return values["score"]
+    text = template.format_map(defaultdict(str, values))
+    return " ".join(text.replace("** **", " ").removesuffix(" –").split())
+
+
+def variants(corpus: str, *splits: str) -> str:
+    """Return scores, costs and statistics of heads of the variants on a corpus.
+
+    Args:
+        corpus: end of the name of its folder in `results/`.
+        splits: its test sets.
+    """
+    folder = RESULTS / f"variants_{corpus}"
+    runs, step = (json.loads((folder / f).read_text("utf-8")) for f in ("runs.json", "step.json"))
+    rows = []
+    for name in group_node("study", "variants")["rows"]:
+        of_seeds = list(runs[name].values())
+        row = [name]
+        for split in splits:
+            scores = [run["scores"][split]["bleu"] for run in of_seeds]
+            deviation = f" ± {np.std(scores, ddof=1):.2f}" if len(scores) > 1 else ""
+            row.append(f"{np.mean(scores):.2f}{deviation}")
+        softmax, costs = step["variants"]["softmax"], step["variants"][name]
+        row += [f"{softmax['seconds'] / costs['seconds']:.2f}"]
+        row += [f"{costs['bytes'] / softmax['bytes']:.2f}" if "loss" not in name else "–"]
+        for statistic in ("density", "diversity"):
+            of_sites = ([run[statistic][site] for run in of_seeds] for site in SITE_KINDS)
+            row.append(" / ".join(f"{np.mean(values):.2f}" for values in of_sites))
+        rows.append(row)
+    return markdown_table(("", *splits, "tokens/s", "memory", "density", "diversity"), rows)
+
+
+def times_and_densities() -> str:
+    """Return times of an update relative to dense softmax, and densities of α-entmax."""
+    densities = defaultdict(list)
+    for run in find_records([str(RESULTS / "child2019_small")], Record):
+        chosen = dict(text.split("=", 1) for text in run.part("overrides"))
+        if run.results is not None and chosen["attention"] == "alpha_entmax":
+            key = chosen["experiment"].rpartition("/")[2], chosen.get("pattern", "none")
+            densities[key].append(run.results.heads["density"]["decoder_self"])
+    text = (RESULTS / "benchmarks/child2019_small.json").read_text(encoding="utf-8")
+    measured, rows = json.loads(text)["seconds"], []
+    for row, choice in group_node("study", "child2019_small")["rows"].items():
+        pattern, rule = row.replace("dense", "none").split("_")
+        cells = [choice["label"]]
+        for corpus, seconds in measured.items():
+            of_runs = np.array(densities[corpus, pattern], float)
+            density = f"{of_runs.mean():.2f}" if rule == "alpha" else ""
+            cells += [f"{seconds[row] / seconds['dense_softmax']:.2f}", density]
+        rows.append(cells)
+    head = ("", *(f"{corpus}: {what}" for corpus in measured for what in ("time", "density")))
+    return markdown_table(head, rows)
+
+
+def kftt_scores() -> str:
+    """Return validation losses and the score of the runs of KFTT on a GPU."""
+    rows = []
+    for run in find_records([str(RESULTS / "kftt_gpu")], Record):
+        losses = {m["update"]: m["valid/nll"] for m in run.part("metrics") if "valid/nll" in m}
+        bleu = run.json("results-best.json")["scores"]["test"]["bleu"]["score"]
+        shown = (f"{losses[update]:.2f}" for update in (500, 1000, 1500))
+        rows.append((run.folder.name, *shown, f"{bleu:.2f} (update {max(losses):,})"))
+    head = (
+        "`attention=`",
+        "validation NLL at update 500",
+        "1,000",
+        "1,500",
+        "BLEU of the test set",
+    )
+    return markdown_table(head, sorted(rows, reverse=True))
+
+
+def multi30k_scores() -> str:
+    """Return the scores of the runs of Multi30k."""
+    rows = []
+    for name in ("softmax", "alpha_entmax"):
+        path = RESULTS / "multi30k_small" / name / "results.json"
+        scores = json.loads(path.read_text(encoding="utf-8"))["scores"]
+        rows.append((name, *(f"{of_split['bleu']['score']:.2f}" for of_split in scores.values())))
+    return markdown_table(("`attention=`", *scores), rows)
+
+
+SCORES = {"": "{score}"}
+DIFFERENCES = {"": "{difference} {seeds}"}
+BOTH = {"difference, over seeds": "{difference} {seeds}", "over items": "{items}"}
+ALL = SCORES | BOTH
+TURNS = {f"turn: {s}": f"{{number of α that turn and rise, {s}}}" for s in SITE_NAMES.values()}
+RISE = {"rise": "{rise of an α from its lowest value, largest, encoder self-attention}"}
+ENCODER = "encoder self-attention layer"
+GRADIENTS = {f"layer {n}": f"{{relative gradient of queries, {ENCODER} {n}}}" for n in (1, 2, 3)}
+HEADS = {"effective": "{effective heads}", "diversity": f"{{diversity, {ENCODER} 2}}"}
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {  # tables by the name of their markers
     "settings.md": {"settings": settings_tables},
     "variants.md": {"formulas": formulas, "capabilities": capabilities},
+    "variants-compared.md": {
+        "builtin": partial(variants, "builtin", "test"),
+        "multi30k": partial(variants, "multi30k", "test_2016_flickr", "test_2017_flickr"),
+    },
+    "results.md": {"multi30k": multi30k_scores},
+    "reproducing-a-paper.md": {"kftt": kftt_scores},
+    "table1.md": {
+        "bleu": partial(compared, "correia2019_long", ALL),
+        "turn": partial(compared, "alpha_settings", ALL | TURNS | RISE),
+    },
+    "patterns-compared.md": {
+        "scores": partial(compared, "child2019_small", SCORES),
+        "differences": partial(compared, "child2019_small", BOTH, rows="(?!dense, softmax)"),
+        "times": times_and_densities,
+    },
+    "lengths.md": {
+        "scores": partial(compared, "length", SCORES, "copy|flip-flop"),
+        "recall": partial(compared, "length", SCORES, "recall", "NAPE"),
+    },
+    "encoders-compared.md": {
+        "fine_tuning": partial(compared, "fine_tuning", ALL, "origin|spam", by_column=True),
+        "yubert": partial(compared, "yubert", SCORES),
+        "gradients": partial(compared, "yubert", GRADIENTS, "masked tokens, origin"),
+        "label_fractions": partial(compared, "label_fractions", DIFFERENCES, by_column=True),
+        "cls_tokens": partial(compared, "cls_tokens", DIFFERENCES, "origin|spam"),
+        "how_many_heads": partial(compared, "how_many_heads", DIFFERENCES),
+        "effective_heads": partial(compared, "how_many_heads", HEADS),
+        "repulsion_layers": partial(compared, "repulsion_layers", DIFFERENCES),
+        "repulsion_dropout": partial(compared, "repulsion_dropout", DIFFERENCES),
+    },
 }
 
 
@@ -206,11 +401,11 @@ def with_part(text: str, name: str, content: str) -> str:
 
 
 def main() -> None:
-    """Update all pages."""
-    for name, tables in PAGES.items():
+    """Update the pages that are named, or all."""
+    for name in sys.argv[1:] or PAGES:
         page = Path(__file__).with_name(name)
         text = page.read_text(encoding="utf-8")
-        for marker, content in tables.items():
+        for marker, content in PAGES[name].items():
             text = with_part(text, marker, content())
         page.write_text(text, encoding="utf-8")
 

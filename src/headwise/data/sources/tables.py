@@ -147,7 +147,8 @@ def _file_rows(path: Path, select: Select, columns: Sequence[str]) -> Iterator[R
 
 def aligned_rows(pairs: Iterable[tuple[str, str]], languages: Sequence[str]) -> Iterator[Row]:
     """Aligned lines as rows with a column for each language."""
-    return (("", dict(zip(languages, pair, strict=True))) for pair in pairs)
+    source, target = languages
+    return (("", {source: first, target: second}) for first, second in pairs)
 
 
 def row_pairs(rows: Iterable[Row], source: str, target: str) -> Iterator[tuple[str, str]]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from headwise.analysis.kinds import Places
+from headwise.analysis.kinds import NEAR, Places
+from headwise.config.data import ImageDataConfig
 from headwise.config.instantiate import target_class
 from headwise.data.lossless import ids_text, lossless
 from headwise.data.tokenizer import BOS, COLUMN, TOKENIZER, Tokenizer
 from headwise.metrics.metric import Measured, Metric
+from headwise.model.build import parts_of
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.tasks.shown import Item, Shown
 from headwise.tasks.stream.samples import Samples, ValidationSamples
-from headwise.tasks.stream.shown import first_window, places_of
+from headwise.tasks.stream.shown import first_window
 from headwise.tasks.stream.stream import PreparedTokens, TokenStream, starts_document
 from headwise.tasks.stream.task import StreamTask, Windows, bits_per
 from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
@@ -71,7 +74,19 @@ class Density(StreamTask):
         return samples
 
     def places(self, model: Model) -> Places | None:
-        return places_of(self.config, model)
+        """See `StreamTask.places`; None if windows do not start at rows of images.
+
+        Rows of a sequence are strides of its pattern.
+        """
+        data, n_start = self.config.data, 1
+        if isinstance(data, ImageDataConfig):
+            row, channels, size = math.prod(data.shape[1:]), data.shape[2], math.prod(data.shape)
+            is_whole = data.window % row == 0
+            return Places(data.window, row, channels, n_start, size) if is_whole else None
+        patterns = [getattr(attention, "pattern", None) for _, _, attention in model.attentions()]
+        strides = [getattr(pattern, "stride", 0) for pattern in patterns]
+        row = max([*strides, getattr(parts_of(self.config).positions, "width", 0)])
+        return Places(data.window, row if row > 2 * NEAR else None, 0, n_start)
 
     def shown_texts(self, run: TrainedRun, items: Iterable[Item]) -> Iterator[Shown]:
         corpus, tokenizer = self.open(self.cache), Tokenizer.load(run.folder.path / TOKENIZER)

@@ -6,15 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from headwise.analysis.kinds import NEAR, Places
 from headwise.config.data import ImageDataConfig
-from headwise.config.schema import Config
 from headwise.data.lossless import content_ids, ids_text, lossless, text_ids
 from headwise.data.sources.lines import read_lines
 from headwise.data.tokenizer import BOS, TOKENIZER, Tokenizer
 from headwise.errors import DataError
-from headwise.model.build import parts_of
-from headwise.model.family import Model
 from headwise.tasks.shown import Candidates, Item, Picture, Read, Shown, given
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.stream.windows import EvaluationWindows, Ints
@@ -22,22 +18,6 @@ from headwise.tasks.task import Source, TrainedRun
 
 MAX_TOKENS = 512  # shown of a text, whose tokens are rows and columns of a table
 MAX_SAMPLES = 4096  # shown of a sequence of values
-
-
-def places_of(config: Config, model: Model) -> Places | None:
-    """Places of the values that are predicted; None: windows do not start at rows of images.
-
-    Rows of a sequence are strides of its pattern.
-    """
-    data = config.data
-    if isinstance(data, ImageDataConfig):
-        row, channels = math.prod(data.shape[1:]), data.shape[2]
-        is_whole = data.window % row == 0
-        return Places(data.window, row, channels, 1, math.prod(data.shape)) if is_whole else None
-    patterns = [getattr(attention, "pattern", None) for _, _, attention in model.attentions()]
-    strides = [getattr(pattern, "stride", 0) for pattern in patterns]
-    row = max([*strides, getattr(parts_of(config).positions, "width", 0)])
-    return Places(data.window, row if row > 2 * NEAR else None, 0, 1)
 
 
 def shown_windows(run: TrainedRun, source: Source, read: Read) -> Candidates:

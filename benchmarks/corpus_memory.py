@@ -110,14 +110,14 @@ def prepare(folder: Path) -> PreparedCorpus:
     # Not at the top: workers import this file anew, and train.py's does not bring torch either.
     from headwise.config.data import DataConfig
     from headwise.config.schema import TokenizerConfig
-    from headwise.tasks.translation.corpus import open_corpus
+    from headwise.tasks.translation.corpus import ParallelCorpus
     from headwise.tasks.translation.prepare import prepare_corpus
 
     config = DataConfig(name="zipf", source="de", target="en", licence="none", dir=str(folder))
     options = TokenizerConfig(max_training_sentences=MAX_TRAINING_SENTENCES)
     if not (folder / "train.de").stat().st_size > 50_000 * 100:
         options.vocab_size = 2000
-    corpus = open_corpus(config, folder / "cache")
+    corpus = ParallelCorpus(config, folder / "cache")
     return prepare_corpus(corpus, options, n_workers=None, progress=False)
 
 

@@ -43,8 +43,9 @@ from headwise.config.data import (
 from headwise.config.folders import composed, config_dir, group_choices, group_node
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
+from headwise.runs.archive import find_records
 from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, comparable
-from headwise.runs.record import Record, find_records
+from headwise.runs.record import Record
 
 GROUPS = {  # key of a group -> its class
     "": schema.Config,

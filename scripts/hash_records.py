@@ -26,9 +26,10 @@ from typing import Any
 from headwise.data.sources.digest import combined_digest
 from headwise.errors import DataError, HeadwiseError, counted
 from headwise.files import machine_cache_dir, replacing, write_json
-from headwise.runs.folder import ARCHIVE, SETTINGS, list_folders
-from headwise.runs.record import archived
-from headwise.studies.match import SavedRun
+from headwise.runs.archive import archived
+from headwise.runs.folder import ARCHIVE, list_folders
+from headwise.runs.record import SETTINGS
+from headwise.studies.record import TaskRecord
 from headwise.tasks.classification.task import Classification
 from headwise.tasks.task import Part
 from headwise.tasks.translation.outputs import one_line
@@ -38,7 +39,7 @@ OPTION = "data.dir="
 CORPORA: dict[str, Any] = {}  # that were read, by settings
 
 
-def corpus_of(run: SavedRun, is_folder: bool, splits: list[str], folder: str | None) -> Any:
+def corpus_of(run: TaskRecord, is_folder: bool, splits: list[str], folder: str | None) -> Any:
     """Hashes as in data.json; split -> its hashes, targets of each item, hash of references."""
     config, task = run.config, run.task.reading(folder)
     parts = config.task, config.data, config.tokenizer, config.decode, config.init_from
@@ -71,7 +72,7 @@ def corpus_of(run: SavedRun, is_folder: bool, splits: list[str], folder: str | N
     return CORPORA[key]
 
 
-def with_hashes(run: SavedRun, is_folder: bool, folder: str | None) -> tuple[Any, Any]:
+def with_hashes(run: TaskRecord, is_folder: bool, folder: str | None) -> tuple[Any, Any]:
     """The content of results.json and data.json of a run with the hashes that they lack.
 
     Raises:
@@ -133,7 +134,7 @@ def main(arguments: list[str]) -> None:
         if not is_folder and ARCHIVE not in names:
             raise DataError(f"{path}: give the whole archive")
         changes = {}
-        for run in [SavedRun(path)] if is_folder else archived(path, SavedRun):
+        for run in [TaskRecord(path)] if is_folder else archived(path, TaskRecord):
             outcome = "hashes added"
             try:
                 changes[run.folder.name] = with_hashes(run, is_folder, folder)

@@ -14,24 +14,11 @@ from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config.data import (
-    BuiltinTextConfig,
-    CleaningConfig,
-    DataConfig,
-    ImageDataConfig,
-    LabelledDataConfig,
-    MusicDataConfig,
-    TextDataConfig,
-)
+from headwise.config.data import CleaningConfig, ImageDataConfig
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.register import SCHEMAS
-from headwise.data.builtin.text import BuiltinText
-from headwise.data.images import ImageCorpus
-from headwise.tasks.classification.images import LabelledImages
-from headwise.tasks.classification.text import LabelledText
-from headwise.tasks.stream.music import MusicCorpus
-from headwise.tasks.stream.text import text_corpus
-from headwise.tasks.translation.corpus import open_corpus
+from headwise.data.sources.tables import language_columns, row_pairs, table_rows
+from headwise.tasks.data import open_corpus
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -70,17 +57,17 @@ def open_named_corpus(folder, name, labelled=False, **changes):
 
 
 def open_config(config, cache, labelled=False):
-    """The corpus of a config; of images, `labelled` or not."""
-    if isinstance(config, TextDataConfig):
-        return text_corpus(config, cache)
-    openers = {
-        BuiltinTextConfig: BuiltinText,
-        DataConfig: open_corpus,
-        ImageDataConfig: LabelledImages if labelled else ImageCorpus,
-        LabelledDataConfig: LabelledText,
-        MusicDataConfig: MusicCorpus,
-    }
-    return openers[type(config)](config, cache)
+    """The corpus of a config, with its test sets located; of images, `labelled` or not."""
+    is_image = isinstance(config, ImageDataConfig)
+    corpus = open_corpus(config, cache, **({"labelled": labelled} if is_image else {}))
+    assert corpus.test_sets is not None
+    return corpus
+
+
+def table_pairs(paths, source, target):
+    """The sentence pairs in tables."""
+    select = functools.partial(language_columns, (source, target))
+    return row_pairs(table_rows(paths, select), source, target)
 
 
 def sentences(source, target, n, tag=""):

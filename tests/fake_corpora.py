@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headwise.config.data import DataConfig
 from headwise.config.schema import TokenizerConfig
+from headwise.data.sources.tables import aligned_rows
 from headwise.tasks.translation.corpus import ParallelCorpus
 from headwise.tasks.translation.prepare import prepare_corpus
 
@@ -31,19 +32,23 @@ def pairs_of(n_pairs, seed):
 
 
 @dataclass
-class FakeSource:
+class FakeOrigin:
     texts: dict[str, Pairs]
     n_read: int = 0
 
     def splits(self):
         return list(self.texts)
 
-    def pairs(self, split):
-        self.n_read += 1
-        yield from self.texts[split]
+    def rows(self, split, select):
+        yield from aligned_rows(self.texts[split], ("de", "en"))
 
     def identity(self, split):
         return hashlib.sha256(repr(self.texts[split]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class FakeCorpus(ParallelCorpus):
+    origin: FakeOrigin = None
 
 
 def corpus(train=None, valid=None):
@@ -52,7 +57,7 @@ def corpus(train=None, valid=None):
         "valid": pairs_of(40, 2) if valid is None else valid,
     }
     config = DataConfig(name="fake", source="de", target="en", licence="none")
-    return ParallelCorpus(config, FakeSource(texts), Path())
+    return FakeCorpus(config, Path(), FakeOrigin(texts))
 
 
 def options(**changes):

@@ -10,8 +10,6 @@ import torch
 import headwise as package
 from command_line import train_small
 from headwise.analysis.observe import observations
-from headwise.commands.analyze import analyze_folders
-from headwise.config.commands import AnalyzeConfig
 from headwise.tasks.translation.batches import evaluation_batches
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
@@ -32,11 +30,6 @@ def sharp_runs(folder):
     for run, factor in ((entmax, 60), (softmax, 30)):
         sharpen(run / "checkpoints" / "best.pt", factor)
     return entmax, softmax
-
-
-def analyze(folder):
-    """Run the analysis that a page needs."""
-    analyze_folders(AnalyzeConfig(run=str(folder), device="cpu"))
 
 
 def sharpen(path, factor):

@@ -39,7 +39,7 @@ SHORT_BUILTIN = (
 )
 OTHER_DATA = {
     *("data=text", "data=builtin_text", "data=images", "data=music"),
-    *("data=majority", "data=induction"),
+    *("data=majority", "data=induction", "data=verses"),
     *("experiment=demo_text", "experiment=demo_masked_lm"),
     *("data=labelled", "data=image_folder", "experiment=demo_classification"),
 }

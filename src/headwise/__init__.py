@@ -24,6 +24,6 @@ def records(*paths: str | Path) -> Any:
     Raises:
         RunError: a folder does not exist, or a file of a run is broken.
     """
-    from headwise.runs.record import frame
+    from headwise.runs.listing import frame
 
     return frame(paths)

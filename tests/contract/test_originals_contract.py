@@ -65,7 +65,7 @@ def entries_of(config):
 def test_downloads_are_checked_and_read_again_offline(tmp_path, original):
     config = config_of(original)
     if hasattr(config, "origins"):
-        config.origins = [o for o in config.origins if not o["_target_"].endswith("HubSource")]
+        config.origins = [o for o in config.origins if not o["_target_"].endswith("hub.Hub")]
     (tmp_path / "site").mkdir()
     original.forms["archive"](tmp_path / "site")
     with serve_folder(tmp_path / "site") as address:
@@ -117,7 +117,7 @@ def test_originals_are_pinned_and_documented(original):
     if original.read is not pairs_of:  # checksums of most pairs are not published
         for entry in (entry for entries in entries_of(config) for entry in entries):
             assert {"md5", "sha256"} & entry.keys(), entry
-        hubs = [o for o in getattr(config, "origins", []) if o["_target_"].endswith("HubSource")]
+        hubs = [o for o in getattr(config, "origins", []) if o["_target_"].endswith("hub.Hub")]
         assert all(re.fullmatch("[0-9a-f]{40}", origin["revision"]) for origin in hubs)
 
 

@@ -71,7 +71,7 @@ def test_the_model_has_the_sites_and_reads_the_columns(task):
 
 def test_other_settings_leave_the_task_itself_unchanged(task):
     trainer = replace(task.config.trainer, max_tokens=7)
-    for other in (task.changed(trainer=trainer), task.quick(), task.plain()):
+    for other in (task.changed(trainer=trainer), task.quick()):
         assert type(other) is type(task)
         assert {**vars(other), "config": None} == {**vars(task), "config": None}
     assert task.changed(trainer=trainer).config.trainer.max_tokens == 7

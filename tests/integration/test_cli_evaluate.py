@@ -163,7 +163,7 @@ def archive_origin(archives, file="text"):
     """`data.origins` of one corpus with one test set; `archives` maps names to addresses."""
     return [
         {
-            "_target_": "headwise.data.sources.archive.ArchiveSource",
+            "_target_": "headwise.data.sources.archive.Archive",
             "name": "theirs",
             "archives": {
                 name: {"files": [name], "downloads": [{"url": url, "file": file.format(name)}]}

@@ -7,11 +7,13 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from omegaconf import OmegaConf
 
 from command_line import assert_rejected, composer, write_sentence
+from fake_corpora import corpus
 from headwise.config.arguments import checked_arguments, quoted
 from headwise.config.commands import SearchSelection, TableConfig
 from headwise.config.data import (
@@ -25,17 +27,18 @@ from headwise.config.folders import config_dir
 from headwise.config.keys import check_settings, with_changes
 from headwise.config.register import KINDS, typed
 from headwise.config.schema import Config, DecodeConfig, WindowsConfig
-from headwise.data.cache import prepared
 from headwise.data.images import ImageCorpus
-from headwise.data.sources.hub import HubSource
+from headwise.data.sources.hub import Hub
 from headwise.data.sources.origins import local_folder, log_paths
 from headwise.errors import ConfigError
 from headwise.files import machine_cache_dir
+from headwise.runs.archive import archived
 from headwise.runs.folder import ARCHIVE
-from headwise.runs.record import Record, archived
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.study import read_study, selected
 from headwise.tasks.check import checked_task
+from headwise.tasks.data import Prepared, prepare
 
 
 def test_names_need_no_quotes(headwise, trained, tmp_path):
@@ -149,12 +152,12 @@ def test_name_of_data_is_no_path(kind, tmp_path):
 MEMBERS = {"test": [{"archive": "a", "names": "../x"}]}
 NAMES = {
     "data.folder": lambda: local_folder(TextDataConfig(folder="../x")),
-    "config_name": lambda: HubSource("owner/name", {}, Path(), "../x"),
-    "repo": lambda: HubSource("archive", {"test": "test"}, Path(), "c").identity("test"),
+    "config_name": lambda: Hub("owner/name", {}, Path(), "../x"),
+    "repo": lambda: Hub("archive", {"test": "test"}, Path(), "c").identity("test"),
     "members": lambda: ImageCorpus(ImageDataConfig(window=3072, splits=MEMBERS), Path()),
     "split": lambda: Results.of({"scores": {"../x": {}}}, Path("results.json")),
     "run": lambda: list(archived(Path("archive"), Record)),
-    "a split": lambda: prepared(Path(), "name", {"splits": {"../x": ""}}, lambda folder: {}),
+    "a split": lambda: prepare(Prepared, corpus(), None, {"../x": ""}, Mock(), Mock(), {}),
 }
 
 

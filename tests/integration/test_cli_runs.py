@@ -20,9 +20,10 @@ from headwise.commands.runs import runs
 from headwise.config.commands import RunsConfig
 from headwise.errors import ConfigError
 from headwise.files import is_locked, write_json
-from headwise.runs.folder import RunFolder, read_yaml
+from headwise.runs.archive import export_records, find_records
+from headwise.runs.folder import RunFolder
 from headwise.runs.listing import Summary, choice_of
-from headwise.runs.record import Record, export_records, find_records
+from headwise.runs.record import Record, read_yaml
 from headwise.runs.results import Results
 
 SUMMARY = Summary("translation", "bleu", ["data=a", "seed=1"], max_updates=100)

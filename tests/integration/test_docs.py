@@ -30,8 +30,9 @@ PAGES = sorted(
     page.relative_to(DOCS).as_posix() for page in (*DOCS.glob("*.md"), *DOCS.glob("api/*.md"))
 )
 CHAPTERS = [
-    "first-run", "live-page", "variants", "your-own-variant", "your-own-task", "your-own-data",
-    "in-your-own-model", "beyond-translation", "encoders", "reproducing-a-paper",
+    "first-run", "live-page", "troubleshooting", "slow-runs", "variants", "your-own-variant",
+    "your-own-task", "your-own-data", "in-your-own-model", "beyond-translation", "encoders",
+    "reproducing-a-paper",
 ]  # fmt: skip
 MAX_SKIPPED = 2  # blocks per page
 

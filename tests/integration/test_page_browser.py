@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headwise.commands.page import page as write_page
 from headwise.config.commands import PageConfig
 from headwise.page.document import page_text
-from headwise.page.write import write_page
 from opened_page import (
     OpenedPage,
-    analyze,
     needs_browser,
     observed_weights,
     sharp_runs,
@@ -44,13 +43,13 @@ def page_file(runs, tmp_path_factory):
     text = tmp_path_factory.mktemp("text") / "own.de"
     text.write_text("".join(f"{line}\tdog sees house\n" for line in SENTENCES), encoding="utf-8")
     config = PageConfig(run=str(runs[0]), sentences=str(text), device="cpu")
-    return write_page(config, analyze)
+    return write_page(config)
 
 
 @pytest.fixture(scope="module")
 def compared_file(runs):
     config = PageConfig(run=str(runs[0]), other=str(runs[1]), n_sentences=2)
-    return write_page(config, analyze)
+    return write_page(config)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +81,7 @@ def compared_page(browser, compared_file):
 
 def test_saved_record_gives_the_same_page(compared_file, runs, tmp_path):
     output = str(tmp_path / "page.json")
-    write_page(
-        PageConfig(run=str(runs[0]), other=str(runs[1]), n_sentences=2, output=output), analyze
-    )
+    write_page(PageConfig(run=str(runs[0]), other=str(runs[1]), n_sentences=2, output=output))
     record = json.loads(Path(output).read_text(encoding="utf-8"))
     assert page_text(record) == compared_file.read_text(encoding="utf-8")
 

@@ -10,10 +10,11 @@ import pytest
 from guide import ROOT
 from headwise.config.instantiate import fits
 from headwise.errors import HeadwiseError
-from headwise.runs.folder import RunFolder, read_yaml
+from headwise.runs.archive import existing_record, find_records
+from headwise.runs.folder import RunFolder
 from headwise.runs.log import LAYER_STATISTICS
-from headwise.runs.record import PARTS, existing_record, find_records
-from headwise.studies.match import SavedRun
+from headwise.runs.record import PARTS, read_yaml
+from headwise.studies.record import TaskRecord
 
 RESULTS = ROOT / "results"
 UNFINISHED = "kftt_gpu"  # trained until the machine's time was over, then evaluated
@@ -104,7 +105,7 @@ def folder_of(run, folder):
 
 @pytest.mark.slow
 def test_every_record_is_read_and_gives_its_scores():
-    runs = find_records([str(RESULTS)], SavedRun)
+    runs = find_records([str(RESULTS)], TaskRecord)
     assert len(runs) == 560
     assert not (wrong := [problem for run in runs for problem in problems(run)]), wrong
     for run in (run for run in runs if run.folder.parent.name == UNFINISHED):
@@ -112,9 +113,9 @@ def test_every_record_is_read_and_gives_its_scores():
 
 
 def test_broken_files_are_named_with_the_run_and_the_key(tmp_path):
-    archived = existing_record(str(RESULTS / LONG_RUN), SavedRun)
+    archived = existing_record(str(RESULTS / LONG_RUN), TaskRecord)
     copy = folder_of(archived, tmp_path / "copied_run")
-    assert problems(SavedRun(copy)) == []
+    assert problems(TaskRecord(copy)) == []
     (copy / "overrides.yaml").write_text("- seed=3\n")
     (copy / "data.json").write_text('{"text": 3}')
     (copy / "environment.json").write_text('{"cpus": 3}')
@@ -125,12 +126,12 @@ def test_broken_files_are_named_with_the_run_and_the_key(tmp_path):
         "seed=3", "text=3", "data.json: no vocabulary", "environment.json: no gpu, platform",
         "[0, 30000, 20000]", "alpha of cross has the shape (1, 1)", "give bleu=",
     )  # fmt: skip
-    messages = problems(SavedRun(copy))
+    messages = problems(TaskRecord(copy))
     for key in keys:
         assert any(str(copy) in problem and key in problem for problem in messages), key
     for name, key in {"config.yaml": "widths", "results.json": "bleus"}.items():
         content = read_yaml(copy / name)
         (copy / name).write_text(json.dumps({**content, key: 3}))
-        (problem,) = problems(SavedRun(copy))
+        (problem,) = problems(TaskRecord(copy))
         assert str(copy / name) in problem
         assert key in problem

@@ -23,7 +23,7 @@ from headwise.attention.place import Place
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
 from headwise.errors import ConfigError
-from headwise.runs.record import archived
+from headwise.runs.archive import archived
 from headwise.studies.study import (
     Cell,
     check_metrics,
@@ -378,7 +378,7 @@ def test_command_of_the_table_of_results_is_that_of_the_test():
 @pytest.mark.parametrize("table", TABLES)
 def test_tables_from_the_records_are_those_published(headwise, monkeypatch, tmp_path, table):
     monkeypatch.chdir(ROOT)  # the text names runs by the paths that the command was given
-    monkeypatch.setattr("headwise.runs.record.archived", read_once)
+    monkeypatch.setattr("headwise.runs.archive.archived", read_once)
     headwise.ok("table", f"study={table}", *TABLES[table], f"output={tmp_path}")
     for name in (f"{table}.md", f"{table}.tex"):
         text = (tmp_path / name).read_text(encoding="utf-8")

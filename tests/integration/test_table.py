@@ -17,6 +17,7 @@ from fabricated_runs import RECIPE, csv_rows, stable, translations, write_run, w
 from golden_files import assert_golden
 from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
@@ -311,7 +312,7 @@ def test_runs_start_from_the_runs_of_another_column(headwise, softmax_trained, t
         for name in columns
     }
     for seed, folder in folders["tuned"].items():
-        origin = RunFolder(folder).read_config()["init_from"]
+        origin = Record(folder).saved["init_from"]
         assert Path(origin) == folders["first"][seed]
 
 

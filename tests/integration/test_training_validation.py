@@ -11,7 +11,8 @@ from command_line import train_small, write_corpus
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
 from headwise.losses.loss import CrossEntropy
-from headwise.runs.folder import RunFolder, read_config
+from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.tasks import evaluate as scoring
 from headwise.tasks import measure as evaluation
 from headwise.tasks.measure import measure_losses
@@ -130,13 +131,13 @@ def test_saved_sums_give_every_score(run):
         for split in ("test_a", "test_b", "valid")
         for unit in ("loss", "translation")
     ]
-    results = folder.read_results()
+    record = Record(run)
+    results = record.results
     for split, scores in results.scores.items():
-        config = read_config(folder)
-        metrics = task_of(config).metrics()
+        metrics = task_of(record.config).metrics()
         assert {metric.name for metric in metrics} == set(scores)
         for metric in metrics:
-            items = folder.read_sums(split, metric.unit)
+            items = record.sums(split, metric.unit)
             assert len(items) == {"valid": 6, "test_a": 5, "test_b": 4}[split]
             assert metric.score(items) == scores[metric.name]["score"]
             assert metric.signature == scores[metric.name]["signature"]
@@ -171,9 +172,8 @@ def test_validation_translates_with_the_map_of_the_loss(loss, beam, tmp_path, se
     run = train_small(tmp_path, *overrides, "decode.n_best=2", "trainer.progress=true")
     name = "greedy" if beam == 1 else f"beam {beam}"
     assert f"valid_bleu ({name}, first 2 sentences) " in capsys.readouterr().err
-    results = RunFolder(run).read_results()
+    results, config = Record(run).results, Record(run).config
     assert results is not None
-    config = read_config(RunFolder(run))
     assert results.scores["valid"]["bleu"]["scope"] == f"beam {config.decode.beam}"
     metrics = task_of(config).quick().metrics()
     assert {m.scope for m in metrics if m.name in ("bleu", "loss")} == {name, ""}

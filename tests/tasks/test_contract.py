@@ -12,7 +12,6 @@ from command_line import CommandResult, assert_rejected, page_data, read_json, r
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.errors import DataError
-from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.inspection import readings
@@ -52,7 +51,7 @@ def test_scores_follow_from_the_weights(case):
 @of_cases(*FAST)
 def test_scores_are_sums_over_items(case):
     for split, scores in case.results["scores"].items():
-        sums = RunFolder(case.run).read_sums(split, "loss")
+        sums = Record(case.run).sums(split, "loss")
         assert scores["loss"]["score"] == pytest.approx(sums[:, 0].sum() / sums[:, 2].sum())
 
 
@@ -153,16 +152,14 @@ def test_runs_are_compared_in_pairs(headwise, case):
     """Items are drawn for both: a drawn difference lies between those of single items."""
     out = headwise.ok("compare", f"run={case.run}", f"other={case.stopped}").out
     rows = {row[0]: row[1:] for row in map(cells, out.splitlines()) if len(row) == 7}
-    runs = [RunFolder(folder) for folder in (case.run, case.stopped)]
+    runs = [Record(folder) for folder in (case.run, case.stopped)]
     for split in case.results["scores"]:
         (row,) = (row for name, row in rows.items() if name.startswith(f"{split} loss per"))
         score, other, difference = map(float, row[:3])
         assert difference == pytest.approx(score - other, abs=1.1e-3)
-        losses = [run.read_results().scores[split]["loss"]["score"] for run in runs]
+        losses = [run.results.scores[split]["loss"]["score"] for run in runs]
         assert [score, other] == pytest.approx(losses, abs=1e-3)
-        (loss, _, n), (other_loss, _, other_n) = (
-            run.read_sums(split, "loss").T[:3] for run in runs
-        )
+        (loss, _, n), (other_loss, _, other_n) = (run.sums(split, "loss").T[:3] for run in runs)
         assert n.tolist() == other_n.tolist()
         of_items = (loss - other_loss) / n
         low, high = map(float, row[3].strip("[]").split(" to "))
@@ -226,7 +223,7 @@ def test_bits_count_the_bytes_of_the_text(trained):
         n_bytes = len(case.data("test.txt").read_bytes())
         bits = case.results["scores"]["test"]["bits_per_byte"]
         assert bits["n_bytes"] == bits["n_scored"] == n_bytes
-        assert RunFolder(case.run).read_sums("test", "loss")[:, 3].sum() == n_bytes
+        assert Record(case.run).sums("test", "loss")[:, 3].sum() == n_bytes
         assert bits["score"] < 8
 
 

@@ -12,7 +12,6 @@ from headwise.attention.recorder import recorded_weights
 from headwise.config.register import typed
 from headwise.data.loader import BatchLoader
 from headwise.errors import DataError
-from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.tasks.inspection import items, readings
 from headwise.tasks.task import task_of
@@ -38,14 +37,14 @@ def test_scaling_of_a_trained_run_changes_nothing_at_its_reference(headwise, pic
     run = pictures.run
     before = (run / "results.json").read_bytes()
     n_keys = 8 // 4 * 12 // 4 + 3  # patches, CLS tokens
-    sums = [RunFolder(run).read_sums("test", "loss")]
+    sums = [Record(run).sums("test", "loss")]
     for reference in (n_keys, 3):
         scaling = "scaling=ssmax", f"scaling.reference={reference}", f"name=at{reference}"
         headwise.ok("evaluate", f"run={run}", "data.test=[test]", *scaling)
         recorded = read_json(run / f"at{reference}.json")["scaling"]
         expected = {"reference": reference, "learned": False, "heads": "all"}
         assert recorded == {"_target_": "SSMax", **expected}
-        sums.append(RunFolder(run).read_sums(f"at{reference}/test", "loss"))
+        sums.append(Record(run).sums(f"at{reference}/test", "loss"))
     np.testing.assert_array_equal(sums[0], sums[1])
     assert not np.allclose(sums[0][:, 0], sums[2][:, 0], rtol=1e-5)
     assert (run / "results.json").read_bytes() == before

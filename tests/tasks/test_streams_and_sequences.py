@@ -17,12 +17,11 @@ from headwise.config.register import typed
 from headwise.data.lossless import text_ids
 from headwise.data.tokenizer import BOS, Tokenizer
 from headwise.errors import DataError
-from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
+from headwise.tasks import inspection
 from headwise.tasks.check import checked_task
 from headwise.tasks.inspection import inspected, items, readings
-from headwise.tasks.reading import selected
-from headwise.tasks.stream import reading as density_items
+from headwise.tasks.shown import selected
 from headwise.tasks.task import Part
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
@@ -59,7 +58,7 @@ def test_a_limit_of_scored_windows_is_lifted_by_evaluate_and_not_for_heads(
 ):
     run = text.train(tmp_path, "decode.max_windows=2", *FAST)
     assert scores_of(run)["test"]["bits_per_byte"]["n_scored"] == 2 * WINDOW
-    n_bytes = RunFolder(run).read_sums("test", "loss")[:, 3].sum()
+    n_bytes = Record(run).sums("test", "loss")[:, 3].sum()
     headwise.ok("evaluate", f"run={run}", "decode.max_windows=0", "name=all")
     assert scores_of(run, "all")["test"]["bits_per_byte"]["n_bytes"] > n_bytes
     batches = inspected(load(run), PruneDataConfig(sentences=3), 64, 64).batches
@@ -94,7 +93,7 @@ def test_evaluate_scores_other_splits_and_checkpoints(headwise, text, tmp_path):
     valid = others["valid"]["bits_per_byte"]
     assert valid["n_bytes"] == first["n_bytes"]
     assert valid["signature"] == "min_context:4" != first["signature"]
-    assert RunFolder(run).read_sums("others/more", "loss")[:, 3].sum() == len(content)
+    assert Record(run).sums("others/more", "loss")[:, 3].sum() == len(content)
 
 
 def test_later_commands_use_the_cache_of_the_training_and_other_batches(
@@ -227,7 +226,7 @@ def test_windows_within_a_row_have_a_page_and_no_kinds(headwise, images, tmp_pat
     run = images.train(tmp_path, "data.window=10", "positions=learned")
     headwise.ok("analyze", f"run={run}")
     assert KINDS.read(Record(run)) == []
-    monkeypatch.setattr(density_items, "MAX_WEIGHTS", 8 * 20 * 8)  # of 8 heads: few queries
+    monkeypatch.setattr(inspection, "MAX_WEIGHTS", 8 * 20 * 8)  # of 8 heads: few queries
     headwise.ok("page", f"run={run}", "n_sentences=1")
     axes = page_data(run)["runs"][0]["readings"][0]["axes"]["decoder_self"]
     assert axes["view"]["queries"] == [3, 4, 5]
@@ -237,7 +236,8 @@ def test_the_page_of_music_names_samples(trained):
     loaded = trained("music").loaded()
     (item,) = items(loaded, 1).chosen
     (reading,) = readings(loaded, [item.input])
-    assert reading.axes["decoder_self"].queries[19] == "sample 20"
+    (site,) = loaded.model.sites
+    assert reading.axes(site).queries[19] == "sample 20"
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def masked(trained):
 
 def test_some_windows_are_evaluated(headwise, masked):
     before = masked.results["scores"]["valid"]["masked_bits"]
-    assert before["n_scored"] == RunFolder(masked.run).read_sums("valid", "loss")[:, 2].sum()
+    assert before["n_scored"] == Record(masked.run).sums("valid", "loss")[:, 2].sum()
     assert masked.results["best_update"] in (6, 12)
     few = "data.test=[valid]", "decode.max_windows=2", "name=few"
     headwise.ok("evaluate", f"run={masked.run}", *few)
@@ -279,9 +279,9 @@ def test_page_names_masked_tokens_and_shows_predictions(headwise, masked, tmp_pa
         assert prediction
         assert "mask" not in prediction
     loaded = load(run, device="cpu")
-    texts = [item.text for item in items(loaded, 2).chosen]
+    texts = [item.input for item in items(loaded, 2).chosen]
     first, second = (list(readings(loaded, texts)) for _ in range(2))
-    assert [reading.axes for reading in first] == [reading.axes for reading in second]
+    assert [reading.labels for reading in first] == [reading.labels for reading in second]
 
 
 def test_explicit_task_wins_over_that_of_the_data(make):
@@ -309,13 +309,14 @@ def test_heads_by_length(headwise, sequence):
     rows = {(r["site"], r["head"], r["length"]): r for r in LENGTHS.read(Record(sequence.run))}
     site = list(sequence.case.sites)[-1]
     assert {length for _, _, length in rows} == {12, 40}
-    (reading,) = readings(sequence.loaded(), ["40 0"])
+    loaded = sequence.loaded()
+    (reading,) = readings(loaded, ["40 0"])
     (observed,) = (obs for obs in reading.observations if obs.site == site)
-    axes = reading.axes[site]
-    asked = [index for index, key in enumerate(axes.relevant) if key >= 0]
+    (axes,) = (reading.axes(one) for one in loaded.model.sites if one.name == site)
+    asked = reading.relevant
     assert len(asked) == 2
-    for index in asked:  # the relevant key is the value after the asked key
-        assert axes.keys[axes.relevant[index] - 1] == axes.queries[index]
+    for query, key in asked.items():  # the relevant key is the value after the asked key
+        assert axes.keys[key - 1] == axes.queries[reading.queries.index(query)]
     for head in (1, 2):
         row = rows[site, head, 40]
         assert 0 <= row["relevant_weight"] <= 1
@@ -347,7 +348,7 @@ def test_a_task_of_a_user_is_read_and_described(headwise, trained):
     case = trained("own")
     for split in ("valid", "test"):
         accuracy = case.results["scores"][split]["accuracy"]["score"]
-        sums = RunFolder(case.run).read_sums(split, "loss")
+        sums = Record(case.run).sums(split, "loss")
         n_bits = N_ROWS * LENGTH
         assert sums.shape == (N_ROWS, 4)
         assert sums[:, 2:].sum(0).tolist() == [n_bits, round(accuracy * n_bits)]

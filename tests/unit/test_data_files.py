@@ -16,6 +16,7 @@ from corpus_writers import (
     iwslt_xml,
     open_named_corpus,
     serve_folder,
+    table_pairs,
     translations,
     wmt_sgm,
     write_parquet,
@@ -26,7 +27,7 @@ from headwise.data.sources.digest import FileHashes
 from headwise.data.sources.download import download, verify
 from headwise.data.sources.lines import file_pairs
 from headwise.data.sources.segments import aligned_segments, read_segments, unescape
-from headwise.data.sources.tables import find_table, table_pairs
+from headwise.data.sources.tables import find_table
 from headwise.errors import DataError
 
 # Lines

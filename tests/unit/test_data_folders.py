@@ -2,6 +2,7 @@
 
 import re
 import zipfile
+from functools import partial
 
 import datasets
 import pytest
@@ -18,7 +19,8 @@ from corpus_writers import (
     write_tar,
     write_text,
 )
-from headwise.data.sources.hub import HubSource
+from headwise.data.sources.hub import Hub
+from headwise.data.sources.tables import language_columns, row_pairs
 from headwise.errors import ConfigError, DataError
 from original_layouts import (
     TEST,
@@ -66,7 +68,7 @@ def test_user_text_in_tables_is_read(tmp_path):
         table = encode_lines(["a\tb", *map("\t".join, named(stem))])
         (tmp_path / f"{stem}.tsv").write_bytes(table)
     corpus = open_ab(tmp_path)
-    assert corpus.config.test == ["test_a", "test_b"]  # discovered
+    assert corpus.test_sets == ["test_a", "test_b"]  # discovered
     assert list(corpus.text("valid")) == named("dev")
     assert corpus.read("test_b")[0][2].endswith("test_b.")
 
@@ -78,7 +80,7 @@ def test_a_file_is_a_split_of_its_own_name(tmp_path):
     assert corpus.splits() == ["dev", "test", "test2", "train", "valid"]
     files = {"train": ["train"], "valid": ["dev"], "test": ["test2"], "dev": ["train"]}
     corpus = open_ab(tmp_path, files=files)
-    assert corpus.config.test == ["test"]  # not twice
+    assert corpus.test_sets == ["test"]  # not twice
     assert list(corpus.text("test")) == named("test2")
     assert list(corpus.text("dev")) == named("train")
 
@@ -87,7 +89,7 @@ def test_splits_may_be_shares_of_one_file(tmp_path):
     pairs = named("", 20)
     write_ab(tmp_path, train=pairs)
     corpus = open_ab(tmp_path, split=[0.8, 0.15, 0.05])
-    assert corpus.config.test == ["test"]
+    assert corpus.test_sets == ["test"]
     parts = [list(corpus.text(split)) for split in ("train", "valid", "test")]
     assert parts == [pairs[:16], pairs[16:19], pairs[19:]]
     other = open_ab(tmp_path, split=[0.8, 0.2])
@@ -109,8 +111,8 @@ def test_sharded_test_sets_are_named_after_their_tables(tmp_path):
         write_parquet(text / f"test_talks/{number:04d}.parquet", rows)
     (text / "test_notes").mkdir()
     corpus = open_ab(text)
-    assert corpus.config.test == ["test_news", "test_talks"]  # discovered
-    for name in corpus.config.test:
+    assert corpus.test_sets == ["test_news", "test_talks"]  # discovered
+    for name in corpus.test_sets:
         assert list(corpus.text(name)) == pairs
 
 
@@ -130,7 +132,7 @@ def test_folder_with_the_layout_of_the_hub_is_named(tmp_path):
 
 def test_only_the_training_text_depends_on_cleaning_and_limits(tmp_path):
     plain, no_tests = multi30k(tmp_path), multi30k(tmp_path, test=[])
-    assert no_tests.config.test == []  # the default test sets are not added
+    assert no_tests.test_sets == []  # the default test sets are not added
     few = multi30k(tmp_path, max_train_pairs=2)
     strict = multi30k(tmp_path, cleaning={"max_words": 9})
     assert len({corpus.fingerprint() for corpus in (plain, no_tests, few, strict)}) == 3
@@ -248,7 +250,7 @@ def test_test_set_works_in_both_directions(tmp_path):
     assert sorted(corpus.text("test_newstest2016")) == [(t, s) for s, t in TEST]
 
 
-def test_hub_source_uses_the_datasets_library(tmp_path, monkeypatch):
+def test_hub_uses_the_datasets_library(tmp_path, monkeypatch):
     """A local folder replaces the repository; library, columns and order are real."""
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": TEST}.items():
         rows = translations(("de", "en"), [(t, s) for s, t in pairs])
@@ -256,11 +258,11 @@ def test_hub_source_uses_the_datasets_library(tmp_path, monkeypatch):
     splits = {"train": "train", "valid": "validation", "test_part": "test[1:3]"}
     load, repo = datasets.load_dataset, str(tmp_path / "repo")
     monkeypatch.setattr(datasets, "load_dataset", lambda _, **options: load(repo, **options))
-    languages = {"source": "en", "target": "de"}
-    source = HubSource("owner/name", splits, tmp_path / "cache", "de-en", **languages)
-    assert list(source.pairs("train")) == TRAIN
-    assert list(source.pairs("test_part")) == TEST[1:3]
-    assert source.identity("train") == source.identity("train") != source.identity("valid")
+    origin = Hub("owner/name", splits, tmp_path / "cache", "de-en")
+    select = partial(language_columns, ("en", "de"))
+    assert list(row_pairs(origin.rows("train", select), "en", "de")) == TRAIN
+    assert list(row_pairs(origin.rows("test_part", select), "en", "de")) == TEST[1:3]
+    assert origin.identity("train") == origin.identity("train") != origin.identity("valid")
 
 
 def zipped(flags):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from corpus_writers import open_named_corpus
 from headwise.data.file_corpus import files_below
-from headwise.data.patches import augmented, patches
+from headwise.data.images import augmented, patches
 from headwise.data.sources.pictures import picture
 from headwise.errors import DataError
 from headwise.model.patch_embedding import Patches, Pixels, patch_embedding

@@ -11,10 +11,9 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from corpus_writers import encode_lines, open_named_corpus, wmt_sgm
+from corpus_writers import encode_lines, open_named_corpus, table_pairs, wmt_sgm
 from headwise.data.sources.lines import file_pairs
 from headwise.data.sources.segments import aligned_segments, read_segments
-from headwise.data.sources.tables import table_pairs
 from headwise.errors import DataError
 from published_images import idx, idx_labels, random_images, wav
 
@@ -41,7 +40,7 @@ def read_tables(folder):
 
 def read_named(folder, name, labelled=True, split="train", **changes):
     corpus = open_named_corpus(folder, name, labelled, dir=str(folder), **changes)
-    return corpus.rows(split) if hasattr(corpus, "rows") else corpus.chunks(split)
+    return corpus.rows(split) if labelled and hasattr(corpus, "rows") else corpus.chunks(split)
 
 
 def read_text(folder, **changes):

@@ -186,7 +186,7 @@ ENWIK8 = data_config("enwik8").downloads
         ({}, "valid", r"set data\.file=train\.txt data\.split=\[0.9,0.05,0.05\]"),
         ({"file": "enwik8", "split": [0.9, 0.1], "test": [], "downloads": ENWIK8}, "train",
          r"is missing: put enwik8\.zip into .* or enwik8"),
-        ({"column": "text"}, "extra", r"extra\.parquet, extra\.jsonl.* not found in"),
+        ({"column": "text"}, "extra", r"no split 'extra': expected extra\.tsv"),
     ],
 )  # fmt: skip
 def test_missing_text_is_refused(tmp_path, changes, split, message):
@@ -205,7 +205,7 @@ import resource, sys
 from pathlib import Path
 from headwise.config.data import TextDataConfig
 from headwise.config.schema import TokenizerConfig
-from headwise.tasks.stream.text import TextCorpus, text_corpus
+from headwise.tasks.stream.text import TextCorpus
 from headwise.tasks.stream.stream import prepare_tokens
 config = TextDataConfig(name="large", file="large", split=[0.9, 0.1], test=[], dir=sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

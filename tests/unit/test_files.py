@@ -29,6 +29,7 @@ from headwise.files import (
     write_text,
 )
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.track.jsonl import JsonlWriter
 
 
@@ -64,7 +65,7 @@ def test_broken_json_error_names_the_file(tmp_path, text):
 def test_invalid_config_is_rejected(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=r"config\.yaml is"):
-        RunFolder(tmp_path).read_config()
+        _ = Record(tmp_path).saved
 
 
 @pytest.mark.parametrize(

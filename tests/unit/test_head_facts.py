@@ -2,9 +2,9 @@
 
 import pytest
 
+from headwise.analysis.quantities import head_facts
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, TRAJECTORIES
 from headwise.runs.record import Record
-from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
 
 TABLES = (HEADS, LAYERS, DENSITY, TRAJECTORIES, OTHERS)
 
@@ -112,7 +112,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_facts_of_a_run(tmp_path, name, site):
     rows, expected = CASES[name]
-    facts = analysis_facts(write_analysis(tmp_path, site, **rows))
+    facts = head_facts([write_analysis(tmp_path, site, **rows)])
     values = {fact["quantity"]: fact["value"] for fact in facts}
     assert values == pytest.approx(expected, rel=1e-4)
     places = {(fact["site"], fact["layer"]) for fact in facts}
@@ -121,8 +121,8 @@ def test_facts_of_a_run(tmp_path, name, site):
 
 def test_all_seeds_are_tested_together(tmp_path):
     run = write_analysis(tmp_path, heads=[{}], trajectories=ALPHAS)
-    assert not facts_of_all_seeds([run])  # too few heads to test
-    of_all = {f["quantity"]: f["value"] for f in facts_of_all_seeds([run, run])}
+    assert not head_facts([run], all_seeds=True)  # too few heads to test
+    of_all = {f["quantity"]: f["value"] for f in head_facts([run, run], all_seeds=True)}
     assert 0 < of_all["alpha_groups_p"] <= 1
     assert of_all["alpha_order_all"] == pytest.approx(-0.316, abs=1e-3)
     assert -1 < of_all["alpha_order_low"] < -0.316 < of_all["alpha_order_high"] < 1

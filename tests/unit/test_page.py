@@ -27,11 +27,11 @@ from headwise.data.tokenizer_training import train_tokenizer
 from headwise.errors import DataError
 from headwise.page import document
 from headwise.page.document import fill_template, page_record, page_text, script_json
-from headwise.page.readings import weight_contents
-from headwise.page.weights import packed, rounded
+from headwise.page.readings import packed, rounded, weight_contents
 from headwise.runs.folder import RunFolder
+from headwise.tasks.inspection import Items
 from headwise.tasks.inspection import items as items_to_show
-from headwise.tasks.reading import Item, Items
+from headwise.tasks.shown import Item, Picture
 from headwise.tasks.translation.run import TranslationRun
 from headwise.tasks.translation.task import Translation
 from weights_by_hand import observation
@@ -60,7 +60,7 @@ def content(texts):
 
 
 def items(*texts):
-    chosen = [Item(n, {"source": text}) for n, text in enumerate(texts, start=1)]
+    chosen = [Item(n, text, {"source": text}) for n, text in enumerate(texts, start=1)]
     return Items("test", "sentences", chosen, len(chosen))
 
 
@@ -178,7 +178,7 @@ def run(folder, n_lines, others=None):
 
 
 def lines_of(items):
-    return [(item.number, item.text, item.texts.get("reference")) for item in items.chosen]
+    return [(item.number, item.input, item.texts.get("reference")) for item in items.chosen]
 
 
 @pytest.mark.parametrize(
@@ -230,6 +230,21 @@ def test_user_sentences_keep_their_order_and_may_have_references(tmp_path):
     path.write_text("\n \n", encoding="utf-8")
     with pytest.raises(DataError, match=r"mine\.de has no text to show"):
         items_to_show(trained, 2, path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid", "number", "value", "name"),
+    [
+        ((9,), (9,), 8, 8, "sample 9"),
+        ((4, 6, 3), (4, 6, 3), 7, 7, "row 1, column 3, green"),
+        ((4, 6, 1), (4, 6, 1), 7, 7, "row 2, column 2"),
+        ((4, 6, 3), (2, 3, 1), 4, 63, "row 3, column 3"),  # its patch has the middle (4, 4)
+        ((4, 6, 3), (4, 6, 1), 7, 21, "row 2, column 2"),  # a patch of one pixel
+    ],
+)
+def test_keys_of_a_picture_have_places_and_names(shape, grid, number, value, name):
+    picture = Picture(shape, bytes(np.prod(shape)), grid, 1)
+    assert (picture.value(number), picture.name(number)) == (value, name)
 
 
 # -- weights --------------------------------------------------------------------------------------

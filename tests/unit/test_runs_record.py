@@ -15,16 +15,10 @@ from headwise.commands.analyze import analyze_folders
 from headwise.config.commands import AnalyzeConfig
 from headwise.errors import RunError
 from headwise.files import write_json
+from headwise.runs.archive import existing_record, export_records, find_records
 from headwise.runs.folder import ARCHIVE, RunFolder, find_folders
 from headwise.runs.listing import Summary, status
-from headwise.runs.record import (
-    PARTS,
-    SUMS,
-    Record,
-    existing_record,
-    export_records,
-    find_records,
-)
+from headwise.runs.record import PARTS, SUMS, Record
 
 HASHES = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
 

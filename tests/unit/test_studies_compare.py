@@ -17,9 +17,7 @@ from headwise.metrics.metric import Measured, Metric
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.runs.results import Results
-from headwise.studies.compare import judge, supported
-from headwise.studies.match import Matching
-from headwise.studies.scores import gathered
+from headwise.studies.compare import study_runs, supported, with_differences
 from headwise.studies.study import Cell, Column, Published, Recipe, Row, Study
 from headwise.studies.tables import study_tables
 from headwise.tasks.translation.metrics import score_translations
@@ -37,7 +35,7 @@ RESAMPLES = 20
 
 
 class Made(Record):
-    """A run whose values of `SavedRun` are set."""
+    """A run whose values of `TaskRecord` are set."""
 
     updates = 0
 
@@ -56,14 +54,16 @@ def make_run(folder, seed, hypotheses=None, references=REFERENCES, train_pairs=N
     )
     run = Made(folder)
     vars(run).update(
-        seed=seed,
         data={"text": "0" * 64, "train": {"pairs": train_pairs}, "vocabulary": "of T"},
         results=Results({"test": hashed(measured.scores())}),
         task=Translation(config),
         references=Translation.references,
         metrics=Translation(config).metrics(),
         config=config,
-        settings={"trainer": {"precision": "float32"}, "data": {}, "tokenizer": {"folder": "T"}},
+        settings={
+            **{"seed": seed, "trainer": {"precision": "float32"}, "data": {}},
+            "tokenizer": {"folder": "T"},
+        },
     )
     return run
 
@@ -78,9 +78,7 @@ def judged(study, used, metrics=None):
     recipes = [
         Recipe(Cell(*cell, ()), (), {}, 0, (metrics or {}).get(cell[1], {})) for cell in used
     ]
-    of_study = gathered(study, recipes, Matching(used=used))
-    judge(study, of_study, RESAMPLES)
-    return of_study
+    return with_differences(study, study_runs(study, recipes, used), RESAMPLES)
 
 
 def scores(of_study, row, metric="bleu_tokenised"):

@@ -15,7 +15,7 @@ from headwise.config.commands import TableConfig
 from headwise.errors import ConfigError, RunError
 from headwise.files import locked
 from headwise.runs.results import Results
-from headwise.studies.match import SavedRun
+from headwise.studies.record import TaskRecord
 from headwise.studies.sweep import N_RESAMPLES, sweep_tables
 
 TRANSLATION = "data=files data.source=de data.target=en"
@@ -277,7 +277,7 @@ def test_jobs_are_counted_as_what_they_are(tmp_path):
     states = "1 failed, 1 running, 2 interrupted, 1 not found, 1 broken, 1 pruned"
     assert shown == f"alpha_entmax: 1 ({states}); model=tiny: 0 (1 failed)"
     with pytest.raises(RunError, match="is broken"):
-        counts([{"run": SavedRun(broken)}])
+        counts([{"run": TaskRecord(broken)}])
     (note,) = sweep_tables([*made[:1], made[-1]])[1][0].notes
     assert note.startswith(f"{broken} is not counted: {broken}/config.yaml is broken")
     alone = counts([other, {"overrides": [], "error": "x"}])

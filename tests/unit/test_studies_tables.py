@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from command_line import train_small
 from figures_drawn import density_rows, layer_rows
+from headwise.analysis.quantities import effective_heads
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, SETTINGS, TRAJECTORIES
 from headwise.config.folders import composed
 from headwise.config.register import typed
@@ -22,9 +23,8 @@ from headwise.runs.record import Record
 from headwise.studies.figures import draw_figures, figures_of
 from headwise.studies.figures_attention import draw_attention
 from headwise.studies.heads import head_tables
-from headwise.studies.match import SavedRun
 from headwise.studies.names import choice_name, class_word
-from headwise.studies.pruning import effective_heads
+from headwise.studies.record import TaskRecord
 from headwise.studies.render import (
     TextTable,
     interval,
@@ -160,7 +160,7 @@ def analysed_heads(folder, density, alpha, n_previous=0, seed=1):
     LAYERS.path(analysis).write_text(LAYERS.text([layer]), encoding="utf-8")
     for table in (DENSITY, OTHERS, TRAJECTORIES):
         table.path(analysis).write_text(table.text([]), encoding="utf-8")
-    run = SavedRun(folder)
+    run = TaskRecord(folder)
     run.settings = {"seed": seed}
     return run
 
@@ -308,7 +308,7 @@ def saved(monkeypatch):
 @pytest.mark.slow
 def test_only_measured_values_are_drawn(trained, tmp_path, saved):
     run = copy_run(trained, tmp_path / "run")
-    files = draw_figures([SavedRun(run)], run / "figures")
+    files = draw_figures([TaskRecord(run)], run / "figures")
     assert {path.parent for path in files} == {run / "figures"}
     stems = {path.stem for path in files}
     assert stems == {"alpha", "alpha_histograms", "alpha_start_end", "diversity", "curves"}
@@ -316,7 +316,7 @@ def test_only_measured_values_are_drawn(trained, tmp_path, saved):
     (run / "heads.jsonl").unlink()
     (run / "metrics.jsonl").unlink()
     (run / "results.json").unlink()
-    assert draw_figures([SavedRun(run)], tmp_path / "nothing") == []
+    assert draw_figures([TaskRecord(run)], tmp_path / "nothing") == []
     assert not (tmp_path / "nothing").exists()
 
 
@@ -332,7 +332,7 @@ def test_figures_of_several_runs(trained, tmp_path):
     for run in runs[2:]:  # which have no α
         (run / "heads.jsonl").unlink()
         (run / "results.json").unlink()
-    figures = figures_of([*map(SavedRun, runs)])
+    figures = figures_of([*map(TaskRecord, runs)])
     expected = {
         "alpha_histograms", "alpha_start_end", "density_violins", "diversity_heads", "pruning",
         "score_curves",
@@ -342,7 +342,7 @@ def test_figures_of_several_runs(trained, tmp_path):
     assert "8 heads" in text_of(figures["alpha_start_end"])  # of both seeds, where α was learned
     assert "Measured on 6 sentences of valid." in text_of(figures["density_violins"])
     figures = figures_of(
-        [*map(SavedRun, [*runs, copy_run(trained, tmp_path / "ja", data__source="ja")])]
+        [*map(TaskRecord, [*runs, copy_run(trained, tmp_path / "ja", data__source="ja")])]
     )
     assert {f"{name}-files_de_en" for name in expected - {"score_curves"}} < set(figures)
     assert "alpha_histograms-files_ja_en" in figures

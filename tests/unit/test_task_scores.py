@@ -21,9 +21,9 @@ from headwise.metrics.significance import paired_bootstrap
 from headwise.tasks.classification.metrics import class_metrics
 from headwise.tasks.classification.task import class_statistics
 from headwise.tasks.inspection import readings
-from headwise.tasks.reading import Axes
+from headwise.tasks.shown import Axes
 from headwise.tasks.translation.metrics import moses_tokenised, score_translations
-from headwise.tasks.translation.reading import NOTE, given_sentences
+from headwise.tasks.translation.shown import NOTE, shown_sentences
 
 LINES = ["The dog (a big one) doesn't see the cat.", "", "Three houses cost $1,000 each.", "x"]
 REFERENCE_LINES = [
@@ -229,17 +229,18 @@ def test_decoder_reads_the_translation_of_the_run():
         tokenizers=SimpleNamespace(source=Numbers("s"), target=Numbers("t")),
         translator=SimpleNamespace(translate=translate),
         normaliser=SimpleNamespace(source=str.strip),
-        task=SimpleNamespace(given=given_sentences),
+        task=SimpleNamespace(shown=shown_sentences),
         device=CPU,
     )
     first, second = readings(run, [" 5 6 7", "4 "])
     source, read, written = ["s5", "s6", "s7", "s3"], ["t2", "t8", "t9"], ["t8", "t9", "…"]
-    assert first.axes == {
-        "encoder_self": Axes(source, source, "5 6 7"),
+    sites = {site.name: site for site in run.model.sites}
+    assert {name: first.axes(site) for name, site in sites.items()} == {
+        "encoder_self": Axes(source, source, "5 6 7", ""),
         "decoder_self": Axes(read, read, "one", NOTE),
         "cross": Axes(written, source, "5 6 7 → one", NOTE),
     }
-    assert second.axes["cross"] == Axes(["t10", "t3"], ["s4", "s3"], "4 → two", NOTE)
-    assert [first.texts, second.texts] == [{"translation": "one"}, {"translation": "two"}]
+    assert second.axes(sites["cross"]) == Axes(["t10", "t3"], ["s4", "s3"], "4 → two", NOTE)
+    assert [first.outputs, second.outputs] == [{"translation": "one"}, {"translation": "two"}]
     shapes = {obs.site: tuple(obs.weights_BHQK.shape[2:]) for obs in first.observations}
     assert shapes == {"encoder_self": (4, 4), "decoder_self": (3, 3), "cross": (3, 4)}

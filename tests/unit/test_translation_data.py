@@ -19,8 +19,8 @@ from headwise.data.workers import run_in_process
 from headwise.errors import ConfigError, DataError, HeadwiseError
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.tasks.translation.encoding import EncodingJob, ShardEncoder, write_encoded
-from headwise.tasks.translation.epochs import EpochSplits
-from headwise.tasks.translation.text import ParallelText, write_pairs
+from headwise.tasks.translation.prepare import EpochSplits
+from headwise.tasks.translation.store import ParallelText, write_pairs
 from small_blocks import small_blocks, small_pools
 
 __all__ = ["small_blocks", "small_pools"]  # fixtures
@@ -143,7 +143,7 @@ def test_ids_decode_to_the_text_in_order(tmp_path, joint):
     for split, name in ((prepared.train, "train"), (prepared.valid, "valid")):
         sources = prepared.tokenizers.source.decode(list(split.source))
         targets = prepared.tokenizers.target.decode(list(split.target))
-        assert list(zip(sources, targets, strict=True)) == text.source.texts[name]
+        assert list(zip(sources, targets, strict=True)) == text.origin.texts[name]
         assert split.source.flat.dtype == np.uint16
     report = prepared.report
     assert report["train"]["pairs"] == 600

@@ -7,21 +7,22 @@ diversity, positional, merging and interrogation heads; then rare words
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from headwise.analysis.kinds import KINDS, MIN_VALUE
+from headwise.analysis.quantities import QUANTITIES
 from headwise.analysis.roles import (
     MIN_QUESTION_TOKENS,
     MIN_SPLIT_WORDS,
     OFFSET_NAMES,
-    Thresholds,
+    ROLES,
     has_enough_questions,
     offset_name,
 )
 from headwise.analysis.tables import GLOSSARY, HEAD_KEY, Row, complete_rows
-from headwise.analysis.trajectories import MIN_RISE, came_back, sarle, spearman
+from headwise.analysis.trajectories import MIN_RISE, came_back, rise, sarle
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
 
@@ -51,11 +52,11 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
         *_alpha_over_training(heads, tables["trajectories"]),
         *_alpha_at_the_end(heads),
         *_density(heads, tables["density"]),
-        *_described("heads disagree", tables["layers"], "diversity_heads", statistics.fmean),
-        *_described("CLS tokens differ", cls_tokens, "value", statistics.fmean),
-        *_roles(heads, about, Thresholds(**about["thresholds"])),
+        *_described("heads disagree", tables["layers"], "diversity_heads", "diversity"),
+        *_described("CLS tokens differ", cls_tokens, "value"),
+        *_roles(heads, about),
         *_kinds(tables["kinds"]),
-        *_described("confidence", heads, "confidence", statistics.median),
+        *_described("confidence", heads, "confidence", "confidence"),
         *_importance(heads),
     ]
 
@@ -109,6 +110,11 @@ def _by_site(rows: Iterable[Row], name: str) -> Iterator[tuple[str, list[Row]]]:
         yield site, sorted(site_rows, key=lambda row: -float(row[name]))
 
 
+def _numbers(rows: Sequence[Row], shows: Callable[[Row], bool]) -> Finding:
+    """Return the numbers of heads that show a finding, and of all."""
+    return {"n_heads": sum(map(shows, rows)), "n_measured": len(rows)}
+
+
 def _outcome(value: float, threshold: float) -> str:
     return SEEN if value >= threshold else PARTLY if value >= threshold / 2 else UNSEEN
 
@@ -118,28 +124,19 @@ def _outcome(value: float, threshold: float) -> str:
 
 def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[Finding]:
     """Most α fall first, and some come back (section 5.1)."""
-    if not complete_rows(heads, "alpha"):
-        yield _row("α falls first", UNMEASURED, reason="No head has an α.")
+    reason = "" if complete_rows(heads, "alpha") else "No head has an α."
+    if not reason and (not rows or rows[0]["first_update"] == rows[0]["last_update"]):
+        reason = "No α was logged during training."
+    if reason:
+        yield _row("α falls first", UNMEASURED, reason=reason)
         return
-    if not rows or rows[0]["first_update"] == rows[0]["last_update"]:
-        yield _row("α falls first", UNMEASURED, reason="No α was logged during training.")
-        return
-    fell = sum(row["fell_first"] for row in complete_rows(rows, "fell_first"))
-    share = fell / len(rows)
-    yield _row(
-        "α falls first", _outcome(share, 0.5), value=share, n_heads=fell, n_measured=len(rows)
-    )
-    top = max(rows, key=lambda row: float(row["last"] - row["lowest"]))
-    yield _row(
-        "α falls and comes back",
-        SEEN if came_back(top) else UNSEEN,
-        top,
-        value=top["last"] - top["lowest"],
-        threshold=MIN_RISE,
-        n_heads=sum(map(came_back, rows)),
-        n_measured=len(rows),
-    )
-    rho = spearman([row["first"] for row in rows], [row["last"] for row in rows])
+    fell = _numbers(rows, lambda row: bool(row["fell_first"]))
+    share = fell["n_heads"] / len(rows)
+    yield _row("α falls first", _outcome(share, 0.5), value=share, **fell)
+    top, rose = max(rows, key=rise), _numbers(rows, came_back)
+    outcome, values = SEEN if came_back(top) else UNSEEN, {"threshold": MIN_RISE, **rose}
+    yield _row("α falls and comes back", outcome, top, value=rise(top), **values)
+    rho = QUANTITIES["alpha_order"].of(rows)
     if rho is not None and len(rows) > 3:
         yield _row("α keeps its order", _outcome(rho, MIN_RHO), value=rho, threshold=MIN_RHO)
 
@@ -147,17 +144,12 @@ def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[
 def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Finding]:
     """The α of a site end in two groups, near softmax and near sparsemax."""
     for site, rows in _by_site(heads, "alpha"):
-        coefficient = sarle([row["alpha"] for row in rows])
-        yield _row(
-            "α ends in two groups",
-            UNMEASURED if coefficient is None else SEEN if coefficient > BIMODAL else UNSEEN,
-            site=site,
-            value=coefficient,
-            reason="Fewer than four α, or all are equal." if coefficient is None else "",
-            threshold=BIMODAL,
-            n_heads=sum(not LOW_ALPHA <= row["alpha"] <= HIGH_ALPHA for row in rows),
-            n_measured=len(rows),
-        )
+        value = sarle([row["alpha"] for row in rows])
+        outcome = UNMEASURED if value is None else SEEN if value > BIMODAL else UNSEEN
+        reason = "Fewer than four α, or all are equal." if value is None else ""
+        outer = _numbers(rows, lambda row: not LOW_ALPHA <= row["alpha"] <= HIGH_ALPHA)
+        values: Finding = {"value": value, "threshold": BIMODAL, "reason": reason, **outer}
+        yield _row("α ends in two groups", outcome, site=site, **values)
 
 
 # -- density and diversity ------------------------------------------------------------------------
@@ -169,38 +161,36 @@ def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Finding
     if not sites:
         yield _row("sparse heads", UNMEASURED, reason="No head forms weights.")
     for site, rows in sites:
-        n_sparse = sum(row["density"] < DENSE for row in rows)
+        sparse = _numbers(rows, lambda row: row["density"] < DENSE)
+        n_sparse, mean = sparse["n_heads"], QUANTITIES["density"].of(rows)
         outcome = UNSEEN if not n_sparse else SEEN if n_sparse == len(rows) else PARTLY
-        mean = statistics.fmean(row["density"] for row in rows)
-        counts = {"n_heads": n_sparse, "n_measured": len(rows)}
-        yield _row("sparse heads", outcome, rows[-1], value=mean, **counts)
+        yield _row("sparse heads", outcome, rows[-1], value=mean, **sparse)
         bins = [row for row in histogram if row["site"] == site]
-        n_queries = sum(row["n_queries"] for row in bins)
-        if n_queries:
-            sparse = sum(row["n_queries"] for row in bins if row["low"] < 1) / n_queries
-            yield _row("sparse queries", _outcome(sparse, 0.5), site=site, value=sparse)
+        if n_queries := sum(row["n_queries"] for row in bins):
+            share = sum(row["n_queries"] for row in bins if row["low"] < 1) / n_queries
+            yield _row("sparse queries", _outcome(share, 0.5), site=site, value=share)
 
 
 def _described(
-    finding: str, rows: Sequence[Row], name: str, mean: Callable[[Iterable[float]], float]
+    finding: str, rows: Sequence[Row], name: str, quantity: str = ""
 ) -> Iterator[Finding]:
-    """Yield the mean of a value at each site, with the head or layer of the largest."""
-    for _, site_rows in _by_site(rows, name):
-        yield _row(finding, None, site_rows[0], value=mean(row[name] for row in site_rows))
+    """Yield a quantity or the mean at each site, with the head or layer of the largest value."""
+    for _, same in _by_site(rows, name):
+        mean = QUANTITIES[quantity].of(same) if quantity else fmean(row[name] for row in same)
+        yield _row(finding, None, same[0], value=mean)
 
 
 # -- roles ----------------------------------------------------------------------------------------
 
 
-def _roles(
-    heads: Sequence[Row], about: Mapping[str, Any], thresholds: Thresholds
-) -> Iterator[Finding]:
+def _roles(heads: Sequence[Row], about: Mapping[str, Any]) -> Iterator[Finding]:
     """Positional, merging and interrogation heads (section 5.2), and those of rare words."""
-    counts = about["counts"]
+    counts, thresholds = about["counts"], about["thresholds"]
+    least = {role: (name, thresholds[of_name]) for role, (name, of_name) in ROLES.items()}
     sees_both_sides = any(SITE_KINDS[site] == "self" for site in about["self_attention"])
     for offset in (-1, 1, 0) if sees_both_sides else (-1, 0):
-        name, share = OFFSET_NAMES[offset], thresholds.positional_share
-        yield _role_row(heads, f"{name}-token head", name, f"{name}_share", share)
+        role = OFFSET_NAMES[offset]
+        yield _role_row(f"{role}-token head", role, heads, *least[role])
     for row in complete_rows(heads, "offset"):
         if row["offset"] not in OFFSET_NAMES and offset_name(row["offset"]) in _roles_of(row):
             yield _row("head at another offset", SEEN, row, value=row["offset_share"])
@@ -211,29 +201,23 @@ def _roles(
         elif counts[f"{side}_split_words"] < MIN_SPLIT_WORDS:
             reason = f"Fewer than {MIN_SPLIT_WORDS} words of the {side} have several tokens."
         at_site = [row for row in heads if row["site"] == site]
-        role = ("merging", "merge_score", thresholds.merge_score)
-        yield {**_role_row(at_site, "merging head", *role, reason), "site": site}
+        merging = _role_row("merging head", "merging", at_site, *least["merging"], reason)
+        yield merging | {"site": site}
     if not sees_both_sides:
         return
     reason = ""
     if "question_word_tokens" not in counts:
         reason = "There is no list of question words for the language."
     elif not has_enough_questions(counts):
-        reason = (
-            f"Fewer than {MIN_QUESTION_TOKENS} tokens of question words in or out of questions."
-        )
-    role = ("interrogation", "question_weight", thresholds.question_weight)
-    yield _role_row(heads, "interrogation head", *role, reason)
-    yield _role_row(heads, "rare-word head", "rare", "rare_share", thresholds.rare_share)
+        n = MIN_QUESTION_TOKENS
+        reason = f"Fewer than {n} tokens of question words in or out of questions."
+    asking = *least["interrogation"], reason
+    yield _role_row("interrogation head", "interrogation", heads, *asking)
+    yield _role_row("rare-word head", "rare", heads, *least["rare"])
 
 
 def _role_row(
-    heads: Sequence[Row],
-    finding: str,
-    role: str,
-    statistic: str,
-    threshold: float,
-    reason: str = "",
+    finding: str, role: str, heads: Sequence[Row], statistic: str, least: float, reason: str = ""
 ) -> Finding:
     """Return the finding of a role; its head is the best with the role, else the best of all.
 
@@ -244,13 +228,11 @@ def _role_row(
     if not rows:
         return _row(finding, UNMEASURED, reason=reason or "No head has weights to measure it by.")
     best = max(rows, key=lambda row: (role in _roles_of(row), row[statistic]))
-    outcome = SEEN if role in _roles_of(best) else UNSEEN
-    if outcome == UNSEEN and best[statistic] >= threshold / 2:
-        outcome = PARTLY
-    values = {"value": best[statistic], "threshold": threshold, "reason": reason}
-    n_heads = sum(role in _roles_of(row) for row in rows)
-    outcome = UNMEASURED if reason else outcome
-    return _row(finding, outcome, best, **values, n_heads=n_heads, n_measured=len(rows))
+    value = best[statistic]
+    outcome = SEEN if role in _roles_of(best) else PARTLY if value >= least / 2 else UNSEEN
+    shown = _numbers(rows, lambda row: role in _roles_of(row))
+    values = {"value": value, "threshold": least, "reason": reason, **shown}
+    return _row(finding, UNMEASURED if reason else outcome, best, **values)
 
 
 def _roles_of(row: Row) -> list[str]:
@@ -262,7 +244,7 @@ def _kinds(rows: Sequence[Row]) -> Iterator[Finding]:
     heads = [{**row, "roles": row["kinds"]} for row in rows]
     for kind, name in KINDS.items():
         if complete_rows(heads, name):
-            yield _role_row(heads, f"{kind.replace('_', '-')} head", kind, name, MIN_VALUE)
+            yield _role_row(f"{kind.replace('_', '-')} head", kind, heads, name, MIN_VALUE)
     if rows and not complete_rows(rows, "variation"):
         yield _row("data-dependent head", UNMEASURED, reason="It needs two whole windows or more.")
 

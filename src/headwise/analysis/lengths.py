@@ -5,7 +5,7 @@ Axes: H heads, Q queries, K keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,52 +15,37 @@ from headwise.analysis.diversity import entropies
 from headwise.analysis.observe import Observation
 
 
-class ByLength:
-    """Means of every head over queries, by length, site and layer."""
+def by_length(
+    observed: Iterable[tuple[int, Observation, Sequence[int]]],
+) -> list[dict[str, Any]]:
+    """Return one row per site, layer, head and length, with means over queries.
 
-    def __init__(self) -> None:
-        # (site, layer, length) -> numbers of heads, and values of queries by name: (H, n) each
-        self._values: dict[tuple[str, int, int], tuple[Sequence[int], dict[str, list[Tensor]]]] = {}
-
-    def add(
-        self, length: int, observed: Sequence[Observation], relevant: Mapping[str, Sequence[int]]
-    ) -> None:
-        """Add the attention on one input.
-
-        Args:
-            length: of the input.
-            observed: of some queries, the same at all sites that `relevant` names.
-            relevant: site -> number of the key that each query needs; -1: none is known.
-        """
-        for obs in observed:
-            shares_HQK, allowed_HQK = obs.shares_BHQK[0], obs.allowed_BHQK[0]
-            used_HQ = (obs.weights_BHQK[0] != 0).sum(-1)
-            values = {
-                "used_keys": used_HQ,
-                "visible_keys": allowed_HQK.sum(-1).expand_as(used_HQ),
-                "entropy": entropies(obs.shares_BHQK)[0],
-            }
-            keys_Q = torch.tensor(relevant.get(obs.site, ()), dtype=torch.long)
-            queries_R = (keys_Q >= 0).nonzero()[:, 0]
-            if len(queries_R):
-                values["relevant_weight"] = shares_HQK[:, queries_R, keys_Q[queries_R]]
-            place = obs.site, obs.layer, length
-            _, of_place = self._values.setdefault(place, (obs.head_numbers, {}))
-            for name, value in values.items():
-                of_place.setdefault(name, []).append(value.double().cpu())
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one row per site, layer, head and length, with means over queries."""
-        rows = []
-        for (site, layer, length), (heads, values) in self._values.items():
-            means = {name: torch.cat(parts, 1).mean(1) for name, parts in values.items()}
-            n_queries = sum(part.shape[1] for part in values["entropy"])
-            rows += [
-                {
-                    "site": site, "layer": layer, "head": head, "length": length,
-                    **{name: float(mean_H[index]) for name, mean_H in means.items()},
-                    "n_queries": n_queries,
-                }
-                for index, head in enumerate(heads)
-            ]  # fmt: skip
-        return rows
+    Args:
+        observed: length of an input, the attention on it of some queries, and the number of the key
+            that each query needs; -1: none is known; empty: for no query.
+    """
+    # (site, layer, length) -> numbers of heads, and values of queries by name: (H, n) each
+    places: dict[tuple[str, int, int], tuple[Sequence[int], dict[str, list[Tensor]]]] = {}
+    for length, obs, keys in observed:
+        used_HQ = (obs.weights_BHQK[0] != 0).sum(-1)
+        of_input = {
+            "used_keys": used_HQ,
+            "visible_keys": obs.allowed_BHQK[0].sum(-1).expand_as(used_HQ),
+            "entropy": entropies(obs.shares_BHQK)[0],
+        }
+        keys_Q = torch.tensor(keys, dtype=torch.long)
+        queries_R = (keys_Q >= 0).nonzero()[:, 0]
+        if len(queries_R):
+            of_input["relevant_weight"] = obs.shares_BHQK[0][:, queries_R, keys_Q[queries_R]]
+        _, values = places.setdefault((obs.site, obs.layer, length), (obs.head_numbers, {}))
+        for name, value in of_input.items():
+            values.setdefault(name, []).append(value.double().cpu())
+    rows = []
+    for (site, layer, length), (heads, values) in places.items():
+        joined = {name: torch.cat(parts, 1) for name, parts in values.items()}
+        n_queries = joined["entropy"].shape[1]
+        for index, head in enumerate(heads):
+            place = {"site": site, "layer": layer, "head": head, "length": length}
+            means = {name: float(value_HQ.mean(1)[index]) for name, value_HQ in joined.items()}
+            rows.append({**place, **means, "n_queries": n_queries})
+    return rows

@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 OFFSET_NAMES = {-1: "previous", 0: "current", 1: "next"}
+# Role -> the statistic of its heads, and the name of its threshold.
+ROLES = {
+    **{role: (f"{role}_share", "positional_share") for role in OFFSET_NAMES.values()},
+    "merging": ("merge_score", "merge_score"),
+    "interrogation": ("question_weight", "question_weight"),
+    "rare": ("rare_share", "rare_share"),
+}
 # Minimum merge score over words of several tokens. A head that always attends to the current token
 # scores 1 at words of one token and 0 at these; uniform weights over the tokens of a word score a
 # half at words of two tokens.

@@ -48,12 +48,14 @@ class ColumnText:
     Attributes:
         language: language code, with or without a region; empty: words are not measured.
         ids: token ids of each item, without special tokens at its ends.
-        spelling: id -> text of the token.
+        spelling: id -> text of the token; empty if it has none.
+        places: of its values, if kinds of heads are measured.
     """
 
-    language: str
-    ids: Sequence[Sequence[int]]
-    spelling: Callable[[int], str]
+    language: str = ""
+    ids: Sequence[Sequence[int]] = ()
+    spelling: Callable[[int], str] = str
+    places: Places | None = None
 
     @cached_property
     def surfaces(self) -> list[Surface]:
@@ -87,7 +89,6 @@ def survey(
     max_offset: int = 5,
     thresholds: Thresholds | None = None,
     extra: Mapping[str, HeadValues] | None = None,
-    places: Mapping[str, Places | None] | None = None,
 ) -> Survey:
     """Measure every head on a text.
 
@@ -100,7 +101,6 @@ def survey(
         max_offset: offsets from -max_offset to max_offset are measured.
         thresholds: of the roles.
         extra: more statistics of heads.
-        places: column -> the places of its values, if kinds of heads are measured.
     """
     means, text_means, kind_means = HeadMeans(), HeadMeans(), HeadMeans()
     sites = {site.name: site for site in model.sites}
@@ -109,7 +109,7 @@ def survey(
     densities = Densities()
     offsets = range(-max_offset, max_offset + 1)
     words = {name: text.clusters() for name, text in texts.items()}
-    known = {name: of_column for name, of_column in (places or {}).items() if of_column}
+    known = {name: text.places for name, text in texts.items() if text.places}
     rare = {name: rarest(texts[name].ids) for name in bidirectional if name not in known}
     variations = {name: Variations(of_column.window) for name, of_column in known.items()}
     questions = {n: _questions(texts[n]) for n in bidirectional if has_word_list(texts[n].language)}

@@ -25,7 +25,7 @@ FINDINGS_TEXT = "findings.md"
 GLOSSARY = "The quantities are explained in the guide, docs/first-run.md, Terms."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key of mappings
 class Table:
     """A kind of table.
 
@@ -54,6 +54,11 @@ class Table:
                 raise KeyError(f"table {self.name} has no columns {unknown}")
         frame = pd.DataFrame(rows, columns=list(self.columns), dtype=object)  # keeps all digits
         return str(frame.to_csv(index=False, lineterminator="\n"))
+
+    def frame(self, rows: Iterable[Row]) -> pd.DataFrame:
+        """Return the rows with numbers that were not measured as NaN."""
+        floats = {name: float for name, kind in self.columns.items() if kind is float}
+        return pd.DataFrame(rows, columns=list(self.columns)).astype(floats)
 
     def is_in(self, run: Record) -> bool:
         """Whether a run has the table."""

@@ -48,9 +48,14 @@ def fell_first(alphas: Sequence[float]) -> int | None:
     return None
 
 
-def came_back(row: Mapping[str, Any]) -> bool:
-    """Whether the last α is at least `MIN_RISE` above the lowest."""
-    return float(row["last"] - row["lowest"]) >= MIN_RISE
+def rise(alphas: Any) -> Any:
+    """How far the last α is above the lowest, of a row of the table or of all."""
+    return alphas["last"] - alphas["lowest"]
+
+
+def came_back(alphas: Any) -> Any:
+    """Whether the last α is at least `MIN_RISE` above the lowest, of a row or of all."""
+    return rise(alphas) >= MIN_RISE
 
 
 def spearman(a: Iterable[float], b: Iterable[float]) -> float | None:

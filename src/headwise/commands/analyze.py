@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,11 @@ from headwise.files import locked, write_json, write_text
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.runs.record import Record
 from headwise.studies.heads import write_comparison
-from headwise.studies.match import SavedRun
 from headwise.studies.names import attention_name
+from headwise.studies.record import TaskRecord
 from headwise.tasks.evaluate import MAX_HEAD_TOKENS
-from headwise.tasks.inspection import inspected, length_rows
+from headwise.tasks.inspection import Inspected, inspected, length_rows
 from headwise.tasks.load import load_selected
-from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_exists
 
@@ -39,7 +38,7 @@ VERSION = 5  # of the analysis; results of another version are recomputed
 MAX_TOKENS = 4096  # padded tokens per batch: all weights of a layer are in memory at once
 # Settings that may differ between a current analysis and the requested one.
 IGNORED_KEYS = ("run", "importance", "counts")
-THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
+THRESHOLDS = tuple(field.name for field in fields(Thresholds))
 
 
 def analyze(config: AnalyzeConfig) -> None:
@@ -52,7 +51,7 @@ def analyze(config: AnalyzeConfig) -> None:
     """
     analyses = analyze_folders(config)
     if config.runs:
-        runs = [SavedRun(folder.parent) for folder in analyses]
+        runs = [TaskRecord(folder.parent) for folder in analyses]
         print(write_comparison(runs, Path(config.output)))
 
 
@@ -133,7 +132,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, items: Inspected) -> dict[str
         "languages": "→".join(text.language for text in items.texts.values()),
         "self_attention": {s.name: s.keys for s in run.model.sites if s.queries == s.keys},
         "sentences": items.n,
-        "unit": items.unit,
+        "unit": run.task.unit,
         "too_long": items.n_left_out,
         "text": items.digest(),
         "offsets": config.offsets,
@@ -168,7 +167,7 @@ def _measure(
         columns |= scores.gradients
     settings = config.offsets, _thresholds(config)
     blocks = partial(for_each_block, model, bar(batches, "heads"), device)
-    result = survey(model, blocks, items.texts, *settings, columns, items.places)
+    result = survey(model, blocks, items.texts, *settings, columns)
     about["counts"] = result.counts
     records = read_if_exists(run.folder.heads)
     return {

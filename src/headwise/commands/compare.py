@@ -13,11 +13,11 @@ from headwise.errors import DataError, RunError, require
 from headwise.files import check_output, write_text
 from headwise.markdown import markdown_table
 from headwise.metrics.significance import mcnemar, paired_bootstrap
+from headwise.runs.archive import existing_record
 from headwise.runs.listing import status
-from headwise.runs.record import existing_record
-from headwise.studies.match import SavedRun
+from headwise.studies.compare import same_items, saved_items
+from headwise.studies.record import TaskRecord
 from headwise.studies.render import ARROW_NOTE, ARROWS, DECIMALS, EMPTY, interval, signed
-from headwise.studies.scores import same_items, saved_items
 from headwise.studies.tables import OVER_ITEMS
 
 HEAD = (
@@ -42,8 +42,8 @@ def compare(config: CompareConfig) -> None:
     if config.output is not None:
         check_output(config.output)
     runs = (
-        existing_record(config.run, SavedRun),
-        existing_record(config.other, SavedRun, "other"),
+        existing_record(config.run, TaskRecord),
+        existing_record(config.other, TaskRecord, "other"),
     )
     for run in runs:
         if run.results is None:
@@ -62,7 +62,7 @@ def compare(config: CompareConfig) -> None:
         raise DataError(f"no items of {both} can be paired, see above")
 
 
-def _rows(run: SavedRun, other: SavedRun, n_resamples: int) -> Iterator[list[str]]:
+def _rows(run: TaskRecord, other: TaskRecord, n_resamples: int) -> Iterator[list[str]]:
     """Yield the rows of the table, each with a note at its end, which may be empty."""
     scores, others = (r.results.scores if r.results else {} for r in (run, other))
     for split in (split for split in scores if split in others):

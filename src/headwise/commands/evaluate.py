@@ -14,6 +14,7 @@ from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
 from headwise.files import locked, read_json, write_json
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.tasks.data import Sides
 from headwise.tasks.evaluate import score
@@ -55,7 +56,7 @@ def evaluate(config: EvaluateConfig) -> None:
         content["scaling"] = named(run.config.scaling)
     about = path, content, type(run.config.decode)
     (earlier, replaced), is_own = _earlier_scores(*about), not texts and config.data.dir is None
-    trained = run.folder.read_results() if config.name is None else None
+    trained = Record(run.folder.path).results if config.name is None else None
     for split in splits:
         text = run.task.contents(data, split)[0]
         _check_text(path, earlier, split, text, is_own)

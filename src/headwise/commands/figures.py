@@ -7,10 +7,10 @@ from pathlib import Path
 from headwise.analysis.tables import HEADS
 from headwise.config.commands import FiguresConfig
 from headwise.errors import ConfigError, RunError
-from headwise.runs.record import existing_record, find_records
+from headwise.runs.archive import existing_record, find_records
 from headwise.studies.figures import draw_figures
 from headwise.studies.figures_attention import draw_attention
-from headwise.studies.match import SavedRun
+from headwise.studies.record import TaskRecord
 
 
 def figures(config: FiguresConfig) -> None:
@@ -25,10 +25,11 @@ def figures(config: FiguresConfig) -> None:
     if config.sentence is not None and config.run is None:
         raise ConfigError("sentence=… needs run=FOLDER")
     if config.run is not None:
-        runs = [existing_record(config.run, SavedRun)]
+        runs = [existing_record(config.run, TaskRecord)]
         output = Path(config.output or runs[0].folder / "figures")
     else:
-        runs, output = find_records(config.runs, SavedRun), Path(config.output or "outputs/figures")
+        runs = find_records(config.runs, TaskRecord)
+        output = Path(config.output or "outputs/figures")
     if not runs:
         raise RunError("no runs to draw figures of")
     files = draw_figures(runs, output)

@@ -10,6 +10,7 @@ from headwise.data.file_corpus import Corpus
 from headwise.errors import RunError, counted
 from headwise.files import replacing
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.tasks.task import Task
 
@@ -21,7 +22,7 @@ def check_checkpoints(folder: RunFolder) -> None:
         RunError: last.pt was removed, or best.pt and that checkpoint: training would overwrite
             the records, or choose other weights.
     """
-    saved = folder.read_last()
+    saved = Record(folder.path).last_saved()
     best, best_update = folder.checkpoints / "best.pt", saved.get("best_update", 0)
     numbered = folder.checkpoints / f"update_{best_update:08d}.pt"
     if not best.is_file() and numbered.is_file():
@@ -56,8 +57,9 @@ def final_results(folder: RunFolder, task: Task[Any], corpus: Corpus) -> Results
 
     Scores of another text than a test set has now (`Task.contents`) do not count.
     """
-    results = folder.read_results()
-    updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
+    record = Record(folder.path)
+    results = record.results
+    updates = max(results.updates if results else 0, record.last_saved().get("update", 0))
     max_updates = task.config.trainer.max_updates
     if updates > max_updates:
         raise RunError(

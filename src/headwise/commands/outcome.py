@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from headwise.errors import counted
-from headwise.runs.folder import RunFolder, read_config
+from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.track.base import HeadNumbers, HeadValues, Tracker, numbered
@@ -28,7 +28,7 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
 
 def summary(folder: RunFolder, results: Results, command: str = "") -> str:
     """Return scores, α, paths, the next `command`, and what was not scored, for the terminal."""
-    of_run, config = quote(f"run={folder.path}"), read_config(folder)
+    of_run, config = quote(f"run={folder.path}"), Record(folder.path).config
     evaluation = f"headwise evaluate {of_run} 'data.test=[NAME]'"
     # with data.split all of one file was used
     is_tested = getattr(config.data, "split", None) or results.scores.keys() - {config.data.valid}

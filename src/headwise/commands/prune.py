@@ -41,11 +41,11 @@ from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.progress import progress_bar
 from headwise.runs.fingerprint import digest
-from headwise.runs.folder import RunFolder, read_yaml
+from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.tasks.evaluate import main_metric
-from headwise.tasks.inspection import inspected
+from headwise.tasks.inspection import Inspected, inspected
 from headwise.tasks.load import load_selected
-from headwise.tasks.reading import Inspected
 from headwise.tasks.task import TrainedRun
 from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint
@@ -218,7 +218,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> None:
     path = _output(config, run, kept)
     open_gates = group_node("gates", "none")  # the kept heads are open
     smaller = _smaller_model(run, kept, open_gates)
-    container = run.folder.read_config()
+    container = Record(run.folder.path).saved
     container["model"]["heads"] = kept
     container["gates"] = open_gates
     about = {
@@ -280,8 +280,7 @@ def _origin(run: TrainedRun) -> dict[str, Any]:
 
 
 def _overrides(folder: RunFolder) -> list[str]:
-    path = folder.path / "overrides.yaml"
-    overrides = read_yaml(path) if path.is_file() else []
+    overrides = Record(folder.path).part("overrides") or ()
     return [str(o) for o in overrides if not str(o).startswith(("gates", "model.heads="))]
 
 

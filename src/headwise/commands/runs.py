@@ -17,11 +17,12 @@ from typing import Any
 from headwise.config.commands import RunsConfig
 from headwise.config.saved import TARGET
 from headwise.errors import ConfigError, HeadwiseError, counted, meant, refuse
+from headwise.runs.archive import export_records, find_records
 from headwise.runs.fingerprint import flat, last_typed
-from headwise.runs.listing import choice_of, status
-from headwise.runs.record import Record, export_records, find_records, frame_row
+from headwise.runs.listing import choice_of, frame_row, status
+from headwise.runs.record import Record
 
-Row = dict[str, Any]
+Listed = dict[str, Any]  # what is shown of a run, by column
 FORMATS = ("table", "csv", "json")
 # Of a query: a text, or a key and its value.
 TERM = re.compile(r"""("[^"]*"|'[^']*')|(`[^`]+`|[\w./]+)\s*==?\s*([\w./+-]+|(?=["']))""")
@@ -46,7 +47,7 @@ def runs(config: RunsConfig) -> None:
 def _listing(config: RunsConfig) -> tuple[list[Record], str]:
     """The requested runs, also as text."""
     records = {str(run.folder): run for run in find_records(config.runs, Record)}
-    rows: list[Row] = [{**status(run), "run": name} for name, run in records.items()]
+    rows: list[Listed] = [{**status(run), "run": name} for name, run in records.items()]
     settings: dict[str, None] = {}  # keys of overrides, in order
     for row in rows:
         for item in last_typed(row.pop("overrides", ())):
@@ -68,7 +69,7 @@ def _listing(config: RunsConfig) -> tuple[list[Record], str]:
     return chosen, _table(rows, [key for key in settings if key not in common])
 
 
-def _saved(run: Record, row: Row) -> Row:
+def _saved(run: Record, row: Listed) -> Listed:
     """The row of a run with choices of groups, all settings, and that of `headwise.records`."""
     with suppress(HeadwiseError):  # broken
         settings = flat(run.settings)
@@ -81,8 +82,8 @@ def _saved(run: Record, row: Row) -> Row:
 
 
 def _selected(
-    rows: Sequence[Row], saved: Sequence[Row], columns: Sequence[str], config: RunsConfig
-) -> list[Row]:
+    rows: Sequence[Listed], saved: Sequence[Listed], columns: Sequence[str], config: RunsConfig
+) -> list[Listed]:
     """The rows that `where` holds for, in the order of `sort`.
 
     Args:
@@ -134,7 +135,7 @@ def _corrected(term: re.Match[str]) -> str:
     return text or f"{key} == " + (f'"{value}"' if is_text else value.title())
 
 
-def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
+def _csv(rows: Iterable[Listed], columns: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
@@ -142,7 +143,7 @@ def _csv(rows: Iterable[Row], columns: Sequence[str]) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def _table(rows: Sequence[Row], settings: Sequence[str]) -> str:
+def _table(rows: Sequence[Listed], settings: Sequence[str]) -> str:
     """Aligned columns, and the number of runs in each state.
 
     Args:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ from headwise.config.commands import AnalyzeConfig, Batching, TableConfig
 from headwise.config.folders import group_choices
 from headwise.errors import ConfigError, RunError, counted, refuse, require, unset
 from headwise.files import write_text
+from headwise.runs.archive import find_records
 from headwise.runs.folder import RunFolder
-from headwise.runs.record import find_records
-from headwise.studies.compare import judge
+from headwise.studies.compare import StudyRuns, study_runs, with_differences
 from headwise.studies.heads import head_tables
-from headwise.studies.match import Matching, SavedRun, match
-from headwise.studies.missing import Missing, missing_cells
+from headwise.studies.match import Missing, Unused, match, missing_cells
+from headwise.studies.record import TaskRecord
 from headwise.studies.render import TextTable, latex, latex_comment
-from headwise.studies.scores import Compared, gathered
 from headwise.studies.study import (
     Study,
     check_metrics,
@@ -84,7 +83,7 @@ def _sweep(config: TableConfig) -> None:
     for path in config.runs:
         folder = Path(path)
         records = Sweep(folder.name, folder).jobs()
-        jobs += records or [{"run": run} for run in find_records([path], SavedRun)]
+        jobs += records or [{"run": run} for run in find_records([path], TaskRecord)]
     if not jobs:
         raise RunError(f"no runs in {', '.join(config.runs)}")
     scores, tables = sweep_tables(jobs, config.n_resamples, config.baseline)
@@ -105,16 +104,6 @@ def _latex(name: str, title: str, tables: Sequence[TextTable]) -> str:
 # -- a study --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _StudyRuns:
-    """A study with its matching runs."""
-
-    study: Study
-    matching: Matching
-    compared: Compared
-    missing: list[Missing]
-
-
 def _study(config: TableConfig) -> None:
     if config.seeds is not None:
         check_seeds("seeds", config.seeds)
@@ -123,73 +112,73 @@ def _study(config: TableConfig) -> None:
     if study.baseline not in (None, *study.rows):
         raise refuse("baseline", study.baseline, study.rows)
     study = selected(study, config.rows, config.columns)
-    study_runs, failed = _gather(config, study), []
+    runs, failed = _gather(config, study), []
     tried: set[tuple[tuple[str, ...], int]] = set()
-    while config.launch and (ready := _ready(study_runs.missing, tried)):
+    while config.launch and (ready := _ready(runs.missing, tried)):
         failed += _launch(ready)
-        study_runs = _gather(config, study)
-    judge(study, study_runs.compared, config.n_resamples)
-    tables = study_tables(study, study_runs.compared, config.n_resamples)
-    unused = [{"run": str(u.run.folder), "reason": u.reason} for u in study_runs.matching.unused]
+        runs = _gather(config, study)
+    runs = with_differences(study, runs, config.n_resamples)
+    tables = study_tables(study, runs, config.n_resamples)
+    unused = [{"run": str(unused.run.folder), "reason": unused.reason} for unused in runs.unused]
     frames = {
-        "": study_runs.compared.scores,
-        "differences": study_runs.compared.differences,
+        "": runs.scores,
+        "differences": runs.differences,
         "unused": pd.DataFrame(unused, columns=["run", "reason"]),
     }
     if config.heads:
-        runs = study_runs.compared.runs
-        frames["heads"], of_heads = head_tables(study, runs, _analysed(config, [*runs.saved]))
+        analysed = _analysed(config, [*runs.runs.saved])
+        frames["heads"], of_heads = head_tables(study, runs.runs, analysed)
         tables += of_heads
     tex = _latex(study.name, study.title, tables)
     tex += "".join(f"\\par {latex(note)}\n" for note in study.notes)
-    tex += latex_comment("\n".join(f"missing: {m.command}" for m in study_runs.missing))
+    tex += latex_comment("\n".join(f"missing: {m.command}" for m in runs.missing))
     output = Path(config.output or f"outputs/tables/{study.name}")
-    _write(output, study.name, _markdown(config, study_runs, tables), tex, frames)
+    _write(output, study.name, _markdown(config, study, runs, tables), tex, frames)
     if failed:
-        commands = "\n".join(f"  {missing.command}" for missing in failed)
+        commands = "\n".join(f"  {cell.command}" for cell in failed)
         raise RunError(f"{len(failed)} of the launched commands failed:\n{commands}")
 
 
-def _gather(config: TableConfig, study: Study) -> _StudyRuns:
+def _gather(config: TableConfig, study: Study) -> StudyRuns:
     """The runs by cell, before averaging and comparison."""
     seeds = config.seeds if config.seeds is not None else study.seeds
     of_cells = recipes(study.cells, config.overrides)
     check_metrics(study, of_cells)
-    matching = match(of_cells, _runs(config, study), seeds)
-    compared = gathered(study, of_cells, matching)
-    return _StudyRuns(study, matching, compared, missing_cells(compared.runs, of_cells, seeds))
+    runs = study_runs(study, of_cells, *match(of_cells, _runs(config, study), seeds))
+    return replace(runs, missing=missing_cells(runs.runs, of_cells, seeds))
 
 
-def _runs(config: TableConfig, study: Study) -> list[SavedRun]:
+def _runs(config: TableConfig, study: Study) -> list[TaskRecord]:
     paths = config.runs or study.runs
     missing_ok = config.launch or not config.runs
     # launched runs may be in a new folder
     of_all = [*paths, *(study.runs if config.launch else ())]
-    runs = find_records(of_all, SavedRun, missing_ok)
+    runs = find_records(of_all, TaskRecord, missing_ok)
     if not runs:
         print(f"no runs in {', '.join(paths) or 'any folder: give runs=[FOLDER,…]'}")
     return runs
 
 
-def _markdown(config: TableConfig, study_runs: _StudyRuns, tables: Sequence[TextTable]) -> str:
-    study, matching = study_runs.study, study_runs.matching
+def _markdown(
+    config: TableConfig, study: Study, runs: StudyRuns, tables: Sequence[TextTable]
+) -> str:
     notes = list(study.notes)
     if config.overrides:
         notes.append(f"Every recipe is changed by: {' '.join(config.overrides)}")
     parts = [f"# {study.title}", _bullets(notes), *(shown.markdown().strip() for shown in tables)]
-    if study_runs.missing:
+    if runs.missing:
         entries = [
             f"{study.labels[cell.row]} × {study.columns[cell.column].label}, seed "
             f"{', '.join(map(str, cell.seeds))}: `{cell.command}`"
-            for cell in study_runs.missing
+            for cell in runs.missing
         ]
         hint = (
             "Each command trains a missing run, or resumes it; HEADWISE_DATA or data.dir=FOLDER is "
             "the folder of the text."
         )
         parts.append(f"## Missing\n\n{hint}\n\n{_bullets(entries)}")
-    if matching.unused:
-        parts.append(f"## Runs not used\n\n{_bullets(_unused(matching))}")
+    if runs.unused:
+        parts.append(f"## Runs not used\n\n{_bullets(_unused(runs.unused))}")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -197,10 +186,10 @@ def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _unused(matching: Matching) -> list[str]:
+def _unused(others: Sequence[Unused]) -> list[str]:
     """Unused runs grouped by reason, those with the fewest differences first."""
     by_reason: dict[str, list[str]] = {}
-    for unused in sorted(matching.unused, key=lambda unused: unused.n_differing):
+    for unused in sorted(others, key=lambda unused: unused.n_differing):
         by_reason.setdefault(unused.reason, []).append(f"`{unused.run.folder}`")
     lines = [
         f"{reason}: {runs[0]}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
@@ -211,7 +200,7 @@ def _unused(matching: Matching) -> list[str]:
     return lines
 
 
-def _analysed(config: TableConfig, runs: Sequence[SavedRun]) -> set[Path]:
+def _analysed(config: TableConfig, runs: Sequence[TaskRecord]) -> set[Path]:
     """Folders of the runs with an analysis; runs without weights may have none."""
     folders = dict.fromkeys(run.folder for run in runs)
     with_weights = [str(f) for f in folders if any(RunFolder(f).checkpoints.glob("*.pt"))]

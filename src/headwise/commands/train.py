@@ -33,7 +33,6 @@ from headwise.files import read_json, remove_partial
 from headwise.model.family import Model
 from headwise.precision import use_deterministic_kernels
 from headwise.runs.environment import CONVERTERS, git_commit, rank_variables, versions
-from headwise.runs.failure import error_recorded
 from headwise.runs.folder import RunFolder
 from headwise.runs.listing import Summary
 from headwise.runs.log import LogFile, RunLog, text_log
@@ -162,7 +161,7 @@ def _locked(folder: RunFolder, ranks: Ranks, overrides: list[str], wait: bool) -
         if ranks.is_main:
             folder.make()
             claims.enter_context(folder.claimed(wait))
-            claims.enter_context(error_recorded(folder, overrides))
+            claims.enter_context(folder.error_recorded(overrides))
         ranks.barrier()
         yield
 
@@ -209,7 +208,7 @@ class _Run:
     def describe(self, container: dict[str, Any]) -> None:
         """Write the settings and the start of the run, and log it."""
         folder, trainer = self.folder, self.config.trainer
-        update = folder.read_last().get("update", 0)
+        update = Record(folder.path).last_saved().get("update", 0)
         earlier: list[dict[str, Any]] = []  # processes that trained it
         about = self.task.name, self.metric, self.overrides, trainer.max_updates, update
         self.listed = Summary(*about, started=time.time())
@@ -327,7 +326,7 @@ class _Run:
         config, folder, model = self.config, self.folder, trainer.model
         weights = choose_weights(trainer, self.task.validates_part(prepared))
         # skip splits that were evaluated with these weights, on the text of now
-        earlier = folder.results_at(trainer.state.update) or Results()
+        earlier = Record(folder.path).results_at(trainer.state.update) or Results()
         scores = valid_scores(folder, self.task, earlier, prepared, splits)
         for name in splits:
             if name not in scores:

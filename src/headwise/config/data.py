@@ -1,4 +1,4 @@
-"""The configs of data: one for each kind."""
+"""The settings of data: a dataclass for each kind; `_target_` names the class that reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {"labels", "columns", "text", "label", "pair"}  # of classes and columns
 class FilesConfig:
     """Keys of all data in files."""
 
-    _target_: str = MISSING
+    _target_: str = MISSING  # the class of the corpus
     tasks: list[str] = field(default_factory=list)  # tasks that use it
     name: str = MISSING  # name of the data, as in data=
     dir: str | None = path()  # a folder of local files, used instead of downloads
@@ -60,7 +60,7 @@ class DensityDataConfig(FilesConfig):
 class TextDataConfig(DensityDataConfig):
     """A text of one language; see `headwise.tasks.stream.text`."""
 
-    _target_: str = "headwise.config.data.TextDataConfig"
+    _target_: str = "headwise.tasks.stream.text.TextCorpus"
     files: Any = path()  # split -> file, or a list of alternatives; null: SPLIT.txt
     file: str | None = path()  # one file with all splits
     split: list[float] = field(default_factory=list)  # its shares: train, valid and test
@@ -71,9 +71,9 @@ class TextDataConfig(DensityDataConfig):
 
 @dataclass
 class BuiltinTextConfig(DensityDataConfig):
-    """English of the built-in corpus; see `headwise.data.builtin.text`."""
+    """English of the built-in corpus; see `headwise.data.builtin.corpus`."""
 
-    _target_: str = "headwise.config.data.BuiltinTextConfig"
+    _target_: str = "headwise.data.builtin.corpus.BuiltinText"
     seed: int = 1  # of the generator
     n_train: int = 30_000  # sentences
     n_valid: int = 500
@@ -87,7 +87,7 @@ class ImageDataConfig(DensityDataConfig):
     aligned: ClassVar[bool] = True
     unit: ClassVar[str] = "dimension"
 
-    _target_: str = "headwise.config.data.ImageDataConfig"
+    _target_: str = "headwise.data.images.ImageCorpus"
     shape: list[int] = field(default_factory=lambda: [32, 32, 3])  # rows, columns, channels
     archives: dict[str, Any] = field(default_factory=dict)  # name -> {files, downloads}
     # name -> [{archive, members, images}], with labels also {labels, names}
@@ -106,7 +106,7 @@ class MusicDataConfig(DensityDataConfig):
 
     unit: ClassVar[str] = "dimension"
 
-    _target_: str = "headwise.config.data.MusicDataConfig"
+    _target_: str = "headwise.tasks.stream.music.MusicCorpus"
     sample_rate: int = 12_000  # Hz, to which audio is resampled
 
 
@@ -114,7 +114,7 @@ class MusicDataConfig(DensityDataConfig):
 class LabelledDataConfig(FilesConfig):
     """Texts, or pairs of texts, with labels; see `headwise.tasks.classification.text`."""
 
-    _target_: str = "headwise.config.data.LabelledDataConfig"
+    _target_: str = "headwise.tasks.classification.text.LabelledText"
     tasks: list[str] = field(default_factory=lambda: ["classification"])  # tasks that use it
     files: Any = path()  # split -> file or stem, or alternatives; null: SPLIT.tsv, .csv, .jsonl
     columns: list[str] = field(default_factory=list)  # of files without a header; []: a header
@@ -193,7 +193,7 @@ class CleaningConfig:
 class DataConfig(FilesConfig):
     """A parallel corpus with named splits; see `headwise.tasks.translation.corpus`."""
 
-    _target_: str = "headwise.config.data.DataConfig"
+    _target_: str = "headwise.tasks.translation.corpus.ParallelCorpus"
     tasks: list[str] = field(default_factory=lambda: ["translation"])  # tasks that use it
     source: str = MISSING  # language code of the input side
     target: str = MISSING  # language code of the output side

@@ -6,9 +6,11 @@ import inspect
 import re
 import sys
 from contextlib import suppress
+from dataclasses import is_dataclass
 from typing import Any
 
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from headwise.config.folders import config_dir, group_choices
@@ -91,6 +93,8 @@ def _arguments(error: Exception) -> list[str]:
     if target.startswith("headwise."):  # `known_keys` has its keys
         return []
     group = str(node._get_full_key(None))
+    if is_dataclass(OmegaConf.get_type(node)):  # settings of data
+        return [f"{group}.{name}" for name in node]
     with suppress(ConfigError):  # the class cannot be imported
         given = inspect.signature(target_class({"_target_": target}, group)).parameters.values()
         names = [p.name for p in given if p.default is not p.empty or p.name in node]

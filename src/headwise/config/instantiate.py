@@ -72,6 +72,19 @@ def target_class(node: Any, key: str) -> Any:
     return obj
 
 
+def settings_class(target: str, key: str) -> type:
+    """The dataclass of the settings of a class of data: the type of its attribute `config`.
+
+    Raises:
+        ConfigError: the class cannot be used, see `target_class`, or names no dataclass.
+    """
+    kind = target_class({"_target_": target}, key)
+    settings = typing.get_type_hints(kind).get("config")
+    if not (isinstance(settings, type) and is_dataclass(settings)):
+        raise ConfigError(f"{key}: {target} must have an attribute config of a dataclass's type")
+    return settings
+
+
 def _locate(target: str, key: str) -> Any:
     """The attribute of a module at a dotted path."""
     module, _, name = target.rpartition(".")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,6 +30,7 @@ from headwise.config.data import (
     SequenceConfig,
     TextDataConfig,
 )
+from headwise.config.instantiate import settings_class
 from headwise.config.schema import UNCHOSEN, Config, DecodeConfig, WandbConfig, WindowsConfig
 from headwise.config.text_and_paths import expand_paths, install
 
@@ -50,6 +51,7 @@ KINDS: dict[str, type] = {  # command -> dataclass
 
 
 # Dataclasses of open groups, which a yaml selects by /schema/NAME@_here_ in its defaults list.
+# A NAME with dots is the path of a class of data in a package of HEADWISE_PLUGINS.
 SCHEMAS: dict[str, type] = {
     "parallel": DataConfig,
     "text": TextDataConfig,
@@ -66,6 +68,21 @@ SCHEMAS: dict[str, type] = {
 
 
 C = TypeVar("C")
+
+
+class _Schemas(dict[str, Any]):
+    """The group `schema` of Hydra: file name -> node; those of paths of classes when needed."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or str(name).count(".") > 1
+
+    def __missing__(self, name: str) -> Any:
+        from hydra.core.config_store import ConfigNode
+
+        target = name.removesuffix(".yaml")
+        node = OmegaConf.structured(settings_class(target, "data"))
+        node._target_ = target
+        return self.setdefault(name, ConfigNode(name, node, "schema", None, None))
 
 
 def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assignment]
@@ -90,3 +107,5 @@ def register() -> None:
         ConfigStore.instance().store(f"{command}_schema", kind)
     for name, kind in SCHEMAS.items():
         ConfigStore.instance().store(name, kind, group="schema")
+    repo = ConfigStore.instance().repo
+    repo["schema"] = _Schemas(repo["schema"])

@@ -18,14 +18,25 @@ from typing import Any, cast
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from headwise.config.folders import config_dir
-from headwise.config.instantiate import target_class, type_hints
+from headwise.config.instantiate import settings_class, target_class, type_hints
 from headwise.config.register import SCHEMAS, typed
 from headwise.config.schema import Config
 from headwise.errors import ConfigError, meant, unknown
 
 # `CLASS.KEY` of an earlier version -> today's key, `CLASS` -> today's class. The class of a key is
-# the dataclass of its group, or the class that the group's `_target_` names, by today's name.
-RENAMED: dict[str, str] = {}
+# the dataclass of its group or of the settings of the class that the group's `_target_` names, or
+# that class, by today's name.
+RENAMED: dict[str, str] = {
+    "ArchiveSource": "Archive",
+    "ArchiveTables": "Archive",
+    "BuiltinTextConfig": "BuiltinText",
+    "DataConfig": "ParallelCorpus",
+    "HubSource": "Hub",
+    "ImageDataConfig": "ImageCorpus",
+    "LabelledDataConfig": "LabelledText",
+    "MusicDataConfig": "MusicCorpus",
+    "TextDataConfig": "TextCorpus",
+}
 # `CLASS.KEY` of an earlier version -> the values that can be read -> keys beside it that have their
 # effect; None: no value has an effect on results. A removed class has no value.
 REMOVED: dict[str, Mapping[Any, Mapping[str, Any]] | None] = {
@@ -48,6 +59,12 @@ def saved_classes() -> dict[str, str]:
     paths = {path for text in texts for path in re.findall(rf"{TARGET}: (headwise\.\S+)", text)}
     paths |= {kind._target_ for kind in SCHEMAS.values()}  # type: ignore[attr-defined]
     return {path.rpartition(".")[2]: path for path in sorted(paths)}
+
+
+@cache
+def _dataclasses() -> dict[str, type]:
+    """Name of a class that settings name -> the dataclass of its settings, if it has one."""
+    return {kind._target_.rpartition(".")[2]: kind for kind in SCHEMAS.values()}  # type: ignore
 
 
 def class_name(target: Any) -> Any:
@@ -146,7 +163,8 @@ def _node(value: Any, key: str) -> Any:
     if target in REMOVED:
         _without(target, f"{key}.{TARGET}", target)
     if target in saved_classes():
-        return _current(value, target_class(located({TARGET: target}), key), f"{key}.")
+        kind = _dataclasses().get(target) or target_class(located({TARGET: target}), key)
+        return _current(value, kind, f"{key}.")
     if isinstance(target, str) and "." not in target:
         hint = meant(target, saved_classes())
         raise ConfigError(f"{key}.{TARGET}: there is no class {target}.{hint}")
@@ -175,11 +193,13 @@ def read_back(settings: Mapping[str, Any]) -> Config:
     """
     content = located(settings)
     merged = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), content))
-    kinds = {class_name(kind._target_): kind for kind in SCHEMAS.values()}  # type: ignore
     for group in ("data", "decode", "tracker"):
         if not isinstance(settings[group], Mapping):
             raise ConfigError(f"{group} is not a mapping")
-        kind = kinds.get(settings[group].get(TARGET))
+        target = settings[group].get(TARGET)
+        kind = _dataclasses().get(target)
+        if kind is None and group == "data" and target:
+            kind = settings_class(target, group)
         if kind is not None:
             merged[group] = OmegaConf.merge(OmegaConf.structured(kind), merged[group])
     return typed(merged)

@@ -6,12 +6,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwise.data.sources.digest import combined_digest
-from headwise.file_names import check_file_name
 from headwise.files import locked, machine_cache_dir, rename
 
 MANIFEST = "manifest.json"
@@ -48,37 +46,6 @@ def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
     with locked(folder.with_name(folder.name + ".lock")):
         # another process may have filled it meanwhile
         return read_manifest(folder) or _make(folder, make)
-
-
-def prepared(
-    cache_dir: Path,
-    name: str,
-    identity: Mapping[str, Any],
-    make: Callable[[Path], dict[str, Any]],
-    training: Collection[str] | None = None,
-) -> tuple[Path, str, dict[str, Any]]:
-    """Encoded data: its folder, a hash of what a run is trained on, and the manifest.
-
-    See `make_once`.
-
-    Args:
-        cache_dir: of all data.
-        name: the beginning of the folder's name.
-        identity: all that the files depend on, as plain types; "splits" names files.
-        make: fills the folder.
-        training: the splits in the hash, as test sets may be added and replaced; None: all.
-
-    Raises:
-        ConfigError: a name that is a path.
-    """
-    splits = identity.get("splits", {})
-    for file in (name, *splits):
-        check_file_name("data.name or a split", file)
-    hashed = splits if training is None else {s: splits[s] for s in splits if s in training}
-    trained = {**identity, "splits": hashed}
-    every, digest = (combined_digest([json.dumps(i, sort_keys=True)]) for i in (identity, trained))
-    folder = cache_dir / ENCODED / f"{name}-{every[:16]}"
-    return folder, digest, make_once(folder, make)
 
 
 def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from headwise.config.data import DensityDataConfig
 from headwise.data.sources.digest import FileHashes, combined_digest
@@ -15,8 +15,6 @@ from headwise.data.sources.folder import splits_there
 from headwise.data.sources.origins import local_folder
 from headwise.errors import DataError
 from headwise.file_names import check_file_name, nfc
-
-C = TypeVar("C", bound=DensityDataConfig)
 
 
 class Corpus(Protocol):
@@ -48,15 +46,18 @@ class Corpus(Protocol):
 
 
 @dataclass(frozen=True)
-class FileCorpus(Corpus, Generic[C]):
+class FileCorpus(Corpus):
     """Splits of files, each with one or many documents that yield bytes.
 
     Attributes:
-        config: where the files are.
+        config: where the files are; a subclass names its own dataclass.
         cache_dir: folder of encoded data, downloads and file hashes.
+        samples: path of the class of samples of a density model.
     """
 
-    config: C
+    samples: ClassVar[str] = "headwise.tasks.stream.samples.TextSamples"
+
+    config: DensityDataConfig
     cache_dir: Path
 
     @property

@@ -1,30 +1,51 @@
-"""Images as documents of one size: row by row, the channels of a pixel together."""
+"""Images of one size: as documents (row by row, the channels of a pixel together), or labelled.
+
+Further down their patches, and random shifts and flips of training images. Axes: B images, H rows,
+W columns, C channels, N patches, P values of a patch.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from math import prod
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from headwise.config.data import ImageDataConfig
-from headwise.data.file_corpus import FileCorpus
-from headwise.data.sources.archive import Archives
-from headwise.data.sources.lines import open_bytes
+from headwise.data.file_corpus import FileCorpus, files_below
+from headwise.data.sources.archive import Archives, Located, open_file
+from headwise.data.sources.lines import check_text, decoded_lines
 from headwise.data.sources.pictures import Image, Shape, picture, stored_images, stored_labels
 from headwise.errors import DataError, refuse, require
-from headwise.file_names import check_file_name, check_relative_path
+from headwise.file_names import check_file_name, check_relative_path, nfc
 
 ImagePart = dict[str, Any]
 T = TypeVar("T")
+Ints = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
-class ImageCorpus(FileCorpus[ImageDataConfig]):
-    """Published files of images, or the user's own: `train.npy`, or pictures below `train/`."""
+class ImageCorpus(FileCorpus):
+    """Published files of images, or the user's own: `train.npy`, or pictures below `train/`.
+
+    Labels of a part of a split are in the archive `labels`, or else in the records of its images;
+    the member `names` of the archive has a name per label. Labelled pictures of a folder of the
+    user are in a folder per class, as for torchvision's `ImageFolder`: `train/CLASS/…/NAME.png`.
+
+    Attributes:
+        labelled: whether the labels are read, for classification.
+    """
+
+    samples: ClassVar[str] = "headwise.tasks.stream.samples.ImageSamples"
+
+    config: ImageDataConfig
+    labelled: bool = False
 
     def __post_init__(self) -> None:
         shape = self.config.shape
@@ -38,10 +59,18 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
                 check_relative_path(f"data.splits.{split}.members", file)
 
     def check_sizes(self) -> None:
-        """Raise `ConfigError` for other sizes that do not fit the shape."""
-        values, window = prod(self.config.shape), self.config.window
-        allowed = f"a multiple or an equal part of the {values} values of an image"
-        require(window % values == 0 or values % window == 0, "data.window", allowed, window)
+        """Raise `ConfigError` for sizes of windows, or of patches, that do not fit the shape."""
+        if not self.labelled:
+            values, window = prod(self.config.shape), self.config.window
+            allowed = f"a multiple or an equal part of the {values} values of an image"
+            fits = window % values == 0 or values % window == 0
+            require(fits, "data.window", allowed, window)
+            return
+        (*sizes, _), patch, shift = self.config.shape, self.config.patch, self.config.shift
+        allowed = f"a divisor of the rows and columns of data.shape={self.config.shape}"
+        fits = patch >= 1 and not any(size % patch for size in sizes)
+        require(fits, "data.patch", allowed, patch)
+        require(0 <= shift < min(sizes), "data.shift", f"from 0 to {min(sizes) - 1}", shift)
 
     @functools.cached_property
     def archives(self) -> Archives:
@@ -56,14 +85,27 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
         return [self.config.shape, self.parts(split) if self.config.splits else []]
 
     def files(self, split: str) -> list[Path]:
-        """See `FileCorpus.files`; downloads missing archives."""
+        """See `FileCorpus.files`: of images, then of labels; downloads missing archives."""
         if self.config.splits:
-            located = (path for part in self.parts(split) for path, _ in self.located(part))
-            return list(dict.fromkeys(located))
+            parts = self.parts(split)
+            parts = [*parts, *map(_of_labels, parts)] if self.labelled else parts
+            return list(dict.fromkeys(path for part in parts for path, _ in self.located(part)))
+        if self.labelled:
+            return self._files_of_classes(split)
         array = self.folder and self.folder / f"{split}.npy"
         if array and array.is_file():
             return [array]
         return self.files_of_folder(split, "folders of pictures, or arrays (train.npy)")
+
+    def _files_of_classes(self, split: str) -> list[Path]:
+        """The pictures of a split; a `DataError` for a class without any."""
+        files = self.files_of_folder(split, "a folder of pictures per class")
+        top = (self.folder or Path()) / split
+        classes = {path.parts[len(top.parts)] for path in files}
+        for folder in sorted(top.glob("[!.]*/")):
+            if folder.name not in classes:
+                files_below(folder, "pictures of this class, or be removed")
+        return files
 
     def chunks(self, split: str) -> Iterator[bytes]:
         """See `FileCorpus.chunks`, and `images`."""
@@ -93,8 +135,8 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
             return
         for path in self.files(split):
             if path.suffix == ".npy":
-                with open_bytes(path) as stream:
-                    yield from self._stored(stored_images, stream, str(path))
+                for file in _opened([(path, ())]):
+                    yield from self._stored(stored_images, *file)
             else:
                 yield str(path), picture(path)
 
@@ -121,7 +163,8 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
             read: `stored_images` or `stored_labels`.
         """
         first, end = part.get("images", (0, None))
-        values = chain.from_iterable(self._stored(read, *opened) for opened in self.streams(part))
+        opened = _opened(self.located(part))
+        values = chain.from_iterable(self._stored(read, *file) for file in opened)
         n = 0
         for n, value in enumerate(islice(values, first, end), 1):  # noqa: B007
             yield value
@@ -131,27 +174,100 @@ class ImageCorpus(FileCorpus[ImageDataConfig]):
             name = self.config.name
             raise DataError(f"{path} has too few {content} for {first} to {end} of {name}")
 
-    def streams(self, part: ImagePart) -> Iterator[tuple[IO[bytes], str]]:
-        """The files of a part, one after the other, with their names."""
-        for path, member in self.located(part):
-            if member is None:
-                with open_bytes(path) as stream:
-                    yield stream, str(path)
-            else:
-                with self.archives.open(part["archive"], [member]) as opened:
-                    yield opened
+    def located(self, part: ImagePart) -> list[Located]:
+        """The files of a part."""
+        return self.archives.located(part["archive"], part.get("members", []))
 
-    def located(self, part: ImagePart) -> list[tuple[Path, str | None]]:
-        """Files of a part: members of an archive, unpacked members, or a file (None)."""
-        members = part.get("members", [])
-        if self.folder is not None and members:
-            unpacked = [self._unpacked(self.folder, member) for member in members]
-            if all(unpacked):
-                return [(path, None) for path in unpacked if path]
-        archive = self.archives.path(part["archive"])
-        return [(archive, member) for member in members] or [(archive, None)]
+    def rows(self, split: str) -> Iterator[tuple[Image, str]]:
+        """The images (H, W, C) of a split, each with its label.
 
-    @staticmethod
-    def _unpacked(folder: Path, member: str) -> Path | None:
-        """A member in a folder or one of its folders."""
-        return next(chain(folder.glob(member), folder.glob(f"*/{member}")), None)
+        Raises:
+            DataError: a damaged file, images of another shape, or no label for an image.
+        """
+        rows = zip_longest(self.images(split), self._labels(split))
+        for image, label in rows:
+            if image is None or label is None:
+                source = self.files(split)[-1]
+                raise DataError(f"{source} has another number of labels than there are images")
+            yield image, label
+
+    def names(self, split: str) -> Iterator[str]:
+        return (name for name, _ in self._images(split))
+
+    def _labels(self, split: str) -> Iterator[str]:
+        if not self.config.splits:
+            return (self._folder_of(path, split) for path in self.files(split))
+        return chain.from_iterable(map(self._labels_of, self.parts(split)))
+
+    def _folder_of(self, path: Path, split: str) -> str:
+        """The folder in the folder of a split that has a file."""
+        assert self.folder is not None
+        folder, *below = path.relative_to(self.folder / split).parts
+        if not below:
+            raise DataError(f"{path} must be in a folder named after its class, in {path.parent}")
+        check_text(folder, str(path))
+        return nfc(folder)
+
+    def _labels_of(self, part: ImagePart) -> Iterator[str]:
+        names = self._names(part)
+        for name, number in self.values_of(_of_labels(part), stored_labels):
+            if names and number >= len(names):
+                raise DataError(
+                    f"{name} has the label {number}, but {len(names)} labels have names"
+                )
+            yield names[number] if names else str(number)
+
+    def _names(self, part: ImagePart) -> list[str]:
+        """The names of the labels 0, 1, ...; empty: their numbers."""
+        if "names" not in part:
+            return []
+        files = _opened(self.archives.located(part["archive"], [part["names"]]))
+        return [line for file in files for line in map(nfc, decoded_lines(*file)) if line]
+
+
+def _opened(files: Sequence[Located]) -> Iterator[tuple[IO[bytes], str]]:
+    """Files, one after the other, with their names."""
+    for path, members in files:
+        with open_file(path, members) as opened:
+            yield opened
+
+
+def _of_labels(part: ImagePart) -> ImagePart:
+    """The part with the labels of the images of a part."""
+    return {**part, "archive": part.get("labels", part["archive"])}
+
+
+def grid_of(shape: Sequence[int], patch: int) -> tuple[int, int]:
+    """Rows and columns of patches of images (H, W, C)."""
+    return shape[0] // patch, shape[1] // patch
+
+
+def patches(images_BHWC: Image, patch: int) -> Image:
+    """Patches (B, N, P) of `patch` rows and columns, row by row, with P = patch² C values."""
+    n, _, _, channels = images_BHWC.shape
+    rows, columns = grid_of(images_BHWC.shape[1:], patch)
+    cut = images_BHWC.reshape(n, rows, patch, columns, patch, channels).swapaxes(2, 3)
+    return np.ascontiguousarray(cut).reshape(n, rows * columns, patch**2 * channels)
+
+
+def augmented(images_BHWC: Image, shift: int, flip: bool, seed: Sequence[int], rows: Ints) -> Image:
+    """Images that are shifted and mirrored at random.
+
+    Args:
+        shift: maximum number of pixels, up or down and to a side; zeros come in.
+        flip: whether left and right of half of the images are exchanged.
+        seed: with the number of its row, determines the changes of an image.
+        rows: numbers of the images in their split.
+    """
+    if not (shift or flip):
+        return images_BHWC
+    _, height, width, _ = images_BHWC.shape
+    padded = np.pad(images_BHWC, ((0, 0), (shift, shift), (shift, shift), (0, 0)))
+    changed = np.empty_like(images_BHWC)
+    for image, source, row in zip(changed, padded, rows.tolist(), strict=True):
+        top, left, is_flipped = np.random.default_rng([*seed, row]).integers(
+            (2 * shift + 1, 2 * shift + 1, 1 + flip)
+        )
+        window = source[top : top + height, left : left + width]
+        image[:] = window[:, ::-1] if is_flipped else window
+    return changed

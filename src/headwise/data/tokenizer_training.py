@@ -225,12 +225,15 @@ def sample_sentences(stores: list[TextStore], limit: int, seed: int) -> Iterator
     return compress(sentences, is_chosen)
 
 
-def exact_tokenizer(config: TokenizerConfig, read: Callable[[], Iterator[bytes]]) -> Tokenizer:
+def exact_tokenizer(read: Callable[[], Iterator[bytes]], config: TokenizerConfig) -> TokenizerPair:
     """The tokenizer that a config names, or one trained on the lines that `read` yields."""
     loaded = load_tokenizers(config)
-    if loaded is not None:
-        return loaded.source
-    return train_tokenizer(sample_lines(read, config.max_training_sentences), config, exact=True)
+    if loaded is None:
+        lines = sample_lines(read, config.max_training_sentences)
+        tokenizer = train_tokenizer(lines, config, exact=True)
+    else:
+        tokenizer = loaded.source
+    return TokenizerPair(tokenizer, tokenizer, joint=True)
 
 
 def sample_lines(read: Callable[[], Iterator[bytes]], limit: int) -> Iterator[str]:

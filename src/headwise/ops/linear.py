@@ -14,6 +14,7 @@ Axes: N rows, D input width, O output width.
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from headwise.ops.cpp import build
 from headwise.ops.cpp.call import DTYPES as CPP_DTYPES
 from headwise.ops.cpp.call import FLOAT, address, structure
 from headwise.ops.register import is_transformed
-from headwise.optimizer_steps import after_each_step, raise_versions
 
 # With fewer multiplications oneDNN's overhead exceeds its gain.
 MIN_MULTIPLICATIONS = 1 << 21
@@ -47,6 +50,20 @@ def _dtypes() -> tuple[torch.dtype, ...]:
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # not with AVX2 alone
         return torch.float32, torch.bfloat16
     return (torch.float32,)
+
+
+@functools.cache  # once: a hook that is removed would disturb steps in other threads
+def _raise_versions_after_steps() -> None:
+    """From now on, raise `_version` of the parameters that torch's fused steps change: they don't.
+
+    By torch's global hook after every step of all optimizers.
+    """
+
+    def raise_versions(optimizer: Optimizer, *_: Any) -> None:
+        groups = (group["params"] for group in optimizer.param_groups if group.get("fused"))
+        increment_version([p for parameters in groups for p in parameters if p.grad is not None])
+
+    register_optimizer_step_post_hook(raise_versions)
 
 
 DTYPES = _dtypes()
@@ -79,7 +96,7 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
     optimizer's fused step; changing `.data` is not. Where contexts overlap, as in several threads,
     the first exit ends all: calls are right, but slower. No effect where oneDNN is not used.
     """
-    after_each_step(raise_versions)
+    _raise_versions_after_steps()
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     try:
         for layer in layers:

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from headwise.config.schema import SITE_NAMES
-from headwise.tasks.reading import Items
+from headwise.tasks.inspection import Items
 
 SCRIPTS = ("state", "weights", "heads", "view", "attention", "texts", "findings", "page")
 

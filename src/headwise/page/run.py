@@ -23,7 +23,6 @@ Records = Sequence[Mapping[str, Any]]
 def run_content(run: TrainedRun) -> dict[str, Any]:
     """Return the name of a run, its facts, scores, findings and heads."""
     folder, config = run.folder, run.config
-    results = folder.read_results()
     record = Record(folder.path)
     others = OTHERS.read(record)
     return {
@@ -31,15 +30,15 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
         "attention": choice_name(config),
         "corpus": corpus_name(config),
         "languages": run.task.languages,
-        "facts": _facts(run, results),
-        "scores": _scores(run, results),
+        "facts": _facts(run),
+        "scores": _scores(run, record.results),
         "findings": list(map(_rounded, FINDINGS.read(record))),
         "others": list(dict.fromkeys(row["statistic"] for row in others)),
         "heads": _head_rows(present_heads(run.model), HEADS.read(record), others),
     }
 
 
-def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
+def _facts(run: TrainedRun) -> list[list[str]]:
     model = run.config.model
     layers = [str(site.n_layers) for site in run.model.sites if site.queries == site.keys]
     n_updates = Record(run.folder.path).updates

@@ -1,44 +1,26 @@
-"""The folder of a run, which holds all that the other commands read."""
+"""The folder of a run: its name, lock and files; `Record` reads them."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
-import zlib
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
-import numpy.typing as npt
-import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from headwise.config.saved import current, read_back
-from headwise.config.schema import Config
-from headwise.errors import ConfigError, RunError
-from headwise.files import (
-    lock,
-    matching_paths,
-    read_json,
-    replacing,
-    sync,
-    write_json,
-    write_text,
-)
+from headwise.errors import HeadwiseError, RunError
+from headwise.files import lock, matching_paths, replacing, sync, write_json, write_text
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import digest, recipe, slug
-from headwise.runs.results import Results
+from headwise.runs.record import SETTINGS, Floats, Record
 
-Floats = npt.NDArray[np.float64]
-MAX_YAML_DEPTH = 50
-SETTINGS = "config.yaml"  # in the folder of every run
 ARCHIVE = "records.jsonl.xz"  # in a folder with the records of many runs; see `Record`
 N_LOCK_ATTEMPTS = 3  # `is_locked` of another process holds a lock for an instant
 IN_ARCHIVE = "in an archive of records, without weights: give the folder of a run"
@@ -47,7 +29,7 @@ RESERVED_NAMES = ("data", "environment", "error", "pruned", "results", "summary"
 
 
 class RunFolder:
-    """Paths and small files of one run.
+    """Finds, locks and writes the folder of a run.
 
     Attributes:
         path: the folder.
@@ -97,9 +79,9 @@ class RunFolder:
 
     def _check_identity(self, identity: str, container: Mapping[str, Any]) -> None:
         """Raise RunError unless the run has these settings and this hash."""
-        data = read_json(self.path / "data.json", missing_ok=True)
+        record = Record(self.path)
         ours = recipe(container) | {"identity": identity}
-        saved = recipe(self.read_config()) | {"identity": data.get("identity", identity)}
+        saved = recipe(record.saved) | {"identity": record.data.get("identity", identity)}
         other = [k for k in ours | saved if digest(ours.get(k)) != digest(saved.get(k))]
         if other:
             raise RunError(
@@ -166,31 +148,26 @@ class RunFolder:
                 )
             yield
 
-    def read_results(self) -> Results | None:
-        """Content of results.json; None for an unfinished run."""
-        return Results.read(self.results)
+    @contextmanager
+    def error_recorded(self, overrides: list[str]) -> Iterator[None]:
+        """Write an exception of the block, except for a requested stop, to error.json.
 
-    def read_last(self) -> dict[str, Any]:
-        """Update and costs of the last checkpoint; empty without a checkpoint."""
-        path = self.checkpoints / "last.json"
-        saved = read_json(path, missing_ok=True)
-        numbers = [saved.get(key) for key in ("update", "train_seconds")]
-        if saved and not all(isinstance(number, int | float) for number in numbers):
-            raise RunError(f"{path} is broken: no update or train_seconds. Restore it from a copy")
-        return saved
-
-    def results_at(self, update: int) -> Results | None:
-        """Content of results.json if the run was finished at this update, else None."""
-        results = self.read_results()
-        return results if results is not None and results.updates == update else None
-
-    def read_config(self) -> dict[str, Any]:
-        """The resolved configuration.
-
-        Raises:
-            RunError: it is broken, or has interpolations `${…}`, which could read the environment.
+        Args:
+            overrides: the command line.
         """
-        return checked_settings(read_yaml(self.path / SETTINGS), self.path)
+        try:
+            yield
+        except Exception as error:
+            is_expected = isinstance(error, HeadwiseError)
+            content = {
+                "error": type(error).__name__,
+                "message": str(error),
+                "overrides": overrides,
+                "traceback": None if is_expected else "".join(traceback.format_exception(error)),
+            }
+            with suppress(OSError, HeadwiseError):  # `error` is raised, not these
+                self.write_json("error.json", content)
+            raise
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a small json file atomically."""
@@ -203,95 +180,11 @@ class RunFolder:
         with replacing(path) as temporary, open(temporary, "wb") as handle:
             np.savez_compressed(handle, items=items)
 
-    def read_sums(self, name: str, unit: str) -> Floats | None:
-        """Statistics written by `write_sums`; None if the file does not exist.
-
-        Raises:
-            RunError: the file is broken.
-        """
-        path = self.sums / f"{name}.{unit}.npz"
-        try:
-            with open(path, "rb") as handle, np.load(handle) as arrays:
-                items: Floats = arrays["items"]
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, OSError, BadZipFile, zlib.error) as error:
-            raise RunError(f"{path} is broken: {error}") from error
-        return items
-
     def describe(self, container: Mapping[str, Any], overrides: list[str], **more: object) -> None:
         """Write config.yaml, overrides.yaml and environment.json, with `more`."""
         write_text(self.path / SETTINGS, OmegaConf.to_yaml(OmegaConf.create(dict(container))))
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
         self.write_json("environment.json", environment() | more)
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads 1e-3 as a number, as OmegaConf does, which takes twenty times as long."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def read_yaml(path: Path) -> Any:
-    """Content of a small yaml of a run as plain types.
-
-    Raises:
-        RunError: it is not yaml, or has aliases or deep nesting, which a malicious file may have.
-    """
-    depth = 0
-    try:
-        text = path.read_text(encoding="utf-8")
-        for event in yaml.parse(text, _Loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or depth > MAX_YAML_DEPTH:
-                raise RunError(f"{path} is broken: aliases and deep nesting are not allowed")
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{path} is broken: {reason}. Restore it from a copy") from error
-
-
-def checked_settings(content: Any, folder: Path) -> dict[str, Any]:
-    """The saved settings of a run, if they are resolved; else raise RunError."""
-    if not isinstance(content, dict) or "${" in str(content):
-        raise RunError(f"{folder / SETTINGS} is not a resolved configuration of a run")
-    return {str(key): value for key, value in content.items()}
-
-
-def read_config(folder: RunFolder) -> Config:
-    """The typed configuration of a run.
-
-    Raises:
-        RunError: it is broken, or was written by a version with other keys.
-    """
-    with saved_by_this_version(folder.path):
-        return read_back(current(folder.read_config()))
-
-
-def typed_config(settings: Mapping[str, Any], folder: Path) -> Config:
-    """Settings of this version as dataclasses.
-
-    Raises:
-        RunError: a value of a wrong type; names the folder.
-    """
-    with saved_by_this_version(folder):
-        return read_back(settings)
-
-
-@contextmanager
-def saved_by_this_version(folder: Path) -> Iterator[None]:
-    """Raise RunError, with the path, for settings that cannot be read in the block."""
-    try:
-        yield
-    except (ConfigError, OmegaConfBaseException) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(
-            f"{folder / SETTINGS} is broken, or of another version of headwise: {reason}"
-        ) from error
 
 
 def find_folders(patterns: Sequence[str]) -> list[Path]:

@@ -1,4 +1,7 @@
-"""`summary.json`: what `headwise runs` lists of a run, written when it starts and finishes."""
+"""What is listed of runs: their state (`headwise runs`), and a frame (`headwise.records`).
+
+`summary.json`, written when a run starts and finishes, has what its state needs.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.config.folders import group_choices, group_node
 from headwise.config.saved import TARGET, class_name
 from headwise.errors import HeadwiseError, Pruned, RunError
 from headwise.files import write_json
-from headwise.runs.record import PARTS, Record
+from headwise.runs.archive import find_records
+from headwise.runs.fingerprint import canonical, comparable
+from headwise.runs.record import LAST, PARTS, Record
 from headwise.runs.results import FORMAT, Results, checked_fields
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 NAME = PARTS["summary"]
+CONTENTS = ("text", "vocabulary", "init_weights")  # hashes in data.json, in a frame
+COSTS = ("updates", "tokens_per_second", "wall_seconds")  # of results, in a frame
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ def _progress(run: Record, summary: Summary) -> dict[str, Any]:
     path = run.folder / PARTS["metrics"]  # an archive does not have it
     if not run.is_running:
         default = 0 if NAME in run.present else update  # archives of 0.1.0 have no last.json
-        saved = run.json("checkpoints/last.json").get("update", default)
+        saved = run.json(LAST).get("update", default)
         return {"update": saved, **({"logged": update} if update > saved else {}), **scores}
     if update <= summary.update or not path.is_file():
         return {"update": update, **scores}
@@ -145,3 +155,30 @@ def _progress(run: Record, summary: Summary) -> dict[str, Any]:
     rate = (logged - summary.started) / (update - summary.update)  # seconds per update
     left = rate * (summary.max_updates - update) - (time.time() - logged)
     return {"update": update, "seconds_left": max(round(left), 0), **scores}
+
+
+def frame(paths: Sequence[str | Path]) -> pd.DataFrame:
+    """One row a run: the settings that determine its result, and its scores.
+
+    See `headwise.records`.
+    """
+    import pandas as pd
+
+    runs = find_records(list(map(str, paths)), Record)
+    return pd.DataFrame([{"run": str(run.folder), **frame_row(run)} for run in runs])
+
+
+def frame_row(run: Record) -> dict[str, Any]:
+    """The row of a run in `frame`, without its folder; lists and mappings are JSON texts.
+
+    Raises:
+        RunError: a file of the run is broken, or a key of its settings is not known.
+    """
+    row = comparable(run.settings)
+    row |= {key: run.data.get(key) for key in CONTENTS} | run.data.get("swept", {})
+    if (results := run.results) is not None:
+        row |= {key: getattr(results, key) for key in COSTS}
+        for split, scores in results.scores.items():
+            row |= {f"{split}/{key}": e["score"] for key, e in scores.items() if "score" in e}
+    # `groupby` needs values with a hash
+    return {k: canonical(v) if isinstance(v, (list, dict)) else v for k, v in row.items()}

@@ -11,7 +11,7 @@ from typing import Any
 from headwise.config.instantiate import fits, type_hints
 from headwise.errors import RunError
 from headwise.file_names import check_file_name
-from headwise.files import read_json, write_json
+from headwise.files import write_json
 from headwise.track.base import HeadValues
 
 FINISHED = "finished"
@@ -66,17 +66,12 @@ class Results:
     status: str = FINISHED
 
     @classmethod
-    def read(cls, path: Path) -> Results | None:
-        """The results of a run; None for an unfinished run.
+    def of(cls, content: Mapping[str, Any], path: Path) -> Results | None:
+        """The content of the file at `path`; None for an unfinished run.
 
         Raises:
-            RunError: the file is broken, or holds keys of another version.
+            RunError: it is broken, or holds keys of another version.
         """
-        return cls.of(read_json(path, missing_ok=True), path)
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any], path: Path) -> Results | None:
-        """The content of results.json; see `read`."""
         fields = checked_fields(content, cls, path)
         for split in fields.get("scores", ()):  # a part of the names of files
             check_file_name(f"{path}: split", split)

@@ -1,40 +1,194 @@
-"""Rows of a study or sweep compared with a baseline, over runs paired by seed.
+"""The scores of the runs of a study or sweep, as one table, and rows compared with a baseline.
 
-Runs of a column are averaged and compared only if their scores have the same signature, and neither
-their training text nor the scored text differs. Otherwise the differing runs are listed.
+Rows are compared over runs paired by seed. Runs of a column are averaged and compared only if their
+scores have the same signature, and neither their training text nor the scored text differs.
+Otherwise the differing runs are listed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pandas as pd
 
 from headwise.errors import DataError, RunError, counted
+from headwise.metrics.metric import Floats, Metric
 from headwise.metrics.significance import mean_interval, paired_bootstrap
-from headwise.studies.scores import DIFFERENCES, Compared, same_items, saved_items
-from headwise.studies.study import Column, Study
+from headwise.runs.fingerprint import canonical
+from headwise.studies.match import Missing, Unused, Used
+from headwise.studies.record import TaskRecord
+from headwise.studies.rows import data_settings
+from headwise.studies.study import Column, Recipe, Study
 
+ROUNDING = 0.005  # tolerance between a saved score and the score of the saved sums
+SCORES = ("row", "column", "test", "seed", "metric", "score", "signature", "run", "saved",
+          "recipe_updates", "updates", "stopped_early", "precision", "text",
+          "content", "train_pairs", "learned")  # fmt: skip
+DIFFERENCES = ("row", "column", "difference", "over_seeds", "over_items", "p_value", "n_seeds",
+               "n_runs", "is_known")  # fmt: skip
 MIN_TEXT_SHARE = 0.8  # of the paper's training pairs, for comparable scores
 TEXTS = {"text": "training text", "content": "scored text"}  # hashes in SCORES -> what they are of
 
 
-def judge(study: Study, compared: Compared, n_resamples: int) -> None:
-    """Fill in problems, notes and differences."""
+@dataclass
+class StudyRuns:
+    """The runs of a study or sweep.
+
+    Attributes:
+        scores: a row per run and metric, with the columns SCORES; `saved` is the run, and `learned`
+            whether it is averaged and compared.
+        signs: column -> 1 if a higher score of its metric is better, else -1.
+        unused: other runs, that no cell uses.
+        missing: seeds of cells without a run.
+        problems: column -> reasons not to average it.
+        notes: column -> remarks below the table.
+        differences: a row per row and column that is compared, with the columns DIFFERENCES.
+    """
+
+    scores: pd.DataFrame
+    signs: dict[str, int]
+    unused: Sequence[Unused] = ()
+    missing: Sequence[Missing] = ()
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    differences: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=DIFFERENCES))
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """The scores, with one row for each run and cell."""
+        return self.scores.drop_duplicates(["row", "column", "seed"])
+
+
+def study_runs(
+    study: Study, recipes: Sequence[Recipe], used: Used, unused: Sequence[Unused] = ()
+) -> StudyRuns:
+    """Return the runs of each cell; those without scores of its test set become unused.
+
+    Args:
+        used, unused: see `headwise.studies.match.match`.
+    """
+    rows, signs, others = [], {}, [*unused]
     for name, spec in study.columns.items():
-        scores = compared.scores[compared.scores.column == name]
-        problems, notes = (of.setdefault(name, []) for of in (compared.problems, compared.notes))
-        if not scores.empty:
-            problems += _problems(scores)
-            notes += _remarks(scores, spec, study.compared[name])
-            notes += _updates(scores)
-    is_shown = compared.scores.metric == compared.scores.column.map(study.compared)
-    is_sound = ~compared.scores.column.map(lambda name: bool(compared.problems[name])).astype(bool)
-    if study.baseline is not None:
-        averaged = is_shown & is_sound & compared.scores.learned.astype(bool)
-        compared.differences = differences(
-            compared.scores[averaged], study.baseline, compared.notes, n_resamples
+        for recipe in (recipe for recipe in recipes if recipe.cell.column == name):
+            if study.compared[name] in recipe.metrics:
+                signs[name] = recipe.metrics[study.compared[name]].sign
+            place = recipe.cell.row, name
+            for run in used[place]:
+                scored = (score_row(run, *place, spec.test or "", m) for m in study.metrics)
+                learned = _learned(run, spec.learned, study.compared[name], signs.get(name, 1))
+                more = {"recipe_updates": recipe.max_updates, "learned": learned}
+                of_run = [row | more for row in scored if row is not None]
+                rows += of_run
+                if not of_run:
+                    missing = f"{spec.test} is not scored in results.json"
+                    reason = f"{' × '.join(place)}, seed {run.seed}: {missing}"
+                    others.append(Unused(run, reason))
+    signs = {name: signs.get(name, 1) for name in study.columns}
+    return StudyRuns(pd.DataFrame(rows, columns=SCORES), signs, others)
+
+
+def _learned(run: TaskRecord, least: float | None, metric: str, sign: int) -> bool:
+    """Return whether a run is at least as good on the validation set as `Column.learned`."""
+    if least is None or run.results is None:
+        return True
+    score = run.results.score(run.settings["data"]["valid"], metric)
+    return score is not None and sign * score >= sign * least
+
+
+def score_row(
+    run: TaskRecord, row: str, column: str, test: str, metric: str
+) -> dict[str, Any] | None:
+    """Return a row of `StudyRuns.scores`; None without this score."""
+    results = run.results
+    score = results and results.score(test, metric)
+    if results is None or score is None:
+        return None
+    return {
+        **{"row": row, "column": column, "test": test, "seed": run.seed},
+        **{"metric": metric, "score": score, "signature": results.signature(test, metric)},
+        **{"run": str(run.folder), "saved": run, "updates": run.updates},
+        **{"stopped_early": results.stopped_early},
+        "precision": run.settings["trainer"]["precision"],
+        **{"text": (run.data.get("text") or "")[:16] or None, "content": results.content(test)},
+        **{"train_pairs": run.data.get("train", {}).get("pairs")},
+        "learned": True,
+    }
+
+
+def saved_items(run: TaskRecord, metric: Metric, test: str) -> Floats:
+    """Read the saved statistics of the test items; check that they give the saved score."""
+    saved = None if run.results is None else run.results.score(test, metric.name)
+    items = run.sums(test, metric.unit)
+    if saved is None or items is None:
+        file = f"sums/{test}.{metric.unit}.npz"
+        raise DataError(f"{run.folder} has no {metric.name if saved is None else file}")
+    score = metric.score(items)
+    if abs(score - saved) > ROUNDING:
+        raise DataError(
+            f"the sums in {run.folder} give {score:.2f}, its results.json has {saved:.2f}"
         )
+    return items
+
+
+def same_items(runs: Sequence[TaskRecord], test: str, metric: str) -> bool:
+    """Whether finished runs are known to have the same items, so that they can be paired.
+
+    Raises:
+        DataError: the items differ (see `Task.contents`); of runs without hashes the references,
+            or the settings or the training text of their data.
+    """
+    folders = {run.results and run.results.items(test, metric): run.folder for run in runs}
+    is_known = folders.pop(None, None) is None
+    if len(folders) > 1:
+        raise DataError(
+            f"the items of {test} differ (by their hash: another text, or other windows, masks or "
+            f"tokens) in {', '.join(map(str, folders.values()))}"
+        )
+    if not is_known:
+        data = {canonical([data_settings(run), run.data.get("text")]): run.folder for run in runs}
+        if len(data) > 1:
+            raise DataError(
+                f"the scored text of {test} is not known, and the data differs in "
+                f"{', '.join(map(str, data.values()))}"
+            )
+        check_references(runs, test)
+    return is_known
+
+
+def check_references(runs: Sequence[TaskRecord], test: str) -> None:
+    """Raise `DataError` unless runs with references of `test` have the same ones."""
+    texts: dict[str, TaskRecord] = {}
+    for run in runs:
+        if run.references:
+            name = run.references.format(split=test)
+            if (text := run.text(name)) is None:
+                raise DataError(f"{run.folder / name} not found")
+            texts.setdefault(text, run)
+    if len(texts) > 1:
+        folders = ", ".join(str(run.folder) for run in texts.values())
+        raise DataError(f"the references of {test} differ in {folders}")
+
+
+# -- comparison ------------------------------------------------------------------------------------
+
+
+def with_differences(study: Study, runs: StudyRuns, n_resamples: int) -> StudyRuns:
+    """Return the runs with problems, notes and differences to the baseline of the study."""
+    problems: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
+    for name, spec in study.columns.items():
+        scores = runs.scores[runs.scores.column == name]
+        remarks = [*_remarks(scores, spec, study.compared[name]), *_updates(scores)]
+        problems[name], notes[name] = ([*_problems(scores)], remarks) if len(scores) else ([], [])
+    runs = replace(runs, problems=problems, notes=notes)
+    if study.baseline is None:
+        return runs
+    is_shown = runs.scores.metric == runs.scores.column.map(study.compared)
+    is_sound = ~runs.scores.column.map(lambda name: bool(problems[name])).astype(bool)
+    averaged = runs.scores[is_shown & is_sound & runs.scores.learned.astype(bool)]
+    return replace(runs, differences=differences(averaged, study.baseline, notes, n_resamples))
 
 
 def differing_kinds(runs: pd.DataFrame, column: str) -> str | None:

@@ -15,23 +15,23 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from headwise.analysis.quantities import effective_heads
 from headwise.analysis.tables import DENSITY, LAYERS, LENGTHS, Table, read_settings
 from headwise.plots import runs as plots
 from headwise.plots.style import display_name, failure_as_warning, save
 from headwise.plots.training import head_values
 from headwise.plots.training import training_figures as plots_of_training
 from headwise.runs.record import Record
-from headwise.studies.match import SavedRun
-from headwise.studies.pruning import effective_heads, pruning_tables
+from headwise.studies.record import TaskRecord
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import task_of
 
-Read = Callable[[SavedRun], pd.DataFrame]
+Read = Callable[[TaskRecord], pd.DataFrame]
 HEAD = ["site", "layer", "head"]
 
 
-def draw_figures(runs: Sequence[SavedRun], output: Path) -> list[Path]:
+def draw_figures(runs: Sequence[TaskRecord], output: Path) -> list[Path]:
     """Draw the figures of runs; runs that differ only in their seed are one line.
 
     Args:
@@ -49,7 +49,7 @@ def draw_figures(runs: Sequence[SavedRun], output: Path) -> list[Path]:
     return [file for name, figure in figures for file in save(figure, output / name)]
 
 
-def figures_of(runs: Sequence[SavedRun]) -> dict[str, Figure]:
+def figures_of(runs: Sequence[TaskRecord]) -> dict[str, Figure]:
     """Return file name -> figure; with several corpora one file per corpus, with its name.
 
     The validation scores of all corpora are one figure. A single run has its training figures
@@ -73,7 +73,7 @@ def figures_of(runs: Sequence[SavedRun]) -> dict[str, Figure]:
     return figures
 
 
-def training_figures(run: SavedRun) -> dict[str, Figure]:
+def training_figures(run: TaskRecord) -> dict[str, Figure]:
     """Return file name -> figure of one run over its training, with its name in the titles.
 
     Args, raises: as for `draw_figures`.
@@ -147,7 +147,7 @@ def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
 def _analysed(table: Table) -> Read:
     """Return a reader of a table of the analysis; empty if a run has no such table."""
 
-    def read(run: SavedRun) -> pd.DataFrame:
+    def read(run: TaskRecord) -> pd.DataFrame:
         rows = table.read(run) if table.is_in(run) else []
         return pd.DataFrame(rows, columns=list(table.columns))
 
@@ -161,7 +161,7 @@ def _measured_on(corpus: CorpusRows) -> str:
     return "Measured on {} {} of {}.".format(*texts.pop()) if len(texts) == 1 else ""
 
 
-def _alpha_ends(run: SavedRun) -> pd.DataFrame:
+def _alpha_ends(run: TaskRecord) -> pd.DataFrame:
     """Return α of the heads at the start, and in the weights of the final scores."""
     records: list[Any] = [
         {"update": record["update"], "alpha": record["alpha"]}
@@ -175,10 +175,10 @@ def _alpha_ends(run: SavedRun) -> pd.DataFrame:
     return end[[*HEAD, "end"]].merge(start[[*HEAD, "start"]], on=HEAD, how="left")
 
 
-def _pruning(run: SavedRun) -> pd.DataFrame:
+def _pruning(run: TaskRecord) -> pd.DataFrame:
     """Return the score by the share of removed heads, for the sites of each curve."""
     rows: list[tuple[str, float, float]] = []
-    for curve in pruning_tables(run, "curve"):
+    for curve in map(run.json, run.names("pruning/curve*.json")):
         is_all = {*run.sites} == {*curve["sites"]}
         sites = plots.ALL_HEADS if is_all else " and ".join(curve["sites"])
         rows += [(sites, row["removed"], row[curve["metric"]]) for row in curve["rows"]]
@@ -186,7 +186,7 @@ def _pruning(run: SavedRun) -> pd.DataFrame:
     return table.assign(metric=run.metric.label)
 
 
-def _by_n_heads(run: SavedRun) -> pd.DataFrame:
+def _by_n_heads(run: TaskRecord) -> pd.DataFrame:
     """Return test score, diversity and effective heads of a run, by its number of heads."""
     layers = _analysed(LAYERS)(run)["diversity_heads"].dropna().astype(float)
     test = next(iter(run.config.data.test), None)
@@ -201,7 +201,7 @@ def _by_n_heads(run: SavedRun) -> pd.DataFrame:
     return table.assign(n_heads=run.config.model.n_heads, seed=run.seed)
 
 
-def _by_length(run: SavedRun) -> pd.DataFrame:
+def _by_length(run: TaskRecord) -> pd.DataFrame:
     """Return the main score of a run by length, if its test sets are named by lengths."""
     results, name = run.results, run.metric.name
     scores = {} if results is None else {s: results.score(s, name) for s in results.scores}
@@ -209,7 +209,7 @@ def _by_length(run: SavedRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["length", "score"]).assign(metric=run.metric.label)
 
 
-def _scores(run: SavedRun) -> pd.DataFrame:
+def _scores(run: TaskRecord) -> pd.DataFrame:
     """Return the main validation score of a run by update."""
     records, name = run.part("metrics") or (), f"valid/{run.metric.name}"
     rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]

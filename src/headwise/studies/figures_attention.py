@@ -46,14 +46,14 @@ def draw_attention(
     (reading,) = readings(loaded, [sentence])
     about = f"{display_name(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
-    for site in dict.fromkeys(obs.site for obs in reading.observations):
-        axes = reading.axes[site]
-        observed = (obs for obs in reading.observations if obs.site == site)
+    for site in loaded.model.sites:
+        observed = (obs for obs in reading.observations if obs.site == site.name)
         layers = [_layer(obs, alphas(loaded.model)) for obs in observed]
-        note = f"{about} {axes.note}".strip()
-        with failure_as_warning(f"attention_{site}"):
-            figure = attention_maps(site, layers, axes.queries, axes.keys, axes.text, note)
-            files += save(figure, output / f"attention_{site}") if figure is not None else []
+        queries, keys, text, note = reading.axes(site)
+        note = f"{about} {note}".strip()
+        with failure_as_warning(f"attention_{site.name}"):
+            figure = attention_maps(site.name, layers, queries, keys, text, note)
+            files += save(figure, output / f"attention_{site.name}") if figure is not None else []
     return files
 
 

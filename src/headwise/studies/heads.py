@@ -10,15 +10,14 @@ from typing import Any
 
 import pandas as pd
 
+from headwise.analysis.quantities import QUANTITIES, head_facts
 from headwise.analysis.tables import GLOSSARY, percent, read_settings
 from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
 from headwise.metrics.significance import mean_interval
 from headwise.runs.record import Record
 from headwise.studies.compare import differing_kinds
-from headwise.studies.head_facts import analysis_facts, facts_of_all_seeds
-from headwise.studies.match import SavedRun
-from headwise.studies.quantities import QUANTITIES
+from headwise.studies.record import TaskRecord
 from headwise.studies.render import EMPTY, TextTable
 from headwise.studies.rows import named_rows
 from headwise.studies.study import Study
@@ -27,7 +26,7 @@ FACT = ("column", "row", "quantity", "site", "layer", "value", "seed", "run")
 LIMITS = {"count": (0, math.inf), "share": (0, 1), "fraction": (0, 1), "correlation": (-1, 1)}
 
 
-def write_comparison(runs: Sequence[SavedRun], output: Path) -> str:
+def write_comparison(runs: Sequence[TaskRecord], output: Path) -> str:
     """Write comparison.md, and return its text.
 
     Args:
@@ -35,7 +34,7 @@ def write_comparison(runs: Sequence[SavedRun], output: Path) -> str:
         output: folder of the file.
     """
     labels = dict(zip(run_labels(runs), runs, strict=True))
-    rows = [{"row": label, **fact} for label in labels for fact in analysis_facts(labels[label])]
+    rows = [{"row": label, **fact} for label in labels for fact in head_facts([labels[label]])]
     notes = [f"– : not measured, or no such head. {GLOSSARY}"]
     for label, run in labels.items():
         settings = read_settings(run)
@@ -63,7 +62,7 @@ def _tidy(facts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return table.where(table.notna(), None)
 
 
-def run_labels(runs: Sequence[SavedRun]) -> list[str]:
+def run_labels(runs: Sequence[TaskRecord]) -> list[str]:
     """Return a unique name for each run: that of its row and its seed, or its folder."""
     names = {
         run.folder: name if len(same) == 1 else f"{name}, seed {run.seed}"
@@ -82,7 +81,7 @@ def head_frame(
 ) -> pd.DataFrame:
     """Return a table of quantities by rows of the facts: means over runs with their interval."""
     keys = [*facts[["quantity", "site", "layer"]].itertuples(index=False, name=None)]
-    order, sites = list(QUANTITIES), list(dict.fromkeys([None, *facts.site]))
+    order, sites = list(QUANTITIES), [None, *SITE_NAMES]
     in_order = sorted(keys, key=lambda k: (order.index(k[0]), sites.index(k[1]), k[2] or 0))
     names = list(dict.fromkeys(_name(*key) for key in in_order))
     cells = facts.assign(name=[_name(*key) for key in keys]).groupby(["name", "row"])
@@ -93,13 +92,13 @@ def head_frame(
 
 def _name(quantity: str, site: str | None, layer: int | None) -> str:
     """Return the displayed name of a quantity."""
-    name = QUANTITIES[quantity][0] + ("" if site is None else f", {SITE_NAMES[site]}")
+    name = QUANTITIES[quantity].label + ("" if site is None else f", {SITE_NAMES[site]}")
     return name if layer is None else f"{name} layer {layer}"
 
 
 def _cell_text(cell: pd.DataFrame) -> str:
     """Format `0.52 [0.45, 0.59]` over runs."""
-    kind, values = QUANTITIES[cell.iloc[0].quantity][1], cell.value.astype(float).tolist()
+    kind, values = QUANTITIES[cell.iloc[0].quantity].format, cell.value.astype(float).tolist()
     low, high = LIMITS.get(kind, (-math.inf, math.inf))
     shown = {"count": ".1f" if len(set(values)) > 1 else ".0f", "small": ".1e"}.get(kind, ".2f")
 
@@ -112,7 +111,7 @@ def _cell_text(cell: pd.DataFrame) -> str:
 
 def _difference_text(cell: pd.DataFrame) -> str:
     """Format the difference of a row to the baseline, paired by seed; shares in points."""
-    kind = QUANTITIES[cell.iloc[0].quantity][1]
+    kind = QUANTITIES[cell.iloc[0].quantity].format
     factor, shown = {"count": (1, "+.1f"), "share": (100, "+.0f"), "small": (1, "+.1e")}.get(
         kind, (1, "+.2f")
     )
@@ -139,7 +138,7 @@ def head_tables(
 
     Args:
         study: its yaml.
-        runs: of `headwise.studies.scores.Compared`.
+        runs: of `headwise.studies.compare.StudyRuns`.
         analysed: folders of the runs with an analysis.
     """
     facts, tables = _tidy(_measured_facts(runs, analysed)), []
@@ -178,5 +177,5 @@ def _measured_facts(runs: pd.DataFrame, analysed: Collection[Path]) -> Iterator[
         of_cell = [run for run in cell.saved if run.folder in analysed]
         for run in of_cell:
             of_run = {**place, "seed": run.seed, "run": str(run.folder)}
-            yield from ({**of_run, **fact} for fact in analysis_facts(run))
-        yield from ({**place, **fact} for fact in facts_of_all_seeds(of_cell))
+            yield from ({**of_run, **fact} for fact in head_facts([run]))
+        yield from ({**place, **fact} for fact in head_facts(of_cell, all_seeds=True))

@@ -1,4 +1,4 @@
-"""Assign runs to the cells of a study by their configuration.
+"""Assign runs to the cells of a study by their configuration; the commands of missing runs.
 
 Names of folders do not matter. A run fills a cell if every decisive key of its resolved
 configuration equals the recipe's; other runs are listed with the differing keys.
@@ -6,93 +6,34 @@ configuration equals the recipe's; other runs are listed with the differing keys
 
 from __future__ import annotations
 
-import functools
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from headwise.config.instantiate import target_class
-from headwise.config.saved import located
-from headwise.metrics.metric import Metric
+import pandas as pd
+
 from headwise.runs.listing import status
-from headwise.runs.record import Record
-from headwise.studies.study import Recipe, decisive
-from headwise.tasks.evaluate import main_metric
-from headwise.tasks.task import Task, task_of
+from headwise.studies.record import TaskRecord
+from headwise.studies.study import INIT, Recipe
 
-CellKey = tuple[str, str]  # row and column of a cell
-
-
-class SavedRun(Record):
-    """The record of a run with its task, for tables and figures."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-        return int(self.settings["seed"])
-
-    @functools.cached_property
-    def decisive(self) -> Mapping[str, Any]:
-        """Flat keys that determine its result, without the seed."""
-        return decisive(self.settings)
-
-    @functools.cached_property
-    def data(self) -> Mapping[str, Any]:
-        """The content of data.json, such as hashes of text and vocabulary; empty without one."""
-        return self.part("data") or {}
-
-    @property
-    def length(self) -> int:
-        """Number of updates that it reached; before its end, or if it stopped early, at most."""
-        results, limit = self.results, int(self.settings["trainer"]["max_updates"])
-        return limit if results is None or results.stopped_early else results.updates
-
-    @functools.cached_property
-    def task(self) -> Task[Any]:
-        """The task of the run."""
-        return task_of(self.config)
-
-    @property
-    def references(self) -> str:
-        """See `Task.references`; of its class, which needs no typed configuration."""
-        references: str = target_class(located(self.settings["task"]), "task").references
-        return references
-
-    @functools.cached_property
-    def metrics(self) -> Sequence[Metric]:
-        """The metrics of its task."""
-        return self.task.metrics()
-
-    @functools.cached_property
-    def metric(self) -> Metric:
-        """The main metric of the run."""
-        return main_metric(self.task)
-
-    @functools.cached_property
-    def sites(self) -> dict[str, int]:
-        """Site -> number of layers, in the order of the model."""
-        return {site.name: site.n_layers for site in self.task.sites()}
+Used = dict[tuple[str, str], list[TaskRecord]]  # row and column of a cell -> its runs
 
 
 @dataclass(frozen=True)
 class Unused:
     """A run that fills no cell, and the reason."""
 
-    run: SavedRun
+    run: TaskRecord
     reason: str
     n_differing: int = 0
 
 
-@dataclass
-class Matching:
-    """Runs by cell, and those that are not used."""
-
-    used: dict[CellKey, list[SavedRun]] = field(default_factory=dict)
-    unused: list[Unused] = field(default_factory=list)
-
-
-def match(recipes: Sequence[Recipe], runs: Sequence[SavedRun], seeds: Sequence[int]) -> Matching:
-    """Assign each run to the cells whose recipe it follows.
+def match(
+    recipes: Sequence[Recipe], runs: Sequence[TaskRecord], seeds: Sequence[int]
+) -> tuple[Used, list[Unused]]:
+    """Assign each run to the cells whose recipe it follows; return also the other runs.
 
     Of two finished runs of one cell and seed, the one of the recipe's length is used, else the one
     with more updates, else the first; the other is unused.
@@ -100,39 +41,38 @@ def match(recipes: Sequence[Recipe], runs: Sequence[SavedRun], seeds: Sequence[i
     Raises:
         RunError: a run is broken, or of another version.
     """
-    used: dict[CellKey, list[SavedRun]] = {(r.cell.row, r.cell.column): [] for r in recipes}
-    matching = Matching(used)
+    used: Used = {(recipe.cell.row, recipe.cell.column): [] for recipe in recipes}
+    unused = []
     for run in runs:
         differences = [differing(run, recipe) for recipe in recipes]
         if all(differences) and recipes:
-            matching.unused.append(_nearest(run, recipes, differences))
+            unused.append(_nearest(run, recipes, differences))
         for recipe, keys in zip(recipes, differences, strict=True):
             if not keys:
-                _assign(matching, run, recipe, seeds)
+                unused += _assign(used, run, recipe, seeds)
     for of_cell in used.values():
         of_cell.sort(key=lambda run: run.seed)
-    return matching
+    return used, unused
 
 
-def _assign(matching: Matching, run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> None:
+def _assign(used: Used, run: TaskRecord, recipe: Recipe, seeds: Sequence[int]) -> list[Unused]:
+    """Add a run of a recipe to those of its cell; return the one that is not used, if any."""
     key = (recipe.cell.row, recipe.cell.column)
-    used, name = matching.used[key], " × ".join(key)
+    of_cell, name = used[key], " × ".join(key)
     reason = _unfit(run, recipe, seeds)
     if reason is not None:
-        matching.unused.append(Unused(run, f"{name}, seed {run.seed}{reason}"))
-        return
-    same = next((other for other in used if other.seed == run.seed), None)
-    if same is not None:
-        fits = [(one.length == recipe.max_updates, one.updates) for one in (run, same)]
-        chosen, other = (run, same) if fits[0] > fits[1] else (same, run)
-        reason = f"{name}: duplicate seed {run.seed}, {chosen.folder} is used"
-        matching.unused.append(Unused(other, reason))
-        used.remove(same)
-        run = chosen
-    used.append(run)
+        return [Unused(run, f"{name}, seed {run.seed}{reason}")]
+    same = next((other for other in of_cell if other.seed == run.seed), None)
+    if same is None:
+        of_cell.append(run)
+        return []
+    fits = [(one.length == recipe.max_updates, one.updates) for one in (run, same)]
+    chosen, other = (run, same) if fits[0] > fits[1] else (same, run)
+    of_cell[of_cell.index(same)] = chosen
+    return [Unused(other, f"{name}: duplicate seed {run.seed}, {chosen.folder} is used")]
 
 
-def _unfit(run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> str | None:
+def _unfit(run: TaskRecord, recipe: Recipe, seeds: Sequence[int]) -> str | None:
     """Return why a run of a recipe is not used, as the end of a message; None if it is used."""
     if run.results is None:
         state = status(run)
@@ -144,7 +84,7 @@ def _unfit(run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> str | None:
     return None
 
 
-def differing(run: SavedRun, recipe: Recipe) -> list[str]:
+def differing(run: TaskRecord, recipe: Recipe) -> list[str]:
     """Return the decisive keys in which a run differs from a recipe, with both values."""
     open_keys = {"trainer.precision"} - recipe.decisive.keys()
     lines = []
@@ -168,7 +108,7 @@ def differing_keys(choices: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _nearest(
-    run: SavedRun, recipes: Sequence[Recipe], differences: Sequence[Sequence[str]]
+    run: TaskRecord, recipes: Sequence[Recipe], differences: Sequence[Sequence[str]]
 ) -> Unused:
     """Return a run that fills no cell, with its differences to the nearest recipe."""
     number = min(range(len(recipes)), key=lambda number: len(differences[number]))
@@ -183,3 +123,79 @@ def _shown(value: Any) -> str:
 
 def _class(target: Any) -> str:
     return str(target).rpartition(".")[2] if target else "none"
+
+
+# -- missing runs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Seeds of a cell without a finished run, and the command that trains them.
+
+    Attributes:
+        waits_for: column whose runs come first, as they are `init_from`; None: it can be run.
+    """
+
+    row: str
+    column: str
+    seeds: tuple[int, ...]
+    overrides: tuple[str, ...]
+    waits_for: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments for `headwise train`."""
+        seeds = f"seed={','.join(map(str, self.seeds))}"
+        several = ["-m"] if len(self.seeds) > 1 else []
+        return [*several, *self.overrides, seeds]
+
+    @property
+    def command(self) -> str:
+        """The shell command."""
+        return f"headwise train {shlex.join(self.arguments)}"
+
+
+def missing_cells(
+    runs: pd.DataFrame, recipes: Sequence[Recipe], seeds: Sequence[int]
+) -> list[Missing]:
+    """Return one entry per cell with missing seeds; with `init`, one per seed.
+
+    The command has the data and output folders of the other runs of the column.
+
+    Args:
+        runs: of `headwise.studies.compare.StudyRuns`.
+        recipes: of all cells.
+        seeds: of each cell.
+    """
+    missing = []
+    for recipe in recipes:
+        row, column, init = recipe.cell.row, recipe.cell.column, recipe.cell.init
+        of_column, of_row = runs[runs.column == column], runs[runs.row == row]
+        done = set(of_row[of_row.column == column].seed)
+        absent = tuple(seed for seed in seeds if seed not in done)
+        overrides = (*recipe.overrides, *_folders(recipe, list(of_column.saved)))
+        if absent and init is None:
+            missing.append(Missing(row, column, absent, overrides))
+        elif init is not None:
+            first = of_row[of_row.column == init].set_index("seed").run.to_dict()
+            for seed in absent:
+                more = f"{INIT}={first.get(seed, 'RUN')}"
+                waits_for = None if seed in first else init
+                missing.append(Missing(row, column, (seed,), (*overrides, more), waits_for))
+    return missing
+
+
+def _folders(recipe: Recipe, runs: Sequence[TaskRecord]) -> list[str]:
+    keys = {override.partition("=")[0] for override in recipe.overrides}
+    values_by_key = {
+        "data.dir": {run.settings["data"].get("dir") for run in runs},
+        "paths.outputs": {_outputs(run.folder) for run in runs},
+    }
+    common = {key: values.pop() for key, values in values_by_key.items() if len(values) == 1}
+    return [f"{key}={value}" for key, value in common.items() if value and key not in keys]
+
+
+def _outputs(folder: Path) -> str | None:
+    """Return the `paths.outputs` of a run folder; None for the default."""
+    above = folder.parent.parent
+    return None if above.resolve() == Path("outputs").resolve() else str(above)

@@ -18,8 +18,9 @@ from typing import Any
 from headwise.data.sources.digest import combined_digest
 from headwise.plots.style import drawable
 from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, PATHS, canonical, costs, flat, last_typed
-from headwise.studies.match import SavedRun, differing_keys
+from headwise.studies.match import differing_keys
 from headwise.studies.names import OTHER_GROUPS, choice_parts, class_word, corpus_name
+from headwise.studies.record import TaskRecord
 
 FIRST_ROWS = ("softmax", "entmax15", "alpha_entmax")  # in figures, as in papers
 MAX_KEYS = 3  # in a name, besides those that were typed
@@ -44,16 +45,16 @@ class CorpusRows:
 
     corpus: str
     stem: str
-    rows: Mapping[str, Sequence[SavedRun]]
+    rows: Mapping[str, Sequence[TaskRecord]]
     notes: Sequence[str] = ()
 
     @property
-    def runs(self) -> list[SavedRun]:
+    def runs(self) -> list[TaskRecord]:
         """All of them."""
         return [run for runs in self.rows.values() for run in runs]
 
 
-def corpus_rows(runs: Sequence[SavedRun]) -> list[CorpusRows]:
+def corpus_rows(runs: Sequence[TaskRecord]) -> list[CorpusRows]:
     """Group runs by corpus and choice, in the order of first occurrence.
 
     Of several runs of one row and seed, which are the same run, one is used: a finished one, with
@@ -95,7 +96,7 @@ def known_or_alike(contents: Iterable[str | None], settings: Iterable[Any]) -> l
     return [content or "".join(sorted(known[text])) or text for text, content in pairs]
 
 
-def named_rows(runs: Sequence[SavedRun], but: str = "") -> dict[str, list[SavedRun]]:
+def named_rows(runs: Sequence[TaskRecord], but: str = "") -> dict[str, list[TaskRecord]]:
     """Group runs of one corpus by choice, named by the attention and other differing keys.
 
     Args:
@@ -103,7 +104,7 @@ def named_rows(runs: Sequence[SavedRun], but: str = "") -> dict[str, list[SavedR
     """
     swept = {key for run in runs for key in run.data.get("swept") or ()}
 
-    def recipe(run: SavedRun) -> dict[str, Any]:
+    def recipe(run: TaskRecord) -> dict[str, Any]:
         settings = {**run.decisive, **costs(run.settings, swept), "trainer.max_updates": run.length}
         return {key: value for key, value in settings.items() if key != but}
 
@@ -123,27 +124,27 @@ def file_stem(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", drawable(name)).strip("_.-")
 
 
-def _alike(runs: Iterable[SavedRun], key: Callable[[SavedRun], Any]) -> list[list[SavedRun]]:
+def _alike(runs: Iterable[TaskRecord], key: Callable[[TaskRecord], Any]) -> list[list[TaskRecord]]:
     """Group runs by a key of plain types, in the order of first occurrence."""
-    groups: dict[str, list[SavedRun]] = {}
+    groups: dict[str, list[TaskRecord]] = {}
     for run in runs:
         groups.setdefault(canonical(key(run)), []).append(run)
     return list(groups.values())
 
 
-def data_settings(run: SavedRun) -> dict[str, Any]:
+def data_settings(run: TaskRecord) -> dict[str, Any]:
     """Return the settings that choose the text of a run, paths included."""
     return flat({"data": run.settings["data"]}, {*NOT_IN_FINGERPRINT} - {*PATHS})
 
 
-def _by_origin(runs: list[SavedRun]) -> list[tuple[dict[str, Any], list[SavedRun]]]:
+def _by_origin(runs: list[TaskRecord]) -> list[tuple[dict[str, Any], list[TaskRecord]]]:
     """Split a row if runs of one seed started from several weights; else each seed has its own.
 
     Returns:
         content that names the part, and its runs.
     """
 
-    def origin(run: SavedRun) -> Any:  # runs of version 0.1.0 have only the path
+    def origin(run: TaskRecord) -> Any:  # runs of version 0.1.0 have only the path
         return run.data.get("init_weights") or run.settings.get("init_from")
 
     parts = _alike(runs, origin)
@@ -156,14 +157,14 @@ def _by_origin(runs: list[SavedRun]) -> list[tuple[dict[str, Any], list[SavedRun
 # -- names ----------------------------------------------------------------------------------------
 
 
-def _corpus_names(runs: Sequence[SavedRun]) -> list[str]:
+def _corpus_names(runs: Sequence[TaskRecord]) -> list[str]:
     """Return a unique name for the corpus of each run, with the task or settings that differ."""
     names = [corpus_name(run.config) for run in runs]
     names = _longer(names, [{"task": run.task.name} for run in runs])
     return _unique(_longer(names, [*map(data_settings, runs)]), "text ")
 
 
-def _row_names(choices: Sequence[tuple[Settings, Sequence[SavedRun]]]) -> list[str]:
+def _row_names(choices: Sequence[tuple[Settings, Sequence[TaskRecord]]]) -> list[str]:
     """Return a unique name for each row: the groups that differ, and settings that its run typed.
 
     Where these are not enough, other settings that differ are shown.
@@ -181,7 +182,7 @@ def _row_names(choices: Sequence[tuple[Settings, Sequence[SavedRun]]]) -> list[s
     return _unique(_longer(names, settings))
 
 
-def _typed(run: SavedRun, settings: Settings, keys: Collection[str]) -> Iterator[str]:
+def _typed(run: TaskRecord, settings: Settings, keys: Collection[str]) -> Iterator[str]:
     """Yield those of some settings that a run typed, or their group, such as model=small."""
     for word in sorted(last_typed(map(str, run.part("overrides") or ()))):
         name, _, text = word.lstrip("+~").partition("=")

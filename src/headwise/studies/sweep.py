@@ -20,14 +20,13 @@ import pandas as pd
 from headwise.errors import ConfigError, HeadwiseError, RunError, refuse
 from headwise.metrics.significance import N_RESAMPLES
 from headwise.runs.fingerprint import PATHS, last_typed
-from headwise.runs.folder import SETTINGS
 from headwise.runs.listing import status
+from headwise.runs.record import SETTINGS
 from headwise.runs.results import FINISHED, Results
-from headwise.studies.compare import differences, unknown
-from headwise.studies.match import SavedRun
+from headwise.studies.compare import SCORES, StudyRuns, differences, score_row, unknown
+from headwise.studies.record import TaskRecord
 from headwise.studies.render import ARROWS, DECIMALS, EMPTY, TextTable, mean_and_deviation
 from headwise.studies.rows import CorpusRows, corpus_rows, known_or_alike
-from headwise.studies.scores import SCORES, Compared, score_row
 from headwise.studies.study import Column, Row, Study
 from headwise.studies.tables import difference_table
 
@@ -89,11 +88,11 @@ def _baseline(rows: Sequence[str], given: str | None) -> tuple[str, list[str]]:
     return first, [] if is_only else [f"{which}; headwise table … baseline=ROW sets another"]
 
 
-def _read(job: Mapping[str, Any]) -> tuple[Mapping[str, Any], SavedRun | None]:
+def _read(job: Mapping[str, Any]) -> tuple[Mapping[str, Any], TaskRecord | None]:
     """Return a job and its run; a run that cannot be read is a job that is broken."""
     run = job.get("run")
     if isinstance(run, str):
-        run = SavedRun(Path(run)) if (Path(run) / SETTINGS).is_file() else None
+        run = TaskRecord(Path(run)) if (Path(run) / SETTINGS).is_file() else None
     if run is None:
         return job, None
     try:
@@ -106,7 +105,7 @@ def _read(job: Mapping[str, Any]) -> tuple[Mapping[str, Any], SavedRun | None]:
 
 def _placed(
     jobs: Sequence[Mapping[str, Any]],
-    runs: Sequence[SavedRun | None],
+    runs: Sequence[TaskRecord | None],
     corpora: Sequence[CorpusRows],
 ) -> pd.DataFrame:
     """Return corpus, row, state and run of each job, without runs that are left out.
@@ -147,22 +146,22 @@ def _corpus_tables(
     baseline, on_baseline = _baseline(list(dict.fromkeys([*finished.row, *names])), given)
     scores = _scores(finished)
     metrics = {name: run.metric for name, run in zip(scores.column, scores.saved, strict=True)}
-    compared = Compared(scores, {column: metric.sign for column, metric in metrics.items()})
+    runs = StudyRuns(scores, {column: metric.sign for column, metric in metrics.items()})
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
     of_columns = pairs.groupby("column", sort=False)
-    compared.notes = {"": [*on_baseline, *placed.note.dropna(), *notes]} | {
+    runs.notes = {"": [*on_baseline, *placed.note.dropna(), *notes]} | {
         name: [*unknown(scores)] for name, scores in of_columns
     }
-    compared.differences = differences(pairs, baseline, compared.notes, n_resamples)
-    tables = [_main(compared, placed, baseline)]
-    if len(compared.differences):
+    runs.differences = differences(pairs, baseline, runs.notes, n_resamples)
+    tables = [_main(runs, placed, baseline)]
+    if len(runs.differences):
         study = Study(
             rows={name: Row() for name in names},
             columns={name: Column(name, metric=metric.name) for name, metric in metrics.items()},
             metrics={metric.name: metric.label for metric in metrics.values()},
         )
-        tables.append(difference_table(study, compared, baseline, n_resamples))
+        tables.append(difference_table(study, runs, baseline, n_resamples))
     return scores, tables
 
 
@@ -184,11 +183,11 @@ def _scores(finished: pd.DataFrame) -> pd.DataFrame:
     return scores
 
 
-def _main(compared: Compared, placed: pd.DataFrame, baseline: str) -> TextTable:
+def _main(runs: StudyRuns, placed: pd.DataFrame, baseline: str) -> TextTable:
     """Return the table of scores, number of runs, cost and heads."""
     columns: dict[str, Any] = {}
-    for column, sign in compared.signs.items():
-        scores = compared.scores[compared.scores.column == column].groupby("row").score
+    for column, sign in runs.signs.items():
+        scores = runs.scores[runs.scores.column == column].groupby("row").score
         columns[f"{column} {ARROWS[sign]}"] = scores.agg(mean_and_deviation, DECIMALS[sign])
     columns["runs"] = placed.groupby("row").state.agg(_counts)
     finished = placed[placed.state == FINISHED]
@@ -208,7 +207,7 @@ def _main(compared: Compared, placed: pd.DataFrame, baseline: str) -> TextTable:
             for row in rows
         }
     frame = pd.DataFrame(columns, index=rows).replace("", EMPTY)
-    notes = [f"{name}: {note}.".lstrip(": ") for name, of in compared.notes.items() for note in of]
+    notes = [f"{name}: {note}.".lstrip(": ") for name, of in runs.notes.items() for note in of]
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES:] = [f"and {len(notes) - MAX_NOTES} more notes like these"]
     return TextTable("", frame.fillna(EMPTY), notes)

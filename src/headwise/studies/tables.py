@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headwise.studies.compare import supported
+from headwise.studies.compare import StudyRuns, supported
 from headwise.studies.render import (
     ARROW_NOTE,
     ARROWS,
@@ -19,7 +19,6 @@ from headwise.studies.render import (
     mean_and_deviation,
     signed,
 )
-from headwise.studies.scores import Compared
 from headwise.studies.study import MARKS, Published, Study
 
 NOT_AVERAGED = "not averaged"
@@ -27,41 +26,41 @@ MISSING = "missing"
 OVER_SEEDS, OVER_ITEMS, P_VALUE = "95 % over seeds", "95 % over items", "p over items"
 
 
-def study_tables(study: Study, compared: Compared, n_resamples: int) -> list[TextTable]:
+def study_tables(study: Study, runs: StudyRuns, n_resamples: int) -> list[TextTable]:
     """Return every table that is not empty.
 
     Args:
         study: its yaml.
-        compared: its runs.
+        runs: its runs.
         n_resamples: of the intervals over items.
     """
-    tables = [_main(study, compared)] if study.columns else []
+    tables = [_main(study, runs)] if study.columns else []
     others = [name for name in study.metrics if name not in study.compared.values()]
-    for metric in others if len(compared.scores) else ():
-        frame = _ours(study, compared, dict.fromkeys(study.columns, metric))
+    for metric in others if len(runs.scores) else ():
+        frame = _ours(study, runs, dict.fromkeys(study.columns, metric))
         frame.columns = [study.columns[name].label for name in frame]
         title = f"The same runs in {study.metrics[metric]}"
-        tables.append(TextTable(title, frame, _signatures(study, compared, [metric])))
+        tables.append(TextTable(title, frame, _signatures(study, runs, [metric])))
     if study.baseline is not None:
-        tables.append(difference_table(study, compared, study.baseline, n_resamples))
+        tables.append(difference_table(study, runs, study.baseline, n_resamples))
     return [table for table in tables if table.frame.size]
 
 
-def _ours(study: Study, compared: Compared, metrics: Mapping[str, str]) -> pd.DataFrame:
+def _ours(study: Study, runs: StudyRuns, metrics: Mapping[str, str]) -> pd.DataFrame:
     """Return the means of our runs, with columns by name; `metrics`: column -> its metric."""
-    groups = dict(list(compared.scores.groupby(["row", "column", "metric"])))
-    trained = set(compared.scores[["row", "column"]].itertuples(index=False, name=None))
+    groups = dict(list(runs.scores.groupby(["row", "column", "metric"])))
+    trained = set(runs.scores[["row", "column"]].itertuples(index=False, name=None))
 
     def text(row: str, column: str) -> str:
         if (row, column) not in trained:
             return MISSING
-        if compared.problems.get(column):
+        if runs.problems.get(column):
             return NOT_AVERAGED
-        runs = groups.get((row, column, metrics[column]), compared.scores[:0])
-        scores = runs.score[runs.learned.astype(bool)].tolist()
-        mean = mean_and_deviation(scores, _decimals(study, compared, column)) if scores else EMPTY
-        n = f"{len(scores)} of {len(runs)}" if len(scores) < len(runs) else f"{len(scores)}"
-        return f"{mean} ({n})" if len(runs) else EMPTY
+        of_cell = groups.get((row, column, metrics[column]), runs.scores[:0])
+        scores = of_cell.score[of_cell.learned.astype(bool)].tolist()
+        mean = mean_and_deviation(scores, _decimals(study, runs, column)) if scores else EMPTY
+        n = f"{len(scores)} of {len(of_cell)}" if len(scores) < len(of_cell) else f"{len(scores)}"
+        return f"{mean} ({n})" if len(of_cell) else EMPTY
 
     texts: dict[str, dict[str, str]] = {}
     for cell in study.cells:
@@ -70,9 +69,9 @@ def _ours(study: Study, compared: Compared, metrics: Mapping[str, str]) -> pd.Da
     return frame.rename(index=study.labels)
 
 
-def _decimals(study: Study, compared: Compared, column: str) -> int:
+def _decimals(study: Study, runs: StudyRuns, column: str) -> int:
     decimals = study.columns[column].decimals
-    return DECIMALS[compared.signs[column]] if decimals is None else decimals
+    return DECIMALS[runs.signs[column]] if decimals is None else decimals
 
 
 def _published(numbers: Published) -> dict[str, str]:
@@ -86,31 +85,31 @@ def _n_digits(numbers: Published) -> int:
     return max(len(f"{value:.10g}".partition(".")[2]) for value in numbers.values.values())
 
 
-def _main(study: Study, compared: Compared) -> TextTable:
+def _main(study: Study, runs: StudyRuns) -> TextTable:
     """Return the main table, with the paper's numbers and ours."""
-    ours, columns = _ours(study, compared, study.compared), {}
+    ours, columns = _ours(study, runs, study.compared), {}
     is_published = any(column.paper is not None for column in study.columns.values())
     common = _common_metric(study)
     for name, column in study.columns.items():
         label = f"{column.label} ({column.unit})" if column.unit else column.label
         if common is None and not column.unit:
             metric = study.metrics[study.compared[name]]
-            label = f"{label}: {metric}{_direction(compared.signs[name])}"
+            label = f"{label}: {metric}{_direction(runs.signs[name])}"
         if column.paper is not None:
             columns[label, "paper"] = pd.Series(_published(column.paper)).rename(study.labels)
         if column.overrides is not None:
             columns[label, "ours" if is_published else ""] = ours[name]
     frame = pd.DataFrame(columns, index=list(study.labels.values())).fillna(EMPTY)
     title = common or "scores"
-    if {compared.signs[name] for name, column in study.columns.items() if not column.unit} == {-1}:
+    if {runs.signs[name] for name, column in study.columns.items() if not column.unit} == {-1}:
         title += _direction(-1)
     title = f"{title[0].upper()}{title[1:]}" + (", the paper's and ours" if is_published else "")
-    return TextTable(title, frame, _main_notes(study, compared))
+    return TextTable(title, frame, _main_notes(study, runs))
 
 
-def _main_notes(study: Study, compared: Compared) -> list[str]:
+def _main_notes(study: Study, runs: StudyRuns) -> list[str]:
     notes = []
-    if len(compared.scores):
+    if len(runs.scores):
         notes.append(
             "Ours: mean ± standard deviation over seeds (number of seeds); of one seed the mean "
             "alone."
@@ -125,13 +124,13 @@ def _main_notes(study: Study, compared: Compared) -> list[str]:
                 note += f"; of the runs that reach {column.learned:g} on the validation set"
             remarks.setdefault(f"scored on {column.test}{note}", []).append(column.label)
     for name, column in study.columns.items():
-        problems = [f"NOT AVERAGED, NOT COMPARED: {p}" for p in compared.problems.get(name, ())]
-        for text in (*problems, *compared.notes.get(name, ())):
+        problems = [f"NOT AVERAGED, NOT COMPARED: {p}" for p in runs.problems.get(name, ())]
+        for text in (*problems, *runs.notes.get(name, ())):
             remarks.setdefault(text, []).append(column.label)
     for text, labels in remarks.items():
         whole = 1 < len(labels) == len(study.columns)
         notes.append(f"{'All columns' if whole else '; '.join(labels)}: {text}.")
-    return notes + _signatures(study, compared, list(dict.fromkeys(study.compared.values())))
+    return notes + _signatures(study, runs, list(dict.fromkeys(study.compared.values())))
 
 
 def _common_metric(study: Study) -> str | None:
@@ -148,8 +147,8 @@ def _marked(mark: str) -> str:
     return "" if mark == "OK" else f" ({mark})"
 
 
-def _signatures(study: Study, compared: Compared, metrics: list[str]) -> list[str]:
-    of_metrics = compared.scores[compared.scores.metric.isin(metrics)]
+def _signatures(study: Study, runs: StudyRuns, metrics: list[str]) -> list[str]:
+    of_metrics = runs.scores[runs.scores.metric.isin(metrics)]
     pairs = of_metrics[["metric", "signature"]].dropna().drop_duplicates()
     pairs = pairs.sort_values("metric", key=lambda names: names.map(metrics.index), kind="stable")
     return [
@@ -158,25 +157,23 @@ def _signatures(study: Study, compared: Compared, metrics: list[str]) -> list[st
     ]
 
 
-def difference_table(
-    study: Study, compared: Compared, baseline: str, n_resamples: int
-) -> TextTable:
+def difference_table(study: Study, runs: StudyRuns, baseline: str, n_resamples: int) -> TextTable:
     """Return a table of the difference of each row to the baseline, over seeds and over items."""
-    tested = {(row.column, row.row): row for row in compared.differences.itertuples()}
+    tested = {(row.column, row.row): row for row in runs.differences.itertuples()}
     cells, bold = {}, []
     for name in (name for name, column in study.columns.items() if column.unit is None):
         for row in (row for row in study.rows if row != baseline):
             published, ours = _paper_difference(study, row, baseline, name), tested.get((name, row))
             texts = {"paper": published} if published else {}
             if ours is not None:
-                texts |= _difference_texts(ours, _decimals(study, compared, name), n_resamples)
+                texts |= _difference_texts(ours, _decimals(study, runs, name), n_resamples)
             if texts:
-                label = f"{study.columns[name].label} {ARROWS[compared.signs[name]]}"
+                label = f"{study.columns[name].label} {ARROWS[runs.signs[name]]}"
                 cells[f"{label}, {study.labels[row]}"] = texts
                 bold.append(ours is not None and ours.is_known and supported(ours.over_seeds))
     frame = pd.DataFrame.from_dict(cells, orient="index").fillna(EMPTY)
     notes = [ARROW_NOTE]
-    if len(compared.differences):
+    if len(runs.differences):
         notes += [
             "Ours: mean over the n seeds that both rows have (n; n of m if a row has m seeds, and "
             "thus another mean in the table above).",

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
-from headwise.config.schema import Config
+from headwise.config.instantiate import target_class
+from headwise.config.schema import Config, TokenizerConfig
+from headwise.data.cache import ENCODED, make_once
+from headwise.data.file_corpus import Corpus
+from headwise.data.sources.digest import combined_digest
+from headwise.data.tokenizer import COLUMN, TokenizerPair
+from headwise.data.tokenizer_training import check_tokenizer_config, tokenizer_identity
+from headwise.errors import ConfigError
+from headwise.file_names import check_file_name
+from headwise.runs.environment import package_versions
+
+C = TypeVar("C", bound=Corpus)
+P = TypeVar("P", bound="Prepared[Any]")
 
 Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
 Sides = tuple[Sequence[str], Sequence[str]]  # aligned lines: what is read, and what is predicted
@@ -19,42 +32,9 @@ MOST = (("tokenizer.vocab_size", 4_000), ("trainer.max_updates", 5_000))
 log = logging.getLogger(__name__)
 
 
-class Data(Protocol):
-    """Prepared data, ready for training."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes of the vocabularies."""
-        ...
-
-    @property
-    def vocabulary(self) -> str:
-        """Hash of the vocabularies."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the ids."""
-        ...
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """Counts of the preparation."""
-        ...
-
-    @property
-    def folder(self) -> Path | None:
-        """Its folder in the cache; None without files."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write what a finished run needs, such as tokenizers, to the run folder."""
-        ...
-
-
 @dataclass(frozen=True)
 class NoFiles:
-    """The `Corpus` and `Data` of a task that generates its examples."""
+    """The `Corpus`, and the data, of a task that generates its examples; see `Prepared`."""
 
     test_sets: Sequence[str]
     sizes: Sizes
@@ -72,6 +52,120 @@ class NoFiles:
 
     def save(self, folder: Path) -> None:
         """Write nothing: a finished run needs no files."""
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[C]):
+    """A corpus whose splits are encoded in the cache; see `prepare`.
+
+    Attributes:
+        corpus: of the data.
+        config: the settings of its tokenizers; None: values of pixels.
+        tokenizers: those of both sides are the same if a batch has one column.
+        fingerprint: of the training and validation set, and of all that their ids depend on.
+        report: counts of the preparation, also of data that were in the cache.
+        folder: of the files in the cache.
+        sizes: of the vocabularies, by column of a batch.
+        vocabulary: hash of the lists of tokens.
+    """
+
+    corpus: C
+    config: TokenizerConfig | None
+    tokenizers: TokenizerPair | None
+    fingerprint: str
+    report: dict[str, Any]
+    folder: Path
+
+    @property
+    def sizes(self) -> Sizes:
+        assert self.tokenizers is not None
+        return {COLUMN: self.tokenizers.source.vocab_size}
+
+    @property
+    def vocabulary(self) -> str:
+        assert self.tokenizers is not None
+        return self.tokenizers.source.fingerprint()
+
+    def save(self, folder: Path) -> None:
+        """Write what a finished run needs, the tokenizers, to its folder."""
+        if self.tokenizers is not None:
+            self.tokenizers.save(folder)
+
+
+Data = Prepared[Any] | NoFiles
+
+
+def prepare(
+    kind: type[P],
+    corpus: Any,
+    config: TokenizerConfig | None,
+    splits: Mapping[str, str],
+    make_tokenizers: Callable[[TokenizerConfig], TokenizerPair],
+    encode: Callable[[Path, TokenizerPair | None], dict[str, Any]],
+    about: Mapping[str, Any],
+    end: str = "",
+    training: Collection[str] = (),
+) -> P:
+    """Encode splits into the cache, or open them there if nothing that they depend on changed.
+
+    Test sets are left out of the fingerprint: a finished run may be scored on others.
+
+    Args:
+        kind: of the result.
+        corpus: a `Corpus` with a cache.
+        config: of the tokenizers; None: none are needed.
+        splits: name of a split -> hash of its content.
+        make_tokenizers: loads or trains them; called if the data are not in the cache.
+        encode: writes the splits into a folder, and returns the report in plain types.
+        about: what else the files depend on, as plain types.
+        end: of the folder's name.
+        training: splits in the fingerprint; by default those of training and validation.
+
+    Raises:
+        ConfigError: a name that is a path, or options of the tokenizer that do not fit the text.
+        OSError: the cache cannot be written, or the disk is full.
+    """
+    for name in (corpus.config.name, *splits):
+        check_file_name("data.name or a split", name)
+    identity = {**package_versions(corpus.packages(list(splits))), **about}
+    if config is not None:
+        check_tokenizer_config(config)
+        identity |= tokenizer_identity(config)
+
+    def make(folder: Path) -> dict[str, Any]:
+        tokenizers = None
+        if config is not None:
+            tokenizers = make_tokenizers(config)
+            tokenizers.save(folder)
+        return encode(folder, tokenizers)
+
+    def digest(names: Collection[str]) -> str:
+        hashed = {name: content for name, content in splits.items() if name in names}
+        return combined_digest([json.dumps({**identity, "splits": hashed}, sort_keys=True)])
+
+    folder = corpus.cache_dir / ENCODED / f"{corpus.config.name}{end}-{digest(splits)[:16]}"
+    report = make_once(folder, make)
+    tokenizers = None if config is None else TokenizerPair.load(folder)
+    fingerprint = digest(training or (corpus.config.train, corpus.config.valid))
+    return kind(corpus, config, tokenizers, fingerprint, report, folder)
+
+
+def open_corpus(config: Any, cache: Path, **options: Any) -> Any:
+    """The corpus of the class that settings of data name, located but not read.
+
+    Raises:
+        ConfigError: another class, or a wrong setting.
+    """
+    kind = target_class(config, "data")
+    if Corpus not in kind.__mro__:
+        raise ConfigError(f"data._target_ must be a Corpus, got {kind.__name__}")
+    return kind(config, cache, **options)
+
+
+def named_splits(corpus: Corpus, splits: Sequence[str] = ()) -> dict[str, str]:
+    """Splits with the hashes of their content; by default training, validation and test sets."""
+    training = corpus.config.train, corpus.config.valid
+    return {split: corpus.identity(split) for split in splits or (*training, *corpus.test_sets)}
 
 
 def warn_of_small_text(config: Config, n_rows: int, sizes: Sizes) -> None:

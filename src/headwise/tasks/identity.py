@@ -11,9 +11,9 @@ from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import FileHashes
 from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import RunError
-from headwise.files import read_json
 from headwise.runs.fingerprint import N_DIGITS, costs, fingerprint
-from headwise.runs.folder import SETTINGS, RunFolder
+from headwise.runs.folder import RunFolder
+from headwise.runs.record import SETTINGS, Record
 from headwise.train.checkpoint import checkpoint_path
 
 
@@ -51,10 +51,9 @@ def init_weights(config: Config) -> str:
         origin = RunFolder.existing(path, "init_from")
     except RunError:
         outputs = Path(config.paths.outputs, config.experiment_name)
-        runs = [RunFolder(file.parent) for file in outputs.glob(f"*/{SETTINGS}")]
-        started = [run.path for run in runs if run.read_config().get("init_from") == path]
-        files = (read_json(run / "data.json", missing_ok=True) for run in started)
-        known = {file["init_weights"] for file in files if "init_weights" in file}
+        runs = [Record(file.parent) for file in outputs.glob(f"*/{SETTINGS}")]
+        started = [run.data for run in runs if run.saved.get("init_from") == path]
+        known = {data["init_weights"] for data in started if "init_weights" in data}
         if len(known) != 1:
             raise
         return str(known.pop())

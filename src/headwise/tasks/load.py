@@ -15,7 +15,8 @@ from headwise.config.schema import Config, SitesConfig
 from headwise.data.cache import cache_of_training
 from headwise.errors import ConfigError, RunError, require
 from headwise.files import read_json
-from headwise.runs.folder import RunFolder, read_config
+from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.tasks.task import TrainedRun, task_of
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
@@ -51,7 +52,7 @@ def load(
     """
     run_device = choose_device(device, key="device")
     folder = RunFolder.existing(run)
-    config = read_config(folder)
+    config = Record(folder.path).config
     if scaling is not None:
         config = _scaled(config, scaling)
     if max_tokens is not None:
@@ -105,8 +106,9 @@ def _scaled(config: Config, node: Any) -> Config:
 def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
     """Log a warning if the run is unfinished, or if its records cannot be read."""
     try:
-        saved = folder.read_last().get("update")
-        is_unfinished = saved is not None and folder.results_at(saved) is None
+        record = Record(folder.path)
+        saved = record.last_saved().get("update")
+        is_unfinished = saved is not None and record.results_at(saved) is None
     except RunError as error:
         log.warning("%s", error)
         return

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.instantiate import instantiate
 from headwise.config.keys import with_changes
@@ -34,7 +35,7 @@ from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder
 from headwise.tasks.data import NoFiles, Sides, Sizes
 from headwise.tasks.measure import measure_losses
-from headwise.tasks.reading import Candidates, Item, Reading, Spelling, given_ids, rows_of
+from headwise.tasks.shown import Candidates, Item, given, rows_of, shown_ids
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 
@@ -56,12 +57,17 @@ class Part:
         n: number of items; None: all.
         n_outputs: outputs are made of so many of them; None: of all.
         longest: items with more tokens are left out, by tasks whose items differ in length.
+        consecutive: whether each token is in one item, whatever the search.
     """
 
     split: str
     n: int | None = None
     n_outputs: int | None = None
     longest: float = math.inf
+    consecutive: bool = False
+
+
+Source = Part | Path | Sequence[Any]  # a split, a text file, or inputs of a user: `Item.input`
 
 
 class Outputs:
@@ -374,43 +380,32 @@ class Task(ABC, Generic[D]):
 
     # -- heads: analysis and pages ------------------------------------------------------------
 
-    def plain(self) -> Self:
-        """The task whose items are all items of a split, with each token once."""
-        return self
+    def column_texts(self, model: Model, data: D) -> Mapping[str, ColumnText]:
+        """How the ids of each column are written, without the ids; by default as numbers."""
+        return {name: ColumnText() for name in model.columns}
 
-    def spellings(self, model: Model, data: D) -> Mapping[str, Spelling]:
-        """How the ids of each column are written; by default they are numbers."""
-        return {name: Spelling() for name in model.columns}
+    def shown(self, run: Any, source: Source) -> Candidates:
+        """What is shown of the items of a source; by default ids, of a model with one column.
 
-    def items(self, data: D, split: str) -> Candidates:
-        """Items of a split to show; by default their ids, for a task with one column."""
-        batches = self.batches(data, Part(split))
-        columns = list(batches[0].columns) if batches else []
-        if len(columns) != 1:
-            raise RunError(f"task={self.name} defines no items to show a run on")
-        rows = rows_of(batches, columns[0])
-
-        def item(number: int) -> Item:
-            return Item(number + 1, {columns[0]: " ".join(map(str, rows[number]))})
-
-        return Candidates(len(rows), item, self.unit)
-
-    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
-        """Items to show of a file of a user; by default each line that is not empty."""
-        items = [Item(n, {"text": line}) for n, line in enumerate(lines, 1) if line.strip()]
-        return Candidates(len(items), items.__getitem__, self.unit)
-
-    def by_length(self) -> Mapping[int, Iterator[Reading]]:
-        """Length -> inputs of that length, on which heads are measured by length."""
-        return {}
-
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        """Each input of a user, `Item.input`, as a batch, with names of its queries and keys.
+        Args:
+            run: a finished run of this task.
+            source: of a part only the split counts; each line of a file is an item by default.
 
         Raises:
-            DataError: what cannot be the model's input.
+            DataError: there is no such text, or it cannot be the model's input.
         """
-        return given_ids(run.model, inputs)
+        if len(run.model.columns) != 1:
+            raise RunError(f"task={self.name} defines no items to show a run on")
+        (name,) = run.model.columns
+        if not isinstance(source, Part):
+            return given(source, partial(shown_ids, name), self.unit)
+        rows = rows_of(self.batches(run.data([source.split]), source), name)
+
+        def item(number: int) -> Item:
+            ids = " ".join(map(str, rows[number]))
+            return Item(number + 1, ids, {name: ids})
+
+        return Candidates(len(rows), item, partial(shown_ids, name), self.unit)
 
 
 def task_of(config: Config) -> Task[Any]:

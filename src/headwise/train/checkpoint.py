@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headwise.errors import CheckpointError, RunError, meant
 from headwise.files import replacing
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 
 FORMAT_VERSION = 1
 KIND = "headwise-checkpoint"
@@ -111,7 +112,7 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
     Raises:
         CheckpointError: no checkpoint has that name; the message lists those that exist.
     """
-    requested, saved = str(name), _unless_broken(folder.read_last) or {}
+    requested, saved = str(name), _unless_broken(Record(folder.path).last_saved) or {}
     names = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
     if not names:
         raise CheckpointError(f"{folder.path} has no checkpoint yet")
@@ -136,7 +137,7 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
 
 def _scored(folder: RunFolder, saved: Mapping[str, Any], names: list[str]) -> str:
     """Name of the weights of results.json; of an unfinished run `best`, before it `last`."""
-    results = _unless_broken(folder.read_results)
+    results = _unless_broken(lambda: Record(folder.path).results)
     if results is not None and results.weights and results.updates >= saved.get("update", 0):
         return results.weights
     return "best" if "best" in names or saved.get("best_update") else "last"

@@ -13,7 +13,8 @@ from headwise.files import read_json
 from headwise.model.family import Model
 from headwise.model.places import typed_heads
 from headwise.runs.fingerprint import comparable
-from headwise.runs.folder import RunFolder, read_config
+from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str)
             f"init_from={origin.path} has another vocabulary than this run: reuse it with "
             f"tokenizer=given tokenizer.folder={origin.path}"
         )
-    old_config = read_config(origin)
+    old_config = Record(origin.path).config
     if old_config.model.n_heads != config.model.n_heads:
         raise RunError(
             f"init_from={origin.path} has {old_config.model.n_heads} heads at each site: "
@@ -76,7 +77,7 @@ def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str)
     try:
         load_weights(model, {**loaded, **new}, f"init_from={origin.path}")
     except CheckpointError as error:
-        heads = origin.read_config()["model"].get("heads")
+        heads = Record(origin.path).saved["model"].get("heads")
         if heads is None:
             raise
         raise CheckpointError(f"{error}. It is a pruned run: add '{typed_heads(heads)}'") from error

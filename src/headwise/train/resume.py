@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from headwise.errors import counted
 from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Trainer
@@ -23,7 +24,8 @@ def ranks_of_run(folder: RunFolder, ranks: Ranks) -> Ranks:
     """`ranks` with the number that the run was started with, which the batches depend on."""
     if not can_resume(folder):
         return ranks
-    n = folder.read_last().get("world_size") or load_checkpoint(folder.last)["world_size"]
+    saved = Record(folder.path).last_saved()
+    n = saved.get("world_size") or load_checkpoint(folder.last)["world_size"]
     if n != ranks.world_size and ranks.is_main:
         log.info(
             "started with %s, resuming with %d: the tokens of an update stay the same, "
@@ -46,6 +48,6 @@ def resume_or_start(trainer: Trainer) -> None:
         return
     # load to CPU; load_state_dict then moves state to the device
     trainer.restore(load_checkpoint(folder.last))
-    if costs := folder.read_last():  # of earlier processes
+    if costs := Record(folder.path).last_saved():  # of earlier processes
         trainer.seconds = float(costs["train_seconds"])
         trainer.peak_bytes = costs.get("peak_memory_bytes")

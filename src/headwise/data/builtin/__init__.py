@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from headwise.data.builtin.corpus import BuiltinCorpus
+from headwise.data.builtin.corpus import BuiltinCorpus, BuiltinTables
 
-__all__ = ["BuiltinCorpus"]
+__all__ = ["BuiltinCorpus", "BuiltinTables"]

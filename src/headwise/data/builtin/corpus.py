@@ -14,11 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 
+from headwise.config.data import BuiltinTextConfig
 from headwise.data.builtin.lexicon import COMPOUNDS, FOLDER, FORMS
 from headwise.data.builtin.sampler import Sampler
+from headwise.data.file_corpus import FileCorpus
+from headwise.data.sources.tables import Row, Select, aligned_rows
 from headwise.errors import refuse, require
 
 GENERATOR_VERSION = 3  # increase when the code changes the pairs; rules and words are hashed
@@ -26,6 +31,18 @@ HELD_OUT_PERCENT = 12
 SPLITS = ("train", "valid", "test")
 _LANGUAGES = ("de", "en")
 _MAX_PAIRS = 1_000_000  # far below the number of sentences the grammar can make
+
+# Label -> pattern in the layout of a sentence; the first that matches.
+KINDS = {
+    "question": r"\?",
+    "reason": "[Bb]ecause",
+    "contrast": "[Aa]lthough|but",
+    "time": "[Ww]hen|while|[Bb]efore",
+    "sequence": " and ",
+    "plan": r"b\.infinitive",  # wants to, tries to
+    "report": r"b\.",  # says that, asks whether, asks who
+    "statement": "",
+}
 
 Pair = tuple[str, str]
 
@@ -94,6 +111,18 @@ class BuiltinCorpus:
         for de, en in self._pairs[split]:
             yield (de, en) if forward else (en, de)
 
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The pairs of a split, with a column for each language."""
+        return aligned_rows(self.pairs(split), (self.source, self.target))
+
+    def is_local(self, splits: Sequence[str]) -> bool:
+        """Always: nothing is downloaded."""
+        return True
+
+    def path(self, split: str) -> Path:
+        """Name of a split, for messages."""
+        return Path(f"builtin {split}")
+
     def identity(self, split: str) -> str:
         """Version and hash of the generator with its arguments."""
         if split not in SPLITS:
@@ -143,3 +172,57 @@ def _known_words(pairs: list[Pair]) -> set[str]:
     heads = {forms[word][1] for word in known & forms.keys()}
     composed = {f for f, (first, last) in forms.items() if first in modifiers and last in heads}
     return known | composed
+
+
+class BuiltinTables(BuiltinCorpus):
+    """Columns `text`, a sentence without its final mark, and `label`, one of `KINDS`.
+
+    The test set has new combinations of words (`headwise.data.builtin.corpus`).
+    """
+
+    def __init__(
+        self, seed: int = 1, n_train: int = 6000, n_valid: int = 500, n_test: int = 1000
+    ) -> None:
+        super().__init__("en", "de", seed, n_train, n_valid, n_test)
+
+    def identity(self, split: str) -> str:
+        """Version and hash of the generator with its arguments."""
+        return f"{super().identity(split)}-labelled"
+
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The sentences of a split, with their labels."""
+        for number, (sentence, _) in enumerate(self.pairs(split), 1):
+            layout = self.layouts[sentence]
+            label = next(kind for kind, pattern in KINDS.items() if re.search(pattern, layout))
+            yield f"{self.path(split)} {number}", {"text": sentence.rstrip(".?"), "label": label}
+
+
+@dataclass(frozen=True)
+class BuiltinText(FileCorpus):
+    """One generated sentence per line; a split is one document."""
+
+    config: BuiltinTextConfig
+
+    def __post_init__(self) -> None:
+        for key in ("dir", "document_mask"):
+            value = getattr(self.config, key)
+            require(not value, f"data.{key}", f"not set with data={self.config.name}", value)
+
+    @cached_property
+    def _corpus(self) -> BuiltinCorpus:
+        data = self.config
+        return BuiltinCorpus("de", "en", data.seed, data.n_train, data.n_valid, data.n_test)
+
+    def identity(self, split: str) -> str:
+        return f"{self._corpus.identity(split)}-lines"
+
+    def path(self, split: str) -> Path:
+        """Name of a split, for error messages."""
+        return Path(f"data={self.config.name} {split}")
+
+    def chunks(self, split: str) -> Iterator[bytes]:
+        for _, sentence in self._corpus.pairs(split):
+            yield f"{sentence}\n".encode()
+
+    def starts_document(self, before: bytes, chunk: bytes) -> bool:
+        return not before

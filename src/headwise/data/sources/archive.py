@@ -1,12 +1,13 @@
 """Corpora in their published form: zip and tar archives, or single files.
 
-The yaml of a corpus maps splits to archives and members. The name of a member selects its reader:
+The yaml of a corpus maps splits to archives and members. The name of a member with sentences
+selects its reader:
 
 - `*.xml`, `*.sgm`: IWSLT's and WMT's test sets, aligned by document and segment id;
 - `train.tags.*`: IWSLT's training text; lines that begin with `<` are metadata and skipped;
 - any other name: one sentence a line (KFTT, Europarl, Common Crawl, SETIMES in Moses format).
 
-Tables of labelled text are read by `headwise.data.sources.tables`.
+Tables are read by `headwise.data.sources.tables`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,9 +25,11 @@ from headwise.data.sources.digest import FileHashes, combined_digest
 from headwise.data.sources.download import download, verify
 from headwise.data.sources.lines import READ_ERRORS, aligned, decoded_lines, open_bytes
 from headwise.data.sources.segments import aligned_segments, read_segments, unescape
-from headwise.data.sources.tables import Row, Select, stored_rows
+from headwise.data.sources.tables import Row, Select, aligned_rows, stored_rows
 from headwise.errors import ConfigError, DataError, nearest, refuse
 from headwise.file_names import check_file_name, check_relative_path
+
+Located = tuple[Path, Sequence[str]]  # a file; of an archive alternative names of its member
 
 
 class Archives:
@@ -82,19 +86,29 @@ class Archives:
             verify(path, next(matching, None), self._hashes)
         return path
 
-    @contextmanager
-    def open(self, key: str, members: Sequence[str] = ()) -> Iterator[tuple[IO[bytes], str]]:
+    def open(
+        self, key: str, members: Sequence[str] = ()
+    ) -> AbstractContextManager[tuple[IO[bytes], str]]:
         """The first of `members` that an archive has, or the single file; and its name.
 
         `files` may list a member too, for a folder with the unpacked file.
         """
         path = self.path(key)
-        if members and path.name not in [Path(member).name for member in members]:
-            with open_member(path, members) as member:
-                yield member
-        else:
-            with open_bytes(path) as stream:
-                yield stream, str(path)
+        is_unpacked = path.name in [Path(member).name for member in members]
+        return open_file(path, () if is_unpacked else members)
+
+    def located(self, key: str, members: Sequence[str]) -> list[Located]:
+        """All `members`, of an archive or unpacked in the folder; without members the file."""
+        unpacked = [next(filter(None, self._unpacked(member)), None) for member in members]
+        if unpacked and all(unpacked):
+            return [(path, ()) for path in unpacked if path]
+        archive = self.path(key)
+        return [(archive, (member,)) for member in members] or [(archive, ())]
+
+    def _unpacked(self, member: str) -> Iterator[Path]:
+        """A member in the folder of the user or one of its folders."""
+        if self.folder is not None:
+            yield from chain(self.folder.glob(member), self.folder.glob(f"*/{member}"))
 
     def _local_path(self, key: str) -> Path | None:
         """The archive in `folder` if given, else in the download folder; None if not there."""
@@ -115,21 +129,49 @@ class Archives:
             raise DataError(f"{advice}; downloading failed ({error})") from error
 
 
-class ArchiveSplits:
-    """Splits of data in the original archives.
+class Archive:
+    """Splits of tables, or of parallel text, in the original archives.
 
     Args:
-        archives: of the data.
-        splits: split -> its parts in the archives.
+        name, archives, cache_dir, folder: see `Archives`.
+        splits: split -> parts, concatenated; each {archive, members}. Without `members` the
+            "archive" is itself the table or text, plain or .gz. Of parallel text both may be
+            mappings from language to value, and `members` a list of alternatives; `{lang}` is
+            replaced by the language, `{role}` by src or ref.
+        columns: of tables without a header; see `headwise.data.sources.tables`.
+        values: column of a table -> value in the file -> value that replaces it.
+        source: language code of the source side of parallel text; empty: tables.
+        target: language code of the target side.
 
     Raises:
-        ConfigError: a name of a split that is not a file name.
+        ConfigError: a path outside its folder, a name of a split that is not a file name, or an
+            unknown language.
     """
 
-    def __init__(self, archives: Archives, splits: dict[str, Any]) -> None:
-        self.archives, self._splits = archives, splits
-        for split in splits:
+    def __init__(
+        self,
+        name: str,
+        archives: dict[str, Any],
+        splits: dict[str, Any],
+        cache_dir: Path,
+        folder: Path | None = None,
+        columns: list[str] | None = None,
+        values: dict[str, Any] | None = None,
+        source: str = "",
+        target: str = "",
+    ) -> None:
+        self.archives, self._splits = Archives(name, archives, cache_dir, folder), splits
+        self._columns, self._values = columns or [], values or {}
+        self.languages = (source, target) if source else ()
+        for split, parts in splits.items():
             check_file_name("splits", split)
+            for value in (value for part in parts for value in part.values()):
+                for code in self.languages:
+                    if isinstance(value, Mapping) and code not in value:
+                        raise ConfigError(
+                            f"splits.{split}: {name} has no language {code!r}; "
+                            f"it has {', '.join(sorted(value))}"
+                        )
 
     def splits(self) -> list[str]:
         """Splits that are on disk or, without a folder, can be downloaded."""
@@ -142,17 +184,42 @@ class ArchiveSplits:
         return all(self.archives.is_local(key) for split in known for key in self._needed(split))
 
     def identity(self, split: str) -> str:
-        """Hash of the archives' bytes and of the split's parts; downloads missing archives.
+        """Hash of the archives' bytes and of the settings of reading; downloads missing archives.
 
         Raises:
             DataError: an archive is missing and cannot be downloaded, or has a wrong checksum.
         """
         hashes = [self.archives.identity(key) for key in self._needed(split)]
-        return combined_digest([*hashes, json.dumps(self._splits[split], sort_keys=True)])
+        identity = combined_digest([*hashes, json.dumps(self._splits[split], sort_keys=True)])
+        if self.languages:
+            return identity
+        settings = json.dumps([self._columns, self._values], sort_keys=True)
+        return combined_digest([identity, settings])
+
+    def path(self, split: str) -> Path:
+        """The first archive of a split."""
+        return self.archives.path(self._needed(split)[0])
+
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The split's rows, streamed from the archives; see `stored_rows`.
+
+        Raises:
+            DataError: missing, damaged, misaligned, empty or not UTF-8.
+        """
+        for part in self._parts(split):
+            with ExitStack() as stack:
+                sides = self.languages or ("",)
+                opened = [stack.enter_context(self._open(part, code)) for code in sides]
+                if self.languages:
+                    yield from aligned_rows(_pairs(*opened), self.languages)
+                    continue
+                for where, row in stored_rows(*opened[0], select, self._columns):
+                    yield where, {k: self._values.get(k, {}).get(v, v) for k, v in row.items()}
 
     def _needed(self, split: str) -> list[str]:
         """Names of the archives of `split`."""
-        keys = [key for part in self._parts(split) for key in self._keys(part)]
+        sides = self.languages or ("",)
+        keys = [_for_language(p["archive"], code) for p in self._parts(split) for code in sides]
         return list(dict.fromkeys(keys))
 
     def _parts(self, split: str) -> Any:
@@ -160,111 +227,14 @@ class ArchiveSplits:
             raise DataError(str(refuse(f"a split of {self.archives.name}", split, self._splits)))
         return self._splits[split]
 
-    def _keys(self, part: Mapping[str, Any]) -> list[str]:
-        """Names of the archives of a part."""
-        return [part["archive"]]
-
-
-class ArchiveTables(ArchiveSplits):
-    """Splits of tables in the original archives.
-
-    Args:
-        name, archives, cache_dir, folder: see `Archives`.
-        splits: split -> parts, concatenated; each {archive, members}. Without `members` the
-            "archive" is itself the table.
-        columns: of files without a header; see `headwise.data.sources.tables`.
-        values: column -> value in the file -> value that replaces it.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        archives: dict[str, Any],
-        splits: dict[str, Any],
-        cache_dir: Path,
-        folder: Path | None = None,
-        columns: list[str] | None = None,
-        values: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(Archives(name, archives, cache_dir, folder), splits)
-        self._columns, self._values = columns or [], values or {}
-
-    def path(self, split: str) -> Path:
-        """The first archive of a split."""
-        return self.archives.path(self._needed(split)[0])
-
-    def identity(self, split: str) -> str:
-        """See `ArchiveSplits.identity`; with the columns and the values that are replaced."""
-        settings = json.dumps([self._columns, self._values], sort_keys=True)
-        return combined_digest([super().identity(split), settings])
-
-    def rows(self, split: str, select: Select) -> Iterator[Row]:
-        """The split's rows, streamed from the archives; see `stored_rows`."""
-        for part in self._parts(split):
-            with self.archives.open(part["archive"], part.get("members", [])) as opened:
-                for where, row in stored_rows(*opened, select, self._columns):
-                    yield where, {k: self._values.get(k, {}).get(v, v) for k, v in row.items()}
-
-
-class ArchiveSource(ArchiveSplits):
-    """Splits of parallel text in the original archives.
-
-    Args:
-        name, archives, cache_dir, folder: see `Archives`.
-        splits: split -> parts, concatenated; each {archive, members}. Both may be mappings from
-            language to value, and `members` a list of alternatives; `{lang}` is replaced by
-            the language, `{role}` by src or ref. Without `members` the "archive" is itself
-            the text, plain or .gz.
-        source: language code of the source side.
-        target: language code of the target side.
-
-    Raises:
-        ConfigError: a path outside its folder, or an unknown language.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        archives: dict[str, Any],
-        splits: dict[str, Any],
-        source: str,
-        target: str,
-        cache_dir: Path,
-        folder: Path | None = None,
-    ) -> None:
-        super().__init__(Archives(name, archives, cache_dir, folder), splits)
-        self.languages = (source, target)
-        for split, parts in splits.items():
-            for value in (value for part in parts for value in part.values()):
-                for code in self.languages:
-                    if isinstance(value, Mapping) and code not in value:
-                        raise ConfigError(
-                            f"splits.{split}: {name} has no language {code!r}; "
-                            f"it has {', '.join(sorted(value))}"
-                        )
-
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The split's sentences, streamed from the archives.
-
-        Raises:
-            DataError: missing, damaged, misaligned, empty or not UTF-8.
-        """
-        for part in self._parts(split):
-            with ExitStack() as stack:
-                sides = [stack.enter_context(self._open(part, code)) for code in self.languages]
-                yield from _pairs(*sides)
-
-    def _keys(self, part: Mapping[str, Any]) -> list[str]:
-        return [_for_language(part["archive"], code) for code in self.languages]
-
     def _open(
         self, part: Mapping[str, Any], code: str
     ) -> AbstractContextManager[tuple[IO[bytes], str]]:
-        """One side of a part: its bytes, and its name in messages."""
+        """A table, or one side of parallel text: its bytes, and its name in messages."""
         patterns = _for_language(part.get("members", []), code)
         patterns = [patterns] if isinstance(patterns, str) else patterns
         # Sets published in one direction only are used for the other direction too.
-        roles = ("src", "ref") if code == self.languages[0] else ("ref", "src")
+        roles = ("src", "ref") if code in self.languages[:1] else ("ref", "src")
         members = [p.format(lang=code, role=role) for role in roles for p in patterns]
         archive = _for_language(part["archive"], code)
         return self.archives.open(archive, list(dict.fromkeys(members)))
@@ -275,7 +245,18 @@ def _for_language(value: Any, code: str) -> Any:
 
 
 @contextmanager
-def open_member(archive: Path, members: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
+def open_file(path: Path, members: Sequence[str] = ()) -> Iterator[tuple[IO[bytes], str]]:
+    """A file, plain or .gz, or the first of `members` that an archive has; and its name."""
+    if members:
+        with _open_member(path, members) as opened:
+            yield opened
+    else:
+        with open_bytes(path) as stream:
+            yield stream, str(path)
+
+
+@contextmanager
+def _open_member(archive: Path, members: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
     """Open the first of `members` that the archive holds, in any of its folders.
 
     Raises:

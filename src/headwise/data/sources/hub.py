@@ -8,28 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from headwise.data.sources.digest import FileHashes, combined_digest
-from headwise.data.sources.tables import (
-    Row,
-    Select,
-    find_table,
-    language_columns,
-    row_pair,
-    table_rows,
-)
+from headwise.data.sources.tables import Row, Select, find_table, table_rows
 from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.file_names import check_relative_path
 
 _SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
 
 
-class HubSource:
-    """Splits of a dataset: tables, or sentence pairs with one `translation` column.
+class Hub:
+    """Splits of a dataset of the Hugging Face Hub.
 
     Args:
         repo: dataset on the Hub.
@@ -38,8 +30,6 @@ class HubSource:
         config_name: the configuration, a folder of Parquet files in the repository.
         revision: commit, tag or branch.
         folder: a local copy, with the files in `<config_name>/`, `data/` or the folder itself.
-        source: source language code of pairs, the key in `translation`.
-        target: target language code.
     """
 
     def __init__(
@@ -50,12 +40,10 @@ class HubSource:
         config_name: str,
         revision: str = "main",
         folder: Path | None = None,
-        source: str = "",
-        target: str = "",
     ) -> None:
         check_relative_path("config_name", config_name)
-        self.repo, self.languages = repo, (source, target)
-        self.config_name, self.revision, self.folder = config_name, revision, folder
+        self.repo, self.config_name = repo, config_name
+        self.revision, self.folder = revision, folder
         self._splits = {name: _parse(name, spec) for name, spec in splits.items()}
         self._hashes = FileHashes(cache_dir)
         self._tables: dict[str, Any] = {}
@@ -95,15 +83,6 @@ class HubSource:
             return islice(table_rows(self._files(self.folder, split), select), start, stop)
         rows = enumerate(islice(self._table(split), start, stop), start)
         return ((f"{self.repo} {split}, row {number}", row) for number, row in rows)
-
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The split's sentences.
-
-        Raises:
-            DataError: files missing or corrupt, or a language missing.
-        """
-        for where, row in self.rows(split, partial(language_columns, self.languages)):
-            yield row_pair(row, *self.languages, where)
 
     def _rows(self, split: str) -> tuple[str, int, int | None]:
         """Hub split, first row, and end row (exclusive)."""

@@ -1,4 +1,4 @@
-"""Where the files of a corpus are. Sources are tried in this order:
+"""Where the files of a corpus are. Tried in this order:
 
 1. the folder `data.dir` (text, the original archives, or a copy of the Hub's Parquet files);
 2. `$HEADWISE_DATA/<data.folder>`, if it exists;
@@ -11,13 +11,15 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from headwise.config.data import DataConfig, FilesConfig, LabelledDataConfig
 from headwise.config.text_and_paths import changed_texts
+from headwise.data.sources.folder import Folder
+from headwise.data.sources.tables import Row, Select
 from headwise.errors import DataError, refuse
 from headwise.file_names import check_relative_path, nfc
 from headwise.files import machine_cache_dir
@@ -29,10 +31,13 @@ _log_once = cache(partial(log.info, "reading %s of the run: %s"))
 
 
 class Origin(Protocol):
-    """One origin of data; one that may download also has `is_local(splits) -> bool`."""
+    """One place with splits of rows: labelled texts, or sentence pairs (a column per language)."""
 
     def splits(self) -> list[str]:
         """Names of the splits that can be read."""
+
+    def is_local(self, splits: Sequence[str]) -> bool:
+        """Whether the files of `splits` are on disk, or generated."""
 
     def identity(self, split: str) -> str:
         """Hash of the content (or version of the generator); downloads missing files.
@@ -41,8 +46,15 @@ class Origin(Protocol):
             DataError: the files are not available.
         """
 
+    def path(self, split: str) -> Path:
+        """The first file of a split, or its name, for messages."""
 
-S = TypeVar("S", bound=Origin)
+    def rows(self, split: str, select: Select) -> Iterator[Row]:
+        """The rows of a split with the selected columns, streamed in bounded memory.
+
+        Raises:
+            DataError: files missing or damaged, or what `select` raises.
+        """
 
 
 def joined_splits(split: str, known: Collection[str]) -> list[str]:
@@ -98,52 +110,52 @@ def log_paths(config: Any, cache_dir: Path, of_user: str | None = None) -> None:
     changed_texts(placed, [getattr(config, "file", None), getattr(config, "files", None)])
 
 
-def origins_of(
-    config: DataWithOrigins, cache_dir: Path, folder: Path | None, runtime: Mapping[str, Any]
-) -> Iterator[Any]:
-    """The origins of the yaml; with a `folder`, those that can read from one.
+def find_origin(
+    config: DataWithOrigins, cache_dir: Path, text: Folder | None, expected: str, **runtime: Any
+) -> Origin:
+    """The origin of all splits of a config, whose files are then on disk; see above.
 
     Args:
+        config: with `origins`.
+        cache_dir: folder of downloads and file hashes.
+        text: in the folder of the user; else what is there is downloaded.
+        expected: that a folder of the user must have, for the message.
         runtime: further arguments of constructors, which are used if they have them.
-    """
-    from headwise.config.instantiate import instantiate, target_class
-
-    offered = {**runtime, "cache_dir": cache_dir, "folder": folder}
-    for number, node in enumerate(config.origins):
-        key = f"data.origins[{number}]"
-        accepted = inspect.signature(target_class(node, key)).parameters
-        if folder is None or "folder" in accepted:
-            arguments = {name: value for name, value in offered.items() if name in accepted}
-            yield instantiate(node, key, **arguments)
-
-
-def from_folder(config: DataWithOrigins, sources: Iterable[S], text: S) -> S:
-    """The first of the sources in a folder that has the splits of the config.
-
-    Args:
-        text: one of them, the text of the user; else its message names the missing files.
-    """
-    for source in sources:
-        known = set(source.splits())
-        required = _required(config, known)
-        needed = {split for split, key in required.items() if key != "test"}
-        # A folder with archives of some splits is used too; `identity` reports the missing ones.
-        if needed <= known or (source is not text and needed & known):
-            return _checked(source, required)
-    return _checked(text, _required(config, text.splits()))
-
-
-def from_origins(config: DataWithOrigins, origins: Iterable[S], files: str) -> S:
-    """The first origin with the splits of the config, on disk or by download.
-
-    Args:
-        files: that a folder of the user must have, for the message.
 
     Raises:
         DataError: there is none; the message says which files are needed in which folder.
     """
+    runtime |= {"cache_dir": cache_dir, "folder": text and text.folder}
+    if text is None:
+        return _downloaded(config, _origins(config, **runtime), expected)
+    origins = () if text.shares else _origins(config, **runtime)
+    # text of pairs has names of its own, while tables may be archives without a header
+    for origin in [text, *origins] if text.languages else [*origins, text]:
+        known = set(origin.splits())
+        required = _required(config, known)
+        needed = {split for split, key in required.items() if key != "test"}
+        # A folder with archives of some splits is used too; `identity` reports the missing ones.
+        if needed <= known or (origin is not text and needed & known):
+            return _checked(origin, required)
+    return _checked(text, _required(config, text.splits()))
+
+
+def _origins(config: DataWithOrigins, **runtime: Any) -> Iterator[Origin]:
+    """The origins of the yaml; with a `folder`, those that can read from one."""
+    from headwise.config.instantiate import instantiate, target_class
+
+    for number, node in enumerate(config.origins):
+        key = f"data.origins[{number}]"
+        accepted = inspect.signature(target_class(node, key)).parameters
+        if runtime["folder"] is None or "folder" in accepted:
+            arguments = {name: value for name, value in runtime.items() if name in accepted}
+            yield instantiate(node, key, **arguments)
+
+
+def _downloaded(config: DataWithOrigins, origins: Iterable[Origin], expected: str) -> Origin:
+    """The first origin with the splits of the config, on disk or by download."""
     reasons: list[str] = []
-    complete: list[tuple[S, list[str]]] = []  # origin, required splits
+    complete: list[tuple[Origin, list[str]]] = []  # origin, required splits
     for origin in origins:
         known = origin.splits()
         required = _required(config, known)
@@ -153,13 +165,13 @@ def from_origins(config: DataWithOrigins, origins: Iterable[S], files: str) -> S
         else:
             complete.append((origin, list(required)))
     # Origins on disk come first, otherwise in the order of the list.
-    complete.sort(key=lambda c: not getattr(c[0], "is_local", lambda splits: True)(c[1]))
+    complete.sort(key=lambda c: not c[0].is_local(c[1]))
     for origin, splits in complete:
         try:
             return _checked(origin, splits)
         except DataError as error:
             reasons.append(str(error))
-    raise DataError(_advice(config, files, reasons))
+    raise DataError(_advice(config, expected, reasons))
 
 
 def _required(config: DataWithOrigins, known: Collection[str]) -> dict[str, str]:
@@ -172,17 +184,17 @@ def _required(config: DataWithOrigins, known: Collection[str]) -> dict[str, str]
     return required
 
 
-def _checked(source: S, splits: Iterable[str]) -> S:
-    """`source`, with the files of `splits` on disk; a `DataError` names a missing one."""
+def _checked(origin: Origin, splits: Iterable[str]) -> Origin:
+    """`origin`, with the files of `splits` on disk; a `DataError` names a missing one."""
     for split in splits:
-        source.identity(split)
-    return source
+        origin.identity(split)
+    return origin
 
 
-def _advice(config: DataWithOrigins, files: str, reasons: Sequence[str]) -> str:
+def _advice(config: DataWithOrigins, expected: str, reasons: Sequence[str]) -> str:
     """The message for a missing corpus: which files are needed in which folder."""
     lines = [f"data={config.name} is not on this machine. Either of these helps:"]
-    lines.append(f"- data.dir=FOLDER with {files}")
+    lines.append(f"- data.dir=FOLDER with {expected}")
     if config.folder:
         lines.append(f"- HEADWISE_DATA=FOLDER with such a folder named {config.folder}")
     lines.extend(f"- {reason}" for reason in reasons)

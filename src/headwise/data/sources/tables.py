@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +27,8 @@ _BATCH_ROWS = 2048
 MAX_ROW = 2**31 - 2  # bytes, about what a cell of Parquet has at most: a row may be a book
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)(-[0-9a-f]{16})?\.parquet")
 
-Row = tuple[str, Mapping[str, Any]]  # file and line, for messages; column -> value
+# File and line, for messages, or "" for aligned lines, which are checked; column -> value.
+Row = tuple[str, Mapping[str, Any]]
 Select = Callable[[str, Sequence[str]], Sequence[str]]  # name of a file, columns -> those to read
 
 
@@ -145,14 +145,20 @@ def _file_rows(path: Path, select: Select, columns: Sequence[str]) -> Iterator[R
         yield from stored_rows(stream, str(path), select, columns)
 
 
-def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tuple[str, str]]:
-    """(source, target) sentences of all `paths`, in order.
+def aligned_rows(pairs: Iterable[tuple[str, str]], languages: Sequence[str]) -> Iterator[Row]:
+    """Aligned lines as rows with a column for each language."""
+    source, target = languages
+    return (("", {source: first, target: second}) for first, second in pairs)
+
+
+def row_pairs(rows: Iterable[Row], source: str, target: str) -> Iterator[tuple[str, str]]:
+    """(source, target) sentences of rows, without line ends but those inside of aligned lines.
 
     Raises:
-        DataError: a language is missing, a value is not text, or the file is damaged or empty.
+        DataError: a language is missing, or a value is not text.
     """
-    for where, row in table_rows(paths, partial(language_columns, (source, target))):
-        yield row_pair(row, source, target, where)
+    for where, row in rows:
+        yield _row_pair(row, source, target, where) if where else (row[source], row[target])
 
 
 def language_columns(codes: Sequence[str], name: str, columns: Sequence[str]) -> Sequence[str]:
@@ -177,7 +183,7 @@ def check_columns(
             )
 
 
-def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
+def _row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
     """The pair of one record, flat or under `translation`.
 
     Raises:

@@ -15,8 +15,8 @@ import torch
 from headwise.config.data import ImageDataConfig
 from headwise.data.batch import Batch, Column
 from headwise.data.file_corpus import Corpus
+from headwise.data.images import augmented, grid_of, patches
 from headwise.data.loader import Rows
-from headwise.data.patches import augmented, grid_of, patches
 from headwise.data.store import IdStore
 from headwise.data.tokenizer import COLUMN
 
@@ -64,7 +64,7 @@ class TextInputs:
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """Images (N, H, W, C) as patches (`headwise.data.patches`)."""
+    """Images (N, H, W, C) as patches (`headwise.data.images`)."""
 
     images: npt.NDArray[np.uint8]
     config: ImageDataConfig

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,43 +11,33 @@ from typing import Any
 import numpy as np
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import prepared
 from headwise.data.lossless import lossless
 from headwise.data.store import FlatWriter, IdStore, id_dtype
-from headwise.data.tokenizer import COLUMN, EOS, TOKENIZER, Tokenizer
-from headwise.data.tokenizer_training import exact_tokenizer, tokenizer_identity
+from headwise.data.tokenizer import COLUMN, EOS, Tokenizer, TokenizerPair
+from headwise.data.tokenizer_training import exact_tokenizer
 from headwise.errors import DataError
 from headwise.file_names import nfc
 from headwise.progress import progress_bar
-from headwise.runs.environment import package_versions
 from headwise.tasks.classification.inputs import (
     ClassCorpus,
     ImageInputs,
     LabelledSplit,
     TextInputs,
 )
+from headwise.tasks.data import Prepared, named_splits, prepare
 
 FORMAT = 3  # increase when the files change
 LABELS = "labels"  # key of the report, and of the sizes
 N_VALUES = 256  # of a pixel
 
 
-@dataclass(frozen=True)
-class PreparedClasses:
-    """Encoded data, ready to train on.
+class PreparedClasses(Prepared[ClassCorpus]):
+    """Inputs and classes by split; the report has the labels, and the examples of each by split."""
 
-    Attributes:
-        tokenizer: of texts; None for images.
-        fingerprint: of the training and validation set, the labels and the tokenizer.
-        report: names of the labels, and by split the number of examples of each.
-        folder: of the files, by split.
-    """
-
-    corpus: ClassCorpus
-    tokenizer: Tokenizer | None
-    fingerprint: str
-    report: dict[str, Any]
-    folder: Path
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Of texts; None for images."""
+        return None if self.tokenizers is None else self.tokenizers.source
 
     @property
     def labels(self) -> list[str]:
@@ -66,11 +55,6 @@ class PreparedClasses:
     def vocabulary(self) -> str:
         """Hash of the list of tokens."""
         return "values of pixels" if self.tokenizer is None else self.tokenizer.fingerprint()
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer."""
-        if self.tokenizer is not None:
-            self.tokenizer.save(folder / TOKENIZER)
 
     def split(self, name: str) -> LabelledSplit:
         """A split, memory-mapped."""
@@ -105,23 +89,11 @@ def prepare_classes(
     Raises:
         DataError: a label that is not among `labels`, a class without training examples, one class.
     """
-    training = corpus.config.train, corpus.config.valid
-    splits = list(dict.fromkeys(splits or (*training, *corpus.test_sets)))
-    identity: dict[str, Any] = {
-        "format": FORMAT,
-        "splits": {split: corpus.identity(split) for split in splits},
-        **package_versions(corpus.packages(splits)),
-        "labels": labels,
-    }
-    if config is not None:
-        identity |= tokenizer_identity(config) | {"max_length": corpus.config.max_length}
+    chosen, train = named_splits(corpus, splits), corpus.config.train
 
-    def make(folder: Path) -> dict[str, Any]:
-        train, tokenizer = corpus.config.train, None
-        if config is not None:
-            tokenizer = exact_tokenizer(config, functools.partial(_lines, corpus, train))
-            tokenizer.save(folder / TOKENIZER)
-        names_of = {split: _encode(corpus, split, tokenizer, folder, progress) for split in splits}
+    def encode(folder: Path, tokenizers: TokenizerPair | None) -> dict[str, Any]:
+        tokenizer = None if tokenizers is None else tokenizers.source
+        names_of = {split: _encode(corpus, split, tokenizer, folder, progress) for split in chosen}
         classes = list(labels or sorted(set(names_of[train]), key=_order))
         if len(classes) < 2:
             path = corpus.path(train)
@@ -135,10 +107,11 @@ def prepare_classes(
             raise DataError(f"{corpus.path(train)} has no example of {', '.join(missing)}")
         return {LABELS: classes, "splits": counts}
 
-    name = f"{corpus.config.name}-classes"
-    folder, digest, report = prepared(corpus.cache_dir, name, identity, make, training)
-    tokenizer = None if config is None else Tokenizer.load(folder / TOKENIZER)
-    return PreparedClasses(corpus, tokenizer, digest, report, folder)
+    about: dict[str, Any] = {"format": FORMAT, "labels": labels}
+    if config is not None:
+        about["max_length"] = corpus.config.max_length
+    tokenizer = functools.partial(exact_tokenizer, functools.partial(_lines, corpus, train))
+    return prepare(PreparedClasses, corpus, config, chosen, tokenizer, encode, about, "-classes")
 
 
 def _lines(corpus: ClassCorpus, split: str) -> Iterator[bytes]:

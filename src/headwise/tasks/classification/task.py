@@ -5,7 +5,7 @@ Axes: R rows to score, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -17,16 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from headwise.analysis.kinds import Places
+from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.data import ImageDataConfig, LabelledDataConfig
 from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.batch import Batch
+from headwise.data.images import grid_of
 from headwise.data.loader import Examples, Rows
-from headwise.data.patches import grid_of
 from headwise.data.sources.digest import values_digest
 from headwise.data.tokenizer import COLUMN, EOS
 from headwise.data.tokenizer_training import vocabulary_limits
-from headwise.errors import DataError, require
+from headwise.errors import require
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Metric
 from headwise.model.build import build_classifier, check_model, parts_of
@@ -36,7 +38,6 @@ from headwise.model.gates import head_gates
 from headwise.model.patch_embedding import patch_embedding
 from headwise.model.places import site_alone
 from headwise.tasks.classification.batches import TrainingClasses, evaluation_batches, stratified
-from headwise.tasks.classification.images import LabelledImages
 from headwise.tasks.classification.inputs import ClassCorpus, ImageInputs
 from headwise.tasks.classification.metrics import (
     N_BEFORE,
@@ -52,22 +53,17 @@ from headwise.tasks.classification.prepare import (
     PreparedClasses,
     prepare_classes,
 )
-from headwise.tasks.classification.reading import SITE, example, given_examples, patch_id, places_of
+from headwise.tasks.classification.shown import shown_examples
 from headwise.tasks.classification.text import LabelledText
-from headwise.tasks.data import Sizes, warn_of_small_text
-from headwise.tasks.reading import Candidates, Reading, Spelling
-from headwise.tasks.task import Evaluation, Extra, Part, Task
+from headwise.tasks.data import Sizes, open_corpus, warn_of_small_text
+from headwise.tasks.shown import Candidates
+from headwise.tasks.task import Evaluation, Extra, Part, Source, Task
 from headwise.train.distributed import Ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from headwise.runs.record import Record
-
-CORPORA: dict[type, Callable[[Any, Path], ClassCorpus]] = {
-    ImageDataConfig: LabelledImages,
-    LabelledDataConfig: LabelledText,
-}
 
 
 def class_statistics(loss: Loss, logits_RC: Tensor, targets_R: Tensor) -> Tensor:
@@ -127,7 +123,7 @@ class Classification(Task[PreparedClasses]):
             but their gates are.
     """
 
-    data = tuple(CORPORA)
+    data = ImageDataConfig, LabelledDataConfig
     run = ClassifierRun
     command = "predict"
 
@@ -165,7 +161,7 @@ class Classification(Task[PreparedClasses]):
         return replace(config.tokenizer, kind="given", folder=config.init_from)
 
     def sites(self) -> tuple[Site, ...]:
-        return (site_alone(self.config.model, SITE, COLUMN),)
+        return (site_alone(self.config.model, "encoder_self", COLUMN),)
 
     def metrics(self, data: PreparedClasses | None = None) -> Sequence[Metric]:
         """See `Task.metrics`: the top-5 accuracy needs the number of classes."""
@@ -205,7 +201,9 @@ class Classification(Task[PreparedClasses]):
         return {COLUMN: n_ids, LABELS: len(self.config.data.labels or ("", ""))}
 
     def open(self, cache: Path) -> ClassCorpus:
-        return CORPORA[type(self.config.data)](self.config.data, cache)
+        options = {"labelled": True} if self.is_image else {}
+        corpus: ClassCorpus = open_corpus(self.config.data, cache, **options)
+        return corpus
 
     def prepare(self, corpus: ClassCorpus) -> PreparedClasses:
         labels, progress = self.config.data.labels, self.config.trainer.progress
@@ -296,22 +294,16 @@ class Classification(Task[PreparedClasses]):
 
         return confusion_figures(run, name)
 
-    def spellings(self, model: Model, data: PreparedClasses) -> Mapping[str, Spelling]:
-        """See `Task.spellings`; patches of an image are numbered by `patch_id`."""
-        if data.tokenizer is None:
-            places = places_of(self.config.data)
-            return {COLUMN: Spelling("", lambda _: "", patch_id, places)}
+    def column_texts(self, model: Model, data: PreparedClasses) -> Mapping[str, ColumnText]:
+        config = self.config.data
+        if isinstance(config, ImageDataConfig):
+            rows, columns = grid_of(config.shape, config.patch)
+            places = Places(rows * columns, columns, 1, 0, rows * columns)
+            return {COLUMN: ColumnText(places=places)}
+        assert data.tokenizer is not None
         marks, token = {EOS: "\n"}, data.tokenizer.id_to_piece
-        language = self.config.data.language or ""
-        return {COLUMN: Spelling(language, lambda i: marks.get(i) or token(i))}
+        language, spelling = config.language or "", lambda i: marks.get(i) or token(i)
+        return {COLUMN: ColumnText(language, spelling=spelling)}
 
-    def items(self, data: PreparedClasses, split: str) -> Candidates:
-        return Candidates(len(data.split(split)), partial(example, data, split), self.unit)
-
-    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
-        if self.is_image:
-            raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
-        return super().items_of_lines(saved, lines)
-
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        return given_examples(run, inputs)
+    def shown(self, run: Any, source: Source) -> Candidates:
+        return shown_examples(run, source)

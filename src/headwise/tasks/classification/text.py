@@ -9,36 +9,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headwise.config.data import LabelledDataConfig
 from headwise.data.sources.digest import combined_digest
-from headwise.data.sources.folder import TableFolder
-from headwise.data.sources.origins import (
-    Origin,
-    from_folder,
-    from_origins,
-    known_parts,
-    local_folder,
-    origins_of,
-)
-from headwise.data.sources.tables import Row, Select, check_columns, class_names, one_line
+from headwise.data.sources.folder import Folder
+from headwise.data.sources.origins import Origin, find_origin, known_parts, local_folder
+from headwise.data.sources.tables import check_columns, class_names, one_line
 from headwise.errors import DataError, refuse, require
 from headwise.file_names import check_file_name, nfc
 from headwise.tasks.classification.inputs import ClassCorpus
 
 Texts = tuple[str, ...]  # one text, or two
 STEMS = {"train": ["train"], "valid": ["valid", "validation", "dev", "val"], "test": ["test"]}
-
-
-class Tables(Origin, Protocol):
-    """One origin of labelled text."""
-
-    def path(self, split: str) -> Path:
-        """The first file of a split."""
-
-    def rows(self, split: str, select: Select) -> Iterator[Row]:
-        """The rows of a split with the selected columns."""
 
 
 def check_labelled_config(config: LabelledDataConfig) -> None:
@@ -94,8 +77,8 @@ class LabelledText(ClassCorpus):
         check_labelled_config(self.config)
 
     @functools.cached_property
-    def tables(self) -> Tables:
-        """The files, located and, if necessary, downloaded.
+    def origin(self) -> Origin:
+        """The tables, located and, if necessary, downloaded.
 
         Raises:
             DataError: they do not exist; the message names the folder and the files.
@@ -106,29 +89,28 @@ class LabelledText(ClassCorpus):
         folder = local_folder(config)
         if folder is None and config.files:
             folder = Path()
-        origins: Iterator[Tables] = origins_of(config, cache_dir, folder, {})
-        if folder is None:
-            names = ", ".join(f"{split}.tsv" for split in (config.train, config.valid))
-            return from_origins(config, origins, f"{names} (or .csv, .jsonl, .parquet)")
-        files = {
-            split: [names] if isinstance(names, str) else names
-            for split, names in (config.files or STEMS).items()
-        }
-        own = TableFolder(folder, files, cache_dir, config.columns)
-        return from_folder(config, [*origins, own], own)
+        text = None
+        if folder is not None:
+            files = {
+                split: [names] if isinstance(names, str) else names
+                for split, names in (config.files or STEMS).items()
+            }
+            text = Folder(folder, files, cache_dir, config.columns)
+        names = ", ".join(f"{split}.tsv" for split in (config.train, config.valid))
+        return find_origin(config, cache_dir, text, f"{names} (or .csv, .jsonl, .parquet)")
 
     def identity(self, split: str) -> str:
         """Hash of the files of a split and of the settings of reading."""
         names = "text", "pair", "label", "labels", "columns", "valid_fraction"
         settings = {name: getattr(self.config, name) for name in names}
-        parts = [self.tables.identity(part) for part in self._parts(split)]
+        parts = [self.origin.identity(part) for part in self._parts(split)]
         in_use = [list(self._names_of_file(part).values()) for part in self._parts(split)]
         content = [split, settings, *(n for n in in_use if n not in ([], self.config.labels))]
         return combined_digest([*parts, json.dumps(content, sort_keys=True)])
 
     def path(self, split: str) -> Path:
         """The first file of a split."""
-        return self.tables.path(self._parts(split)[0])
+        return self.origin.path(self._parts(split)[0])
 
     def rows(self, split: str) -> Iterator[tuple[Texts, str]]:
         """Each text, or pair of texts, with its label.
@@ -148,7 +130,7 @@ class LabelledText(ClassCorpus):
         share, n_seen = self._share(split), Counter[str]()
         for part in self._parts(split):
             names = self._names_of_file(part)
-            for where, record in self.tables.rows(part, self._select):
+            for where, record in self.origin.rows(part, self._select):
                 label = self._label(record, where, names)
                 before = n_seen[label]
                 n_seen[label] += 1
@@ -158,7 +140,7 @@ class LabelledText(ClassCorpus):
 
     def _names_of_file(self, part: str) -> dict[str, str]:
         """Names of numbers in the files of a part; none if other classes are known."""
-        names = class_names(self.tables.path(part), self.config.label)
+        names = class_names(self.origin.path(part), self.config.label)
         known = self.saved or self.config.labels or ()  # runs of 0.1.0 saved numbers
         return names if {*names.values(), "-1"}.issuperset(known) else {}  # -1: no label
 
@@ -168,10 +150,10 @@ class LabelledText(ClassCorpus):
         return self.config.valid_fraction if is_cut else 0.0
 
     def _parts(self, split: str) -> list[str]:
-        """The splits of `tables` with the rows of a split."""
+        """The splits of `origin` with the rows of a split."""
         if self.config.valid_fraction and split == self.config.valid:
             split = self.config.train
-        return known_parts(self.config, split, self.tables.splits())
+        return known_parts(self.config, split, self.origin.splits())
 
     def _select(self, name: str, columns: Sequence[str]) -> list[str]:
         advice = "Columns are set by data.text=, data.label= and data.pair= (null: single texts); "

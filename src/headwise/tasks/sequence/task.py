@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,15 @@ from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.model.transformer import encoder_decoder_sites
 from headwise.tasks.data import NoFiles, Sizes
-from headwise.tasks.reading import Axes, Candidates, Item, Reading, spaced
 from headwise.tasks.sequence.batches import Layout, TrainingRows, evaluation_row
 from headwise.tasks.sequence.rows import Row, Rows
-from headwise.tasks.task import Evaluation, Extra, Part, Task
+from headwise.tasks.shown import MAX_QUERIES, Candidates, Item, Shown, given, spaced
+from headwise.tasks.task import Evaluation, Extra, Part, Source, Task
 from headwise.train.distributed import Ranks
 
 COLUMNS = {"decoder": (COLUMN,), "encoder_decoder": ("source", "target")}
 MIN_ROWS = 8  # of a test length
-MAX_POSITIONS = 128  # of a row that is shown as a whole
-MAX_QUERIES = 64  # of a longer row that are shown
-# Of each test length, so many rows at most, and so many tokens, but for one row, measure the heads.
-MAX_MEASURED, MEASURED = 20, 16_384
+MAX_POSITIONS = 128  # of a row that is shown as a whole; of a longer one `MAX_QUERIES`
 VALIDATION = 2**32 - 1  # a length of its own: the validation set has other rows than a test length
 
 
@@ -195,68 +192,35 @@ class SequenceTask(Task[NoFiles]):
                 raise refuse("data.test", split, [self.config.data.valid, "a length"])
         return self.open(saved)
 
-    def items(self, data: NoFiles, split: str) -> Candidates:
+    def shown(self, run: Any, source: Source) -> Candidates:
+        """See `Task.shown`; an input names a split and the number of a row of it."""
+        if not isinstance(source, Part):
+            return given(source, self._read, self.unit)
+        split = source.split
+
         def item(number: int) -> Item:
-            return Item(number + 1, {"row": f"{split} {number}"})
+            return Item(number + 1, f"{split} {number}", {"row": f"{split} {number}"})
 
-        return Candidates(self.n_rows(split), item, self.unit)
+        return Candidates(self.n_rows(split), item, self._read, self.unit)
 
-    def by_length(self) -> Mapping[int, Iterator[Reading]]:
-        """See `Task.by_length`: the first rows of every test length, fewer of longer ones."""
-
-        def measured(split: str) -> Iterator[Reading]:
-            n_rows = max(1, min(MAX_MEASURED, MEASURED // self.length(split)))
-            for row in self.rows(split, range(min(n_rows, self.n_rows(split)))):
-                yield self.reading_of(row, self.some_queries(row))
-
-        return {self.length(split): measured(split) for split in self.config.data.test}
-
-    def some_queries(self, row: Row) -> list[int]:
-        """Return positions that predict scored targets, evenly spread."""
-        first = self.layout.first_target(row)
-        return [
-            first + place for place in spaced(np.flatnonzero(row.scored_T).tolist(), MAX_QUERIES)
-        ]
-
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        """See `Task.given`; an input names a split and the number of a row of it."""
-        for text in inputs:
-            split, _, number = str(text).partition(" ")
+    def _read(self, items: Iterable[Item]) -> Iterator[Shown]:
+        """Rows with names of their ids; of a long one some positions that predict are observed."""
+        layout, mark = self.layout, self.layout.rows.n_ids
+        for item in items:
+            split, _, number = str(item.input).partition(" ")
             if not number.isdecimal():
-                raise DataError(f"{text!r} must be a length and the number of a row: '64 0'")
+                raise DataError(f"{item.input!r} must be a length and the number of a row: '64 0'")
             self.restored(Path(), [split])
             (row,) = self.rows(split, [int(number)])
-            n_positions = len(self.layout.ids(row)[-1])
-            is_short = n_positions <= MAX_POSITIONS
-            yield self.reading_of(row, range(n_positions) if is_short else self.some_queries(row))
-
-    def reading_of(self, row: Row, queries: Sequence[int]) -> Reading:
-        """Return a row as a model reads it, with names of its ids and the relevant keys.
-
-        Args:
-            row: of a split.
-            queries: positions in the last column whose weights are observed.
-        """
-        layout = self.layout
-        mark = layout.rows.n_ids
-        sides = [["·" if n == mark else str(n) for n in side.tolist()] for side in layout.ids(row)]
-        first, scored = layout.first_target(row), np.flatnonzero(row.scored_T)
-        relevant = dict(
-            zip((first + scored).tolist(), row.relevant_T[scored].tolist(), strict=True)
-        )
-        answers = [relevant.get(query, -1) for query in queries]
-        offset = layout.first_source()
-        keys = [key + offset if key >= 0 else -1 for key in answers]
-        names_of = dict(zip(self.columns, sides, strict=True))
-        axes = {}
-        for site in self.sites():
-            rows = [n for n in queries if n < len(names_of[site.queries])]
-            names = [names_of[site.queries][n] for n in rows]
-            is_read = site.queries == self.columns[-1] and site.keys == self.columns[0]
-            axes[site.name] = Axes(
-                names, names_of[site.keys], " ".join(sides[0]), relevant=keys if is_read else ()
-            )
-        return Reading(layout.batch([row], [0]), axes, queries=queries)
+            batch, ids = layout.batch([row], [0]), map(np.ndarray.tolist, layout.ids(row))
+            names = [["·" if n == mark else str(n) for n in side] for side in ids]
+            texts = ((side, " ".join(names[0])) for side in names)
+            scored, n = batch.scored_R.tolist(), len(names[-1])
+            keys = zip(scored, row.relevant_T[row.scored_T].tolist(), strict=True)
+            relevant = {place: key + layout.first_source() for place, key in keys if key >= 0}
+            queries = range(n) if n <= MAX_POSITIONS else spaced(scored, MAX_QUERIES)
+            labels = dict(zip(self.columns, texts, strict=True))
+            yield Shown(batch, labels, queries=queries, relevant=relevant)
 
 
 def errors(sums: Floats) -> float:

@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from headwise.analysis.kinds import Places
-from headwise.config.data import (
-    BuiltinTextConfig,
-    DensityDataConfig,
-    ImageDataConfig,
-    MusicDataConfig,
-    TextDataConfig,
-)
-from headwise.data.lossless import lossless
-from headwise.data.tokenizer import TOKENIZER, Tokenizer
+from headwise.analysis.kinds import NEAR, Places
+from headwise.config.data import ImageDataConfig
+from headwise.config.instantiate import target_class
+from headwise.data.lossless import ids_text, lossless
+from headwise.data.tokenizer import BOS, COLUMN, TOKENIZER, Tokenizer
 from headwise.metrics.metric import Measured, Metric
+from headwise.model.build import parts_of
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
-from headwise.tasks.stream.reading import SITE, places_of
-from headwise.tasks.stream.samples import (
-    ImageSamples,
-    MusicSamples,
-    Samples,
-    TextSamples,
-    ValidationSamples,
-)
-from headwise.tasks.stream.stream import PreparedTokens
+from headwise.tasks.shown import Item, Shown
+from headwise.tasks.stream.samples import Samples, ValidationSamples
+from headwise.tasks.stream.shown import first_window
+from headwise.tasks.stream.stream import PreparedTokens, TokenStream, starts_document
 from headwise.tasks.stream.task import StreamTask, Windows, bits_per
 from headwise.tasks.stream.windows import EvaluationWindows, TrainingWindows
-from headwise.tasks.task import Evaluation, Part
+from headwise.tasks.task import Evaluation, Part, TrainedRun
 from headwise.train.distributed import Ranks
-
-SAMPLES: dict[type[DensityDataConfig], type[Samples[Any]]] = {
-    TextDataConfig: TextSamples,
-    BuiltinTextConfig: TextSamples,
-    ImageDataConfig: ImageSamples,
-    MusicDataConfig: MusicSamples,
-}
 
 
 class Density(StreamTask):
     """Next-token prediction on text, or on other data as a sequence of bytes."""
 
-    site = SITE
+    site = "decoder_self"
     command = "sample"
 
     @property
@@ -81,11 +66,35 @@ class Density(StreamTask):
         """Prompts and files of samples of a run."""
         corpus = self.open(self.cache)
         tokenizer, options = Tokenizer.load(folder.path / TOKENIZER), self.config.tokenizer
-        samples = SAMPLES[type(self.config.data)](corpus, tokenizer)
+        kind = target_class({"_target_": corpus.samples}, "data.samples")
+        samples: Samples[Any] = kind(corpus, tokenizer)
         # every character of the training text has a token: single bytes are not drawn
         if options.kind not in ("byte", "given") and options.character_coverage == 1:
             samples.barred += tuple(lossless(tokenizer).byte_ids.values())
         return samples
 
     def places(self, model: Model) -> Places | None:
-        return places_of(self.config, model)
+        """See `StreamTask.places`; None if windows do not start at rows of images.
+
+        Rows of a sequence are strides of its pattern.
+        """
+        data, n_start = self.config.data, 1
+        if isinstance(data, ImageDataConfig):
+            row, channels, size = math.prod(data.shape[1:]), data.shape[2], math.prod(data.shape)
+            is_whole = data.window % row == 0
+            return Places(data.window, row, channels, n_start, size) if is_whole else None
+        patterns = [getattr(attention, "pattern", None) for _, _, attention in model.attentions()]
+        strides = [getattr(pattern, "stride", 0) for pattern in patterns]
+        row = max([*strides, getattr(parts_of(self.config).positions, "width", 0)])
+        return Places(data.window, row if row > 2 * NEAR else None, 0, n_start)
+
+    def shown_texts(self, run: TrainedRun, items: Iterable[Item]) -> Iterator[Shown]:
+        corpus, tokenizer = self.open(self.cache), Tokenizer.load(run.folder.path / TOKENIZER)
+        for item in items:
+            ids = first_window(run, item, tokenizer)
+            starts = (starts_document(ids.tolist(), n, corpus, tokenizer) for n in range(len(ids)))
+            places, has_mask = np.flatnonzero(list(starts)), self.config.data.document_mask
+            stream = TokenStream(ids, None, places, has_mask)
+            (batch,) = EvaluationWindows(stream, BOS, len(ids), len(ids))
+            names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
+            yield Shown(batch, {COLUMN: (names, ids_text(ids, tokenizer))})

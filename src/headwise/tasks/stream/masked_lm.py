@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,23 +14,23 @@ from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.lossless import ids_text
 from headwise.data.sources.digest import values_digest
+from headwise.data.tokenizer import COLUMN, TOKENIZER, Tokenizer
 from headwise.errors import require
 from headwise.metrics.metric import Metric, percent
 from headwise.model.family import Model
-from headwise.tasks.reading import Axes, Reading
+from headwise.tasks.shown import Item, Shown
 from headwise.tasks.stream.masking import (
     MaskedEvaluationWindows,
     MaskedTrainingWindows,
     Masking,
     MaskSettings,
 )
-from headwise.tasks.stream.reading import encoded_texts
+from headwise.tasks.stream.shown import first_window
 from headwise.tasks.stream.stream import PreparedTokens, TokenStream
 from headwise.tasks.stream.task import StreamTask, Windows, bits_per
 from headwise.tasks.stream.windows import Ints
-from headwise.tasks.task import Extra
+from headwise.tasks.task import Extra, TrainedRun
 
-SITE = "encoder_self"
 NOTE = "The model reads <mask> for a token named <mask:…>."
 
 
@@ -50,7 +49,7 @@ class MaskedLM(StreamTask):
     """
 
     name = "masked_lm"
-    site = SITE
+    site = "encoder_self"
 
     def __init__(
         self,
@@ -92,19 +91,19 @@ class MaskedLM(StreamTask):
         """See `Task.extra`: whether a prediction is correct."""
         return 1, is_correct
 
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        """See `Task.given`: with all chosen tokens masked, and their predictions."""
+    def shown_texts(self, run: TrainedRun, items: Iterable[Item]) -> Iterator[Shown]:
+        """See `StreamTask.shown_texts`: all chosen tokens masked, and their predictions."""
         settings = replace(self.settings, mask_replace_prob=1.0, random_replace_prob=0.0)
-        start = np.zeros(1, np.int64)
-        for index, (tokenizer, ids) in enumerate(encoded_texts(run, inputs)):
-            masking = Masking(settings, tokenizer)
-            batch = masking.batch(TokenStream(ids), start, len(ids), start, (index,))
+        tokenizer, start = Tokenizer.load(run.folder.path / TOKENIZER), np.zeros(1, np.int64)
+        for seed, item in enumerate(items):
+            ids, masking = first_window(run, item, tokenizer), Masking(settings, tokenizer)
+            batch = masking.batch(TokenStream(ids), start, len(ids), start, (seed,))
             names = tokenizer.labels(ids.tolist())
             for place in batch.scored_R.tolist():
                 names[place] = f"<mask:{names[place]}>"
-            axes = Axes(names, names, ids_text(ids, tokenizer), NOTE)
             filled = ids_text(_filled(run.model, batch.to(run.device), ids), tokenizer)
-            yield Reading(batch, {SITE: axes}, {"prediction": filled})
+            labels, outputs = {COLUMN: (names, ids_text(ids, tokenizer))}, {"prediction": filled}
+            yield Shown(batch, labels, outputs=outputs, note=NOTE)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +61,12 @@ def write_wav(path: Path, samples: Audio, sample_rate: int) -> None:
 
 
 @dataclass(frozen=True)
-class MusicCorpus(FileCorpus[MusicDataConfig]):
+class MusicCorpus(FileCorpus):
     """Audio files (wav, flac, ogg) below `train/`, `valid/` and test sets, one piece each."""
+
+    samples: ClassVar[str] = "headwise.tasks.stream.samples.MusicSamples"
+
+    config: MusicDataConfig
 
     def files(self, split: str) -> list[Path]:
         return self.files_of_folder(split, "folders of audio files (wav, flac, ogg)")

@@ -38,7 +38,7 @@ GAP = 2  # pixels between them
 
 Row = Sequence[int]
 Bytes = npt.NDArray[np.uint8]
-C = TypeVar("C", bound=FileCorpus[Any])
+C = TypeVar("C", bound=FileCorpus)
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Samples(Generic[C]):
         raise NotImplementedError
 
 
-class TextSamples(Samples[FileCorpus[Any]]):
+class TextSamples(Samples[FileCorpus]):
     """Samples of a text, in one file of UTF-8 with a line before each.
 
     Documents start as in the training text, see `starts_document`: with `data.documents=line` after

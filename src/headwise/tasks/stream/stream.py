@@ -16,20 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headwise.config.schema import TokenizerConfig
-from headwise.data.cache import prepared
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.lossless import lossless, n_lines
 from headwise.data.store import id_dtype
-from headwise.data.tokenizer import COLUMN, N_SPECIALS, TOKENIZER, Tokenizer
-from headwise.data.tokenizer_training import (
-    check_tokenizer_config,
-    exact_tokenizer,
-    tokenizer_identity,
-)
+from headwise.data.tokenizer import N_SPECIALS, Tokenizer, TokenizerPair
+from headwise.data.tokenizer_training import exact_tokenizer
 from headwise.data.workers import in_order, n_cores
 from headwise.errors import DataError
 from headwise.progress import progress_bar
-from headwise.runs.environment import package_versions
+from headwise.tasks.data import Prepared, named_splits, prepare
 
 FORMAT = 3  # increase when the files change
 MAX_CHUNK = 2**16  # bytes; longer lines of text are encoded in parts
@@ -97,35 +92,14 @@ class TokenStream:
         return int(self.n_bytes[self.ids[first:end]].sum(dtype=np.int64))
 
 
-@dataclass(frozen=True)
-class PreparedTokens:
-    """Encoded data, ready to train on.
-
-    Attributes:
-        fingerprint: of the training and validation set, and the tokenizer.
-        report: sizes, by split.
-        folder: of the streams, one per split.
-    """
-
-    corpus: FileCorpus[Any]
-    tokenizer: Tokenizer
-    fingerprint: str
-    report: dict[str, Any]
-    folder: Path
+class PreparedTokens(Prepared[FileCorpus]):
+    """Splits as streams of tokens; the report has their sizes, by split."""
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Size of the vocabulary."""
-        return {COLUMN: self.tokenizer.vocab_size}
-
-    @property
-    def vocabulary(self) -> str:
-        """Hash of the list of tokens."""
-        return self.tokenizer.fingerprint()
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer."""
-        self.tokenizer.save(folder / TOKENIZER)
+    def tokenizer(self) -> Tokenizer:
+        """Of all values."""
+        assert self.tokenizers is not None
+        return self.tokenizers.source
 
     def stream(self, split: str) -> TokenStream:
         """A split as tokens, memory-mapped."""
@@ -143,7 +117,7 @@ class PreparedTokens:
 
 
 def prepare_tokens(
-    corpus: FileCorpus[Any],
+    corpus: FileCorpus,
     config: TokenizerConfig,
     progress: bool = False,
     splits: Sequence[str] = (),
@@ -162,41 +136,28 @@ def prepare_tokens(
         ConfigError: the options of the tokenizer are wrong or do not fit the text.
         DataError: a split is missing or empty, or a tokenizer that was loaded does not spell it.
     """
-    check_tokenizer_config(config)
-    training = corpus.config.train, corpus.config.valid
-    splits = list(dict.fromkeys(splits or (*training, *corpus.config.test)))
-    identity = {
-        "format": FORMAT,
-        "splits": {split: corpus.identity(split) for split in splits},
-        **package_versions(corpus.packages(splits)),
-        **tokenizer_identity(config),
-    }
+    chosen = named_splits(corpus, splits)
 
-    def make(folder: Path) -> dict[str, Any]:
-        tokenizer = exact_tokenizer(config, lambda: corpus.chunks(corpus.config.train))
-        tokenizer.save(folder / TOKENIZER)
-        return {
-            split: encode(corpus, split, tokenizer, folder / f"{split}.ids", progress, n_workers)
-            for split in splits
-        }
+    def encode_all(folder: Path, tokenizers: TokenizerPair | None) -> dict[str, Any]:
+        assert tokenizers is not None
+        options = tokenizers.source, folder, progress, n_workers
+        return {split: encode(corpus, split, *options) for split in chosen}
 
-    name = corpus.config.name
-    folder, digest, report = prepared(corpus.cache_dir, name, identity, make, training)
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    return PreparedTokens(corpus, tokenizer, digest, report, folder)
+    train = functools.partial(exact_tokenizer, lambda: corpus.chunks(corpus.config.train))
+    return prepare(PreparedTokens, corpus, config, chosen, train, encode_all, {"format": FORMAT})
 
 
 def encode(
-    corpus: FileCorpus[Any],
+    corpus: FileCorpus,
     split: str,
     tokenizer: Tokenizer,
-    path: Path,
+    folder: Path,
     progress: bool = False,
     n_workers: int | None = None,
 ) -> dict[str, int]:
-    """Write the tokens of a split to `path`; return their number and that of the bytes.
+    """Write the tokens of a split to `<split>.ids`; return their number and that of the bytes.
 
-    The first positions of documents are written to `<path>.starts`.
+    The first positions of documents are written to `<split>.ids.starts`.
 
     Raises:
         DataError: the split is empty, or the tokenizer does not spell it.
@@ -209,8 +170,8 @@ def encode(
         n_workers = 1
     make = functools.partial(_batch_encoder, tokenizer, source)
     with (
-        open(path, "wb") as file,
-        open(path.with_name(f"{path.name}.starts"), "wb") as starts,
+        open(folder / f"{split}.ids", "wb") as file,
+        open(folder / f"{split}.ids.starts", "wb") as starts,
         progress_bar(f"encoding {split}", progress, unit="B") as bar,
     ):
         encoded = in_order(make, chain(first, batches), n_workers or n_cores())
@@ -250,7 +211,7 @@ def _batches(chunks: Iterator[bytes]) -> Iterator[Lines]:
 
 
 def starts_document(
-    ids: Sequence[int], position: int, corpus: FileCorpus[Any], tokenizer: Tokenizer
+    ids: Sequence[int], position: int, corpus: FileCorpus, tokenizer: Tokenizer
 ) -> bool:
     """Whether the token at a position of a text starts a document, as in `encode`.
 

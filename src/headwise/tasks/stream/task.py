@@ -4,52 +4,37 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from headwise.analysis.kinds import Places
+from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
-from headwise.config.data import (
-    BuiltinTextConfig,
-    DensityDataConfig,
-    ImageDataConfig,
-    MusicDataConfig,
-    TextDataConfig,
-)
+from headwise.config.data import DensityDataConfig
 from headwise.config.schema import Config, DecodeConfig, WindowsConfig
-from headwise.data.builtin.text import BuiltinText
 from headwise.data.file_corpus import FileCorpus
-from headwise.data.images import ImageCorpus
 from headwise.data.loader import Examples
-from headwise.data.lossless import text_ids
 from headwise.data.sources.digest import values_digest
-from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, TOKENIZER, Tokenizer
+from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.decode.hypothesis import search_name
-from headwise.errors import DataError, require
+from headwise.errors import require
 from headwise.metrics.metric import Floats, Metric
 from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.precision import autocast, check_precision
-from headwise.tasks.data import Sizes
-from headwise.tasks.reading import Candidates, Reading, Spelling
-from headwise.tasks.stream.music import MusicCorpus
-from headwise.tasks.stream.reading import given_texts, given_values, text_windows, value_candidates
+from headwise.tasks.data import Sizes, open_corpus
+from headwise.tasks.shown import Candidates, Item, Shown
+from headwise.tasks.stream.shown import shown_values, shown_windows
 from headwise.tasks.stream.stream import PreparedTokens, prepare_tokens
-from headwise.tasks.stream.text import text_corpus
 from headwise.tasks.stream.windows import EvaluationWindows
-from headwise.tasks.task import Evaluation, Part, Task
+from headwise.tasks.task import Evaluation, Part, Source, Task, TrainedRun
 from headwise.train.distributed import Ranks
 
-CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], FileCorpus[Any]]] = {
-    TextDataConfig: text_corpus,
-    BuiltinTextConfig: BuiltinText,
-    ImageDataConfig: ImageCorpus,
-    MusicDataConfig: MusicCorpus,
-}
 Windows = Callable[..., Any]  # stream, start id, sizes -> windows
 MASK_NAME = "\u2581<mask>"  # a word of its own
 
@@ -146,10 +131,11 @@ class StreamTask(Task[PreparedTokens]):
     def sizes(self) -> Sizes:
         return {COLUMN: vocabulary_limits(self.config.tokenizer)["source"]}
 
-    def open(self, cache: Path) -> FileCorpus[Any]:
-        return CORPORA[type(self.config.data)](self.config.data, cache)
+    def open(self, cache: Path) -> FileCorpus:
+        corpus: FileCorpus = open_corpus(self.config.data, cache)
+        return corpus
 
-    def prepare(self, corpus: FileCorpus[Any]) -> PreparedTokens:
+    def prepare(self, corpus: FileCorpus) -> PreparedTokens:
         trainer = self.config.trainer
         settings = trainer.progress, (), trainer.n_workers
         return prepare_tokens(corpus, self.config.tokenizer, *settings)
@@ -168,8 +154,14 @@ class StreamTask(Task[PreparedTokens]):
         return examples
 
     def batches(self, data: PreparedTokens, part: Part) -> Any:
-        """See `Task.batches`: windows of `decode.min_context`, an `EvaluationWindows`."""
+        """See `Task.batches`: windows of `decode.min_context`, an `EvaluationWindows`.
+
+        Consecutive ones are all those of the length of training.
+        """
         window, windows = self._window, self.config.decode
+        if part.consecutive:
+            window = self.row_tokens
+            windows = replace(windows, min_context=0, max_windows=0)
         n_tokens = part.n and window + (part.n - 1) * (window - windows.min_context)
         sizes = window, self.config.trainer.max_tokens, windows.min_context, windows.max_windows
         return self.windows(data)[1](data.stream(part.split).first(n_tokens), BOS, *sizes)
@@ -197,11 +189,6 @@ class StreamTask(Task[PreparedTokens]):
         """See `Task.quick`: windows as in training, side by side, which take the least time."""
         return self.changed(decode=replace(self.config.decode, min_context=0, window=None))
 
-    def plain(self) -> Self:
-        """See `Task.plain`: all windows as in training, side by side."""
-        changes = {"min_context": 0, "max_windows": 0, "window": None}
-        return self.changed(decode=replace(self.config.decode, **changes))
-
     def restored(
         self, saved: Path, splits: Sequence[str], folder: str | None = None
     ) -> PreparedTokens:
@@ -213,28 +200,20 @@ class StreamTask(Task[PreparedTokens]):
         """Places of the values; by default unknown."""
         return None
 
-    def spellings(self, model: Model, data: PreparedTokens) -> Mapping[str, Spelling]:
-        places = self.places(model)
+    def column_texts(self, model: Model, data: PreparedTokens) -> Mapping[str, ColumnText]:
+        text = ColumnText(places=self.places(model))
         if not is_text(self.config):
-            return {COLUMN: Spelling(name=lambda _: "", places=places)}
+            return {COLUMN: text}
         marks, token = {BOS: "", EOS: "\n", MASK: MASK_NAME}, data.tokenizer.id_to_piece
-        language = self.config.data.language or ""
-        return {COLUMN: Spelling(language, lambda i: marks.get(i, token(i)), places=places)}
+        language, names = self.config.data.language or "", lambda i: marks.get(i, token(i))
+        return {COLUMN: replace(text, language=language, spelling=names)}
 
-    def items(self, data: PreparedTokens, split: str) -> Candidates:
-        """See `Task.items`: windows of text, images, or windows of other values."""
-        ids = data.stream(split).ids
+    def shown(self, run: Any, source: Source) -> Candidates:
+        """See `Task.shown`: windows of text, images, or windows of other values."""
         if is_text(self.config):
-            return text_windows(ids, self.config.data.window, data.tokenizer)
-        return value_candidates(ids, self.config.data, data.tokenizer, split)
+            return shown_windows(run, source, partial(self.shown_texts, run))
+        return shown_values(run, source)
 
-    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
-        """See `Task.items_of_lines`: windows of one text."""
-        if not is_text(self.config):
-            raise DataError(f"sentences= is text, but this run is on data={self.config.data.name}")
-        tokenizer = Tokenizer.load(saved / TOKENIZER)
-        ids = text_ids("".join(f"{line}\n" for line in lines), tokenizer)
-        return text_windows(ids, self.config.data.window, tokenizer)
-
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        return (given_texts if is_text(self.config) else given_values)(run, inputs)
+    @abstractmethod
+    def shown_texts(self, run: TrainedRun, items: Iterable[Item]) -> Iterator[Shown]:
+        """What is shown of texts, each truncated to one window."""

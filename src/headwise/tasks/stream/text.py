@@ -10,25 +10,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from headwise.config.data import TextDataConfig
 from headwise.data.file_corpus import FileCorpus, files_below
-from headwise.data.sources.archive import Archives, open_member
-from headwise.data.sources.folder import CUT, refuse_split_below, splits_there
-from headwise.data.sources.lines import READ_ERRORS, open_bytes
-from headwise.data.sources.shares import SPLITS, check_shares, share_range
-from headwise.data.sources.tables import (
-    SUFFIXES,
-    check_columns,
-    find_table,
-    one_line,
-    table_rows,
-    table_stem,
+from headwise.data.sources.archive import Archives, Located, open_file
+from headwise.data.sources.folder import (
+    CUT,
+    SPLITS,
+    Folder,
+    check_shares,
+    share_range,
+    splits_there,
 )
+from headwise.data.sources.lines import READ_ERRORS, open_bytes
+from headwise.data.sources.tables import check_columns, one_line
 from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.file_names import check_file_name
 from headwise.tasks.stream.stream import MAX_CHUNK
@@ -89,15 +87,22 @@ def _require_share(split: str, shares: list[float]) -> None:
 
 
 @dataclass(frozen=True)
-class TextCorpus(FileCorpus[TextDataConfig]):
-    """The files of a text."""
+class TextCorpus(FileCorpus):
+    """The lines of files, or with `data.column` the cells of a column of tables."""
+
+    config: TextDataConfig
 
     def __post_init__(self) -> None:
         check_text_config(self.config)
 
     def settings(self, split: str) -> Any:
-        """See `FileCorpus.settings`: the part of the file."""
-        config, members = self.config, [] if self._parts(split) else self._located(split)[1]
+        """See `FileCorpus.settings`: the part of the file; or the column, and the reader."""
+        config = self.config
+        if config.column is not None:
+            ending = self.files(split)[0].name.partition(".")[2]
+            settings = {"column": config.column, "documents": config.documents}
+            return settings | {"split": split, "ending": ending}
+        members = [] if self._parts(split) else self._located(split)[1]
         documents = {"documents": config.documents} if config.documents else {}
         return {"members": members, "shares": config.split, "split": split, **documents}
 
@@ -107,6 +112,8 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         Raises:
             DataError: it does not exist; the message names the folder and the files.
         """
+        if self.config.column is not None:
+            return self._tables.paths(split)
         return self._parts(split) or [self._located(split)[0]]
 
     def _parts(self, split: str) -> list[Path]:
@@ -127,11 +134,14 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         Raises:
             DataError: the file is missing or damaged.
         """
+        if self.config.column is not None:
+            yield from self._cells(split, self.config.column)
+            return
         try:
             if parts := self._parts(split):
                 yield from _joined(parts)
                 return
-            with self._opened(split) as stream:
+            with open_file(*self._located(split)) as (stream, _):
                 first, end = self._range(split, stream)
                 stream.seek(first)
                 while line := stream.readline(min(MAX_CHUNK, end - first)):
@@ -151,17 +161,7 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         size = stream.seek(0, os.SEEK_END)
         return share_range(split, self.config.split, size) if self.config.split else (0, size)
 
-    @contextmanager
-    def _opened(self, split: str) -> Iterator[IO[bytes]]:
-        path, members = self._located(split)
-        if members:
-            with open_member(path, members) as (stream, _):
-                yield stream
-        else:
-            with open_bytes(path) as stream:
-                yield stream
-
-    def _located(self, split: str) -> tuple[Path, list[str]]:
+    def _located(self, split: str) -> Located:
         """The file with a split; of an archive, alternative names of its member."""
         names, folder = self._names(split), self.folder
         if folder is None and not (self.config.file or self.config.files):
@@ -212,6 +212,28 @@ class TextCorpus(FileCorpus[TextDataConfig]):
         names = self.config.files[split]
         return [names] if isinstance(names, str) else names
 
+    @property
+    def _tables(self) -> Folder:
+        """The folder with tables."""
+        if self.folder is None:
+            raise DataError(
+                f"set data.dir=FOLDER, with {self.config.train}.tsv and {self.config.valid}.tsv "
+                "(or .csv, .jsonl, .parquet)"
+            )
+        return Folder(self.folder, {}, self.cache_dir, cut=CUT)
+
+    def _cells(self, split: str, column: str) -> Iterator[bytes]:
+        """The texts of a column, with line feeds."""
+
+        def select(name: str, columns: Sequence[str]) -> list[str]:
+            check_columns(name, columns, [column], "Set data.column")
+            return [column]
+
+        for where, row in self._tables.rows(split, select):
+            if not isinstance(row.get(column), str):
+                raise DataError(f"{where}: no text in the column {column!r}")
+            yield f"{one_line(row[column], where)}\n".encode()
+
 
 def _joined(paths: Sequence[Path]) -> Iterator[bytes]:
     """Lines of several files, each of which ends with a line feed."""
@@ -222,43 +244,3 @@ def _joined(paths: Sequence[Path]) -> Iterator[bytes]:
                 yield (line := chunk)
         if not line.endswith(b"\n"):
             yield b"\n"
-
-
-class ColumnCorpus(TextCorpus):
-    """A text that is a column of tables, one text a line."""
-
-    def settings(self, split: str) -> Any:
-        """See `FileCorpus.settings`: the column, and the ending that selects the reader."""
-        settings = {"column": self.config.column, "documents": self.config.documents}
-        return settings | {"split": split, "ending": self.files(split)[0].name.partition(".")[2]}
-
-    def files(self, split: str) -> list[Path]:
-        """The table with a split, or its shards; a `DataError` if there is none."""
-        check_file_name("data", split)
-        names = f"{split}{f', {split}'.join(SUFFIXES)}"
-        if self.folder is None:
-            raise DataError(f"set data.dir=FOLDER, with one of {names}, and with the other splits")
-        paths = find_table(self.folder, split)
-        if not paths:
-            refuse_split_below(self.folder, split, [split])
-            stems = {stem for path in self.folder.glob("[!.]*") if (stem := table_stem(path))}
-            raise DataError(f"{names} not found in {self.folder}. {splits_there(split, stems)}")
-        return paths
-
-    def chunks(self, split: str) -> Iterator[bytes]:
-        """The texts of the column, with line feeds."""
-        column = str(self.config.column)
-
-        def select(name: str, columns: Sequence[str]) -> list[str]:
-            check_columns(name, columns, [column], "Set data.column")
-            return [column]
-
-        for where, row in table_rows(self.files(split), select):
-            if not isinstance(row.get(column), str):
-                raise DataError(f"{where}: no text in the column {column!r}")
-            yield f"{one_line(row[column], where)}\n".encode()
-
-
-def text_corpus(config: TextDataConfig, cache_dir: Path) -> TextCorpus:
-    """The corpus of a config: lines of files, or a column of tables."""
-    return (TextCorpus if config.column is None else ColumnCorpus)(config, cache_dir)

@@ -48,7 +48,7 @@ class TrainingPairs:
     """Pairs of similar length in batches under a budget (`headwise.data.loader.Examples`).
 
     Args:
-        split: the pairs, or a function from epoch to pairs (`headwise.tasks.translation.epochs`).
+        split: the pairs, or a function from epoch to pairs (`headwise.tasks.translation.prepare`).
         max_tokens: padded tokens of the longer side in a rank's batch, with bos or eos.
         seed: with the epoch, determines the batches and their order.
         world_size: number of ranks.

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -19,44 +20,73 @@ from headwise.config.data import DataConfig
 from headwise.data.cache import make_once
 from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import combined_digest
-from headwise.data.sources.folder import FolderSource
-from headwise.data.sources.origins import (
-    Origin,
-    from_folder,
-    from_origins,
-    known_parts,
-    local_folder,
-    origins_of,
-)
-from headwise.data.sources.shares import check_shares
+from headwise.data.sources.folder import Folder, check_shares
+from headwise.data.sources.lines import read_pairs
+from headwise.data.sources.origins import Origin, find_origin, known_parts, local_folder, log_paths
+from headwise.data.sources.tables import language_columns, row_pairs
 from headwise.errors import ConfigError, DataError, require
 from headwise.file_names import check_file_name
 from headwise.runs.environment import package_versions
+from headwise.tasks.data import Sides, open_corpus
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
-from headwise.tasks.translation.text import Pair, ParallelText, write_pairs
+from headwise.tasks.translation.store import Pair, ParallelText, write_pairs
 
 # Part of every hash of text; increase when reading, cleaning or the layout changes the result.
 READER_VERSION = 2
-
-
-class Source(Origin, Protocol):
-    """One origin of parallel text."""
-
-    def pairs(self, split: str) -> Iterator[Pair]:
-        """(source sentence, target sentence), streamed in bounded memory, without line feeds."""
+HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
 
 
 @dataclass(frozen=True)
 class ParallelCorpus(Corpus):
-    """A parallel corpus: its config, source and cache."""
+    """A parallel corpus that is located but not read.
+
+    Attributes:
+        config: where the text is, its languages, and rules of cleaning.
+        cache_dir: folder of converted and encoded text, downloads and file hashes.
+    """
 
     config: DataConfig
-    source: Source
     cache_dir: Path
+
+    def __post_init__(self) -> None:
+        check_data_config(self.config)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """The text, located and, if necessary, downloaded.
+
+        Raises:
+            DataError: it or one of its splits is missing; the message says where to put it.
+        """
+        config, languages = self.config, self._languages
+        folder = local_folder(config)
+        if folder is None:
+            require(not config.split, "data.split", "unset without data.dir=FOLDER", config.split)
+            text = None
+        else:
+            files = folder, config.files, self.cache_dir
+            text = Folder(*files, languages=languages, shares=config.split)
+        stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
+        names = ", ".join(f"{stem}.{code}" for stem in stems for code in languages)
+        expected = f"{names} (plain or .gz; or .parquet, .jsonl, .tsv, .csv)"
+        codes = {"source": config.source, "target": config.target}
+        return find_origin(config, self.cache_dir, text, expected, **codes)
+
+    @cached_property
+    def test_sets(self) -> Sequence[str]:
+        """Those of the config, or of text of the user all splits named `test*`."""
+        config, origin = self.config, self.origin
+        if config.test or config.origins:
+            return config.test
+        stems = {stem for stems in config.files.values() for stem in stems} - config.files.keys()
+        tests = [s for s in origin.splits() if s.startswith("test") and s not in stems]
+        if isinstance(origin, Folder):
+            origin.require_both_sides("test")
+        return tests
 
     def splits(self) -> list[str]:
         """Names of the splits that can be read."""
-        return self.source.splits()
+        return self.origin.splits()
 
     def text(self, split: str, progress: bool = False) -> ParallelText:
         """A complete split, normalised; converted by the first call, then cached.
@@ -103,7 +133,7 @@ class ParallelCorpus(Corpus):
         rules = asdict(self.config.cleaning) | {"max_train_pairs": self.config.max_train_pairs}
         content = {
             "version": READER_VERSION,
-            "text": [self.source.identity(part) for part in self._parts(split)],
+            "text": [self.origin.identity(part) for part in self._parts(split)],
             "rules": rules if clean else {"normalise": rules["normalise"]},
             "languages": self._languages,
         }
@@ -114,7 +144,7 @@ class ParallelCorpus(Corpus):
         return self.config.source, self.config.target
 
     def _parts(self, split: str) -> list[str]:
-        return known_parts(self.config, split, self.source.splits())
+        return known_parts(self.config, split, self.origin.splits())
 
     def _converted(self, split: str, clean: bool, progress: bool) -> ParallelText:
         names = [f"{split}.{code}" for code in self._languages]
@@ -136,7 +166,7 @@ class ParallelCorpus(Corpus):
                 )
             if not n_pairs:
                 raise DataError(f"data.name={self.config.name}: no pairs in the split {split!r}")
-            sources = {part: self.source.identity(part) for part in self._parts(split)}
+            sources = {part: self.origin.identity(part) for part in self._parts(split)}
             counts = {"cleaning": report.as_dict()} if clean else {}
             return {"pairs": n_pairs, **counts, "sources": sources}
 
@@ -144,39 +174,15 @@ class ParallelCorpus(Corpus):
         return ParallelText((folder / names[0], folder / names[1]), report)
 
     def _pairs(self, split: str, report: CleaningReport | None) -> Iterator[Pair]:
-        """Normalised pairs of the source; with a `report`, also cleaned, and counted in it."""
+        """Normalised pairs of a split; with a `report`, also cleaned, and counted in it."""
         normalise = Normaliser(self.config.cleaning.normalise, *self._languages)
-        pairs = normalise(chain.from_iterable(map(self.source.pairs, self._parts(split))))
+        select = partial(language_columns, self._languages)
+        parts = (self.origin.rows(part, select) for part in self._parts(split))
+        pairs = normalise(row_pairs(chain.from_iterable(parts), *self._languages))
         if report is None:
             return pairs
         cleaner = Cleaner(self.config.cleaning, self.config.target)
         return cleaner(pairs, report, self.config.max_train_pairs)
-
-
-def open_corpus(config: DataConfig, cache_dir: Path) -> ParallelCorpus:
-    """Open the corpus of `config`, from the sources in the order above.
-
-    Args:
-        config: of `conf/data/`.
-        cache_dir: folder of downloads and file hashes.
-
-    Returns:
-        A corpus whose train, valid and test splits exist. If the config has neither test sets nor
-        origins (text of the user), all splits named `test*` are test sets.
-
-    Raises:
-        ConfigError: a wrong cleaning rule, a missing language, or a split with an invalid name.
-        DataError: the corpus or one of its splits is missing; the message says where to put it.
-    """
-    check_data_config(config)
-    source = _opened(config, cache_dir)
-    tests = list(config.test)
-    if not tests and not config.origins:
-        stems = {stem for stems in config.files.values() for stem in stems} - config.files.keys()
-        tests = [s for s in source.splits() if s.startswith("test") and s not in stems]
-        if isinstance(source, FolderSource):
-            source.require_both_sides("test")
-    return ParallelCorpus(replace(config, test=tests), source, cache_dir)
 
 
 def check_data_config(config: DataConfig) -> None:
@@ -202,17 +208,59 @@ def check_data_config(config: DataConfig) -> None:
     Cleaner(config.cleaning, config.target)
 
 
-def _opened(config: DataConfig, cache_dir: Path) -> Source:
-    folder = local_folder(config)
-    languages = {"source": config.source, "target": config.target}
-    origins: Iterator[Source] = origins_of(config, cache_dir, folder, languages)
+def named_sets(
+    data: DataConfig, saved: Path, names: Sequence[str], cache: Path, folder: str | None = None
+) -> dict[str, Sides]:
+    """Sources and references by set, from the run folder or else from the corpus.
+
+    Args:
+        data: of a run of translation.
+        saved: the run folder.
+        names: sets.
+        cache: folder of encoded data and downloads.
+        folder: of a corpus; all sets are read from it if given.
+
+    Raises:
+        DataError: a set does not exist, or its sides are not aligned.
+    """
     if folder is not None:
-        text = FolderSource(
-            folder, **languages, files=config.files, cache_dir=cache_dir, shares=config.split
-        )
-        sources: list[Source] = [text, *(() if config.split else origins)]
-        return from_folder(config, sources, text)
-    require(not config.split, "data.split", "unset without data.dir=FOLDER", config.split)
-    stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
-    names = ", ".join(f"{stem}.{code}" for stem in stems for code in languages.values())
-    return from_origins(config, origins, f"{names} (plain or .gz; or .parquet, .jsonl, .tsv, .csv)")
+        return _corpus_sets(data, names, cache, folder)
+    there = saved_sets(saved)
+    absent = [name for name in names if name not in there]
+    others = _corpus_sets(data, absent, cache, None) if absent else {}
+    return {name: others[name] if name in others else _saved_set(saved, name) for name in names}
+
+
+def saved_sets(saved: Path) -> list[str]:
+    """Names of the sets whose sources and references are in the run folder."""
+    texts = saved / HYPOTHESES
+    names = [path.name.removesuffix(".src.txt") for path in texts.glob("*.src.txt")]
+    return sorted(name for name in names if (texts / f"{name}.ref.txt").is_file())
+
+
+def _saved_set(saved: Path, name: str) -> Sides:
+    files = (saved / HYPOTHESES / f"{name}.{side}.txt" for side in ("src", "ref"))
+    return read_pairs(*files)
+
+
+def _corpus_sets(
+    data: DataConfig, names: Sequence[str], cache: Path, folder: str | None
+) -> dict[str, Sides]:
+    """Sets of the run's corpus, or of that in a folder."""
+    data_dir = data.dir
+    # the training text may be absent
+    data = replace(data, dir=folder or data_dir, train=names[0], valid=names[0], test=list(names))
+    data = replace(data, split=[]) if folder else data
+    log_paths(data, cache, folder)
+    corpus: ParallelCorpus = open_corpus(data, cache)
+    try:
+        corpus.splits()  # locates them
+    except DataError as error:
+        if data_dir is None or folder is not None:
+            raise
+        raise DataError(
+            f"{error}\nThe run folder does not hold the test sets {', '.join(names)}; searched in "
+            f"the run's data.dir={data_dir}, here {Path(data_dir).absolute()}. Set "
+            "data.dir= to the folder that holds them"
+        ) from error
+    return {name: corpus.read(name) for name in names}

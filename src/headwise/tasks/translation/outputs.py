@@ -13,7 +13,7 @@ from headwise.decode.translator import TranslatedSentence
 from headwise.files import write_text
 from headwise.runs.folder import RunFolder
 from headwise.tasks.task import Outputs
-from headwise.tasks.translation.sets import HYPOTHESES
+from headwise.tasks.translation.corpus import HYPOTHESES
 from headwise.track.base import Tracker
 
 MAX_LOGGED = 100  # sentences of a test set that a tracker logs

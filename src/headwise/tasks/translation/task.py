@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.data import DataConfig
 from headwise.data.batch import Batch
@@ -23,25 +24,30 @@ from headwise.metrics.metric import Metric
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.transformer import Transformer, encoder_decoder_sites
-from headwise.tasks.data import Sides, Sizes, warn_of_small_text
+from headwise.tasks.data import Sides, Sizes, open_corpus, warn_of_small_text
 from headwise.tasks.measure import measure_losses
-from headwise.tasks.reading import Candidates, Reading, Spelling
-from headwise.tasks.task import Evaluation, Outputs, Part, Task
+from headwise.tasks.shown import Candidates
+from headwise.tasks.task import Evaluation, Outputs, Part, Source, Task
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
-from headwise.tasks.translation.corpus import ParallelCorpus, check_data_config, open_corpus
-from headwise.tasks.translation.epochs import EpochSplits
+from headwise.tasks.translation.corpus import (
+    HYPOTHESES,
+    ParallelCorpus,
+    check_data_config,
+    named_sets,
+    saved_sets,
+)
 from headwise.tasks.translation.metrics import UNIT, score_translations, text_metrics
 from headwise.tasks.translation.outputs import Translations, one_line
 from headwise.tasks.translation.prepare import (
     EncodedTexts,
+    EpochSplits,
     Pairs,
     PreparedCorpus,
     prepare_corpus,
 )
-from headwise.tasks.translation.reading import given_sentences, line_pairs, sentence_candidates
 from headwise.tasks.translation.run import TranslationRun
-from headwise.tasks.translation.sets import HYPOTHESES, named_sets, saved_sets
+from headwise.tasks.translation.shown import shown_sentences
 from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.distributed import Ranks
 
@@ -92,7 +98,9 @@ class Translation(Task[Pairs]):
         return vocabulary_limits(self.config.tokenizer)
 
     def open(self, cache: Path) -> ParallelCorpus:
-        return open_corpus(self.config.data, cache)
+        corpus: ParallelCorpus = open_corpus(self.config.data, cache)
+        corpus.splits()  # located before there is a run folder
+        return corpus
 
     def prepare(self, corpus: ParallelCorpus) -> PreparedCorpus:
         trainer = self.config.trainer
@@ -210,24 +218,16 @@ class Translation(Task[Pairs]):
         }
         return EncodedTexts(TokenizerPair.load(saved), sides)
 
-    def spellings(self, model: Model, data: Pairs) -> Mapping[str, Spelling]:
-        pair = data.tokenizers
+    def column_texts(self, model: Model, data: Pairs) -> Mapping[str, ColumnText]:
+        config, pair = self.config.data, data.tokenizers
         return {
-            "source": Spelling(self.config.data.source, pair.source.id_to_piece),
-            "target": Spelling(self.config.data.target, pair.target.id_to_piece),
+            "source": ColumnText(config.source, spelling=pair.source.id_to_piece),
+            "target": ColumnText(config.target, spelling=pair.target.id_to_piece),
         }
 
-    def items(self, data: Pairs, split: str) -> Candidates:
-        pairs = zip(*data.texts(split), strict=True)
-        return sentence_candidates(pairs, self.config.data.source)
-
-    def items_of_lines(self, saved: Path, lines: Sequence[str]) -> Candidates:
-        """See `Task.items_of_lines`: a source a line; a tab and a reference may follow."""
-        return sentence_candidates(line_pairs(lines), self.config.data.source)
-
-    def given(self, run: Any, inputs: Sequence[Any]) -> Iterator[Reading]:
-        """See `Task.given`: the target is the run's translation."""
-        return given_sentences(run, inputs)
+    def shown(self, run: Any, source: Source) -> Candidates:
+        """See `Task.shown`: sentences with the run's translations."""
+        return shown_sentences(run, source)
 
 
 def _rows(split: EncodedSplit, part: Part) -> Rows:

@@ -152,10 +152,11 @@ def _run(connection):
 
         headwise.commands.outcome.FORMATS = ("png",)  # figures are half of its time
     elif argv[0] == "scripts/figures.py" and any(a.startswith("run=") for a in argv):
-        from headwise.studies import figures, figures_attention
+        from headwise.commands import figures as command
+        from headwise.studies import figures
 
         figures.save = functools.partial(figures.save, formats=["svg"])  # of several runs all
-        figures_attention.save = figures.save
+        command.save = figures.save
     if argv[0] == "-c":
         sys.argv = [request["name"], *argv[2:]]
         exec(argv[1], {"__name__": "__main__"})

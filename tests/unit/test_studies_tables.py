@@ -16,12 +16,12 @@ from command_line import train_small
 from figures_drawn import density_rows, layer_rows
 from headwise.analysis.quantities import effective_heads
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, SETTINGS, TRAJECTORIES
+from headwise.commands.figures import draw_attention
 from headwise.config.folders import composed
 from headwise.config.register import typed
 from headwise.errors import DataError
 from headwise.runs.record import Record
 from headwise.studies.figures import draw_figures, figures_of
-from headwise.studies.figures_attention import draw_attention
 from headwise.studies.heads import head_tables
 from headwise.studies.names import choice_name, class_word
 from headwise.studies.record import TaskRecord

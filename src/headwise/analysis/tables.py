@@ -72,7 +72,7 @@ class Table:
         """
         name = f"{FOLDER}/{self.name}.csv"
         if (text := run.text(name)) is None:
-            raise DataError(f"{run.folder / name} not found: run scripts/analyze.py first")
+            raise DataError(f"{run.folder / name} not found: run headwise analyze first")
         return self.parse(text, run.folder / name)
 
     def parse(self, text: str, path: Path) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class Table:
         if list(frame) != list(self.columns):
             raise DataError(
                 f"{path} has the columns {list(frame)}, expected {list(self.columns)}: "
-                "it was written by another version; run scripts/analyze.py again"
+                "it was written by another version; run headwise analyze again"
             )
         return [
             {name: kind(row[name]) if row[name] else None for name, kind in self.columns.items()}

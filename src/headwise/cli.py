@@ -7,7 +7,6 @@ traceback.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import gc
 import os
@@ -16,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -167,13 +165,11 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
         sys.exit(report_error(error))
     import hydra
 
-    from headwise.commands.sweep import Sweep, SweepStart, check_jobs
+    from headwise.commands.sweep import Sweep, SweepStart
     from headwise.config.register import register, typed
 
     sys.argv[1:] = accepted_before_jobs(arguments) if is_training else arguments
     register()
-    check_jobs()
-    _accept_lazy_help()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     composed = False
     sweep: Sweep | None = None
@@ -233,19 +229,6 @@ def launch(config_name: str, job: Job, is_training: bool = False) -> None:
     lock.close()
     if code:
         sys.exit(code)
-
-
-@cache
-def _accept_lazy_help() -> None:
-    """Let Hydra 1.3 add a help text that is made when shown, which Python 3.14 refuses.
-
-    Needless with Hydra 1.4.
-    """
-    check: Any = getattr(argparse.ArgumentParser, "_check_help", None)
-    if check is not None:
-        argparse.ArgumentParser._check_help = (  # type: ignore[attr-defined]
-            lambda self, action: isinstance(action.help, str) and check(self, action)
-        )
 
 
 def report_error(error: Exception, config_name: str = "train", composed: bool = True) -> int:

@@ -11,15 +11,12 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from headwise.errors import ConfigError, Interrupted, Pruned, require
 from headwise.files import read_json, write_json, write_text
@@ -40,31 +37,6 @@ class SweepStart(Callback):
         """Call the function of the command, if it has one."""
         if SweepStart.function is not None:
             SweepStart.function(config)
-
-
-@cache
-def check_jobs() -> None:
-    """Let Hydra name the job in its errors, and refuse one with another launcher or sweeper.
-
-    A sweep has these from its first composition, without swept choices.
-    """
-    compose = ConfigLoaderImpl.load_sweep_config
-
-    def load(self: Any, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        job = f"The job was: {' '.join(sweep_overrides)}"
-        try:
-            config = compose(self, master_config, sweep_overrides)
-        except HydraException as error:
-            error.add_note(job)
-            raise
-        for key in ("hydra.launcher", "hydra.sweeper._target_", "hydra.sweeper.params"):
-            used, own = (str(OmegaConf.select(one, key)) for one in (master_config, config))
-            if used != own:  # references are not resolved
-                advice = "is not used; start a sweep for each choice, or set it on the command line"
-                raise ConfigError(f"{key} in the yaml of a swept choice {advice}. {job}")
-        return config
-
-    ConfigLoaderImpl.load_sweep_config = load  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from headwise.config.data import (
     SequenceConfig,
     TextDataConfig,
 )
-from headwise.config.schema import UNCHOSEN, Config, DecodeConfig, WandbConfig, WindowsConfig
-from headwise.config.text_and_paths import expand_paths, install
+from headwise.config.schema import Config, DecodeConfig, WandbConfig, WindowsConfig
+from headwise.config.text_and_paths import expand_paths, in_home
 
 KINDS: dict[str, type] = {  # command -> dataclass
     "train": Config,
@@ -75,17 +75,16 @@ def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assign
 
 @cache
 def register() -> None:
-    """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`."""
-    from hydra._internal.hydra import Hydra
+    """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`.
+
+    Also the resolver of `${in_home:PATH}`, and what Hydra and OmegaConf need (`config/patches.py`).
+    """
     from hydra.core.config_store import ConfigStore
 
-    install()
-    groups = Hydra.list_all_config_groups  # for --help
-    Hydra.list_all_config_groups = (  # type: ignore[method-assign]
-        lambda *parts: [group for group in groups(*parts) if group not in UNCHOSEN]
-    )
-    # Hydra would copy all of it at every composition, and for --help once a group
-    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    from headwise.config import patches
+
+    patches.install()
+    OmegaConf.register_new_resolver("in_home", in_home, replace=True)
     for command, kind in KINDS.items():
         ConfigStore.instance().store(f"{command}_schema", kind)
     for name, kind in SCHEMAS.items():

@@ -1,4 +1,4 @@
-"""Settings that are text or paths: `~` is the home folder, and text stays as it is typed."""
+"""Settings that are paths: `~` is the home folder."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from collections.abc import Callable
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
-from omegaconf import OmegaConf
-from omegaconf.errors import ValidationError
-from omegaconf.nodes import StringNode
-
 S = TypeVar("S")
-
-_convert = StringNode._validate_and_convert_impl
 
 
 def path(default: Any = None, stream: str = "-") -> Any:
@@ -50,19 +44,3 @@ def changed_texts(change: Callable[[str], str], value: Any) -> Any:
     if isinstance(value, dict):
         return {name: changed_texts(change, item) for name, item in value.items()}
     return [changed_texts(change, item) for item in value] if isinstance(value, list) else value
-
-
-def _strict_text(node: StringNode, value: Any) -> str:
-    """Convert no number and no truth value to text, except for Hydra and references to a key."""
-    if isinstance(value, bool | int | float):
-        is_reference = "_val" in vars(node) and node._is_interpolation()
-        if not (is_reference or str(node._get_full_key(None)).startswith("hydra.")):
-            problem = "$FULL_KEY must be text, got $VALUE ($VALUE_TYPE): put it in quotes"
-            raise ValidationError(problem)
-    return _convert(node, value)
-
-
-def install() -> None:
-    """Make OmegaConf reject unquoted numbers in text, and resolve `${in_home:PATH}`."""
-    StringNode._validate_and_convert_impl = _strict_text  # type: ignore[method-assign,assignment]
-    OmegaConf.register_new_resolver("in_home", in_home, replace=True)

@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from headwise.config.bounds import with_bounds
 from headwise.config.commands import (
     AnalyzeConfig,
     CompareConfig,
@@ -73,11 +74,19 @@ def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assign
     return expand_paths(cast(C, OmegaConf.to_object(node)))
 
 
+def _all_keys(*, _root_: DictConfig) -> str:
+    """The keys of a command with their bounds, as yaml, for a help text; there `$$` is `$`."""
+    content = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
+    text = OmegaConf.to_yaml(content)
+    return with_bounds(text, KINDS[str(_root_.hydra.job.config_name)]).replace("$", "$$")
+
+
 @cache
 def register() -> None:
     """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`.
 
-    Also the resolver of `${in_home:PATH}`, and what Hydra and OmegaConf need (`config/patches.py`).
+    Also the resolvers `${in_home:PATH}` and, for help texts, `${all_keys:}`, and what Hydra and
+    OmegaConf need (`config/patches.py`).
     """
     from hydra.core.config_store import ConfigStore
 
@@ -85,6 +94,7 @@ def register() -> None:
 
     patches.install()
     OmegaConf.register_new_resolver("in_home", in_home, replace=True)
+    OmegaConf.register_new_resolver("all_keys", _all_keys, replace=True)
     for command, kind in KINDS.items():
         ConfigStore.instance().store(f"{command}_schema", kind)
     for name, kind in SCHEMAS.items():

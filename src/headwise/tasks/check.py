@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from headwise.attention.build import completed
+from headwise.config.bounds import check_bounds
 from headwise.config.instantiate import instantiate
 from headwise.config.saved import named
 from headwise.config.schema import SITE_GROUPS, Config
@@ -27,7 +28,6 @@ from headwise.track.base import Tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.repulsion import Repulsion
-from headwise.train.trainer import check_trainer_config
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ def checked_task(config: Config) -> Task[Any]:
     for key, value in flat(asdict(config)).items():
         is_utf8 = not re.search("[\ud800-\udfff]", canonical(value))  # other bytes of a path
         require(is_utf8, key, "UTF-8 (HEADWISE_CACHE and HOME are in paths.cache)", value)
+    check_bounds(config)
     config.paths.cache = os.path.abspath(config.paths.cache)  # later commands may run elsewhere
     task = task_of(config)
     tasks, name = getattr(config.data, "tasks", None), task.name
@@ -50,12 +51,12 @@ def checked_task(config: Config) -> Task[Any]:
     kinds = task.data if isinstance(task.data, tuple) else (task.data,)
     wanted = " or ".join(kind.__name__ for kind in kinds)
     require(fits, "data", f"a {wanted} with task={name}", data)
-    check_trainer_config(config.trainer)
+    keep, average = config.trainer.keep, config.trainer.average
+    require(average <= keep, "trainer.average", f"at most trainer.keep={keep}", average)
     check_precision(config.trainer.precision, "trainer.precision")
     instantiate(config.tracker, "tracker", Tracker).check()
     check_tokenizer_config(config.tokenizer)
     check_file_name("experiment_name", config.experiment_name)
-    require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
     task.check()
     monitored(task)
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):

@@ -24,9 +24,8 @@ from typing import Any, Protocol
 
 import torch
 
-from headwise.config.schema import TrainerConfig
 from headwise.data.prefetch import Prefetched
-from headwise.errors import HeadwiseError, Interrupted, Pruned, require
+from headwise.errors import HeadwiseError, Interrupted, Pruned
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
@@ -75,24 +74,6 @@ class Validation:
     def values(self) -> dict[str, float]:
         """Metric -> score."""
         return {name: value for part in self.measured for name, value in part.values().items()}
-
-
-def check_trainer_config(config: TrainerConfig) -> None:
-    """Raise `ConfigError` for values out of range, by key."""
-    every = ("log_every", "validate_every", "save_every")
-    for key in ("max_updates", "max_tokens", "accumulate", *every, "valid_beam"):
-        count = getattr(config, key)
-        require(count >= 1, f"trainer.{key}", "at least 1", count)
-        require(count < 2**53, f"trainer.{key}", "below 2^53", count)
-    at_validations = ("valid_sentences", "valid_samples", "head_sentences")
-    for key in ("keep", "patience", "average", "clip_norm", *at_validations):
-        require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
-    for key in ("threads", "n_workers"):
-        count = getattr(config, key)
-        require(count is None or count >= 1, f"trainer.{key}", "null or at least 1", count)
-    is_allowed = config.average <= config.keep
-    allowed = f"at most trainer.keep={config.keep}"
-    require(is_allowed, "trainer.average", allowed, config.average)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from headwise.config.commands import AnalyzeConfig, AnalyzeDataConfig
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import instantiate, target_class
 from headwise.config.register import KINDS, typed
+from headwise.config.saved import saved_settings
 from headwise.config.schema import DecodeConfig, WindowsConfig
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
@@ -233,7 +234,8 @@ def test_packaged_configs_take_precedence(tmp_path):
 def test_auto_settings_are_resolved_before_the_run_is_named(make):
     node = make(["attention=softmax", "trainer.precision=auto", "decode.precision=auto"])
     config = typed(node)
-    container = resolve(task_of(config))
+    resolve(task_of(config))
+    container = saved_settings(config)
     expected = resolve_precision("auto", choose_device("auto"))
     for group, part in (("trainer", config.trainer), ("decode", config.decode)):
         assert container[group]["precision"] == part.precision == expected

@@ -23,6 +23,7 @@ from headwise.analysis.collect import alphas, filled, reported
 from headwise.commands.finished import check_checkpoints, final_results, valid_scores
 from headwise.commands.outcome import draw, summary
 from headwise.config.instantiate import instantiate
+from headwise.config.saved import saved_settings
 from headwise.config.schema import Config
 from headwise.data.file_corpus import Corpus
 from headwise.data.prefetch import Prefetched
@@ -100,7 +101,8 @@ def train(
             if not needs.is_measured:
                 print("minutes: not measured, for a device elsewhere or updates of minutes")
                 return None
-        container = resolve(task)
+        resolve(task)
+        container = saved_settings(config)
         if config.trainer.threads is not None:
             torch.set_num_threads(config.trainer.threads)
         keep_freed_memory()

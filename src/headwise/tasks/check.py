@@ -6,14 +6,13 @@ import logging
 import os
 import re
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from headwise.attention.build import completed
 from headwise.config.bounds import check_bounds
 from headwise.config.instantiate import instantiate
-from headwise.config.saved import named
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.errors import refuse, require
@@ -34,6 +33,8 @@ log = logging.getLogger(__name__)
 
 def checked_task(config: Config) -> Task[Any]:
     """Validate the settings without reading data, and return their task.
+
+    Its model is built without values, and the optimizer and the schedule for it.
 
     Raises:
         ConfigError: an invalid setting.
@@ -61,9 +62,13 @@ def checked_task(config: Config) -> Task[Any]:
     monitored(task)
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
-    build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
+    repulsion = instantiate(config.repulsion, "repulsion", Repulsion)
+    repulsion.check(task.sites())
+    with torch.device("meta"):  # shapes without values, for the largest vocabularies
+        model = task.model(task.sizes())
+    repulsion.check_model(model)
+    build_optimizer(config.optimizer, model)
     warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
-    instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites())
     return task
 
 
@@ -93,12 +98,10 @@ def warn_of_warmup(schedule: object, max_updates: int) -> None:
         )
 
 
-def resolve(task: Task[Any]) -> dict[str, Any]:
+def resolve(task: Task[Any]) -> None:
     """Resolve `auto` values and the names of variants in the config of a task, in place.
 
-    Returns the config as plain types with the names of classes, for the fingerprint and the run
-    folder: `auto` may mean another value on another machine, a yaml may change later, and modules
-    may move.
+    Before a run is named: `auto` may mean another value on another machine, a yaml may change.
     """
     config = task.config
     device = choose_device(config.trainer.device)
@@ -111,4 +114,3 @@ def resolve(task: Task[Any]) -> dict[str, Any]:
         for site, node in vars(nodes).items():
             if node is not None:
                 setattr(nodes, site, completed(group, node))
-    return cast(dict[str, Any], named(asdict(config)))

@@ -35,7 +35,6 @@ from headwise.train.interrupt import StopRequest
 from headwise.train.memory import peak_memory, return_free_pages
 from headwise.train.processors import ProcessorWatch
 from headwise.train.progress import Progress
-from headwise.train.state import TrainState
 from headwise.train.step import TrainingStep
 
 # Updates between checks of all ranks for a stop signal. On a GPU each check synchronises, and
@@ -74,6 +73,36 @@ class Validation:
     def values(self) -> dict[str, float]:
         """Metric -> score."""
         return {name: value for part in self.measured for name, value in part.values().items()}
+
+
+@dataclass
+class TrainState:
+    """Numbers that are saved with every checkpoint.
+
+    Attributes:
+        update: updates done.
+        tokens: target tokens so far, over all ranks.
+        data: position of the batch loader.
+        metrics_lines, heads_lines: lengths of the records; resuming truncates to them.
+        window_loss, window_measure, window_tokens: sums since the last logged update.
+        best_score: of the monitored metric; None before the first validation.
+        best_update: update of the best validation.
+        bad_validations: number of validations since then.
+        stopped_early: `patience` validations brought no better score.
+    """
+
+    update: int = 0
+    tokens: int = 0
+    data: dict[str, int] = field(default_factory=dict)
+    metrics_lines: int = 0
+    heads_lines: int = 0
+    window_loss: float = 0.0
+    window_measure: float = 0.0
+    window_tokens: int = 0
+    best_score: float | None = None
+    best_update: int = 0
+    bad_validations: int = 0
+    stopped_early: bool = False
 
 
 @dataclass

@@ -26,7 +26,6 @@ from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config import schema
-from headwise.config.bounds import bounds_in_words
 from headwise.config.data import (
     CleaningConfig,
     DataConfig,
@@ -34,6 +33,7 @@ from headwise.config.data import (
     SequenceConfig,
     TextDataConfig,
 )
+from headwise.config.fields import bounds_in_words
 from headwise.config.folders import composed, config_dir, group_choices, group_node
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table

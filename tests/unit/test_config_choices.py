@@ -16,8 +16,8 @@ from headwise.attention.place import Place
 from headwise.commands.train import train
 from headwise.config import folders
 from headwise.config.arguments import checked_arguments
-from headwise.config.bounds import bounded, check_bounds, with_bounds
 from headwise.config.commands import AnalyzeConfig, AnalyzeDataConfig
+from headwise.config.fields import bounded, check_bounds, with_bounds
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import instantiate, target_class
 from headwise.config.register import KINDS, typed

@@ -7,8 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from headwise.config.bounds import bounded
-from headwise.config.text_and_paths import path
+from headwise.config.fields import bounded, path
 from headwise.errors import ConfigError, unset
 from headwise.files import STDIN, STDOUT
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from headwise.config.bounds import check_bound, check_bounds
+from headwise.config.fields import check_bound, check_bounds
 from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.instantiate import fits, in_words
 from headwise.config.register import KINDS, SCHEMAS

@@ -7,7 +7,6 @@ from typing import TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config.bounds import with_bounds
 from headwise.config.commands import (
     AnalyzeConfig,
     CompareConfig,
@@ -31,8 +30,8 @@ from headwise.config.data import (
     SequenceConfig,
     TextDataConfig,
 )
+from headwise.config.fields import expand_paths, in_home, with_bounds
 from headwise.config.schema import Config, DecodeConfig, WandbConfig, WindowsConfig
-from headwise.config.text_and_paths import expand_paths, in_home
 
 KINDS: dict[str, type] = {  # command -> dataclass
     "train": Config,

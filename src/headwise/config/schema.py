@@ -13,8 +13,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from headwise.config.bounds import bounded
-from headwise.config.text_and_paths import path
+from headwise.config.fields import bounded, path
 
 MOST = 2**53  # counts below it are exact as float64
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from headwise.config.bounds import check_bounds
+from headwise.config.fields import check_bounds
 from headwise.config.schema import TokenizerConfig
 from headwise.data.store import TextStore
 from headwise.data.tokenizer import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from headwise.config.bounds import check_bounds
+from headwise.config.fields import check_bounds
 from headwise.config.schema import DecodeConfig
 from headwise.errors import require
 from headwise.precision import check_precision

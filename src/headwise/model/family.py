@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.attention.place import Site
 from headwise.attention.protocol import Attention
-from headwise.config.bounds import check_bounds
+from headwise.config.fields import check_bounds
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch
 from headwise.errors import ConfigError, refuse, require

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headwise.attention.build import completed
-from headwise.config.bounds import check_bounds
+from headwise.config.fields import check_bounds
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.tokenizer_training import check_tokenizer_config

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from headwise.config.data import DataConfig, FilesConfig, LabelledDataConfig
-from headwise.config.text_and_paths import changed_texts
+from headwise.config.fields import changed_texts
 from headwise.errors import DataError, refuse
 from headwise.file_names import check_relative_path, nfc
 from headwise.files import machine_cache_dir

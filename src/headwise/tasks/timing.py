@@ -26,7 +26,7 @@ from headwise.track.base import Tracker
 from headwise.train.budget import budget, describe_budget
 from headwise.train.distributed import Ranks, training_batches, training_process
 from headwise.train.memory import peak_memory
-from headwise.train.processors import ProcessorWatch
+from headwise.train.progress import ProcessorWatch
 from headwise.train.step import TrainingStep, build_step
 
 SECONDS = 10.0  # of updates; the last one may end later

@@ -33,8 +33,7 @@ from headwise.track.base import HeadValues, Tracker
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.interrupt import StopRequest
 from headwise.train.memory import peak_memory, return_free_pages
-from headwise.train.processors import ProcessorWatch
-from headwise.train.progress import Progress
+from headwise.train.progress import ProcessorWatch, Progress
 from headwise.train.step import TrainingStep
 
 # Updates between checks of all ranks for a stop signal. On a GPU each check synchronises, and

@@ -2,12 +2,13 @@
 
     python docs/generate.py [PAGE.md …]
 
-Settings: every key of a training. Defaults are those of `python train.py`; meanings are the
-comments of `headwise.config.schema`, and `headwise.runs.fingerprint` decides which keys are part of
-a run's fingerprint. Keys of open groups (attention, loss and the like) are in the yamls of their
-choices. Variants: formulas from the first lines of `conf/attention/`, and capabilities from the
-classes. Results: cells of the tables that `headwise table` made of the records in `results/` (a
-test makes those again), and what no such table has, from the records themselves.
+Settings: every key of a training. Defaults are those of `python train.py`; numbers are the
+bounds and meanings the comments of `headwise.config.schema`, and `headwise.runs.fingerprint`
+decides which keys are part of a run's fingerprint. Keys of open groups (attention, loss and the
+like) are in the yamls of their choices. Variants: formulas from the first lines of
+`conf/attention/`, and capabilities from the classes. Results: cells of the tables that `headwise
+table` made of the records in `results/` (a test makes those again), and what no such table has,
+from the records themselves.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from headwise.config.data import (
     SequenceConfig,
     TextDataConfig,
 )
+from headwise.config.fields import bounds_in_words
 from headwise.config.folders import composed, config_dir, group_choices, group_node
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
@@ -78,16 +80,18 @@ HEADER = (
 )
 
 
-def keys_of(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and meaning of each key of a group, without its subgroups."""
+def keys_of(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, value, numbers and meaning of each key of a group, without its subgroups."""
     source = "".join(map(inspect.getsource, kind.__mro__[:-1]))
     plain = OmegaConf.to_container(values, resolve=False)
     assert isinstance(plain, dict)
-    for name in (field.name for field in dataclasses.fields(kind)):
+    for field in dataclasses.fields(kind):
+        name = field.name
         is_group = isinstance(plain[name], dict) and plain[name]
         if not is_group and name not in CORPUS_KEYS and name[0] != "_":
             comment = re.search(rf"^    {name}: [^#\n]*  # (.*)$", source, re.MULTILINE)
-            yield name, _yaml(plain[name]), comment[1] if comment else ""
+            meaning = comment[1] if comment else ""
+            yield name, _yaml(plain[name]), bounds_in_words(field), meaning
 
 
 def _yaml(value: Any) -> str:
@@ -118,12 +122,18 @@ def _table(config: DictConfig, group: str, kind: type, condition: str) -> str:
     prefix = f"{group}." if group else ""
     keys = comparable(cast(dict[str, Any], OmegaConf.to_container(config, resolve=False)))
     rows = [
-        (f"`{prefix}{name}`", f"`{value}`", "in" if f"{prefix}{name}" in keys else "out", words)
-        for name, value, words in keys_of(kind, values)
+        (
+            f"`{prefix}{name}`",
+            f"`{v}`",
+            numbers,
+            "in" if f"{prefix}{name}" in keys else "out",
+            words,
+        )
+        for name, v, numbers, words in keys_of(kind, values)
     ]
     about = (inspect.getdoc(kind) or "").split("\n\n")[0]
     title = f"`{group}`{condition}" if group else "A run"
-    table = markdown_table(("key", "default", "fingerprint", ""), rows, numeric=False)
+    table = markdown_table(("key", "default", "numbers", "fingerprint", ""), rows, numeric=False)
     return f"### {title}\n\n{' '.join(about.split())}\n\n{table}"
 
 

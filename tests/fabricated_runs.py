@@ -7,6 +7,7 @@ import re
 import yaml
 
 from headwise.config.register import typed
+from headwise.config.saved import saved_settings
 from headwise.runs.folder import RunFolder
 from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
@@ -77,7 +78,9 @@ def write_run(
         changes: of results.json; `machine` of environment.json.
     """
     config = make(list(overrides))
-    container = resolve(task_of(typed(config)))
+    task = task_of(typed(config))
+    resolve(task)
+    container = saved_settings(task.config)
     folder.mkdir(parents=True)
     run = RunFolder(folder)
     run.describe(container, list(overrides))

@@ -19,9 +19,9 @@ from training_runs import ROOT, ProcessResult, Runs, run_outputs
 SCHEDULE = """
 import os, signal, time
 from pathlib import Path
-import headwise.commands.train
+import headwise.commands.training_run
 
-headwise.commands.train.draw = lambda folder, tracker: None
+headwise.commands.training_run.draw = lambda folder, tracker: None
 
 class Slow:
     def __init__(self, kills=False):

@@ -43,7 +43,7 @@ def refused(command, base, arguments, cache):
             resolve(task)
             task.open(cache)
         else:
-            command_function(command)(typed(config, KINDS[name]), None)
+            command_function(command)(typed(config, KINDS[name]))
     except Exception as error:  # noqa: BLE001 - as the command line does
         return report_error(error, name, is_composed)
     return 0

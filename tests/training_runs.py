@@ -140,7 +140,7 @@ def runs(tmp_path_factory):
 def without_figures():
     """Skip the figures, which take a second per training; the tests of the guide draw them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
+        patch.setattr("headwise.commands.training_run.draw", lambda folder, tracker: None)
         yield
 
 
@@ -152,10 +152,10 @@ def _run(arguments, signal_at, environment, log):
     with open(log, "wb") as stream:
         for number in (1, 2):
             os.dup2(stream.fileno(), number)
-    import headwise.commands.train
+    import headwise.commands.training_run
     from headwise import cli
 
-    headwise.commands.train.draw = lambda folder, tracker: None  # saves a second per run
+    headwise.commands.training_run.draw = lambda folder, tracker: None  # saves a second per run
     patch = pytest.MonkeyPatch()
     command_line.compose_once(patch)
     _send_signal(signal_at, patch)

@@ -144,9 +144,9 @@ def _run(connection):
         headwise.tasks.timing.SECONDS = headwise.tasks.timing.PART_SECONDS = 0.1
         headwise.tasks.timing.N_OUTPUTS = 4
     elif "-m" in argv[1:]:
-        import headwise.commands.train
+        import headwise.commands.training_run
 
-        headwise.commands.train.draw = lambda folder, tracker: None  # seconds a job
+        headwise.commands.training_run.draw = lambda folder, tracker: None  # seconds a job
     elif {"train", "train.py"}.intersection(argv) and "experiment=demo" not in argv:
         import headwise.commands.outcome
 

@@ -7,25 +7,27 @@ traceback.
 
 from __future__ import annotations
 
-import argparse
 import errno
-import gc
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
 from headwise.config.arguments import accepted_before_jobs, checked_arguments
 from headwise.config.commands import SearchSelection
 from headwise.config.explain import explain_composition
 from headwise.config.folders import config_dir
 from headwise.config.keys import check_settings
-from headwise.config.register import KINDS
+from headwise.config.register import KINDS, register, typed
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, meant
 from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, guard_streams, output_to
 from headwise.runs.environment import complete_environment
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from headwise.commands.sweep import Sweep
     from headwise.config.schema import Config
 
-Job = Callable[[Any, "Sweep | None"], Any]  # a config, and its sweep -> the objective of a search
 COMMANDS = (  # each a module of `headwise.commands` with a function of that name
     "train", "prepare", "evaluate", "translate", "predict", "sample", "prune", "analyze", "table",
     "figures", "page", "compare", "runs",
@@ -58,11 +59,8 @@ class JobFailedError(HeadwiseError):
 def main(command: str | None = None) -> None:
     """Entry point of `headwise COMMAND key=value …` and of the scripts of single commands."""
     guard_streams()
-    command = command or _named_command()
-    if command == "train":
-        _train()
-    else:
-        launch(CONFIGS.get(command, command), command_function(command))
+    if code := Call(command or _named_command()).run():
+        sys.exit(code)
 
 
 def _named_command() -> str:
@@ -84,168 +82,146 @@ def _named_command() -> str:
     sys.exit(2)
 
 
-def command_function(command: str) -> Job:
+def command_function(command: str) -> Callable[..., Any]:
     """Return the function of a command; it is imported when called: `--help` needs no torch."""
-
-    def job(config: Any, sweep: Sweep | None) -> None:
-        getattr(import_module(f"headwise.commands.{command}"), command)(config)
-
-    return job
+    function: Callable[..., Any] = getattr(import_module(f"headwise.commands.{command}"), command)
+    return function
 
 
-def _train() -> None:
-    """Launch a training, or a sweep with `-m`."""
-    if "WORLD_SIZE" in os.environ:  # before torch: it warns of settings that `Ranks` needs
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+class Call:
+    """One call of a command: composes its config, runs its jobs and reports their errors.
 
-    def job(config: Config, sweep: Sweep | None) -> float | None:
-        from hydra.core.hydra_config import HydraConfig
+    It is the task function of Hydra. Launchers pickle it for jobs in other processes, and read
+    `sweep`.
 
-        from headwise.commands.train import train
-
-        overrides = list(HydraConfig.get().overrides.task)
-        if sweep is not None:
-            return _train_job(config, overrides, sweep)
-        train(config, overrides, started=STARTED)
-        return None
-
-    launch("train", job, is_training=True)
-
-
-def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> float | None:
-    """Run one job of a sweep; an error is printed and recorded, and raised as JobFailedError.
-
-    Returns the objective of a search.
+    Attributes:
+        command: its name.
+        config_name: of its config in conf/.
+        sweep: of a training with `-m`, from before its first job; else None.
+        is_composed: whether the config was composed; until then errors are of the command line.
     """
-    import torch
-    from hydra.core.hydra_config import HydraConfig
 
-    from headwise.commands.isolation import restored_process
-    from headwise.commands.train import train
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self.config_name = CONFIGS.get(command, command)
+        self.sweep: Sweep | None = None
+        self.is_composed = False
 
-    hydra = HydraConfig.get()
-    number, has_log = hydra.job.num, not hydra.launcher._target_.endswith(".BasicLauncher")
-    trial, value = None, None
-    sweep.remove(number)
-    failed = False
-    with restored_process(), output_to(sweep.log(number) if has_log else None):
+    def run(self) -> int:
+        """Compose the config, run the jobs and report; return the exit code.
+
+        0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
+        """
         try:
-            if hydra.sweeper._target_.endswith(".OptunaSweeper"):
-                from headwise.commands.search import RunningTrial, open_study
+            complete_environment()
+            arguments = checked_arguments(sys.argv[1:], self.config_name)
+        except ConfigError as error:
+            return report_error(error)
+        from headwise.commands.sweep import SweepStart
 
-                trial = RunningTrial(open_study(sweep.folder, hydra.sweeper), number)
-            run = train(config, overrides, sweep.name, trial, swept=sweep.swept)
-            sweep.record(number, overrides, run, None)
-            value = None if trial is None else trial.value(config, run)
-        except Interrupted as error:
-            sweep.record(number, overrides, None, error)
-            raise
-        except Exception as error:  # noqa: BLE001 - printed, recorded, raised as JobFailedError
-            sweep.record(number, overrides, None, error)
-            report_error(error)
-            failed = not isinstance(error, Pruned)
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    if failed:  # raised here, so that no traceback holds a reference to the job's model
-        raise JobFailedError(f"failed: {' '.join(overrides)}")
-    return value
+        is_training = self.command == "train"
+        if is_training and "WORLD_SIZE" in os.environ:
+            # before torch: it warns of settings that `Ranks` needs
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        sys.argv[1:] = accepted_before_jobs(arguments) if is_training else arguments
+        register()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+        with ExitStack() as locks:
+            SweepStart.function = partial(self._begin, arguments, locks) if is_training else None
+            code = self._run_jobs()
+            if self.sweep is not None:
+                self.sweep.summary()
+                code = code or int(self.sweep.has_failed())
+        return code
 
+    def _run_jobs(self) -> int:
+        """Let Hydra call this object, once a job; return the exit code."""
+        application = hydra.main(
+            version_base="1.3", config_path=str(config_dir()), config_name=self.config_name
+        )(self)
+        try:
+            application()
+            sys.stdout.flush()
+        except Interrupted as stop:
+            print(f"headwise: {stop}", file=sys.stderr)
+            return stop.exit_code
+        except KeyboardInterrupt:
+            saved = "files that were complete are intact; run the same command again"
+            print(f"headwise: interrupted; {saved}", file=sys.stderr)
+            return 130
+        except CarriedError as carried:
+            return report_error(carried.error, self.config_name)
+        except Exception as error:  # noqa: BLE001 - printed, with a traceback for defects
+            return report_error(error, self.config_name, self.is_composed)
+        return 0
 
-def launch(config_name: str, job: Job, is_training: bool = False) -> None:
-    """Compose `config_name`, run `job`, and exit with a code if it fails.
-
-    Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
-
-    Args:
-        is_training: jobs of a multirun are a sweep; the composed `hydra.mode` decides.
-    """
-    try:
-        complete_environment()
-        arguments = checked_arguments(sys.argv[1:], config_name)
-    except ConfigError as error:
-        sys.exit(report_error(error))
-    import hydra
-
-    from headwise.commands.sweep import Sweep, SweepStart, check_jobs
-    from headwise.config.register import register, typed
-
-    sys.argv[1:] = accepted_before_jobs(arguments) if is_training else arguments
-    register()
-    check_jobs()
-    _accept_lazy_help()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
-    composed = False
-    sweep: Sweep | None = None
-    lock = ExitStack()
-
-    def begin(config: Any) -> None:
+    def _begin(self, arguments: list[str], locks: ExitStack, config: Any) -> None:
+        """Start the sweep of a composed config, before its first job."""
+        from headwise.commands.sweep import Sweep
         from headwise.runs.folder import RunFolder  # imports numpy
 
-        nonlocal sweep
         sys.argv[1:], task = arguments, config.hydra.overrides.task
         task[:] = [one if one in arguments else one.removeprefix("++") for one in task]
         try:
-            started = Sweep.composed(config)
+            sweep = Sweep.composed(config)
             # several processes may share a search
             if not (config.dry_run or config.hydra.sweeper._target_.endswith(".OptunaSweeper")):
-                started.folder.mkdir(parents=True, exist_ok=True)
-                lock.enter_context(RunFolder(started.folder).claimed())
-            started.begin()
+                sweep.folder.mkdir(parents=True, exist_ok=True)
+                locks.enter_context(RunFolder(sweep.folder).claimed())
+            sweep.begin()
         except Exception as error:
             raise CarriedError(error) from error
-        sweep = checked.sweep = started  # type: ignore[attr-defined]  # for launchers
+        self.sweep = sweep
 
-    def checked(config: Any) -> Any:
-        nonlocal composed
-        composed = True
+    def __call__(self, config: DictConfig) -> float | None:
+        """Run a job with its composed config; return the objective of a search."""
+        self.is_composed = True
         try:
-            check_settings(config, config_name)
-            return job(typed(config, KINDS[config_name]), sweep)
+            check_settings(config, self.config_name)
+            settings: Any = typed(config, KINDS[self.config_name])
+            if self.command != "train":
+                command_function(self.command)(settings)
+            elif self.sweep is None:
+                overrides = list(HydraConfig.get().overrides.task)
+                command_function("train")(settings, overrides, started=STARTED)
         except Exception as error:
-            if sweep is not None:
+            if self.sweep is not None:
                 raise  # the other jobs still run
             raise CarriedError(error) from error
+        return None if self.sweep is None else self._train_job(settings, self.sweep)
 
-    checked.sweep = None  # type: ignore[attr-defined]
-    SweepStart.function = begin if is_training else None
-    application = hydra.main(
-        version_base="1.3", config_path=str(config_dir()), config_name=config_name
-    )(checked)
-    code = 0
-    try:
-        application()
-        sys.stdout.flush()
-    except Interrupted as stop:
-        print(f"headwise: {stop}", file=sys.stderr)
-        code = stop.exit_code
-    except KeyboardInterrupt:
-        saved = "files that were complete are intact; run the same command again"
-        print(f"headwise: interrupted; {saved}", file=sys.stderr)
-        code = 130
-    except CarriedError as carried:
-        code = report_error(carried.error, config_name)
-    except Exception as error:  # noqa: BLE001 - printed, with a traceback for defects
-        code = report_error(error, config_name, composed)
-    if sweep is not None:
-        sweep.summary()
-        code = code or int(sweep.has_failed())
-    lock.close()
-    if code:
-        sys.exit(code)
+    def _train_job(self, config: Config, sweep: Sweep) -> float | None:
+        """Run one job of a sweep; an error is printed and recorded, and raised as JobFailedError.
 
+        Returns the objective of a search.
+        """
+        from headwise.commands.sweep import restored_process
+        from headwise.commands.train import train
 
-@cache
-def _accept_lazy_help() -> None:
-    """Let Hydra 1.3 add a help text that is made when shown, which Python 3.14 refuses.
+        hydra = HydraConfig.get()
+        number, overrides = hydra.job.num, list(hydra.overrides.task)
+        has_log = not hydra.launcher._target_.endswith(".BasicLauncher")
+        trial, value, failed = None, None, False
+        sweep.remove(number)
+        with restored_process(), output_to(sweep.log(number) if has_log else None):
+            try:
+                if hydra.sweeper._target_.endswith(".OptunaSweeper"):
+                    from headwise.commands.search import RunningTrial, open_study
 
-    Needless with Hydra 1.4.
-    """
-    check: Any = getattr(argparse.ArgumentParser, "_check_help", None)
-    if check is not None:
-        argparse.ArgumentParser._check_help = (  # type: ignore[attr-defined]
-            lambda self, action: isinstance(action.help, str) and check(self, action)
-        )
+                    trial = RunningTrial(open_study(sweep.folder, hydra.sweeper), number)
+                run = train(config, overrides, sweep.name, trial, swept=sweep.swept)
+                sweep.record(number, overrides, run, None)
+                value = None if trial is None else trial.value(config, run)
+            except Interrupted as error:
+                sweep.record(number, overrides, None, error)
+                raise
+            except Exception as error:  # noqa: BLE001 - printed, recorded, raised as JobFailedError
+                sweep.record(number, overrides, None, error)
+                report_error(error)
+                failed = not isinstance(error, Pruned)
+        if failed:  # raised here, so that no traceback holds a reference to the job's model
+            raise JobFailedError(f"failed: {' '.join(overrides)}")
+        return value
 
 
 def report_error(error: Exception, config_name: str = "train", composed: bool = True) -> int:

@@ -310,7 +310,7 @@ def test_frozen_stack_freezes_its_output_layer(make, family):
         ("gates=hard_concrete gates.sites=[cross]", "gates.sites must be one of {site}"),
         ("gates=hard_concrete gates.freeze=[{other}]", "gates.freeze must be one of {side}"),
         ("pattern=fixed model.cls_tokens=1", "pattern@pattern_sites.{site}=none"),
-        ("model.layers=0", "model.layers must be from 1 to 1000, got 0"),
+        ("model.layers=0", "model.layers must be null or in [1, 1000], got 0"),
     ],
 )
 def test_settings_of_missing_sites_are_rejected(make, family, override, message):

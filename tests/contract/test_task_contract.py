@@ -57,7 +57,8 @@ def test_the_first_metric_is_monitored_and_all_are_validated(task):
     names = [metric.name for metric in task.metrics()]
     assert len(set(names)) == len(names)
     assert "loss" in names
-    assert resolve(task)["trainer"]["monitor"] == names[0] == main_metric(task).name
+    resolve(task)
+    assert task.config.trainer.monitor == names[0] == main_metric(task).name
     assert [metric.name for metric in task.quick().metrics()] == names
 
 
@@ -105,12 +106,15 @@ PAIRS, TEXT = (f"data={name} {words}" for name, words in FEW.items())
 MASKED = f"{TEXT} task=masked_lm"
 
 
+ENCODER_DECODER = "task.layout=encoder_decoder model.share_embeddings=none"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         ("data=copy", "data=sort", []),
         ("data=copy", "data=copy data.rows.symbols=8", []),
-        ("data=copy", "data=copy task.layout=encoder_decoder", ["content", "items"]),
+        ("data=copy", f"data=copy {ENCODER_DECODER}", ["content", "items"]),
         (PAIRS, f"{PAIRS} tokenizer=char", ["content", "items"]),
         (TEXT, f"{TEXT} data.seed=2", []),
         (TEXT, f"{TEXT} decode.min_context=8", ["content"]),

@@ -220,7 +220,7 @@ def test_failed_run_has_error_json(headwise, tmp_path, monkeypatch):
     write_corpus(tmp_path / "text")
     with monkeypatch.context() as patch:
         fail = Mock(side_effect=RunError("no figure"))
-        patch.setattr("headwise.commands.train.choose_weights", fail)
+        patch.setattr("headwise.commands.training_run.choose_weights", fail)
         assert_rejected(headwise("train", *small_overrides(tmp_path)), 1, "no figure")
     (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")
     assert read_json(error_file)["error"] == "RunError"
@@ -248,7 +248,7 @@ def test_run_interrupted_at_its_figures_has_results_and_draws_them(headwise, tmp
 
     write_corpus(tmp_path / "text")
     with monkeypatch.context() as patch:
-        patch.setattr("headwise.commands.train.draw", interrupt)
+        patch.setattr("headwise.commands.training_run.draw", interrupt)
         assert headwise("train", *small_overrides(tmp_path)).code == 130
     (results,) = (tmp_path / "outputs").glob("*/*/results.json")
     assert "this run is finished" not in headwise.ok("train", *small_overrides(tmp_path)).out

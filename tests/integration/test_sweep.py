@@ -158,7 +158,7 @@ def test_job_starts_as_its_own_process_would(headwise, sweep, tmp_path, monkeypa
         rcParams["font.size"] = 30
         raise DataError("stopped")
 
-    monkeypatch.setattr("headwise.commands.train.keep_freed_memory", begin)
+    monkeypatch.setattr("headwise.train.distributed.keep_freed_memory", begin)
     before = torch.get_num_threads()
     assert headwise("train", *sweep, "seed=1", "trainer.threads=3,null").code == 1
     assert [threads for threads, *_ in seen] == [3, before]

@@ -16,6 +16,7 @@ from command_line import SMALL, assert_rejected, change_config, composer, read_j
 from fabricated_runs import RECIPE, csv_rows, stable, translations, write_run, write_study
 from golden_files import assert_golden
 from headwise.config.register import typed
+from headwise.config.saved import saved_settings
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.runs.results import Results
@@ -196,7 +197,8 @@ def write_classifier(folder, labels):
     run = RunFolder(folder)
     folder.mkdir()
     task = task_of(typed(config))
-    run.describe(resolve(task), [])
+    resolve(task)
+    run.describe(saved_settings(task.config), [])
     for split, classes in labels.items():
         true = np.eye(2)[classes]
         ones = np.ones((len(classes), 1))

@@ -13,7 +13,7 @@ import torch
 
 from command_line import read_json, write_corpus
 from headwise import load
-from headwise.commands.finished import check_checkpoints
+from headwise.commands.training_run import check_checkpoints
 from headwise.errors import CheckpointError
 from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
@@ -155,7 +155,7 @@ def test_origin_that_is_trained_on_meanwhile_is_refused(runs, origin, tmp_path, 
         save_checkpoint(checkpoint, {"model": load_checkpoint(checkpoint)["model"], "more": 1})
         start_from(*arguments)
 
-    monkeypatch.setattr("headwise.commands.train.start_from", start_late)
+    monkeypatch.setattr("headwise.commands.training_run.start_from", start_late)
     assert "was changed: run" in runs.train("late", {**SHORT, "init_from": moved}, code=1)
 
 

@@ -1,5 +1,6 @@
 """Configs: every yaml of every group builds its object; targets of nodes; paths in settings."""
 
+import math
 import runpy
 import shutil
 import sys
@@ -15,9 +16,12 @@ from headwise.attention.place import Place
 from headwise.commands.train import train
 from headwise.config import folders
 from headwise.config.arguments import checked_arguments
+from headwise.config.commands import AnalyzeConfig, AnalyzeDataConfig
+from headwise.config.fields import bounded, check_bounds, with_bounds
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import instantiate, target_class
 from headwise.config.register import KINDS, typed
+from headwise.config.saved import saved_settings
 from headwise.config.schema import DecodeConfig, WindowsConfig
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
@@ -30,7 +34,6 @@ from headwise.tasks.task import task_of
 from headwise.track.base import Tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
-from headwise.train.trainer import check_trainer_config
 from published_images import random_images, write_pictures
 
 GROUPS = sorted(
@@ -83,8 +86,8 @@ def test_every_choice_composes(make, choices):
     config = make([*choices, *languages, *folder])
     OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     built = typed(config)
+    check_bounds(built)
     check_tokenizer_config(built.tokenizer)
-    check_trainer_config(built.trainer)
     instantiate(built.tracker, "tracker", Tracker).check()
     if isinstance(built.decode, DecodeConfig):  # windows are tested with their data
         check_decode_config(built.decode)
@@ -231,7 +234,8 @@ def test_packaged_configs_take_precedence(tmp_path):
 def test_auto_settings_are_resolved_before_the_run_is_named(make):
     node = make(["attention=softmax", "trainer.precision=auto", "decode.precision=auto"])
     config = typed(node)
-    container = resolve(task_of(config))
+    resolve(task_of(config))
+    container = saved_settings(config)
     expected = resolve_precision("auto", choose_device("auto"))
     for group, part in (("trainer", config.trainer), ("decode", config.decode)):
         assert container[group]["precision"] == part.precision == expected
@@ -343,3 +347,29 @@ def test_home_is_expanded_in_files_of_data_and_in_other_settings_not(make, monke
 def test_dash_is_a_standard_stream_where_a_file_is_read_or_written(command, make):
     streams = {key: "/dev/stdout" if key == "output" else "/dev/stdin" for key in PATHS[command]}
     assert typed_with(make, command, "-", PATHS[command]) == streams | {"run": "-"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "words", "inside", "outside"),
+    [
+        ((1,), "at least 1", (1, math.inf), (0, -math.inf, math.nan)),
+        ((0, 1), "in [0, 1]", (0, 1), (-0.1, 1.1, math.nan)),
+        ((None, 1, 0), "in (0, 1]", (0.1, 1), (0, 1.1)),
+        ((0, None, None, 1), "in [0, 1)", (0, 0.9), (-0.1, 1)),
+        ((1, None, None, 2**53), "at least 1 and below 2^53", (1, 2**53 - 1), (0, 2**53)),
+        ((0, None, None, math.inf), "at least 0 and finite", (0, 1e300), (-1, math.inf)),
+    ],
+)
+def test_bounds_are_in_words_what_they_accept(limits, words, inside, outside):
+    bounds = bounded(1, *limits).metadata["bounds"]
+    assert str(bounds) == words
+    assert all(value in bounds for value in inside)
+    assert not any(value in bounds for value in outside)
+
+
+def test_bounds_of_nested_keys_are_in_help_and_checked():
+    text = with_bounds("'n': 16\nseed: 1\ndata:\n  split: null\n  sentences: 3", AnalyzeConfig)
+    assert text.splitlines()[-1] == "  sentences: 3  # null or at least 1"
+    assert text.count("#") == 1
+    with pytest.raises(ConfigError, match=r"^data\.sentences must be null or at least 1, got 0$"):
+        check_bounds(AnalyzeConfig(data=AnalyzeDataConfig(sentences=0)))

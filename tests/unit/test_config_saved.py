@@ -12,7 +12,7 @@ from headwise.config import saved
 from headwise.config.folders import group_choices, group_node
 from headwise.config.keys import OPEN_GROUPS
 from headwise.config.register import SCHEMAS, typed
-from headwise.config.saved import current, located, named, read_back, saved_classes
+from headwise.config.saved import current, located, named, read_back, saved_classes, saved_settings
 from headwise.config.schema import Config
 from headwise.errors import ConfigError
 from headwise.runs.fingerprint import comparable
@@ -20,10 +20,16 @@ from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
 
 
+def resolved(config):
+    """The settings of a run with this config."""
+    resolve(task_of(config))
+    return saved_settings(config)
+
+
 @pytest.fixture(scope="module")
 def settings_of(make):
     """Map overrides to the settings that a run folder has."""
-    return lambda *overrides: resolve(task_of(typed(make(overrides))))
+    return lambda *overrides: resolved(typed(make(overrides)))
 
 
 def node_of(settings, key):
@@ -56,7 +62,7 @@ def test_names_of_classes_are_unique():
 )
 def test_saved_settings_are_read_back(make, overrides):
     config = typed(make(overrides))
-    settings = resolve(task_of(config))
+    settings = resolved(config)
     assert "headwise." not in str(settings)
     assert settings["optimizer"]["_target_"].startswith("torch.optim.")
     assert read_back(current(settings)) == config

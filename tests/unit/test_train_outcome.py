@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from headwise.analysis.collect import filled
 from headwise.commands.outcome import alpha_table, draw, score_lines, shown_score, summary
+from headwise.commands.training_run import Clock
 from headwise.config.folders import composed
 from headwise.config.register import typed
 from headwise.runs.folder import RunFolder
@@ -17,7 +18,6 @@ from headwise.studies.figures import drawn_from_records
 from headwise.tasks.classification.confusion import confusion_figures
 from headwise.tasks.task import task_of
 from headwise.track.base import Tracker
-from headwise.train.clock import Clock
 
 CORPUS = "data=files", "data.source=de", "data.target=en"
 STATISTICS = {

@@ -19,10 +19,9 @@ import torch
 
 from headwise.errors import Interrupted
 from headwise.seed import derived_seed, seed_everything
-from headwise.train import processors
 from headwise.train.interrupt import SIGNALS, StopRequest, stop_request
 from headwise.train.memory import peak_memory, resident_bytes
-from headwise.train.processors import ProcessorWatch, waited
+from headwise.train.progress import INTERVAL, ProcessorWatch, waited
 from training_steps import make_trainer
 
 
@@ -193,7 +192,7 @@ def machine(monkeypatch):
     """A clock, and the seconds that threads have waited for a processor."""
     made = SimpleNamespace(now=0.0, waited=0.0)
     monkeypatch.setattr("time.perf_counter", lambda: made.now)
-    monkeypatch.setattr("headwise.train.processors.waited", lambda: made.waited)
+    monkeypatch.setattr("headwise.train.progress.waited", lambda: made.waited)
     return made
 
 
@@ -207,7 +206,7 @@ def test_busy_processors_are_one_warning(share, threads, n_warnings, machine, se
         machine.now = float(second)
         machine.waited = math.nan if share is None else threads * share * second
         watch.check()
-        assert len(caplog.records) == n_warnings * (second >= processors.INTERVAL)
+        assert len(caplog.records) == n_warnings * (second >= INTERVAL)
     assert all("trainer.threads" in record.message for record in caplog.records)
 
 

@@ -21,7 +21,6 @@ from headwise.analysis.tables import FINDINGS_TEXT, FOLDER, SETTINGS, TABLES, re
 from headwise.analysis.trajectories import trajectory_rows
 from headwise.config.commands import AnalyzeConfig
 from headwise.data.sources.digest import content_digest
-from headwise.errors import require
 from headwise.files import locked, write_json, write_text
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.runs.record import Record
@@ -57,19 +56,8 @@ def analyze(config: AnalyzeConfig) -> None:
 
 def analyze_folders(config: AnalyzeConfig) -> list[Path]:
     """Analyse the requested runs without a current analysis; see `analyze`."""
-    _check(config)
-    return [_analyze(config, folder) for folder in _folders(config)]
-
-
-def _check(config: AnalyzeConfig) -> None:
-    """Raise `ConfigError` for invalid options, before anything is loaded."""
     config.check_runs()
-    for key in THRESHOLDS:
-        value = getattr(config, key)
-        require(0 < value <= 1, key, "in (0, 1]", value)
-    require(config.offsets >= 1, "offsets", "at least 1", config.offsets)
-    sentences = config.data.sentences
-    require(sentences is None or sentences >= 1, "data.sentences", "at least 1", sentences)
+    return [_analyze(config, folder) for folder in _folders(config)]
 
 
 def _folders(config: AnalyzeConfig) -> list[RunFolder]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.config.commands import CompareConfig
-from headwise.errors import DataError, RunError, require
+from headwise.errors import DataError, RunError
 from headwise.files import check_output, write_text
 from headwise.markdown import markdown_table
 from headwise.metrics.significance import mcnemar, paired_bootstrap
@@ -38,7 +38,6 @@ def compare(config: CompareConfig) -> None:
         RunError: a run is not finished, or they share no split.
         DataError: they were scored on different items, in every split.
     """
-    require(config.n_resamples >= 1, "n_resamples", "at least 1", config.n_resamples)
     if config.output is not None:
         check_output(config.output)
     runs = (

@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from headwise.data.sources.lines import Arriving, decoded_lines, open_bytes, stream_lines
-from headwise.errors import DataError, require
+from headwise.errors import DataError
 from headwise.files import STDIN, STDOUT, check_output, is_stream, replacing
 
 T = TypeVar("T")
 
 
 def check_paths(
-    buffer_size: int,
-    output: str | None,
-    inputs: Mapping[str, str | None],
-    may_be_folder: bool = False,
+    output: str | None, inputs: Mapping[str, str | None], may_be_folder: bool = False
 ) -> None:
     """Raise `DataError` for unreadable or unwritable files, before anything is loaded."""
-    require(buffer_size >= 1, "buffer_size", "at least 1", buffer_size)
     for key, path in inputs.items():
         if path is None:
             continue

@@ -19,7 +19,7 @@ from headwise.tasks.load import load_selected
 
 def predict(config: PredictConfig) -> None:
     """Write a line per example: prediction, probability, and text or file, separated by tabs."""
-    check_paths(config.buffer_size, config.output, {"input": config.input}, may_be_folder=True)
+    check_paths(config.output, {"input": config.input}, may_be_folder=True)
     run: ClassifierRun = load_selected(config.run, config, "predict")
     examples: Iterator[Sequence[Sequence[str]]]
     if run.tokenizer is None:

@@ -33,7 +33,7 @@ from headwise.analysis.pruning import (
 from headwise.analysis.tables import HEAD_KEY
 from headwise.config.commands import PruneConfig
 from headwise.config.folders import group_node
-from headwise.errors import ConfigError, RunError, refuse, require
+from headwise.errors import ConfigError, RunError, refuse
 from headwise.files import rename, write_json, write_text
 from headwise.metrics.metric import Floats
 from headwise.metrics.significance import paired_bootstrap
@@ -86,10 +86,7 @@ def _check(config: PruneConfig) -> None:
     """Raise an error for invalid options, before anything is loaded."""
     if config.by not in METHODS:
         raise refuse("by", config.by, METHODS)
-    fraction, sentences = config.fraction, config.data.sentences
-    require(fraction is None or 0 < fraction <= 1, "fraction", "in (0, 1]", fraction)
-    require(sentences is None or sentences >= 1, "data.sentences", "at least 1", sentences)
-    gates = config.by == "gates"
+    gates, fraction = config.by == "gates", config.fraction
     flags = {"fraction": fraction is not None, "keep": config.keep is not None, "by=gates": gates}
     chosen = [option for option, is_given in flags.items() if is_given]
     if len(chosen) > 1:

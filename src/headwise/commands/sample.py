@@ -71,11 +71,6 @@ def sample(config: SampleConfig) -> None:
 
 def _sampling(config: SampleConfig) -> Sampling:
     """Check the settings and return those of the draws."""
-    for key in ("n", "batch_size"):
-        require(getattr(config, key) >= 1, key, "at least 1", getattr(config, key))
-    for key in ("length", "prompt_length"):
-        value = getattr(config, key)
-        require(value is None or value >= 1, key, "null or at least 1", value)
     if config.precision not in PRECISIONS:
         raise refuse("precision", config.precision, PRECISIONS)
     return Sampling(config.temperature, config.top_k, config.top_p, config.seed)

@@ -7,19 +7,20 @@ machines. Results are also printed as a table.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from headwise.errors import ConfigError, Interrupted, Pruned, require
 from headwise.files import read_json, write_json, write_text
@@ -40,31 +41,6 @@ class SweepStart(Callback):
         """Call the function of the command, if it has one."""
         if SweepStart.function is not None:
             SweepStart.function(config)
-
-
-@cache
-def check_jobs() -> None:
-    """Let Hydra name the job in its errors, and refuse one with another launcher or sweeper.
-
-    A sweep has these from its first composition, without swept choices.
-    """
-    compose = ConfigLoaderImpl.load_sweep_config
-
-    def load(self: Any, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        job = f"The job was: {' '.join(sweep_overrides)}"
-        try:
-            config = compose(self, master_config, sweep_overrides)
-        except HydraException as error:
-            error.add_note(job)
-            raise
-        for key in ("hydra.launcher", "hydra.sweeper._target_", "hydra.sweeper.params"):
-            used, own = (str(OmegaConf.select(one, key)) for one in (master_config, config))
-            if used != own:  # references are not resolved
-                advice = "is not used; start a sweep for each choice, or set it on the command line"
-                raise ConfigError(f"{key} in the yaml of a swept choice {advice}. {job}")
-        return config
-
-    ConfigLoaderImpl.load_sweep_config = load  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -196,3 +172,37 @@ class Sweep:
     def _records(self) -> list[Path]:
         jobs = (path for path in self.folder.glob("*.json") if path.stem.isdecimal())
         return sorted(jobs, key=lambda path: int(path.stem))
+
+
+@contextmanager
+def restored_process() -> Iterator[None]:
+    """Run a job, whose changes of this process end with it: the next starts as in its own."""
+    import numpy as np
+    import torch
+    from matplotlib import rc_context
+
+    # Reads a state of the process, and sets it. Warning filters and new variables stay: imports set
+    # them, once per process.
+    states: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+        (torch.get_rng_state, torch.set_rng_state),
+        (np.random.get_state, np.random.set_state),
+        (random.getstate, random.setstate),
+        (os.environ.copy, os.environ.update),
+        (os.getcwd, os.chdir),
+    )
+    before = [read() for read, _ in states]
+    with rc_context():
+        try:
+            yield
+        finally:
+            for (_, restore), state in zip(states, before, strict=True):
+                restore(state)
+            if "torch._dynamo" in sys.modules:  # it compiles a function a few times per process
+                torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -18,7 +18,7 @@ from headwise.commands.analyze import analyze_folders
 from headwise.commands.sweep import Sweep
 from headwise.config.commands import AnalyzeConfig, Batching, TableConfig
 from headwise.config.folders import group_choices
-from headwise.errors import ConfigError, RunError, counted, refuse, require, unset
+from headwise.errors import ConfigError, RunError, counted, refuse, unset
 from headwise.files import write_text
 from headwise.runs.archive import find_records
 from headwise.runs.folder import RunFolder
@@ -51,7 +51,6 @@ def table(config: TableConfig) -> None:
         ConfigError: neither a study nor runs, or options that cannot be combined.
         RunError: a folder does not exist, or a launched training failed.
     """
-    require(config.n_resamples >= 1, "n_resamples", "at least 1", config.n_resamples)
     if config.study is not None:
         _study(config)
         return

@@ -21,7 +21,7 @@ PROMPT = "> "
 def translate(config: TranslateConfig) -> None:
     """Translate a file, or what a pipe has, up to `buffer_size` lines at once; or typed lines."""
     paths = {"input": config.input, "reference": config.reference}
-    check_paths(config.buffer_size, config.output, paths)
+    check_paths(config.output, paths)
     run: TranslationRun = load_selected(config.run, config, "translate")
     is_typed = config.input in (None, STDIN) and config.output in (None, STDOUT)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()  # a file has translations alone

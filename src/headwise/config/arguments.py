@@ -135,7 +135,7 @@ def checked_arguments(arguments: Sequence[str], config_name: str) -> list[str]:
 def accepted_before_jobs(arguments: Sequence[str]) -> list[str]:
     """The arguments, in a sweep with `++` before keys that a swept choice may have.
 
-    Hydra first composes a sweep without swept choices; `begin` in cli.py removes `++` for the jobs.
+    Hydra first composes a sweep without swept choices; `Call` in cli.py removes `++` for the jobs.
     """
     if not {"-m", "--multirun", "hydra.mode=MULTIRUN"}.intersection(arguments):
         return [*arguments]

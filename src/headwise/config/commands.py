@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from headwise.config.text_and_paths import path
+from headwise.config.fields import bounded, path
 from headwise.errors import ConfigError, unset
 from headwise.files import STDIN, STDOUT
 
@@ -38,7 +38,7 @@ class TableConfig(Batching):
     baseline: str | None = None  # a row, or a part of its name; null: the study's, or softmax
     seeds: list[int] | None = None  # null: those of the study
     overrides: list[str] = field(default_factory=list)  # added to every recipe: ["data.dir=FOLDER"]
-    n_resamples: int = 10_000  # of the intervals over items
+    n_resamples: int = bounded(10_000, 1)  # of the intervals over items
     launch: bool = False  # train missing runs first
     heads: bool = False  # analyse the heads of the runs, as tables
     output: str | None = path()  # null: outputs/tables/<study>
@@ -73,7 +73,7 @@ class PageConfig(Loading):
 
     run: str = path(MISSING)  # folder of a run
     other: str | None = path()  # a second run
-    n_sentences: int = 20  # number of sentences on the page
+    n_sentences: int = bounded(20, 1)  # number of sentences on the page
     sentences: str | None = path(stream=STDIN)  # a file; null: from a test set of the run
     output: str | None = path()  # null: in the run folder; FILE.json: what the page shows, as data
 
@@ -84,7 +84,7 @@ class CompareConfig:
 
     run: str = path(MISSING)  # folder of a run
     other: str = path(MISSING)  # the run that it is compared with
-    n_resamples: int = 10_000  # of the intervals over items
+    n_resamples: int = bounded(10_000, 1)  # of the intervals over items
     output: str | None = path()  # a file; null: print only
 
 
@@ -112,17 +112,17 @@ class RunSelection(Batching):
 class SampleConfig(RunSelection):
     """`scripts/sample.py`: draw samples from a density model."""
 
-    n: int = 16  # samples
-    length: int | None = None  # tokens of each after the prompt; null: up to data.window
+    n: int = bounded(16, 1)  # samples
+    length: int | None = bounded(None, 1)  # tokens of each after the prompt; null: to data.window
     prompt: str | None = None  # text at the beginning of each sample
     prompt_file: str | None = path(stream=STDIN)  # a text, picture or audio file with the prompt
     prompt_split: str | None = None  # sample i continues image or piece i of this split
-    prompt_length: int | None = None  # only its first tokens; null: all, half of an image
+    prompt_length: int | None = bounded(None, 1)  # its first tokens; null: all, half of an image
     temperature: float = 1.0  # below 1: more probable tokens
     top_k: int | None = None  # draw from the k most probable tokens; null: all
     top_p: float = 1.0  # draw from the most probable tokens with this probability together
     seed: int = 1  # with the number of a sample: its random numbers
-    batch_size: int = 16  # samples computed together; affects time and memory alone
+    batch_size: int = bounded(16, 1)  # samples computed together; affects time and memory alone
     precision: str = "fp64"  # fp64, or fp32: faster, and may depend on the batch
     output: str | None = path(stream=STDOUT)  # a file; null: in samples/ of the run
 
@@ -133,7 +133,7 @@ class PredictConfig(RunSelection):
 
     input: str | None = path(stream=STDIN)  # lines, table, picture or a folder of them; null: stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
-    buffer_size: int = 10_000  # texts or pictures labelled at a time; of a pipe at most
+    buffer_size: int = bounded(10_000, 1)  # texts or pictures labelled at a time; of a pipe at most
 
 
 @dataclass
@@ -170,7 +170,7 @@ class TranslateConfig(SearchSelection):
     input: str | None = path(stream=STDIN)  # a file; null reads stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
     reference: str | None = path(stream=STDIN)  # score these translations instead (forced decoding)
-    buffer_size: int = 10_000  # lines translated at a time; of a pipe at most
+    buffer_size: int = bounded(10_000, 1)  # lines translated at a time; of a pipe at most
 
 
 @dataclass
@@ -179,7 +179,7 @@ class PruneDataConfig:
 
     split: str | None = None  # null: the run's validation set
     dir: str | None = path()  # folder of the corpus, if it differs from that of the run
-    sentences: int | None = 1000  # the first N; null: all
+    sentences: int | None = bounded(1000, 1)  # the first N; null: all
 
 
 @dataclass
@@ -187,7 +187,7 @@ class PruneConfig(SearchSelection):
     """`scripts/prune.py`: measure the importance of heads, and remove heads."""
 
     by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
-    fraction: float | None = None  # of the heads of `sites` to remove; null: remove none
+    fraction: float | None = bounded(None, above=0, high=1)  # of the heads of `sites` to remove
     keep: Any = None  # heads to keep, as model.heads: site -> layers -> numbers of heads
     sites: list[str] | None = None  # sites to remove heads from; null: all sites of the model
     table: bool = False  # scores with 0, 10, ... 100 % of the heads masked
@@ -200,7 +200,7 @@ class PruneConfig(SearchSelection):
 class AnalyzeDataConfig(PruneDataConfig):
     """The text to analyse heads on."""
 
-    sentences: int | None = None  # first N; null: all, of a density model 2^27 pairs of positions
+    sentences: int | None = bounded(None, 1)  # null: all, of a density model 2^27 pairs of tokens
 
 
 @dataclass
@@ -208,11 +208,11 @@ class AnalyzeConfig(RunOrRuns, Batching):
     """`scripts/analyze.py`: tables of measures of the heads of a run."""
 
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
-    offsets: int = 5  # relative positions -N to N that are analysed
-    positional_share: float = 0.9  # minimum share of queries, positional head (Voita et al. 2019)
-    merge_score: float = 0.8  # minimum score of a merging head (Correia et al. 2019)
-    question_weight: float = 0.8  # minimum weight at question words of an interrogation head
-    rare_share: float = 0.5  # minimum share of sentences of a rare-words head (Voita et al. 2019)
+    offsets: int = bounded(5, 1)  # relative positions -N to N that are analysed
+    positional_share: float = bounded(0.9, above=0, high=1)  # of queries (Voita et al. 2019)
+    merge_score: float = bounded(0.8, above=0, high=1)  # of merging heads (Correia et al. 2019)
+    question_weight: float = bounded(0.8, above=0, high=1)  # at words of interrogation heads
+    rare_share: float = bounded(0.5, above=0, high=1)  # of sentences (Voita et al. 2019)
     importance: bool = True  # of heads (Michel et al. 2019); needs a backward pass over the text
     overwrite: bool = False  # repeat an existing analysis
     progress: bool = True

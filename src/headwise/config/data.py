@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from headwise.config.text_and_paths import changed_texts, path
+from headwise.config.fields import changed_texts, path
 from headwise.file_names import nfc
 
 NAMES = {"labels", "columns", "text", "label", "pair"}  # of classes and columns

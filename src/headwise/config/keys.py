@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from headwise.config.fields import check_bound, check_bounds
 from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.instantiate import fits, in_words
 from headwise.config.register import KINDS, SCHEMAS
@@ -27,15 +28,16 @@ OPEN_GROUPS = [name for name, hint in get_type_hints(Config).items() if hint is 
 def check_settings(config: DictConfig, config_name: str) -> None:
     """Reject what OmegaConf does not check.
 
-    These are keys that `+key=value` added to those of the dataclasses, nested lists, and
-    interpolated values for lists.
+    These are keys that `+key=value` added to those of the dataclasses, nested lists, interpolated
+    values for lists, and numbers outside of the bounds of their field.
 
     Raises:
-        ConfigError: with the key, and the allowed keys and the nearest of them, or the type.
+        ConfigError: with the key, and the allowed keys and the nearest of them, type or numbers.
     """
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         hint_of = get_type_hints(kind)
-        hints = {field.name: hint_of[field.name] for field in fields(kind)}
+        items = {field.name: field for field in fields(kind)}
+        hints = {name: hint_of[name] for name in items}
         for key in map(str, node):
             if key not in hints:
                 raise unknown(prefix, key, [name for name in hints if name[0] != "_"])
@@ -46,13 +48,14 @@ def check_settings(config: DictConfig, config_name: str) -> None:
             if isinstance(value, (DictConfig, ListConfig)):
                 value = OmegaConf.to_container(value, resolve=True)
             require(fits(value, hint), f"{prefix}{name}", in_words(hint), value)
+            check_bound(items[name], f"{prefix}{name}", value)
 
 
 def with_changes(settings: S, group: str, changes: Mapping[str, Any]) -> S:
     """A dataclass of an open group with changed values; None leaves a value unchanged.
 
     Raises:
-        ConfigError: an unknown key, or a value of the wrong type.
+        ConfigError: an unknown key, or a value of the wrong type or outside of its bounds.
     """
     names = [field.name for field in fields(settings) if field.name[0] != "_"]  # type: ignore
     merged = OmegaConf.structured(settings)
@@ -65,7 +68,9 @@ def with_changes(settings: S, group: str, changes: Mapping[str, Any]) -> S:
             merged[key] = value
         except OmegaConfBaseException as error:
             raise ConfigError(f"{group}.{key}: {str(error).splitlines()[0]}") from error
-    return cast(S, OmegaConf.to_object(merged))
+    changed = cast(S, OmegaConf.to_object(merged))
+    check_bounds(changed, f"{group}.")
+    return changed
 
 
 def _typed_nodes(

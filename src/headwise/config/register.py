@@ -30,9 +30,9 @@ from headwise.config.data import (
     SequenceConfig,
     TextDataConfig,
 )
+from headwise.config.fields import expand_paths, in_home, with_bounds
 from headwise.config.instantiate import settings_class
-from headwise.config.schema import UNCHOSEN, Config, DecodeConfig, WandbConfig, WindowsConfig
-from headwise.config.text_and_paths import expand_paths, install
+from headwise.config.schema import Config, DecodeConfig, WandbConfig, WindowsConfig
 
 KINDS: dict[str, type] = {  # command -> dataclass
     "train": Config,
@@ -90,19 +90,27 @@ def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assign
     return expand_paths(cast(C, OmegaConf.to_object(node)))
 
 
+def _all_keys(*, _root_: DictConfig) -> str:
+    """The keys of a command with their bounds, as yaml, for a help text; there `$$` is `$`."""
+    content = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
+    text = OmegaConf.to_yaml(content)
+    return with_bounds(text, KINDS[str(_root_.hydra.job.config_name)]).replace("$", "$$")
+
+
 @cache
 def register() -> None:
-    """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`."""
-    from hydra._internal.hydra import Hydra
+    """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`.
+
+    Also the resolvers `${in_home:PATH}` and, for help texts, `${all_keys:}`, and what Hydra and
+    OmegaConf need (`config/patches.py`).
+    """
     from hydra.core.config_store import ConfigStore
 
-    install()
-    groups = Hydra.list_all_config_groups  # for --help
-    Hydra.list_all_config_groups = (  # type: ignore[method-assign]
-        lambda *parts: [group for group in groups(*parts) if group not in UNCHOSEN]
-    )
-    # Hydra would copy all of it at every composition, and for --help once a group
-    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    from headwise.config import patches
+
+    patches.install()
+    OmegaConf.register_new_resolver("in_home", in_home, replace=True)
+    OmegaConf.register_new_resolver("all_keys", _all_keys, replace=True)
     for command, kind in KINDS.items():
         ConfigStore.instance().store(f"{command}_schema", kind)
     for name, kind in SCHEMAS.items():

@@ -11,7 +11,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -78,6 +78,12 @@ def class_name(target: Any) -> Any:
 def named(settings: Any) -> Any:
     """Settings with the classes of headwise by their names."""
     return _with_targets(settings, class_name)
+
+
+def saved_settings(config: Config) -> dict[str, Any]:
+    """The settings as in the folder of a run: plain types, and classes by their names."""
+    settings: dict[str, Any] = named(asdict(config))
+    return settings
 
 
 def located(settings: Any) -> Any:

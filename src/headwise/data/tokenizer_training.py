@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from headwise.config.fields import check_bounds
 from headwise.config.schema import TokenizerConfig
 from headwise.data.store import TextStore
 from headwise.data.tokenizer import (
@@ -42,7 +43,6 @@ MAX_CHARACTERS = 2**14  # of a line; longer ones are cut to train a tokenizer
 # SentencePiece skips lines with U+2585, and removes its marks; a cut leaves their characters
 SKIPPED = re.compile("\u2585|(?<=<)(?=(?:/?s|unk|pad|0x[0-9A-F]{2})>)")
 NO_LIMIT = 2**21  # more than there are characters
-MIN_COVERAGE = 0.98  # allowed by SentencePiece
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
     Raises:
         ConfigError: names the key, the value and the allowed values.
     """
+    check_bounds(config, "tokenizer.")
     if config.kind not in KINDS:
         raise refuse("tokenizer.kind", config.kind, KINDS)
     if (config.kind == "given") != (config.folder is not None):
@@ -68,21 +69,11 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
         config.vocab_size,
     )
     require(
-        MIN_COVERAGE <= config.character_coverage <= 1,
-        "tokenizer.character_coverage",
-        f"in [{MIN_COVERAGE}, 1]",
-        config.character_coverage,
-    )
-    require(0 <= config.dropout < 1, "tokenizer.dropout", "in [0, 1)", config.dropout)
-    require(
         config.dropout == 0 or config.kind == "bpe",
         "tokenizer.dropout",
         f"0 for tokenizer.kind={config.kind} (only bpe has merges to drop)",
         config.dropout,
     )
-    for key in ("max_training_sentences", "max_sentence_tokens"):
-        value = getattr(config, key)
-        require(value >= 1, f"tokenizer.{key}", "at minimum 1", value)
 
 
 def load_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:

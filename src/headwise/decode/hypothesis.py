@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from headwise.config.fields import check_bounds
 from headwise.config.schema import DecodeConfig
 from headwise.errors import require
 from headwise.precision import check_precision
@@ -90,15 +91,8 @@ def check_decode_config(config: DecodeConfig) -> None:
     is_search = isinstance(config, DecodeConfig)
     require(is_search, "decode", "beam or greedy", type(config).__name__)
     check_precision(config.precision, "decode.precision")
-    for key in ("beam", "n_best", "max_tokens"):
-        require(getattr(config, key) >= 1, f"decode.{key}", "at least 1", getattr(config, key))
+    check_bounds(config, "decode.")
     allowed = f"at most decode.beam={config.beam}"
     require(config.n_best <= config.beam, "decode.n_best", allowed, config.n_best)
-    penalty = config.length_penalty
-    # far greater powers of the length would overflow
-    require(abs(penalty) <= 10, "decode.length_penalty", "in [-10, 10]", penalty)
-    ratio = config.max_length_ratio
-    require(0 <= ratio < math.inf, "decode.max_length_ratio", "a number from 0", ratio)
-    extra = config.max_length_extra
-    require(extra >= 0, "decode.max_length_extra", "at least 0", extra)
-    require(ratio > 0 or extra > 0, "decode.max_length_extra", "at least 1 when the ratio is 0", 0)
+    is_limited = config.max_length_ratio > 0 or config.max_length_extra > 0
+    require(is_limited, "decode.max_length_extra", "at least 1 when the ratio is 0", 0)

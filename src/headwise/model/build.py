@@ -24,7 +24,7 @@ from headwise.model.family import Model, check_model_config
 from headwise.model.gates import Gates
 from headwise.model.init import Init
 from headwise.model.parts import Parts
-from headwise.model.places import check_heads, check_layers, place_of, places
+from headwise.model.places import check_heads, check_layers, place_of
 from headwise.model.single import SingleStack
 from headwise.model.stack import MakeAttention
 from headwise.model.transformer import Transformer, encoder_decoder_sites
@@ -69,17 +69,16 @@ def attention_maker(config: Config, gates: Gates, sites: Sequence[Site]) -> Make
 
 
 def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int]) -> None:
-    """Build one of each part and discard it, so that errors are raised before data is loaded.
+    """Raise `ConfigError` for attentions that cannot be combined with other settings.
+
+    They are built at one place of each site; `headwise.tasks.check` builds the model.
 
     Args:
         sites: of the model.
         longest: column of a batch -> maximum number of positions of a row, without CLS tokens, as
             set by `tokenizer.max_sentence_tokens`.
     """
-    parts = parts_of(config)
-    check_model_config(config.model, config.tokenizer.joint, parts)
-    parts.norm(d_model=config.model.d_model, dropout=config.model.dropout)
-    parts.activation()
+    check_model_config(config.model, config.tokenizer.joint, parts_of(config))
     make = attention_maker(config, instantiate(config.gates, "gates", Gates), sites)
     unpruned = replace(config.model, heads=None)  # a pruned place may have no heads
     prefixed, n_cls = sites[0].queries, config.model.cls_tokens
@@ -106,10 +105,6 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
                 f"{site.name}, which would hide them from most tokens; use "
                 f"pattern@pattern_sites.{site.name}=none"
             )
-    if config.model.heads:
-        make = attention_maker(config, instantiate(config.gates, "gates", Gates), sites)
-        for place in places(config.model, sites):
-            make(place)
 
 
 def _key_of(config: Config, site: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.attention.place import Site
 from headwise.attention.protocol import Attention
+from headwise.config.fields import check_bounds
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch
 from headwise.errors import ConfigError, refuse, require
@@ -19,8 +20,6 @@ from headwise.model.outputs import Output
 from headwise.model.parts import Parts
 from headwise.model.stack import Stack
 
-MAX_LAYERS = 1000
-SIZES = ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff")
 SHARING = ("all", "decoder", "none")
 _LOCK = threading.Lock()  # of `_HELD`
 _HELD: Counter[nn.Module] = Counter()  # of modules in training mode, the contexts of `evaluating`
@@ -28,23 +27,13 @@ _HELD: Counter[nn.Module] = Counter()  # of modules in training mode, the contex
 
 def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> None:
     """Raise ConfigError, naming the key, for sizes and names that are not supported."""
-    for key in SIZES:
-        require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
-    for key in ("layers", "encoder_layers", "decoder_layers"):
-        depth = getattr(config, key)
-        fits = depth is None or 1 <= depth <= MAX_LAYERS
-        require(fits, f"model.{key}", f"from 1 to {MAX_LAYERS}", depth)
-    n_cls = config.cls_tokens
-    require(n_cls >= 0, "model.cls_tokens", "at least 0", n_cls)
-    for key in ("dropout", "attention_dropout", "activation_dropout"):
-        rate = getattr(config, key)
-        require(0 <= rate < 1, f"model.{key}", "in [0, 1)", rate)
+    check_bounds(config, "model.")
     divides = config.d_model % config.n_heads == 0
     require(
         divides, "model.n_heads", f"a divisor of model.d_model={config.d_model}", config.n_heads
     )
-    qk_width, whole = config.qk_width, f"a multiple of model.n_heads={config.n_heads} above 0"
-    fits = qk_width is None or (qk_width >= 1 and qk_width % config.n_heads == 0)
+    qk_width, whole = config.qk_width, f"a multiple of model.n_heads={config.n_heads}"
+    fits = qk_width is None or qk_width % config.n_heads == 0
     require(fits, "model.qk_width", whole, qk_width)
     if config.share_embeddings not in SHARING:
         raise refuse("model.share_embeddings", config.share_embeddings, SHARING)

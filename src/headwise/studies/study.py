@@ -15,7 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.register import typed
-from headwise.config.saved import current
+from headwise.config.saved import current, saved_settings
 from headwise.config.schema import Config
 from headwise.errors import ConfigError, refuse, require
 from headwise.metrics.metric import Metric
@@ -242,7 +242,8 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
         # training may run on another machine
         node.trainer.precision, node.trainer.device = "fp32", "cpu"
         task = task_of(typed(node, Config))
-        container = resolve(task)
+        resolve(task)
+        container = saved_settings(task.config)
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(

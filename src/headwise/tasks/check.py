@@ -6,13 +6,13 @@ import logging
 import os
 import re
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from headwise.attention.build import completed
+from headwise.config.fields import check_bounds
 from headwise.config.instantiate import instantiate
-from headwise.config.saved import named
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.errors import refuse, require
@@ -27,7 +27,6 @@ from headwise.track.base import Tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.repulsion import Repulsion
-from headwise.train.trainer import check_trainer_config
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +34,15 @@ log = logging.getLogger(__name__)
 def checked_task(config: Config) -> Task[Any]:
     """Validate the settings without reading data, and return their task.
 
+    Its model is built without values, and the optimizer and the schedule for it.
+
     Raises:
         ConfigError: an invalid setting.
     """
     for key, value in flat(asdict(config)).items():
         is_utf8 = not re.search("[\ud800-\udfff]", canonical(value))  # other bytes of a path
         require(is_utf8, key, "UTF-8 (HEADWISE_CACHE and HOME are in paths.cache)", value)
+    check_bounds(config)
     config.paths.cache = os.path.abspath(config.paths.cache)  # later commands may run elsewhere
     task = task_of(config)
     tasks, name = getattr(config.data, "tasks", None), task.name
@@ -50,19 +52,23 @@ def checked_task(config: Config) -> Task[Any]:
     kinds = task.data if isinstance(task.data, tuple) else (task.data,)
     wanted = " or ".join(kind.__name__ for kind in kinds)
     require(fits, "data", f"a {wanted} with task={name}", data)
-    check_trainer_config(config.trainer)
+    keep, average = config.trainer.keep, config.trainer.average
+    require(average <= keep, "trainer.average", f"at most trainer.keep={keep}", average)
     check_precision(config.trainer.precision, "trainer.precision")
     instantiate(config.tracker, "tracker", Tracker).check()
     check_tokenizer_config(config.tokenizer)
     check_file_name("experiment_name", config.experiment_name)
-    require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
     task.check()
     monitored(task)
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
-    build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
+    repulsion = instantiate(config.repulsion, "repulsion", Repulsion)
+    repulsion.check(task.sites())
+    with torch.device("meta"):  # shapes without values, for the largest vocabularies
+        model = task.model(task.sizes())
+    repulsion.check_model(model)
+    build_optimizer(config.optimizer, model)
     warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
-    instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites())
     return task
 
 
@@ -92,12 +98,10 @@ def warn_of_warmup(schedule: object, max_updates: int) -> None:
         )
 
 
-def resolve(task: Task[Any]) -> dict[str, Any]:
+def resolve(task: Task[Any]) -> None:
     """Resolve `auto` values and the names of variants in the config of a task, in place.
 
-    Returns the config as plain types with the names of classes, for the fingerprint and the run
-    folder: `auto` may mean another value on another machine, a yaml may change later, and modules
-    may move.
+    Before a run is named: `auto` may mean another value on another machine, a yaml may change.
     """
     config = task.config
     device = choose_device(config.trainer.device)
@@ -110,4 +114,3 @@ def resolve(task: Task[Any]) -> dict[str, Any]:
         for site, node in vars(nodes).items():
             if node is not None:
                 setattr(nodes, site, completed(group, node))
-    return cast(dict[str, Any], named(asdict(config)))

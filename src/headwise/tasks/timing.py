@@ -1,10 +1,12 @@
-"""Minutes and memory of a run, measured on a few updates and one validation before it starts."""
+"""Dry runs: minutes and memory, measured on a few updates and one validation of a run."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,22 +14,50 @@ from typing import Any
 import torch
 
 from headwise.data.prefetch import Prefetched
+from headwise.data.sources.download import IS_OFFLINE
+from headwise.errors import DataError
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
+from headwise.tasks.check import resolve
 from headwise.tasks.data import Data
 from headwise.tasks.evaluate import valid_heads
 from headwise.tasks.task import Part, Task
 from headwise.track.base import Tracker
-from headwise.train.batches import training_batches
-from headwise.train.distributed import Ranks
+from headwise.train.budget import budget, describe_budget
+from headwise.train.distributed import Ranks, training_batches, training_process
 from headwise.train.memory import peak_memory
-from headwise.train.processors import ProcessorWatch
+from headwise.train.progress import ProcessorWatch
 from headwise.train.step import TrainingStep, build_step
 
 SECONDS = 10.0  # of updates; the last one may end later
 PART_SECONDS = 2.0  # of a part of the validation set, at least; or all of the set
 N_OUTPUTS = 200  # most outputs that are timed, such as translations
 SETTLED = 160  # updates in which the memory of batches of different shapes reaches its peak
+
+
+def dry_run(task: Task[Any]) -> None:
+    """Print the parameters, FLOPs and memory of a run, and on this machine its minutes."""
+    config = task.config
+    if config.init_from is not None:
+        RunFolder.existing(config.init_from, "init_from")
+    needs = budget(task)
+    print(describe_budget(task, needs))
+    if not needs.is_measured:
+        print("minutes: not measured, for a device elsewhere or updates of minutes")
+        return
+    resolve(task)
+    with training_process(config.trainer) as ranks:
+        if ranks.is_main:
+            copy_context().run(_print_timing, task, Ranks(0, 1, ranks.device))
+
+
+def _print_timing(task: Task[Any], ranks: Ranks) -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the cache is read
+    IS_OFFLINE.set(True)
+    try:
+        print(describe_timing(task, ranks))
+    except DataError as error:
+        print(f"no minutes and memory of the process, which need the data: {error}")
 
 
 def describe_timing(task: Task[Any], ranks: Ranks) -> str:

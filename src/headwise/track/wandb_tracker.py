@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from headwise.config.schema import WandbConfig
-from headwise.errors import ConfigError, refuse, require
+from headwise.errors import ConfigError, refuse
 from headwise.files import write_text
 from headwise.track.base import HeadNumbers, HeadValues, Tracker, alphas_by_name, head_metrics
 
@@ -102,7 +102,6 @@ class WandbTracker(WandbConfig, Tracker):
     def __post_init__(self) -> None:
         if self.mode is not None and self.mode not in MODES:
             raise refuse("mode", self.mode, MODES)
-        require(self.init_timeout > 0, "init_timeout", "> 0 seconds", self.init_timeout)
         self.is_active = False
         self._run: Any = None
 

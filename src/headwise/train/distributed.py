@@ -21,10 +21,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from headwise.config.schema import TrainerConfig
+from headwise.data.loader import BatchLoader, Examples
+from headwise.data.prefetch import Prefetched
 from headwise.errors import ConfigError, Interrupted, RunError, counted, refuse
-from headwise.precision import disable_cudnn_attention
+from headwise.precision import disable_cudnn_attention, use_deterministic_kernels
 from headwise.runs.environment import rank_variables
 from headwise.train.interrupt import ended_by_signals
+from headwise.train.memory import keep_freed_memory
 
 # The other ranks wait while the first prepares a corpus, which may take longer than torch's
 # ten minutes; torchrun notices a rank that dies at once.
@@ -210,3 +214,20 @@ def process_group(device_name: str) -> Iterator[Ranks]:
         # torchrun stops them
         if leave_together or device.type == "cpu":
             dist.destroy_process_group()
+
+
+@contextmanager
+def training_process(config: TrainerConfig) -> Iterator[Ranks]:
+    """Set the threads, the memory and the kernels of this process, and join its group."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    keep_freed_memory()
+    with process_group(config.device) as ranks:
+        use_deterministic_kernels(ranks.device)
+        yield ranks
+
+
+def training_batches(examples: Examples, ranks: Ranks) -> Prefetched:
+    """Batches of this rank, prefetched in the background; the caller closes it."""
+    loader = BatchLoader(examples, ranks.rank, ranks.world_size, ranks.n_pieces)
+    return Prefetched(loader, gpu=ranks.device if ranks.device.type == "cuda" else None)

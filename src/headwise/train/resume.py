@@ -20,6 +20,12 @@ def can_resume(folder: RunFolder) -> bool:
     return folder.last.is_file()
 
 
+def check_origin(folder: RunFolder, init_from: str | None) -> None:
+    """Raise `RunError` if a new run cannot start from `init_from`."""
+    if init_from is not None and not can_resume(folder):
+        RunFolder.existing(init_from, "init_from")
+
+
 def ranks_of_run(folder: RunFolder, ranks: Ranks) -> Ranks:
     """`ranks` with the number that the run was started with, which the batches depend on."""
     if not can_resume(folder):

@@ -24,9 +24,8 @@ from typing import Any, Protocol
 
 import torch
 
-from headwise.config.schema import TrainerConfig
 from headwise.data.prefetch import Prefetched
-from headwise.errors import HeadwiseError, Interrupted, Pruned, require
+from headwise.errors import HeadwiseError, Interrupted, Pruned
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
@@ -34,9 +33,7 @@ from headwise.track.base import HeadValues, Tracker
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.interrupt import StopRequest
 from headwise.train.memory import peak_memory, return_free_pages
-from headwise.train.processors import ProcessorWatch
-from headwise.train.progress import Progress
-from headwise.train.state import TrainState
+from headwise.train.progress import ProcessorWatch, Progress
 from headwise.train.step import TrainingStep
 
 # Updates between checks of all ranks for a stop signal. On a GPU each check synchronises, and
@@ -77,22 +74,34 @@ class Validation:
         return {name: value for part in self.measured for name, value in part.values().items()}
 
 
-def check_trainer_config(config: TrainerConfig) -> None:
-    """Raise `ConfigError` for values out of range, by key."""
-    every = ("log_every", "validate_every", "save_every")
-    for key in ("max_updates", "max_tokens", "accumulate", *every, "valid_beam"):
-        count = getattr(config, key)
-        require(count >= 1, f"trainer.{key}", "at least 1", count)
-        require(count < 2**53, f"trainer.{key}", "below 2^53", count)
-    at_validations = ("valid_sentences", "valid_samples", "head_sentences")
-    for key in ("keep", "patience", "average", "clip_norm", *at_validations):
-        require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
-    for key in ("threads", "n_workers"):
-        count = getattr(config, key)
-        require(count is None or count >= 1, f"trainer.{key}", "null or at least 1", count)
-    is_allowed = config.average <= config.keep
-    allowed = f"at most trainer.keep={config.keep}"
-    require(is_allowed, "trainer.average", allowed, config.average)
+@dataclass
+class TrainState:
+    """Numbers that are saved with every checkpoint.
+
+    Attributes:
+        update: updates done.
+        tokens: target tokens so far, over all ranks.
+        data: position of the batch loader.
+        metrics_lines, heads_lines: lengths of the records; resuming truncates to them.
+        window_loss, window_measure, window_tokens: sums since the last logged update.
+        best_score: of the monitored metric; None before the first validation.
+        best_update: update of the best validation.
+        bad_validations: number of validations since then.
+        stopped_early: `patience` validations brought no better score.
+    """
+
+    update: int = 0
+    tokens: int = 0
+    data: dict[str, int] = field(default_factory=dict)
+    metrics_lines: int = 0
+    heads_lines: int = 0
+    window_loss: float = 0.0
+    window_measure: float = 0.0
+    window_tokens: int = 0
+    best_score: float | None = None
+    best_update: int = 0
+    bad_validations: int = 0
+    stopped_early: bool = False
 
 
 @dataclass

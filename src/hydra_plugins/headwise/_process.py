@@ -1,4 +1,4 @@
-"""The process of a job, and which configs count: loaded once, while Hydra reloads launchers."""
+"""The process of a job: loaded once, while Hydra reloads launchers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
-
-from hydra.core.config_store import ConfigStore
+from typing import IO
 
 from headwise.config.register import register
 from headwise.files import guard_streams, lock
 from headwise.train.interrupt import Handlers, StopRequest
 
-# Plugins whose configs conf/hydra/ replaces.
-REPLACED = {"submitit_launcher", "optuna_sweeper"}
 _locks: list[IO[str]] = []  # open as long as this process
 
 
@@ -69,24 +65,3 @@ def _umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
-
-
-def _prefer_yaml() -> None:
-    """Remove the configs of replaced plugins, now and whenever Hydra imports these again.
-
-    Hydra 1.3 otherwise takes them for schemas of the yaml files with the same names.
-    """
-    original = ConfigStore.store
-
-    def store(self: ConfigStore, name: str, *args: Any, **options: Any) -> None:
-        if options.get("provider") not in REPLACED:
-            original(self, name, *args, **options)
-
-    ConfigStore.store = store  # type: ignore[method-assign]
-    for group in ("launcher", "sweeper"):
-        stored = ConfigStore.instance().repo.get("hydra", {}).get(group, {})
-        for name in [name for name, node in stored.items() if node.provider in REPLACED]:
-            del stored[name]
-
-
-_prefer_yaml()

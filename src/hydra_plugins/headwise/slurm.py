@@ -84,7 +84,7 @@ class _Launcher(BaseSubmititLauncher):  # type: ignore[misc]
             ConfigError: the command does not train.
             RunError: the jobs cannot be submitted.
         """
-        sweep = self.task_function.sweep  # attached by `headwise.cli`
+        sweep = self.task_function.sweep  # of `headwise.cli.Call`
         if sweep is None:
             raise ConfigError("hydra/launcher=… works with headwise train -m only")
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headwise.config.data import DataConfig, FilesConfig, LabelledDataConfig
-from headwise.config.text_and_paths import changed_texts
+from headwise.config.fields import changed_texts
 from headwise.data.sources.folder import Folder
 from headwise.data.sources.tables import Row, Select
 from headwise.errors import DataError, refuse

@@ -104,9 +104,8 @@ class StreamTask(Task[PreparedTokens]):
             require(period is None or window % period == 0, key, whole, window)
         key = "data.window" if windows.window is None else "decode.window"
         allowed = f"at least 0 and below {key}={window}"
-        context, most = windows.min_context, windows.max_windows
+        context = windows.min_context
         require(0 <= context < window, "decode.min_context", allowed, context)
-        require(most >= 0, "decode.max_windows", "at least 0 (0: all)", most)
         require(period is None or context % period == 0, "decode.min_context", whole, context)
 
     def metrics(self, data: PreparedTokens | None = None) -> Sequence[Metric]:

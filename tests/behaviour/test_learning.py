@@ -28,7 +28,7 @@ from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
 from headwise.model.transformer import Transformer
 from headwise.tasks.measure import measure_losses
-from headwise.tasks.stream.masked_lm import SITE, is_correct
+from headwise.tasks.stream.masked_lm import MaskedLM, is_correct
 from headwise.tasks.stream.masking import (
     MaskedEvaluationWindows,
     MaskedTrainingWindows,
@@ -113,16 +113,18 @@ def palindromes(n, seed):
 NOT_CAUSAL = [
     name
     for name in ATTENTIONS
-    if SITE not in unsupported_sites(group_node("attention", name), "attention")
+    if MaskedLM.site not in unsupported_sites(group_node("attention", name), "attention")
 ]
 
 
 @pytest.mark.parametrize("attention", slow_but(NOT_CAUSAL, "softmax"))
 def test_every_attention_learns_to_fill_masked_symbols(attention):
     """One of four symbols is masked, replaced or unchanged; it equals the mirrored one."""
-    factory = AttentionFactory({"attention": group_node("attention", attention)}, present=[SITE])
+    factory = AttentionFactory(
+        {"attention": group_node("attention", attention)}, present=[MaskedLM.site]
+    )
     torch.manual_seed(1)
-    site, n_ids = site_alone(CONFIG, SITE, "tokens"), MASKING.tokenizer.vocab_size
+    site, n_ids = site_alone(CONFIG, MaskedLM.site, "tokens"), MASKING.tokenizer.vocab_size
     model, loss = SingleStack(CONFIG, n_ids, site, factory, 1, PARTS), CrossEntropy(0.0)
     sizes = WINDOW, 512, 1, 1, True
     train(

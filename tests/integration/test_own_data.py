@@ -3,8 +3,7 @@
 import pytest
 
 from command_line import assert_rejected, read_json, run_folders
-from headwise.config.saved import current, read_back
-from headwise.runs.folder import RunFolder
+from headwise.runs.record import Record
 
 CODE = '''
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ def test_own_data_are_trained_on_and_evaluated(headwise, tmp_path, verses, monke
     headwise.ok("train", *verses, "data.ending=poem")
     (run,) = run_folders(tmp_path / "outputs")
     assert read_json(run / "data.json")["train"]["bytes"] == 20 * 25
-    config = read_back(current(RunFolder(run).read_config()))
+    config = Record(run).config
     assert (type(config.data).__name__, config.data.ending) == ("VerseConfig", "poem")
     headwise.ok("evaluate", f"run={run}", "data.test=[valid]")
     headwise.ok("sample", f"run={run}", "n=1", "length=5")

@@ -8,7 +8,7 @@ from pathlib import Path
 from headwise.analysis.tables import FOLDER, SETTINGS
 from headwise.commands.analyze import analyze_folders
 from headwise.config.commands import AnalyzeConfig, PageConfig
-from headwise.errors import ConfigError, DataError, require
+from headwise.errors import ConfigError, DataError
 from headwise.files import is_stream, write_text
 from headwise.page.document import page_record, page_text, script_json
 from headwise.page.readings import reading_contents
@@ -34,12 +34,11 @@ def page(config: PageConfig) -> Path:
         The file: `<run>/page.html`, `<run>/page-<other run>.html`, or `config.output`.
 
     Raises:
-        ConfigError: n_sentences below 1, an output that cannot be written, the same run twice, or
-            two runs of different tasks or languages.
+        ConfigError: an output that cannot be written, the same run twice, or two runs of
+            different tasks or languages.
         DataError: there is no text to show.
         RunError: the run does not exist.
     """
-    require(config.n_sentences >= 1, "n_sentences", "at least 1", config.n_sentences)
     folders = _folders(config)
     out = _output(config, folders)
     path = None if config.sentences is None else Path(config.sentences)

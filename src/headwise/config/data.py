@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from headwise.config.fields import changed_texts, path
+from headwise.config.fields import bounded, changed_texts, path
 from headwise.file_names import nfc
 
 NAMES = {"labels", "columns", "text", "label", "pair"}  # of classes and columns
@@ -50,7 +50,7 @@ class DensityDataConfig(FilesConfig):
 
     tasks: list[str] = field(default_factory=lambda: ["density"])  # tasks that use it
     language: str | None = None  # language code; null: none, or unknown
-    window: int = 256  # tokens that are read and scored together
+    window: int = bounded(256, 1)  # tokens that are read and scored together
     document_mask: bool = False  # documents in a window do not attend to each other
     stride: int = 8  # of patterns, suggested for this window
     label_smoothing: float = 0.0  # of the loss, suggested
@@ -95,7 +95,7 @@ class ImageDataConfig(DensityDataConfig):
     patch: int = 4  # classification: rows and columns of a patch; 1: pixels by value
     shift: int = 0  # classification: training images are shifted by up to so many pixels
     flip: bool = False  # classification: half of the training images are mirrored
-    label_fraction: float = 1.0  # classification: share of the training images, of every class
+    label_fraction: float = bounded(1.0, above=0, high=1)  # share of training images, by class
     labels: list[str] | None = None  # classification: names of the classes in order; null: sorted
     class_weights: Any = None  # classification: of the loss; null, balanced, or a list
 
@@ -122,11 +122,11 @@ class LabelledDataConfig(FilesConfig):
     pair: str | None = None  # column of the second text; null: single texts
     label: str = "label"  # column
     labels: list[str] | None = None  # names of the classes in order; null: sorted
-    valid_fraction: float = 0.0  # share of the training rows that is the validation set; 0: a file
-    label_fraction: float = 1.0  # share of the training rows that is kept, of each class, by seed
+    valid_fraction: float = bounded(0.0, 0, below=1)  # share of train that is valid; 0: a file
+    label_fraction: float = bounded(1.0, above=0, high=1)  # share of training rows, by class
     class_weights: Any = None  # of the loss: balanced, or a list; null: all 1
     language: str | None = None  # language code; null: unknown
-    max_length: int = 128  # tokens of a text or pair; longer ones are truncated
+    max_length: int = bounded(128, 2)  # tokens of a text or pair; longer ones are truncated
     origins: list[Any] = field(default_factory=list)  # tried in order if no folder is set
     stride: int = 8  # of patterns, suggested for this length
     label_smoothing: float = 0.0  # of the loss, suggested
@@ -154,14 +154,14 @@ class SequenceConfig:
     tasks: list[str] = field(default_factory=lambda: ["sequence"])  # tasks that use it
     name: str = MISSING  # name in tables
     rows: Any = MISSING  # the class of rows
-    min_length: int = 32  # of the sources in training; all rows of a batch have one length
+    min_length: int = bounded(32, 2)  # of sources in training; one in a batch
     max_length: int = 64  # of the sources in training, and of the validation set
-    curriculum: int = 0  # batches in which the longest length grows from first_length
+    curriculum: int = bounded(0, 0)  # batches in which the longest length grows from first_length
     first_length: int = 8
-    epoch_batches: int = 1000  # batches of an epoch
+    epoch_batches: int = bounded(1000, 1)  # batches of an epoch
     test_lengths: list[int] = field(default_factory=lambda: [64, 256, 1024])  # a split each
-    n_test: int = 200  # rows of a split, at most
-    test_tokens: int = 65_536  # of the sources of a split, at most, but for 8 rows
+    n_test: int = bounded(200, 1)  # rows of a split, at most
+    test_tokens: int = bounded(65_536, 0)  # of the sources of a split, at most, but for 8 rows
     valid: str = "valid"  # name of a split, whose rows have max_length
     label_smoothing: float = 0.0  # of the loss, suggested
     max_updates: int = 1000  # suggested

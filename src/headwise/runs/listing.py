@@ -73,7 +73,7 @@ class Summary:
         Raises:
             RunError: a file is broken.
         """
-        if NAME in run.present:
+        if run.has(NAME):
             fields = checked_fields(run.part("summary"), cls, run.folder / NAME)
             try:
                 return cls(**fields)
@@ -118,7 +118,7 @@ def status(run: Record) -> dict[str, Any]:
         values |= {"update": summary.update, "max_updates": summary.max_updates}
         if error:
             return values | _progress(run, summary) | _failed(error)
-        if summary.finished and "results.json" in run.present:
+        if summary.finished and run.has("results.json"):
             scores = summary.scores.items()
             flat = {f"{split}/{name}": v for split, named in scores for name, v in named.items()}
             return {"status": "finished"} | values | flat
@@ -146,7 +146,7 @@ def _progress(run: Record, summary: Summary) -> dict[str, Any]:
     scores = {key: value for key, value in valid.items() if key.startswith("valid/")}
     path = run.folder / PARTS["metrics"]  # an archive does not have it
     if not run.is_running:
-        default = 0 if NAME in run.present else update  # archives of 0.1.0 have no last.json
+        default = 0 if run.has(NAME) else update  # archives of 0.1.0 have no last.json
         saved = run.json(LAST).get("update", default)
         return {"update": saved, **({"logged": update} if update > saved else {}), **scores}
     if update <= summary.update or not path.is_file():

@@ -87,17 +87,23 @@ class Record:
     Args:
         folder: of the run; of an archived run ARCHIVE/NAME.
         content: of an archived run: its line.
-        present: names of the files in the folder, as `list_folders` returns them.
+        present: names of the files in the folder, if they were listed; see `list_folders`.
     """
 
     def __init__(
         self,
         folder: Path,
         content: Mapping[str, Any] | None = None,
-        present: frozenset[str] = frozenset(),
+        present: frozenset[str] | None = None,
     ) -> None:
         self.folder, self.content = folder, content
-        self.present = present
+        self._present = present
+
+    def has(self, name: str) -> bool:
+        """Whether the folder has a file of this name."""
+        if self._present is None:
+            return (self.folder / name).is_file()
+        return name in self._present
 
     def part(self, name: str) -> Any:
         """One of PARTS as plain types; None if the run has none.

@@ -178,8 +178,6 @@ class Classification(Task[PreparedClasses]):
         self.open(self.cache)
         config = on_patches(self.config)
         data = config.data
-        share = data.label_fraction
-        require(0 < share <= 1, "data.label_fraction", "above 0 and at most 1", share)
         pool_of(config.model)
         weights = data.class_weights
         is_list = isinstance(weights, list) and all(type(w) in (int, float) for w in weights)

@@ -38,10 +38,8 @@ def check_labelled_config(config: LabelledDataConfig) -> None:
     distinct = len(set(columns)) == len(columns)
     require(distinct, "data.text, data.label and data.pair", "different columns", columns)
     valid = config.valid_fraction
-    require(0 <= valid < 1, "data.valid_fraction", "at least 0 and below 1", valid)
     cut = not valid or config.train != config.valid
     require(cut, "data.valid", "another split than data.train", config.valid)
-    require(config.max_length >= 2, "data.max_length", "at least 2", config.max_length)
     many = config.labels is None or len(set(config.labels)) == len(config.labels) > 1
     require(many, "data.labels", "null, or two or more different names", config.labels)
 

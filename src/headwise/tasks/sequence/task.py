@@ -68,20 +68,11 @@ class SequenceTask(Task[NoFiles]):
 
     def check(self) -> None:
         data, rows = self.config.data, self.layout.rows
-        require(data.min_length >= 2, "data.min_length", "at least 2", data.min_length)
         allowed = f"at least data.min_length={data.min_length}"
         require(data.max_length >= data.min_length, "data.max_length", allowed, data.max_length)
         allowed = f"from 2 to data.max_length={data.max_length}"
         require(2 <= data.first_length <= data.max_length, "data.first_length", allowed,
                 data.first_length)  # fmt: skip
-        for key, low in {
-            "curriculum": 0,
-            "epoch_batches": 1,
-            "n_test": 1,
-            "test_tokens": 0,
-        }.items():
-            value = getattr(data, key)
-            require(value >= low, f"data.{key}", f"at least {low}", value)
         lengths = data.test_lengths
         fits = len(set(lengths)) == len(lengths) and all(length >= 2 for length in lengths)
         require(fits, "data.test_lengths", "different lengths of at least 2", lengths)

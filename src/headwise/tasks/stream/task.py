@@ -77,7 +77,6 @@ class StreamTask(Task[PreparedTokens]):
 
     def check(self) -> None:
         config, window = self.config, self.config.data.window
-        require(window >= 1, "data.window", "at least 1", window)
         self.open(self.cache)
         fits = is_text(config) or config.tokenizer.kind == "byte"
         kind = f"byte with data={config.data.name}"
@@ -98,7 +97,6 @@ class StreamTask(Task[PreparedTokens]):
         longest, period = positions.max_positions, positions.period
         whole = f"a multiple of the {period} values of positions.shape"
         for key, window in (("data.window", self.row_tokens), ("decode.window", self._window)):
-            require(window >= 1, key, "at least 1", window)
             fits, allowed = longest is None or longest >= window, f"at most {longest}"
             require(fits, key, f"{allowed} (positions.max_positions)", window)
             require(period is None or window % period == 0, key, whole, window)

@@ -50,8 +50,8 @@ NOT_RUN = {
     "python -m benchmarks": "measures for minutes to hours; see test_benchmarks.py",
     "OMP_NUM_THREADS=1": "measures for hours; see test_benchmarks.py",
     "HEADWISE_DATA=FOLDER": "measures for hours on a corpus",
-    "python scripts/table.py study=five_tasks": "prints a published table; see test_studies.py",
-    "python scripts/table.py study=variants": "trains every variant; see test_table.py",
+    "headwise table study=five_tasks": "prints a published table; see test_studies.py",
+    "headwise table study=variants": "trains every variant; see test_table.py",
     "python docs/generate.py": "writes pages; see test_architecture.py",
 }
 # One small run of each kind of task; `runnable` puts them in place of FOLDER.
@@ -145,7 +145,7 @@ def inline_commands(page):
 
 def runnable(command):
     """A command with the names of SMALL_RUNS and of files; a training is a dry run."""
-    name = re.sub(r"(?:python scripts/|headwise )(\w+).*", r"\1", command)
+    name = re.sub(r"(?:python |headwise )(\w+).*", r"\1", command)
     run = {"sample": "$TEXT", "predict": "$LABELLED"}.get(name, "$RUN")
     names = {"run=FOLDER": f"run={run}", "FOLDER": "written", "seed=1,2,3": "seed=1"}
     names |= {"input=FILE": "input=texts.txt", "FILE": "labels"}

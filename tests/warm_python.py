@@ -151,7 +151,7 @@ def _run(connection):
         import headwise.commands.outcome
 
         headwise.commands.outcome.FORMATS = ("png",)  # figures are half of its time
-    elif argv[0] == "scripts/figures.py" and any(a.startswith("run=") for a in argv):
+    elif "figures" in argv[:3] and any(a.startswith("run=") for a in argv):
         from headwise.commands import figures as command
         from headwise.studies import figures
 

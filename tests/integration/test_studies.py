@@ -370,7 +370,7 @@ def test_figures_in_pages_are_those_of_published_tables(page):
 
 
 def test_command_of_the_table_of_results_is_that_of_the_test():
-    command = ["python scripts/table.py study=five_tasks", *map(repr, TABLES["five_tasks"])]
+    command = ["headwise table study=five_tasks", *map(repr, TABLES["five_tasks"])]
     assert " ".join(command) in " ".join((DOCS / "results.md").read_text("utf-8").split())
 
 

@@ -1,4 +1,4 @@
-"""`scripts/analyze.py`: measure the heads of trained runs, and write tables for each run."""
+"""`headwise analyze`: measure the heads of trained runs, and write tables for each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/compare.py`: paired tests between two runs on the items of their test sets."""
+"""`headwise compare`: paired tests between two runs on the items of their test sets."""
 
 from __future__ import annotations
 

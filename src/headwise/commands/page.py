@@ -1,4 +1,4 @@
-"""`scripts/page.py`: the HTML page of a run, or of two."""
+"""`headwise page`: the HTML page of a run, or of two."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _output(config: PageConfig, folders: Sequence[RunFolder]) -> Path:
 
 
 def _pictures(folders: Sequence[RunFolder]) -> list[tuple[str, bytes]]:
-    """Return title and svg of every figure that `scripts/figures.py` draws of these runs."""
+    """Return title and svg of every figure that `headwise figures` draws of these runs."""
     figures = list(figures_of([TaskRecord(folder.path) for folder in folders]).values())
     if len(folders) > 1:  # the training figures of each run first
         figures = [

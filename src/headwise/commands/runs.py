@@ -1,4 +1,4 @@
-"""`scripts/runs.py`: a table of the runs in a folder: state, scores, overrides that differ."""
+"""`headwise runs`: a table of the runs in a folder: state, scores, overrides that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/table.py`: the tables of a study or of a sweep, as Markdown, LaTeX and CSV."""
+"""`headwise table`: the tables of a study or of a sweep, as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Batching(Loading):
 
 @dataclass
 class TableConfig(Batching):
-    """`scripts/table.py`: the tables of a study, or of a sweep."""
+    """`headwise table`: the tables of a study, or of a sweep."""
 
     study: Any = None  # a yaml of conf/study; see `headwise.studies.study.Study`; null: a sweep
     runs: list[str] = path(list)  # folders, globs or the folder of a sweep; empty: of the study
@@ -61,7 +61,7 @@ class RunOrRuns(Loading):
 
 @dataclass
 class FiguresConfig(RunOrRuns):
-    """`scripts/figures.py`: figures for print, of one run or of several."""
+    """`headwise figures`: figures for print, of one run or of several."""
 
     sentence: str | None = None  # draw the attention of all heads of `run` on it
     output: str | None = path()  # null: outputs/figures, or in the run folder
@@ -69,7 +69,7 @@ class FiguresConfig(RunOrRuns):
 
 @dataclass
 class PageConfig(Loading):
-    """`scripts/page.py`: one HTML file to inspect the heads of a run."""
+    """`headwise page`: one HTML file to inspect the heads of a run."""
 
     run: str = path(MISSING)  # folder of a run
     other: str | None = path()  # a second run
@@ -80,7 +80,7 @@ class PageConfig(Loading):
 
 @dataclass
 class CompareConfig:
-    """`scripts/compare.py`: paired tests between two runs."""
+    """`headwise compare`: paired tests between two runs."""
 
     run: str = path(MISSING)  # folder of a run
     other: str = path(MISSING)  # the run that it is compared with
@@ -90,7 +90,7 @@ class CompareConfig:
 
 @dataclass
 class RunsConfig:
-    """`scripts/runs.py`: a table of runs."""
+    """`headwise runs`: a table of runs."""
 
     runs: list[str] = path(lambda: ["outputs"])  # folders, globs or archives
     where: str | None = None  # a query of pandas: status == "finished" and seed < 3
@@ -110,7 +110,7 @@ class RunSelection(Batching):
 
 @dataclass
 class SampleConfig(RunSelection):
-    """`scripts/sample.py`: draw samples from a density model."""
+    """`headwise sample`: draw samples from a density model."""
 
     n: int = bounded(16, 1)  # samples
     length: int | None = bounded(None, 1)  # tokens of each after the prompt; null: to data.window
@@ -129,7 +129,7 @@ class SampleConfig(RunSelection):
 
 @dataclass
 class PredictConfig(RunSelection):
-    """`scripts/predict.py`: label the texts of a file or of stdin, or pictures."""
+    """`headwise predict`: label the texts of a file or of stdin, or pictures."""
 
     input: str | None = path(stream=STDIN)  # lines, table, picture or a folder of them; null: stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
@@ -155,7 +155,7 @@ class EvaluateDataConfig:
 
 @dataclass
 class EvaluateConfig(SearchSelection):
-    """`scripts/evaluate.py`: score a run on test sets or other text."""
+    """`headwise evaluate`: score a run on test sets or other text."""
 
     scaling: Any = None  # replaces that of the run, at all sites; needs name; null: as in training
     data: EvaluateDataConfig = field(default_factory=EvaluateDataConfig)
@@ -165,7 +165,7 @@ class EvaluateConfig(SearchSelection):
 
 @dataclass
 class TranslateConfig(SearchSelection):
-    """`scripts/translate.py`: translate a file, stdin, or lines typed at a terminal."""
+    """`headwise translate`: translate a file, stdin, or lines typed at a terminal."""
 
     input: str | None = path(stream=STDIN)  # a file; null reads stdin
     output: str | None = path(stream=STDOUT)  # a file; null writes to stdout
@@ -184,7 +184,7 @@ class PruneDataConfig:
 
 @dataclass
 class PruneConfig(SearchSelection):
-    """`scripts/prune.py`: measure the importance of heads, and remove heads."""
+    """`headwise prune`: measure the importance of heads, and remove heads."""
 
     by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
     fraction: float | None = bounded(None, above=0, high=1)  # of the heads of `sites` to remove
@@ -205,7 +205,7 @@ class AnalyzeDataConfig(PruneDataConfig):
 
 @dataclass
 class AnalyzeConfig(RunOrRuns, Batching):
-    """`scripts/analyze.py`: tables of measures of the heads of a run."""
+    """`headwise analyze`: tables of measures of the heads of a run."""
 
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
     offsets: int = bounded(5, 1)  # relative positions -N to N that are analysed

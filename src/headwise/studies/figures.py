@@ -1,6 +1,6 @@
 """The figures of one run or of several, drawn from the files in their folders.
 
-A figure is left out if its tables (by `scripts/analyze.py` or `scripts/prune.py`) or its statistics
+A figure is left out if its tables (by `headwise analyze` or `headwise prune`) or its statistics
 do not exist.
 """
 

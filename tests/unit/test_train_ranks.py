@@ -144,7 +144,8 @@ def test_gather_inverts_share(monkeypatch, n_ranks, n_items):
     [
         ({"WORLD_SIZE": "2"}, "MASTER_ADDR .* is not set"),
         ({**TWO, "RANK": ""}, "RANK .* from 0 to 1, got ''"),
-        ({**TWO, "RANK": "5"}, "RANK .* from 0 to 1, got '5'"),
+        ({**TWO, "RANK": "2"}, "RANK .* from 0 to 1, got '2'"),
+        ({**TWO, "LOCAL_RANK": "2"}, "LOCAL_RANK .* from 0 to 1, got '2'"),
         ({**TWO, "WORLD_SIZE": "abc"}, "WORLD_SIZE .* got 'abc'"),
         ({"WORLD_SIZE": "", "RANK": "5", "LOCAL_RANK": "x"}, None),
     ],

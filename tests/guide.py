@@ -40,7 +40,7 @@ _BLOCK = re.compile(
 )
 _FENCE_OR_MARK = re.compile(r"^\s*```|^<!-- (?:not run:|exact -->)", re.MULTILINE)
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python|headwise|make|pip|wandb) .*")
+_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python|headwise \w+|make|pip|wandb) .*|headwise runs")
 # Beginnings of commands in README and within lines of pages that are not run, with the reason.
 NOT_RUN = {
     "make": "installs packages, or runs these tests",
@@ -53,6 +53,7 @@ NOT_RUN = {
     "headwise table study=five_tasks": "prints a published table; see test_studies.py",
     "headwise table study=variants": "trains every variant; see test_table.py",
     "python docs/generate.py": "writes pages; see test_architecture.py",
+    "WRITE_TABLES=1": "writes golden files for minutes; see test_studies.py",
 }
 # One small run of each kind of task; `runnable` puts them in place of FOLDER.
 SMALL_RUNS = """

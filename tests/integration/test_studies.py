@@ -22,6 +22,9 @@ from headwise.attention.fixed import Fixed
 from headwise.attention.place import Place
 from headwise.config.folders import group_choices
 from headwise.config.register import typed
+from headwise.config.schema import TokenizerConfig
+from headwise.data.tokenizer import TokenizerPair
+from headwise.data.tokenizer_training import train_tokenizer
 from headwise.errors import ConfigError
 from headwise.runs.archive import archived
 from headwise.studies.study import (
@@ -154,7 +157,10 @@ OF_ROWS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", group_choices("study"))
-def test_every_study_has_recipes_that_can_be_trained(make, name):
+def test_every_study_has_recipes_that_can_be_trained(make, name, tmp_path):
+    tokenizer = train_tokenizer(iter(["ab cd"] * 9), TokenizerConfig(kind="char", vocab_size=99))
+    TokenizerPair(tokenizer, tokenizer, joint=True).save(tmp_path)
+    (tmp_path / "config.yaml").touch()  # of a run
     study = study_of(make, name)
     assert study.name == name
     of_cells = recipes(study.cells)
@@ -163,7 +169,7 @@ def test_every_study_has_recipes_that_can_be_trained(make, name):
         key = one.overrides, one.cell.init is None
         if key not in configs:
             config = make(one.overrides)
-            config.init_from = None if one.cell.init is None else "RUN"
+            config.init_from = None if one.cell.init is None else str(tmp_path)
             config.trainer.device, config.trainer.precision = "cpu", "fp32"
             configs[key] = typed(config)
             checked_task(configs[key])

@@ -193,7 +193,7 @@ def test_pruned_heads_keep_their_slopes():
 def test_half_of_the_heads_have_slopes(given, expected):
     attention = attention_at(ALiBi("half", given))
     assert slopes_of(attention) == pytest.approx(expected)
-    assert attention.positions.positioned(3).tolist() == [slope > 0 for slope in expected]
+    assert attention.positions.positioned(3) == [slope > 0 for slope in expected]
 
 
 # -- added to embeddings ------------------------------------------------------------------

@@ -4,6 +4,7 @@ import math
 import runpy
 import shutil
 import sys
+from contextlib import suppress
 from itertools import zip_longest
 
 import pytest
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from command_line import SMALL, read_json, small_overrides, write_corpus, write_text_corpus
+from composed_configs import changed
 from headwise.attention.place import Place
 from headwise.commands.train import train
 from headwise.config import folders
@@ -29,7 +31,7 @@ from headwise.errors import ConfigError
 from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.transformer import encoder_decoder_sites
 from headwise.precision import resolve_precision
-from headwise.tasks.check import resolve
+from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.task import task_of
 from headwise.track.base import Tracker
 from headwise.train.distributed import choose_device
@@ -111,6 +113,16 @@ def test_every_model_builds(make, choice):
     with torch.device("meta"):
         model = build_model(config, 100, 100, joint=True)
     assert len(model.encoder.layers) == config.model.encoder_layers
+
+
+@every("positions")
+def test_scaling_and_positions_are_checked_without_values(choice):
+    free = "ssmax scaling.heads=without_positions"
+    for scaling in (*group_choices("scaling"), free):
+        words = f"positions={choice} scaling={scaling}".split()
+        task = typed(changed("train", (), words))
+        with suppress(ConfigError):  # what does not fit is refused
+            checked_task(task)
 
 
 @every("optimizer")

@@ -7,6 +7,7 @@ section 4.2): the first see neighbours, the others any distance.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -93,10 +94,11 @@ class Slopes(PlacePositions):
     def __init__(self, slopes_H: list[float]) -> None:
         super().__init__()
         self.register_buffer("slopes_H", torch.tensor(slopes_H), persistent=False)
+        self._positioned = [slope > 0 for slope in slopes_H]
 
     def distances(self, n_prefix: int) -> Distances:
         slopes_H: Tensor = self.get_buffer("slopes_H")
         return Distances(full_precision(slopes_H), n_prefix)
 
-    def positioned(self, n_heads: int) -> Tensor:
-        return self.get_buffer("slopes_H") > 0
+    def positioned(self, n_heads: int) -> Sequence[bool]:
+        return self._positioned

@@ -7,7 +7,7 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, D model width, E he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ class Scaling(Variant):
 
     scales: ClassVar[bool] = True
 
-    def adapt(self, positioned_H: Tensor | None) -> None:
+    def adapt(self, positioned: Sequence[bool] | None) -> None:
         """Learn, after construction, which heads have positions; None: there are none at the place.
 
         Raises:

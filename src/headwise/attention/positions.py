@@ -13,6 +13,7 @@ Axes: B batch, H heads, N positions, D model width, E head width.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -52,9 +53,9 @@ class PlacePositions(nn.Module):
         """Return the bias on the scores by distance, or None."""
         return None
 
-    def positioned(self, n_heads: int) -> Tensor:
-        """Return (H,): whether scores of the head depend on the distance; by default all."""
-        return torch.ones(n_heads, dtype=torch.bool)
+    def positioned(self, n_heads: int) -> Sequence[bool]:
+        """Whether scores of each head depend on the distance; by default all."""
+        return [True] * n_heads
 
 
 class Positions:

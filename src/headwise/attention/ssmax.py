@@ -9,7 +9,7 @@ Axes: B batch, H heads, Q number of queries, D model width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,13 +58,13 @@ class SSMax(Scaling):
             "scaled_H", torch.ones(place.n_heads, dtype=torch.bool), persistent=False
         )
 
-    def adapt(self, positioned_H: Tensor | None) -> None:
+    def adapt(self, positioned: Sequence[bool] | None) -> None:
         """See `Scaling.adapt`: which heads keep their scores."""
-        if self.heads == "all" or positioned_H is None:
+        if self.heads == "all" or positioned is None:
             return
-        fits = not bool(positioned_H.all())
-        require(fits, "scaling.heads", "all with positions that every head has", self.heads)
-        self.scaled_H = ~positioned_H
+        allowed = "all with positions that every head has"
+        require(not all(positioned), "scaling.heads", allowed, self.heads)
+        self.scaled_H = ~torch.tensor(positioned)
 
     @classmethod
     def unlearned(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:

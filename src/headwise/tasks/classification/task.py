@@ -37,6 +37,7 @@ from headwise.model.family import Model
 from headwise.model.gates import head_gates
 from headwise.model.patch_embedding import patch_embedding
 from headwise.model.places import site_alone
+from headwise.runs.folder import RunFolder
 from headwise.tasks.classification.batches import TrainingClasses, evaluation_batches, stratified
 from headwise.tasks.classification.inputs import ClassCorpus, ImageInputs
 from headwise.tasks.classification.metrics import (
@@ -192,6 +193,8 @@ class Classification(Task[PreparedClasses]):
         longest, n = parts_of(config).positions.max_positions, max_positions(data)
         allowed = f"at least the {n} positions of data={data.name}"
         require(longest is None or longest >= n, "positions.max_positions", allowed, longest)
+        if self.tokenizer not in (None, config.tokenizer):
+            RunFolder.existing(config.init_from or "", "init_from")  # has the tokenizer
         check_model(config, self.sites(), {COLUMN: n})
 
     def sizes(self) -> Sizes:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import make_once
-from headwise.data.prefetch import DEPTH
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import load_tokenizers, train_tokenizer_pair
 from headwise.data.workers import run_in_process
@@ -225,6 +224,8 @@ class EpochSplits:
         def make(partial: Path) -> dict[str, Any]:
             path = partial / f"epoch_{epoch}"
             return write_encoded(job, path, self._n_workers, self._progress)
+
+        from headwise.data.prefetch import DEPTH  # imports torch
 
         make_once(folder, make)
         # Other ranks are at most this many batches ahead or behind, and an epoch has at least one

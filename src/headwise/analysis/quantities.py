@@ -82,9 +82,14 @@ def _number(role: str) -> Value:
     return lambda heads: len(_having(heads, role)) if heads[column].notna().any() else None
 
 
+def _weight_of(role: str) -> Value:
+    """The median weight, at the offset of a role, of the heads with it."""
+    return lambda heads: _having(heads, role)[f"{role}_weight"].median()
+
+
 def _positional(role: str, at: str) -> dict[str, Quantity]:
     peak = f"highest share of a head's queries with peak at {at}"
-    weight: Value = lambda heads: _having(heads, role)[f"{role}_weight"].median()  # noqa: E731
+    weight = _weight_of(role)
     return {
         f"{role}_heads": Quantity(f"heads at {at}", "count", HEADS, _number(role), RUN),
         f"{role}_weight": Quantity(f"their weight at {at}, median", "share", HEADS, weight, RUN),

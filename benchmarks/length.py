@@ -30,10 +30,10 @@ from torch import nn
 
 from benchmarks.clock import added_bytes, medians
 from benchmarks.command import arguments, in_own_process, keep
+from headwise.attention.attention import Attention
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.protocol import Attention
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
 

@@ -28,11 +28,10 @@ from typing import Any, cast
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from headwise.attention.attention import Attention, ScoreAttention
 from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.place import Place
-from headwise.attention.protocol import Attention
-from headwise.attention.scores import ScoreAttention
 from headwise.config import schema
 from headwise.config.data import (
     CleaningConfig,

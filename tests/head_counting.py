@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headwise.attention.parts import Normaliser
+from headwise.attention.attention import ScoreAttention
+from headwise.attention.normaliser import Normaliser
 from headwise.attention.pattern import Pattern
 from headwise.attention.recorder import recorded_weights
-from headwise.attention.scores import ScoreAttention
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch, Column
 from headwise.model.transformer import Transformer

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from headwise.attention.attention import MultiHeadAttention
 from headwise.attention.build import unsupported_sites
-from headwise.attention.heads import MultiHeadAttention
 from headwise.config.folders import composed, group_choices, group_node
 from headwise.config.instantiate import instantiate, target_class
 from headwise.config.register import typed

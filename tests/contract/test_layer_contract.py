@@ -9,11 +9,11 @@ from itertools import product
 import pytest
 import torch
 
+from headwise.attention.attention import ScoreAttention
 from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.linear import LinearAttention
 from headwise.attention.mask import Mask
-from headwise.attention.parts import Normaliser
-from headwise.attention.scores import ScoreAttention
+from headwise.attention.normaliser import Normaliser
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
 from headwise.config.schema import SITE_GROUPS, SITES

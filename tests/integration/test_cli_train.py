@@ -32,7 +32,7 @@ from training_runs import ROOT, run_python
 TOY = '''
 import torch
 
-from headwise.attention.parts import Normaliser
+from headwise.attention.normaliser import Normaliser
 
 
 class Uniform(Normaliser):

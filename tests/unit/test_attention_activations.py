@@ -15,7 +15,7 @@ from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.mask import Mask
 from headwise.attention.mixed import NOTE_NAMES, Mixed
-from headwise.attention.parts import ScoreContext
+from headwise.attention.normaliser import ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.rows import ROWS, Elementwise

@@ -3,7 +3,7 @@
 import pytest
 from torch import relu
 
-from headwise.attention.parts import Normaliser
+from headwise.attention.normaliser import Normaliser
 from headwise.attention.place import Place
 from headwise.errors import ConfigError
 

@@ -11,10 +11,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attention_cases import COMBINATIONS, PATTERNS
+from headwise.attention.attention import HeadGate
 from headwise.attention.build import AttentionFactory
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.factorised import FactorisedPattern
-from headwise.attention.heads import HeadGate
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.window import Window

@@ -8,12 +8,12 @@ import torch
 from benchmarks.saved_storages import n_bytes, saved_storages
 
 import oracle
+from headwise.attention.attention import ScoreAttention
 from headwise.attention.build import AttentionFactory
 from headwise.attention.linear import LinearAttention, causal_product, positive_elu
 from headwise.attention.linformer import PROJECTIONS, SHARING, Linformer
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError

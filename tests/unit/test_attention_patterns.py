@@ -11,12 +11,12 @@ from itertools import product
 import pytest
 import torch
 
+from headwise.attention.attention import ScoreAttention
 from headwise.attention.build import AttentionFactory
 from headwise.attention.fixed import Fixed
 from headwise.attention.mask import Mask
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
-from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.attention.strided import Strided
 from headwise.config.folders import group_node

@@ -13,14 +13,14 @@ from torch import nn
 import oracle
 from headwise.attention.alibi import ALiBi
 from headwise.attention.alpha_entmax import AlphaEntmax
+from headwise.attention.attention import ScoreAttention
 from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.length_scaling import LengthScaling
 from headwise.attention.mask import Mask
-from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.normaliser import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.rotary import Rotary
-from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.attention.ssmax import SSMax
 from headwise.config.folders import group_node

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 import headwise.hf
 from headwise import entmax
+from headwise.attention.attention import ScoreAttention
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.positions import Sinusoids
-from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.attention.strided import Strided
 from headwise.compilation import constant_in_graphs, outside_graphs

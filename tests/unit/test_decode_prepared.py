@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.attention.heads import HeadGate
+from headwise.attention.attention import HeadGate
 from headwise.attention.place import Place
 from headwise.attention.recorder import recording
 from headwise.attention.rotary import Rotary

@@ -20,10 +20,9 @@ from headwise.analysis.pruning import (
     pruning_order,
     without,
 )
-from headwise.attention.heads import NoHeads
-from headwise.attention.parts import Normaliser
+from headwise.attention.attention import NoHeads, ScoreAttention
+from headwise.attention.normaliser import Normaliser
 from headwise.attention.recorder import recorded_weights
-from headwise.attention.scores import ScoreAttention
 from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import RunError
 from headwise.model.build import build_model

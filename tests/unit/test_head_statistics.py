@@ -39,9 +39,9 @@ from headwise.analysis.collect import (
 from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
 from headwise.analysis.observe import for_each_block
 from headwise.attention.alpha_entmax import AlphaEntmax
+from headwise.attention.attention import ScoreAttention
 from headwise.attention.length_scaling import LengthScaling
 from headwise.attention.place import Place
-from headwise.attention.scores import ScoreAttention
 from headwise.config.schema import SITES
 from headwise.errors import ConfigError
 

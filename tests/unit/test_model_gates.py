@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.attention import MultiHeadAttention
 from headwise.attention.place import Place
 from headwise.config.register import typed
 from headwise.model.build import build_model

@@ -11,8 +11,8 @@ import pytest
 import torch
 from benchmarks.saved_storages import n_bytes, saved_storages
 
+from headwise.attention.attention import HeadGate
 from headwise.attention.build import AttentionFactory
-from headwise.attention.heads import HeadGate
 from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig

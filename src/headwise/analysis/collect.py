@@ -22,7 +22,7 @@ from headwise.errors import ConfigError
 from headwise.track.base import HeadValues
 
 if TYPE_CHECKING:
-    from headwise.attention.protocol import Attention
+    from headwise.attention.attention import Attention
     from headwise.data.batch import Batch
     from headwise.model.family import Model
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.projections import ProjectionGradients
-from headwise.attention.heads import HeadGate, MultiHeadAttention
+from headwise.attention.attention import HeadGate, MultiHeadAttention
 from headwise.attention.place import Place
 from headwise.errors import DataError
 from headwise.model.family import evaluating

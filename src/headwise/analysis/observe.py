@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from headwise.attention.attention import Attention, MultiHeadAttention
 from headwise.attention.cache import AttentionCache
-from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.mask import Mask
-from headwise.attention.parts import Normaliser, Scaling
-from headwise.attention.protocol import Attention
+from headwise.attention.normaliser import Normaliser, Scaling
 from headwise.attention.recorder import recording
 from headwise.model.family import evaluating
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from headwise.analysis.collect import HeadTable
 from headwise.analysis.importance import head_factors
 from headwise.analysis.tables import HEAD_KEY
-from headwise.attention.heads import MultiHeadAttention, NoHeads
-from headwise.attention.protocol import Attention
+from headwise.attention.attention import Attention, MultiHeadAttention, NoHeads
 from headwise.data.batch import Batch, Column
 from headwise.errors import RunError
 from headwise.model.family import Model

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.fused import FusedNormaliser
-from headwise.attention.parts import ScoreContext
+from headwise.attention.normaliser import FusedNormaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.errors import refuse, require
 from headwise.ops.family import Power

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from headwise.attention.heads import NoHeads
-from headwise.attention.parts import Normaliser, Scaling
+from headwise.attention.attention import Attention, NoHeads, ScoreAttention
+from headwise.attention.normaliser import Normaliser, Scaling
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place, Variant
 from headwise.attention.positions import NoPositions, Positions
-from headwise.attention.protocol import Attention
-from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import as_container, instantiate, target_class
 from headwise.config.schema import SITE_GROUPS, SITE_KINDS

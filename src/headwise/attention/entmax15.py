@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.attention.fused import FusedNormaliser
+from headwise.attention.normaliser import FusedNormaliser
 from headwise.ops.family import Power
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headwise.attention.parts import Scaling
+from headwise.attention.normaliser import Scaling
 from headwise.attention.place import Place
 from headwise.errors import refuse, require
 from headwise.precision import full_precision, without_autocast

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headwise.attention.attention import MultiHeadAttention
 from headwise.attention.cache import AttentionCache
-from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.mask import Mask, same_document
 from headwise.attention.place import Place
 from headwise.errors import require

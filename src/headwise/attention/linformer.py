@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise import entmax
+from headwise.attention.attention import MultiHeadAttention
 from headwise.attention.cache import AttentionCache, KeyValueCache
-from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.length_projection import (
     Convolution,
     LearnedProjection,

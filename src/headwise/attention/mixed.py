@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.activations import ACTIVATIONS, Activation
-from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.normaliser import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.attention.rows import ROWS
 from headwise.config.folders import group_choices, group_node

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.attention.parts import Scaling
+from headwise.attention.normaliser import Scaling
 from headwise.attention.pattern import Pattern
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from headwise.attention.protocol import Attention, Recorder
+from headwise.attention.attention import Attention, Recorder
 
 
 @contextmanager

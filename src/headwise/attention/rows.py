@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.normaliser import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.errors import refuse
 from headwise.precision import full_precision

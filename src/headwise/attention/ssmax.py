@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.parts import Scaling
+from headwise.attention.normaliser import Scaling
 from headwise.attention.place import Place
 from headwise.errors import refuse, require
 from headwise.precision import full_precision

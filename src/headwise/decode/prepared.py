@@ -21,13 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.alpha_entmax import AlphaEntmax
+from headwise.attention.attention import Attention, ScoreAttention
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.entmax15 import Entmax15
-from headwise.attention.fused import FusedNormaliser
 from headwise.attention.mask import Mask
-from headwise.attention.parts import ScoreContext
-from headwise.attention.protocol import Attention
-from headwise.attention.scores import ScoreAttention
+from headwise.attention.normaliser import FusedNormaliser, ScoreContext
 from headwise.attention.softmax import Softmax
 from headwise.attention.sparsemax import Sparsemax
 from headwise.model.blocks import FeedForward, PostNorm, PreNorm

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headwise.attention.protocol import Attention
+from headwise.attention.attention import Attention
 from headwise.model.activations import Activation, ReLU
 from headwise.ops.dropout.operator import Dropout
 from headwise.ops.linear import Linear

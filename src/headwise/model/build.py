@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from headwise.attention.attention import Attention, ScoreAttention
 from headwise.attention.build import AttentionFactory
 from headwise.attention.place import Place, Site
 from headwise.attention.positions import Positions
-from headwise.attention.protocol import Attention
-from headwise.attention.scores import ScoreAttention
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.errors import ConfigError

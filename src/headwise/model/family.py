@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from headwise.attention.attention import Attention
 from headwise.attention.place import Site
-from headwise.attention.protocol import Attention
 from headwise.config.fields import check_bounds
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch

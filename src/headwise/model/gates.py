@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.heads import HeadGate
+from headwise.attention.attention import HeadGate
 from headwise.attention.place import Place, Site
 from headwise.errors import refuse, require
 from headwise.model.family import Model

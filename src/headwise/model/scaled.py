@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.attention import MultiHeadAttention
 from headwise.attention.positions import PositionEmbedding
 from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError

@@ -15,10 +15,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from headwise.attention.attention import Attention
 from headwise.attention.cache import AttentionCache
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place, Site
-from headwise.attention.protocol import Attention
 from headwise.config.schema import ModelConfig
 from headwise.model.blocks import FeedForward, Residual, call_layer
 from headwise.model.parts import Parts

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from headwise.attention.parts import Scaling
+from headwise.attention.normaliser import Scaling
 from headwise.config.commands import Batching, EvaluateConfig, SearchSelection
 from headwise.config.instantiate import target_class
 from headwise.config.schema import Config, SitesConfig

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from headwise.attention.protocol import Attention
+from headwise.attention.attention import Attention
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.errors import CheckpointError, RunError
 from headwise.files import read_json

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.fused import FusedNormaliser
-from headwise.attention.scores import ScoreAttention
+from headwise.attention.attention import ScoreAttention
+from headwise.attention.normaliser import FusedNormaliser
 from headwise.ops import dispatch, linear
 from headwise.ops.dispatch import Choice
 from headwise.precision import matmul_dtype

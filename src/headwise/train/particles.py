@@ -21,8 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.heads import MultiHeadAttention
-from headwise.attention.protocol import Attention
+from headwise.attention.attention import Attention, MultiHeadAttention
 
 PROJECTIONS = ("query", "key", "value")
 

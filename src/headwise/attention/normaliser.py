@@ -1,6 +1,6 @@
-"""Parts of a score-based attention: `Normaliser` and `Scaling`; see also `Pattern`.
+"""From scores to weights: base classes of normalisers, and of scalings of the scores before them.
 
-`headwise.attention.scores.ScoreAttention` composes them.
+`headwise.attention.attention.ScoreAttention` composes them; see also `headwise.attention.pattern`.
 
 Axes: B batch, H heads, Q and K numbers of queries and keys, D model width, E head width.
 """
@@ -16,44 +16,12 @@ from torch import Tensor
 
 from headwise.attention.mask import Mask
 from headwise.attention.place import Variant
+from headwise.entmax import alpha_entmax
 from headwise.errors import ConfigError
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.layout import BlockLayout
-
-
-class Scaling(Variant):
-    """A factor on the scores of each head and query, applied before the normaliser.
-
-    Attributes:
-        scales: False for the identity, which is skipped.
-    """
-
-    scales: ClassVar[bool] = True
-
-    def adapt(self, positioned: Sequence[bool] | None) -> None:
-        """Learn, after construction, which heads have positions; None: there are none at the place.
-
-        Raises:
-            ConfigError: the settings do not fit the positions.
-        """
-
-    @classmethod
-    def unlearned(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings for a model that was trained without scaling: without weights.
-
-        Raises:
-            ConfigError: the scaling needs weights.
-        """
-        raise ConfigError(f"scaling: {cls.__name__} has weights that the run has not learned")
-
-    def forward(self, query_BQD: Tensor, n_visible_BQ: Tensor) -> Tensor:
-        """Return the factor (B or 1, H, Q, 1), float32.
-
-        Args:
-            query_BQD: input of the layer's query projection.
-            n_visible_BQ: number of keys that are allowed without the pattern, (B or 1, Q).
-        """
-        raise NotImplementedError
+from headwise.ops.attention.operator import attend
+from headwise.ops.family import ALPHAS, Power
 
 
 @dataclass(frozen=True)
@@ -153,3 +121,75 @@ class Normaliser(Variant):
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
         """Return values to log as a mean over queries: name -> (B, H, Q), NaN as in `stats`."""
         return {}
+
+
+class FusedNormaliser(Normaliser):
+    """A normaliser of the entmax family, whose maps have kernels.
+
+    Attributes:
+        power: the map.
+        alpha_per_query: whether α differs by query.
+    """
+
+    is_fused = True
+    power: ClassVar[Power]
+    alpha_per_query: bool = False
+
+    def row_alpha(self, context: ScoreContext) -> Tensor | None:
+        """Return α, float32, broadcastable to (B, H, Q, 1); None if `power` determines it."""
+        return None
+
+    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+        """Return weights (B, H, Q, K), differentiable in the scores and in α."""
+        alpha, mask = self.row_alpha(context), context.dense_mask(scores_BHQK)
+        value = ALPHAS[self.power] if alpha is None else alpha
+        return alpha_entmax(scores_BHQK, value, dim=-1, mask=mask)
+
+    def attend(
+        self,
+        query_BHQE: Tensor,
+        key_BHKE: Tensor,
+        value_BHKE: Tensor,
+        context: ScoreContext,
+        dropout: float,
+    ) -> Tensor | None:
+        """Return the context (B, H, Q, E), or None if no kernel is faster than forming weights."""
+        return attend(
+            query_BHQE, key_BHKE, value_BHKE, self.power, lambda: self.row_alpha(context),
+            self.alpha_per_query, context.mask, dropout, context.distances, context.layout,
+        )  # fmt: skip
+
+
+class Scaling(Variant):
+    """A factor on the scores of each head and query, applied before the normaliser.
+
+    Attributes:
+        scales: False for the identity, which is skipped.
+    """
+
+    scales: ClassVar[bool] = True
+
+    def adapt(self, positioned: Sequence[bool] | None) -> None:
+        """Learn, after construction, which heads have positions; None: there are none at the place.
+
+        Raises:
+            ConfigError: the settings do not fit the positions.
+        """
+
+    @classmethod
+    def unlearned(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return settings for a model that was trained without scaling: without weights.
+
+        Raises:
+            ConfigError: the scaling needs weights.
+        """
+        raise ConfigError(f"scaling: {cls.__name__} has weights that the run has not learned")
+
+    def forward(self, query_BQD: Tensor, n_visible_BQ: Tensor) -> Tensor:
+        """Return the factor (B or 1, H, Q, 1), float32.
+
+        Args:
+            query_BQD: input of the layer's query projection.
+            n_visible_BQ: number of keys that are allowed without the pattern, (B or 1, Q).
+        """
+        raise NotImplementedError

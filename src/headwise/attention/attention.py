@@ -1,0 +1,289 @@
+"""The attention at one site of one layer: `ScoreAttention`, and the base classes of all attentions.
+
+Read `place.py` and `normaliser.py` first.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys, N a length, D model width, E head
+width, of values if not stated otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.cache import AttentionCache, KeyValueCache
+from headwise.attention.mask import Mask
+from headwise.attention.normaliser import Normaliser, Scaling, ScoreContext
+from headwise.attention.pattern import Pattern
+from headwise.attention.place import Place, Variant
+from headwise.attention.positions import PlacePositions
+from headwise.ops.dropout.operator import dropout as drop
+from headwise.ops.linear import Linear, linear_of_each
+
+
+class Attention(Variant):
+    """The attention at one site of one layer.
+
+    Attentions without scores subclass `headwise.attention.attention.MultiHeadAttention`.
+
+    Attributes:
+        dropout: rate on the weights, if any; set by the factory.
+        rotates: whether it supports rotary positions.
+        without_documents: message why it cannot separate documents of a row; empty: it can.
+        forms_weights: "exact", "effective" (see the class) or "no".
+        recorders: callbacks for the weights (see `headwise.attention.recorder`). With at least
+            one, `forward` forms the weights, unless `forms_weights` is "no", and calls `record`.
+    """
+
+    dropout: float = 0.0
+    rotates: bool = False
+    without_documents: str = ""
+    forms_weights: str = "exact"
+    recorders: tuple[Recorder, ...] = ()
+
+    @property
+    def max_keys(self) -> int | None:
+        """Maximum number of keys, or None for no limit."""
+        return None
+
+    def distribution_heads(self) -> tuple[bool, ...]:
+        """Return for each head whether its weights are non-negative and sum to one."""
+        return (True,) * self.place.n_heads
+
+    def forward(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        mask: Mask,
+        cache: AttentionCache | None = None,
+    ) -> Tensor:
+        """Return the context (B, Q, D).
+
+        Args:
+            query_BQD: input of the queries.
+            key_BKD: input of the keys. With a growing cache: only the new positions; ignored with
+                a filled static cache (cross-attention).
+            value_BKD: input of the values, as `key_BKD`.
+            mask: which keys may be attended to.
+            cache: keys and values of earlier steps, extended in place.
+        """
+        raise NotImplementedError
+
+    def record(self, weights_BHQK: Tensor) -> None:
+        """Pass the weights of every head to the recorders."""
+        for recorder in self.recorders:
+            recorder(self, weights_BHQK)
+
+    def make_cache(self, static: bool) -> AttentionCache:
+        """Return an empty cache: growing (self-attention) or static (cross-attention)."""
+        raise NotImplementedError
+
+
+Recorder = Callable[[Attention, Tensor], None]  # called with weights (B, H, Q, K)
+
+
+class HeadGate(nn.Module):
+    """Multiplies the outputs of the heads of one place by factors."""
+
+    def forward(self, context_BHQE: Tensor) -> Tensor:
+        """Return the gated context of every head, of the same shape."""
+        raise NotImplementedError
+
+    def penalty(self) -> Tensor | None:
+        """Return a term of the loss, a scalar, or None."""
+        return None
+
+    def stats(self) -> dict[str, Tensor]:
+        """Return values to log: name -> (H,)."""
+        return {}
+
+
+class MultiHeadAttention(Attention):
+    """Base class: projections, gates and positions; subclasses compute the context.
+
+    Attributes:
+        query: D -> H * `Place.key_dim`.
+        key: as `query`.
+        value: D -> H * E.
+        output: H * E -> D.
+        gate: called with the context (B, H, Q, E) of every head before the heads are joined, or
+            None; see `headwise.model.gates`.
+        positions: the position scheme at this place, or None.
+    """
+
+    gate: HeadGate | None
+    positions: PlacePositions | None
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        inner, compared = place.n_heads * place.head_dim, place.n_heads * place.key_dim
+        self.query = Linear(place.d_model, compared)
+        self.key = Linear(place.d_model, compared)
+        self.value = Linear(place.d_model, inner)
+        self.output = Linear(inner, place.d_model)
+        self.register_module("gate", None)
+        self.register_module("positions", None)
+
+    def projected(self, query_BQD: Tensor, key_BKD: Tensor, value_BKD: Tensor) -> list[Tensor]:
+        """Project and split into heads: queries (B, H, Q, E), keys and values (B, H, K, E)."""
+        if key_BKD is not value_BKD:
+            parts = [self.query(query_BQD), self.key(key_BKD), self.value(value_BKD)]
+        elif query_BQD is not key_BKD:
+            parts = [self.query(query_BQD), *linear_of_each(key_BKD, self.key, self.value)]
+        else:
+            parts = linear_of_each(query_BQD, self.query, self.key, self.value)
+        return [self.split(part) for part in parts]
+
+    def split(self, states_BND: Tensor) -> Tensor:
+        """Split projected states (B, N, H * E) into heads (B, H, N, E)."""
+        batch, length, inner = states_BND.shape
+        n_heads = self.place.n_heads
+        return states_BND.view(batch, length, n_heads, inner // n_heads).transpose(1, 2)
+
+    def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
+        """Rotate queries or keys of positions from `first`; prefix positions are negative."""
+        return states_BHNE if self.positions is None else self.positions.rotated(states_BHNE, first)
+
+    def join(self, context_BHQE: Tensor) -> Tensor:
+        """Gate, concatenate and project the contexts of the heads: (B, Q, D)."""
+        if self.gate is not None:
+            context_BHQE = self.gate(context_BHQE)
+        joined: Tensor = self.output(context_BHQE.transpose(1, 2).flatten(2))
+        return joined
+
+    def stats(self) -> dict[str, Tensor]:
+        """Return the values of the gate; subclasses add theirs."""
+        return self.gate.stats() if self.gate is not None else {}
+
+
+class ScoreAttention(MultiHeadAttention):
+    """Multi-head scaled dot-product attention (Vaswani et al. 2017, section 3.2).
+
+    The normaliser maps scores to weights, the pattern restricts the keys, the scaling multiplies
+    the scores. Positions rotate queries and keys (cached keys are rotated) or bias the scores.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        normaliser: Normaliser,
+        pattern: Pattern | None,
+        dropout: float,
+        scaling: Scaling | None = None,
+        positions: PlacePositions | None = None,
+    ) -> None:
+        super().__init__(place)
+        self.normaliser = normaliser
+        self.pattern = pattern if pattern is not None and pattern.restricts else None
+        self.scaling = scaling if scaling is not None and scaling.scales else None
+        self.positions = positions
+        if self.scaling is not None:
+            self.scaling.adapt(None if positions is None else positions.positioned(place.n_heads))
+        self.dropout = dropout
+
+    def forward(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        mask: Mask,
+        cache: AttentionCache | None = None,
+    ) -> Tensor:
+        query_BHQE, key_BHKE, value_BHKE = self._heads(
+            query_BQD, key_BKD, value_BKD, cache, mask.n_prefix
+        )
+        n_queries, n_keys, device = query_BQD.shape[1], key_BHKE.shape[2], query_BQD.device
+        layout = None
+        if self.pattern is not None:
+            mask = mask.restricted(self.pattern)
+            layout = None if self.recorders else mask.layout(n_queries, n_keys, device)
+        distances = None
+        if self.positions is not None:
+            distances = self.positions.distances(mask.n_prefix)
+        context = ScoreContext(mask, query_BHQE, distances, layout)
+        query_BHQE = self.rotated(query_BHQE, mask.query_offset - mask.n_prefix)
+        if self.scaling is not None:
+            # scaling the queries scales the scores, for fused kernels too
+            factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))
+            query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
+        dropout = self.dropout if self.training else 0.0
+        if self.normaliser.is_fused and not self.recorders:
+            fused = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, context, dropout)
+            if fused is not None:
+                return self.join(fused)
+        scaled_BHQE = query_BHQE * self.place.key_dim**-0.5  # cheaper than scaling the scores
+        if layout is not None:
+            scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
+        else:
+            scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
+        if distances is not None:
+            keys = None if layout is None else layout.key_positions(n_keys)
+            scores_BHQK = distances.biased(scores_BHQK, mask.query_offset, keys)
+        weights_BHQK = self.normaliser(scores_BHQK, context)
+        self.record(weights_BHQK)
+        dropped_BHQK = drop(weights_BHQK, dropout)
+        dropped_BHQK = dropped_BHQK.to(value_BHKE.dtype)
+        if layout is not None:
+            context_BHQE = layout.context(dropped_BHQK, value_BHKE)
+        else:
+            context_BHQE = dropped_BHQK @ value_BHKE
+        return self.join(context_BHQE)
+
+    def _heads(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        cache: AttentionCache | None,
+        n_prefix: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, Q, E), and keys and values (B, H, K, E) with earlier steps'."""
+        assert cache is None or isinstance(cache, KeyValueCache)
+        if cache is not None and cache.is_complete:
+            key_BHKE, value_BHKE = cache.content()
+            return self.split(self.query(query_BQD)), key_BHKE, value_BHKE
+        query_BHQE, key_BHKE, value_BHKE = self.projected(query_BQD, key_BKD, value_BKD)
+        first = 0 if cache is None else cache.length
+        key_BHKE = self.rotated(key_BHKE, first - n_prefix)
+        if cache is not None:
+            key_BHKE, value_BHKE = cache.update(key_BHKE, value_BHKE)
+        return query_BHQE, key_BHKE, value_BHKE
+
+    def make_cache(self, static: bool) -> KeyValueCache:
+        return KeyValueCache(static)
+
+    def distribution_heads(self) -> tuple[bool, ...]:
+        """Return the flags of the normaliser."""
+        return self.normaliser.distribution_heads()
+
+    def stats(self) -> dict[str, Tensor]:
+        """Return the values of gate, normaliser and scaling."""
+        scaling = self.scaling.stats() if self.scaling is not None else {}
+        return {**super().stats(), **self.normaliser.stats(), **scaling}
+
+
+class NoHeads(Attention):
+    """A place whose heads are all pruned: only the bias of the output projection is left."""
+
+    forms_weights: str = "no"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.bias = nn.Parameter(torch.zeros(place.d_model))
+
+    def forward(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        mask: Mask,
+        cache: AttentionCache | None = None,
+    ) -> Tensor:
+        return self.bias.expand_as(query_BQD)
+
+    def make_cache(self, static: bool) -> KeyValueCache:
+        """See `Attention.make_cache`; it stays empty."""
+        return KeyValueCache(static)

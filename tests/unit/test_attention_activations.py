@@ -13,12 +13,12 @@ from headwise.analysis.collect import alphas
 from headwise.analysis.pruning import check_pruned, pruned_state
 from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.build import AttentionFactory, completed
+from headwise.attention.elementwise import ROWS, Elementwise
 from headwise.attention.mask import Mask
 from headwise.attention.mixed import NOTE_NAMES, Mixed
 from headwise.attention.normaliser import ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
-from headwise.attention.rows import ROWS, Elementwise
 from headwise.attention.tanh import Tanh
 from headwise.attention.ymish import Ymish
 from headwise.config.folders import group_node

@@ -81,7 +81,8 @@ class AlphaEntmax(FusedNormaliser):
         # one-dimensional, hence without weight decay, which would pull α to the middle of its range
         self.alpha_logit = nn.Parameter(start)
         self.register_parameter("alpha_weight", None)
-        if depends_on == "query":
+        self.alpha_per_query = depends_on == "query"
+        if self.alpha_per_query:
             # a matrix, hence with weight decay, which pulls towards an α independent of the query
             self.alpha_weight = nn.Parameter(torch.zeros(n_free, place.key_dim))
         per_head = [name for name, _ in self.named_parameters()] if share == "none" else []
@@ -110,11 +111,6 @@ class AlphaEntmax(FusedNormaliser):
 
     def _alpha(self, logit: Tensor) -> Tensor:
         return self.alpha_min + (self.alpha_max - self.alpha_min) * torch.sigmoid(logit)
-
-    @property
-    def alpha_per_query(self) -> bool:  # type: ignore[override]
-        """Whether α depends on the query."""
-        return self.alpha_weight is not None
 
     def row_alpha(self, context: ScoreContext) -> Tensor:
         """Return α of every row of scores, broadcastable to (B, H, Q, 1)."""

@@ -127,16 +127,6 @@ class MultiHeadAttention(Attention):
         self.register_module("gate", None)
         self.register_module("positions", None)
 
-    def projected(self, query_BQD: Tensor, key_BKD: Tensor, value_BKD: Tensor) -> list[Tensor]:
-        """Project and split into heads: queries (B, H, Q, E), keys and values (B, H, K, E)."""
-        if key_BKD is not value_BKD:
-            parts = [self.query(query_BQD), self.key(key_BKD), self.value(value_BKD)]
-        elif query_BQD is not key_BKD:
-            parts = [self.query(query_BQD), *linear_of_each(key_BKD, self.key, self.value)]
-        else:
-            parts = linear_of_each(query_BQD, self.query, self.key, self.value)
-        return [self.split(part) for part in parts]
-
     def split(self, states_BND: Tensor) -> Tensor:
         """Split projected states (B, N, H * E) into heads (B, H, N, E)."""
         batch, length, inner = states_BND.shape
@@ -192,47 +182,36 @@ class ScoreAttention(MultiHeadAttention):
         mask: Mask,
         cache: AttentionCache | None = None,
     ) -> Tensor:
-        query_BHQE, key_BHKE, value_BHKE = self._heads(
+        query_BHQE, key_BHKE, value_BHKE = self._project(
             query_BQD, key_BKD, value_BKD, cache, mask.n_prefix
         )
         n_queries, n_keys, device = query_BQD.shape[1], key_BHKE.shape[2], query_BQD.device
-        layout = None
+
+        layout, distances = None, None
         if self.pattern is not None:
             mask = mask.restricted(self.pattern)
             layout = None if self.recorders else mask.layout(n_queries, n_keys, device)
-        distances = None
         if self.positions is not None:
             distances = self.positions.distances(mask.n_prefix)
         context = ScoreContext(mask, query_BHQE, distances, layout)
-        query_BHQE = self.rotated(query_BHQE, mask.query_offset - mask.n_prefix)
+
+        # the factor multiplies queries, not scores: kernels form no scores
+        if self.positions is not None:
+            first = mask.query_offset - mask.n_prefix
+            query_BHQE = self.positions.rotated(query_BHQE, first)
         if self.scaling is not None:
-            # scaling the queries scales the scores, for fused kernels too
             factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))
             query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
+
+        heads, result_BHQE = (query_BHQE, key_BHKE, value_BHKE), None
         dropout = self.dropout if self.training else 0.0
         if self.normaliser.is_fused and not self.recorders:
-            fused = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, context, dropout)
-            if fused is not None:
-                return self.join(fused)
-        scaled_BHQE = query_BHQE * self.place.key_dim**-0.5  # cheaper than scaling the scores
-        if layout is not None:
-            scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
-        else:
-            scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
-        if distances is not None:
-            keys = None if layout is None else layout.key_positions(n_keys)
-            scores_BHQK = distances.biased(scores_BHQK, mask.query_offset, keys)
-        weights_BHQK = self.normaliser(scores_BHQK, context)
-        self.record(weights_BHQK)
-        dropped_BHQK = drop(weights_BHQK, dropout)
-        dropped_BHQK = dropped_BHQK.to(value_BHKE.dtype)
-        if layout is not None:
-            context_BHQE = layout.context(dropped_BHQK, value_BHKE)
-        else:
-            context_BHQE = dropped_BHQK @ value_BHKE
-        return self.join(context_BHQE)
+            result_BHQE = self.normaliser.attend(*heads, context, dropout)
+        if result_BHQE is None:
+            result_BHQE = self._attend_by_weights(*heads, context, dropout)
+        return self.join(result_BHQE)
 
-    def _heads(
+    def _project(
         self,
         query_BQD: Tensor,
         key_BKD: Tensor,
@@ -240,17 +219,52 @@ class ScoreAttention(MultiHeadAttention):
         cache: AttentionCache | None,
         n_prefix: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, Q, E), and keys and values (B, H, K, E) with earlier steps'."""
+        """Return queries (B, H, Q, E), and rotated keys, and values (B, H, K, E).
+
+        Keys and values start with those of earlier steps.
+        """
         assert cache is None or isinstance(cache, KeyValueCache)
         if cache is not None and cache.is_complete:
             key_BHKE, value_BHKE = cache.content()
             return self.split(self.query(query_BQD)), key_BHKE, value_BHKE
-        query_BHQE, key_BHKE, value_BHKE = self.projected(query_BQD, key_BKD, value_BKD)
-        first = 0 if cache is None else cache.length
-        key_BHKE = self.rotated(key_BHKE, first - n_prefix)
+        if key_BKD is not value_BKD:
+            projected = [self.query(query_BQD), self.key(key_BKD), self.value(value_BKD)]
+        elif query_BQD is not key_BKD:
+            projected = [self.query(query_BQD), *linear_of_each(key_BKD, self.key, self.value)]
+        else:
+            projected = linear_of_each(query_BQD, self.query, self.key, self.value)
+        query_BHQE, key_BHKE, value_BHKE = [self.split(states) for states in projected]
+        if self.positions is not None:
+            first = 0 if cache is None else cache.length
+            key_BHKE = self.positions.rotated(key_BHKE, first - n_prefix)
         if cache is not None:
             key_BHKE, value_BHKE = cache.update(key_BHKE, value_BHKE)
         return query_BHQE, key_BHKE, value_BHKE
+
+    def _attend_by_weights(
+        self,
+        query_BHQE: Tensor,
+        key_BHKE: Tensor,
+        value_BHKE: Tensor,
+        context: ScoreContext,
+        dropout: float,
+    ) -> Tensor:
+        """Return what `Normaliser.attend` does, from weights, which are recorded."""
+        layout, distances = context.layout, context.distances
+        query_BHQE = query_BHQE * self.place.key_dim**-0.5  # cheaper than scaling the scores
+        if layout is None:
+            scores_BHQK = query_BHQE @ key_BHKE.transpose(-1, -2)
+        else:
+            scores_BHQK = layout.scores(query_BHQE, key_BHKE)
+        if distances is not None:
+            keys = None if layout is None else layout.key_positions(key_BHKE.shape[2])
+            scores_BHQK = distances.biased(scores_BHQK, context.mask.query_offset, keys)
+        weights_BHQK = self.normaliser(scores_BHQK, context)
+        self.record(weights_BHQK)
+        weights_BHQK = drop(weights_BHQK, dropout).to(value_BHKE.dtype)
+        if layout is None:
+            return weights_BHQK @ value_BHKE
+        return layout.context(weights_BHQK, value_BHKE)
 
     def make_cache(self, static: bool) -> KeyValueCache:
         return KeyValueCache(static)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.activations import ACTIVATIONS, Activation
+from headwise.attention.elementwise import ROWS
 from headwise.attention.normaliser import Normaliser, ScoreContext
 from headwise.attention.place import Place
-from headwise.attention.rows import ROWS
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate, target_class
 from headwise.errors import ConfigError, refuse, require
@@ -39,7 +39,7 @@ class Mixed(Normaliser):
         normalisers: names in `headwise.attention.activations`, or yamls of the attention
             group. Head number n uses the n-th; a shorter list is repeated, and names beyond the
             number of heads are unused. The rows of at least one head must be distributions.
-        rows: rescaling of the rows of activations; see `headwise.attention.rows`.
+        rows: rescaling of the rows of activations; see `headwise.attention.elementwise`.
         choices: name of a normaliser with a yaml -> settings that override it, e.g.
             {ymish: {dead_zone: true}}; or, with a `_target_`, a complete node.
     """

@@ -155,7 +155,7 @@ class FusedNormaliser(Normaliser):
     ) -> Tensor | None:
         """Return the context (B, H, Q, E), or None if no kernel is faster than forming weights."""
         return attend(
-            query_BHQE, key_BHKE, value_BHKE, self.power, lambda: self.row_alpha(context),
+            query_BHQE, key_BHKE, value_BHKE, self.power, self.row_alpha(context),
             self.alpha_per_query, context.mask, dropout, context.distances, context.layout,
         )  # fmt: skip
 
@@ -193,3 +193,13 @@ class Scaling(Variant):
             n_visible_BQ: number of keys that are allowed without the pattern, (B or 1, Q).
         """
         raise NotImplementedError
+
+
+class NoScaling(Scaling):
+    """Scores are the scaled dot products of Vaswani et al. (2017)."""
+
+    scales = False
+
+    @classmethod
+    def unlearned(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        return settings

@@ -79,6 +79,18 @@ class Pattern(Variant):
         return layout if layout and layout.n_slots <= self.max_share * n_positions else None
 
 
+class NoPattern(Pattern):
+    """Every key that padding and causality allow may be attended to."""
+
+    restricts = False
+
+    def allowed(
+        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
+    ) -> Tensor | None:
+        """Return None: no restriction."""
+        return None
+
+
 def _lengths(key_lengths_B: Tensor | None, n_keys: int, device: torch.device) -> Tensor:
     if key_lengths_B is not None:
         return key_lengths_B

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attention.rows import Elementwise
+from headwise.attention.elementwise import Elementwise
 
 
 class Tanh(Elementwise):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from headwise.attention.elementwise import Elementwise
 from headwise.attention.place import Place
-from headwise.attention.rows import Elementwise
 from headwise.errors import require
 
 

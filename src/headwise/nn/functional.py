@@ -161,7 +161,7 @@ def attend_heads(
         # kernels on GPUs have one α per head
         is_per_row = alpha is not None and alpha.shape[0] * alpha.shape[2] > 1
         context = attend(
-            query_BHQE, key_BHKE, value_BHKF, power, lambda: alpha, is_per_row, scores.keys,
+            query_BHQE, key_BHKE, value_BHKF, power, alpha, is_per_row, scores.keys,
             dropout, scale=scores.scale,
         )  # fmt: skip
         if context is not None:

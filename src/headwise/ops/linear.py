@@ -242,8 +242,9 @@ def linear(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None = None) -> T
         values: (..., D).
         weight_OD: of the same dtype as the bias.
     """
-    dtype = _compute_dtype(values, weight_OD)
-    if dtype is None or not _big(values, weight_OD, bias_O):
+    is_candidate = not torch.compiler.is_compiling() and _big(values, weight_OD, bias_O)
+    dtype = _compute_dtype(values, weight_OD) if is_candidate else None
+    if dtype is None:
         return nn.functional.linear(values, weight_OD, bias_O)
     values_ND = values.reshape(-1, values.shape[-1])
     out_NO: Tensor = _Linear.apply(values_ND, weight_OD, bias_O, dtype)  # type: ignore[no-untyped-call]
@@ -257,23 +258,14 @@ def linear_of_each(values: Tensor, *layers: Linear) -> list[Tensor]:
     anyway, `values` are cast once, the matmul is wider, and the gradients in `values` need no sum.
     In float32, copying the weights costs as much.
     """
-    dtype = _training_dtype()
-    if dtype is None or not all(_is_cast(layer, values) for layer in layers):
+    is_training = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    dtype = _autocast_dtype() if is_training else None
+    if dtype not in TRAINING_DTYPES or not all(_is_cast(layer, values) for layer in layers):
         return [layer(values) for layer in layers]
     weight_OD = torch.cat([layer.weight.to(dtype) for layer in layers])
     bias_O = torch.cat([layer.bias.to(dtype) for layer in layers])
     sizes = [len(layer.weight) for layer in layers]
     return list(linear(values, weight_OD, bias_O).split_with_sizes(sizes, -1))
-
-
-def _training_dtype() -> torch.dtype | None:
-    """Return the autocast dtype, if the CPU supports it and gradients are computed, else None.
-
-    None under torch.compile.
-    """
-    is_eager_training = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    dtype = _autocast_dtype() if is_eager_training else None
-    return dtype if dtype in TRAINING_DTYPES else None
 
 
 def _is_cast(layer: Linear, values: Tensor) -> bool:
@@ -350,8 +342,8 @@ def _big(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> bool:
 
 
 def _compute_dtype(values: Tensor, weight_OD: Tensor) -> torch.dtype | None:
-    """Return the dtype of the matmul, or None to use torch's linear layer."""
-    if torch.compiler.is_compiling() or not (_usable(values) and _usable(weight_OD)):
+    """Return the dtype of oneDNN's matmul, or None to use torch's linear layer."""
+    if not (_usable(values) and _usable(weight_OD)):
         return None
     dtype = _autocast_dtype()
     if dtype is None:

@@ -6,7 +6,6 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -64,7 +63,7 @@ def attend(
     key_BHKE: Tensor,
     value_BHKE: Tensor,
     power: Power,
-    alpha: Callable[[], Tensor | None],
+    alpha: Tensor | None,
     alpha_per_query: bool,
     mask: Restriction,
     dropout: float = 0.0,
@@ -79,8 +78,7 @@ def attend(
     Args:
         query_BHQE, key_BHKE, value_BHKE: of one dtype; values may have another width.
         power: the map.
-        alpha: called if a kernel is used; returns α, float32, broadcastable to (B, H, Q, 1), or
-            None if `power` determines it.
+        alpha: α, float32, broadcastable to (B, H, Q, 1); None if `power` determines it.
         alpha_per_query: whether α differs by query.
         mask: which keys.
         dropout: rate on the weights.
@@ -104,23 +102,22 @@ def attend(
         return None
     if chosen.kernel == dispatch.TORCH:
         return _torch_softmax(*heads, mask, dropout, distances, scale)
-    row_alpha = alpha()
     lengths_B, causal, offset = mask.key_lengths_B, mask.causal, mask.query_offset
     if chosen.kernel == dispatch.TRITON:
-        alpha_H = ALPHAS[power] if row_alpha is None else row_alpha.flatten()
+        alpha_H = ALPHAS[power] if alpha is None else alpha.flatten()
         return triton_entmax_attention(
             *heads, alpha_H, lengths_B, causal, offset, dropout, scale, distances, layout
         )
     if layout is not None:
         settings = Settings(layout, power, dropout, scale, distances)
-        return sparse_attention(*heads, row_alpha, settings)
+        return sparse_attention(*heads, alpha, settings)
     dense_BHQK = None
     if mask.needs_dense:
         dense_BHQK = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
     visible = Visible(dense_BHQK, lengths_B, causal, offset)
     if chosen.kernel == dispatch.CPP_FEW:
-        return attention_of_few(*heads, row_alpha, power, visible, scale, distances)
-    return attention(*heads, row_alpha, power, visible, dropout, scale, distances)
+        return attention_of_few(*heads, alpha, power, visible, scale, distances)
+    return attention(*heads, alpha, power, visible, dropout, scale, distances)
 
 
 def _torch_softmax(

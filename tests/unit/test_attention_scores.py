@@ -189,6 +189,26 @@ def test_factor_multiplies_the_scores(learned):
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", [SSMax, LengthScaling])
+def test_factor_multiplies_in_full_precision(kind):
+    """In bfloat16, log 1,000 and log 1,001 are one number."""
+
+    class Queries(Softmax):
+        def attend(self, query_BHQE, *rest):
+            attended.append(query_BHQE)
+            return query_BHQE
+
+    attended, place = [], Place("encoder_self", 1, 2, 64)
+    torch.manual_seed(0)
+    attention = ScoreAttention(place, Queries(place), None, 0.0, kind(place)).bfloat16()
+    x = torch.randn(1, 1001, 128, dtype=torch.bfloat16)
+    for n in (1000, 1001):
+        attention(x, x, x, Mask(torch.tensor([n])))
+    shorter, longer = attended
+    assert shorter.dtype is torch.bfloat16
+    assert not torch.equal(shorter, longer)
+
+
 def test_initial_values_of_length_scaling():
     torch.manual_seed(0)
     many_heads = Place("cross", 1, 5000, 2)

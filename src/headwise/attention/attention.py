@@ -21,6 +21,7 @@ from headwise.attention.place import Place, Variant
 from headwise.attention.positions import PlacePositions
 from headwise.ops.dropout.operator import dropout as drop
 from headwise.ops.linear import Linear, linear_of_each
+from headwise.precision import full_precision
 
 
 class Attention(Variant):
@@ -201,7 +202,7 @@ class ScoreAttention(MultiHeadAttention):
             query_BHQE = self.positions.rotated(query_BHQE, first)
         if self.scaling is not None:
             factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))
-            query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
+            query_BHQE = (full_precision(query_BHQE) * factor).to(query_BHQE.dtype)
 
         heads, result_BHQE = (query_BHQE, key_BHKE, value_BHKE), None
         dropout = self.dropout if self.training else 0.0

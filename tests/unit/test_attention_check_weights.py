@@ -3,6 +3,7 @@
 import pytest
 from torch import relu
 
+from headwise.attention.build import check_weights
 from headwise.attention.normaliser import Normaliser
 from headwise.attention.place import Place
 from headwise.errors import ConfigError
@@ -33,8 +34,8 @@ class Bad(Normaliser):
 @pytest.mark.parametrize("mistake", ["shape", "non-finite", "weights of masked keys"])
 def test_mistake_is_named(mistake):
     with pytest.raises(ConfigError, match=f"Bad.forward.*{mistake}"):
-        Bad(mistake).check_weights()
+        check_weights(Bad(mistake))
 
 
 def test_correct_normaliser_passes():
-    Bad("none").check_weights()
+    check_weights(Bad("none"))

@@ -17,8 +17,7 @@ from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.losses.loss import CrossEntropy
-from headwise.model.activations import GELU, ReLU
-from headwise.model.blocks import FeedForward, PostNorm
+from headwise.model.blocks import GELU, FeedForward, PostNorm, ReLU
 from headwise.model.parts import Parts
 from headwise.model.transformer import Transformer
 from kernel_marks import needs_kernels

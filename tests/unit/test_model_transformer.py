@@ -21,8 +21,7 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
 from headwise.losses.loss import CrossEntropy
-from headwise.model.activations import QuickGELU
-from headwise.model.blocks import FeedForward, PostNorm, PreNorm, Residual
+from headwise.model.blocks import FeedForward, PostNorm, PreNorm, QuickGELU, Residual
 from headwise.model.family import evaluating, n_parameters
 from headwise.model.init import Glorot
 from headwise.model.parts import SINUSOIDAL, Parts

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
+
 from headwise.attention.attention import Attention, NoHeads, ScoreAttention
-from headwise.attention.normaliser import Normaliser, Scaling
+from headwise.attention.mask import Mask
+from headwise.attention.normaliser import Normaliser, Scaling, ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place, Variant
 from headwise.attention.positions import NoPositions, Positions
@@ -199,3 +202,35 @@ def unsupported_sites(node: Any, key: str) -> Mapping[str, str]:
     """Return site -> reason for the class of a node."""
     reasons: Mapping[str, str] = getattr(target_class(node, key), "unsupported", {})
     return {site: reasons[kind] for site, kind in SITE_KINDS.items() if kind in reasons}
+
+
+def check_weights(normaliser: Normaliser) -> None:
+    """Compute weights of a few scores, some masked, some negative in the whole row.
+
+    Raises:
+        ConfigError: wrong shape, weights of masked keys that are not 0, non-finite weights.
+    """
+    generator = torch.Generator().manual_seed(0)
+    n_heads, head_dim = normaliser.place.n_heads, normaliser.place.key_dim
+    scores_BHQK = torch.randn(2, n_heads, 4, 6, generator=generator)
+    scores_BHQK[:, :, 0] = -scores_BHQK[:, :, 0].abs()
+    queries_BHQE = torch.randn(2, n_heads, 4, head_dim, generator=generator)
+    mask = Mask(torch.tensor([6, 3]))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        weights_BHQK = normaliser(scores_BHQK, ScoreContext(mask, queries_BHQE))
+    name = type(normaliser).__name__
+    if weights_BHQK.shape != scores_BHQK.shape:
+        raise ConfigError(
+            f"{name}.forward must return weights of the shape of the scores "
+            f"{tuple(scores_BHQK.shape)}, got {tuple(weights_BHQK.shape)}"
+        )
+    if not bool(weights_BHQK.isfinite().all()):
+        raise ConfigError(
+            f"{name}.forward returned non-finite weights (NaN or inf) for finite scores; rows may "
+            "be negative in all keys that are not masked"
+        )
+    if bool(weights_BHQK[1, :, :, 3:].any()):
+        raise ConfigError(
+            f"{name}.forward returned weights of masked keys that are not 0; multiply by "
+            "context.dense_mask(scores)"
+        )

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from headwise.attention.mask import Mask
@@ -86,37 +85,6 @@ class Normaliser(Variant):
         forms the weights.
         """
         raise NotImplementedError
-
-    def check_weights(self) -> None:
-        """Compute weights of a few scores, some masked, some negative in the whole row.
-
-        Raises:
-            ConfigError: wrong shape, weights of masked keys that are not 0, non-finite weights.
-        """
-        generator = torch.Generator().manual_seed(0)
-        n_heads, head_dim = self.place.n_heads, self.place.key_dim
-        scores_BHQK = torch.randn(2, n_heads, 4, 6, generator=generator)
-        scores_BHQK[:, :, 0] = -scores_BHQK[:, :, 0].abs()
-        queries_BHQE = torch.randn(2, n_heads, 4, head_dim, generator=generator)
-        mask = Mask(torch.tensor([6, 3]))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            weights_BHQK = self(scores_BHQK, ScoreContext(mask, queries_BHQE))
-        name = type(self).__name__
-        if weights_BHQK.shape != scores_BHQK.shape:
-            raise ConfigError(
-                f"{name}.forward must return weights of the shape of the scores "
-                f"{tuple(scores_BHQK.shape)}, got {tuple(weights_BHQK.shape)}"
-            )
-        if not bool(weights_BHQK.isfinite().all()):
-            raise ConfigError(
-                f"{name}.forward returned non-finite weights (NaN or inf) for finite scores; rows "
-                "may be negative in all keys that are not masked"
-            )
-        if bool(weights_BHQK[1, :, :, 3:].any()):
-            raise ConfigError(
-                f"{name}.forward returned weights of masked keys that are not 0; multiply by "
-                "context.dense_mask(scores)"
-            )
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
         """Return values to log as a mean over queries: name -> (B, H, Q), NaN as in `stats`."""

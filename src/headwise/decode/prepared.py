@@ -29,7 +29,7 @@ from headwise.attention.normaliser import FusedNormaliser, ScoreContext
 from headwise.attention.softmax import Softmax
 from headwise.attention.sparsemax import Sparsemax
 from headwise.model.blocks import FeedForward, PostNorm, PreNorm
-from headwise.model.outputs import Output
+from headwise.model.family import Output
 from headwise.model.stack import Block, Memory
 from headwise.model.transformer import Transformer
 from headwise.ops import dispatch

@@ -1,4 +1,4 @@
-"""Feed-forward blocks and residual connections of a layer."""
+"""Feed-forward blocks, their activations, and residual connections of a layer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,43 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.attention import Attention
-from headwise.model.activations import Activation, ReLU
 from headwise.ops.dropout.operator import Dropout
 from headwise.ops.linear import Linear
 
 NORM_EPSILON = 1e-6
+
+
+class Activation(nn.Module):
+    """Base class: an elementwise function: the config group `activation`."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        """Return values of the same shape."""
+        raise NotImplementedError
+
+
+class ReLU(Activation):
+    """max(x, 0) (Vaswani et al. 2017, equation 2)."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        return functional.relu(inner_BNF)
+
+
+class GELU(Activation):
+    """x · Φ(x) (Hendrycks and Gimpel 2016)."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        return functional.gelu(inner_BNF)
+
+
+class QuickGELU(Activation):
+    """x · sigmoid(1.702 x), which approximates GELU (Child et al. 2019, section 5)."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        return inner_BNF * torch.sigmoid(1.702 * inner_BNF)
 
 
 class FeedForward(nn.Module):

@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from headwise.attention.attention import Attention, ScoreAttention
-from headwise.attention.build import AttentionFactory
+from headwise.attention.build import AttentionFactory, check_weights
 from headwise.attention.place import Place, Site
 from headwise.attention.positions import Positions
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.errors import ConfigError
-from headwise.model.activations import Activation
-from headwise.model.blocks import Residual
+from headwise.model.blocks import Activation, Residual
 from headwise.model.classifier import Classifier
 from headwise.model.family import Model, check_model_config
 from headwise.model.gates import Gates
@@ -96,7 +95,7 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
         if attention.without_documents and getattr(config.data, "document_mask", False):
             raise ConfigError(attention.without_documents)
         if isinstance(attention, ScoreAttention):
-            attention.normaliser.check_weights()
+            check_weights(attention.normaliser)
         pattern = getattr(attention, "pattern", None)
         if n_prefix and site.queries == site.keys and pattern is not None:
             raise ConfigError(

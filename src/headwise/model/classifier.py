@@ -14,7 +14,7 @@ from headwise.attention.place import Site
 from headwise.config.schema import ModelConfig
 from headwise.errors import refuse, require
 from headwise.losses.loss import Loss, LossSum
-from headwise.model.outputs import Output
+from headwise.model.family import Output
 from headwise.model.parts import DEFAULT, Parts
 from headwise.model.single import OneStack
 from headwise.model.stack import MakeAttention

@@ -1,4 +1,4 @@
-"""Base class of the models: stacks of blocks between inputs and an output."""
+"""Base class of the models: stacks of blocks between inputs and an output layer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from headwise.config.fields import check_bounds
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch
 from headwise.errors import ConfigError, refuse, require
+from headwise.losses.loss import Loss, LossSum
 from headwise.model.inputs import Input
-from headwise.model.outputs import Output
 from headwise.model.parts import Parts
 from headwise.model.stack import Stack
+from headwise.ops.linear import Linear
 
 SHARING = ("all", "decoder", "none")
 _LOCK = threading.Lock()  # of `_HELD`
@@ -43,6 +44,27 @@ def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> 
             "one table needs one vocabulary"
         )
     parts.init.check(config)
+
+
+class Output(Linear):
+    """Logits over a vocabulary, or over other classes.
+
+    Args:
+        width: of states.
+        n_classes: entries of the vocabulary.
+        bias: whether each class has one.
+    """
+
+    def __init__(self, width: int, n_classes: int, bias: bool = False) -> None:
+        super().__init__(width, n_classes, bias=bias)
+
+    def loss(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> LossSum:
+        """Return sums of loss and measure of states; logits are computed in chunks."""
+        return loss.from_states(states_RD, self.weight, targets_R)
+
+    def rows(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+        """Return loss and measure of each state, (R,) each, for evaluation."""
+        return loss.rows_from_states(states_RD, self.weight, targets_R)
 
 
 class Model(nn.Module):

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwise.attention.positions import Positions, Sinusoidal
-from headwise.model.activations import Activation, ReLU
-from headwise.model.blocks import PreNorm, Residual
+from headwise.model.blocks import Activation, PreNorm, ReLU, Residual
 from headwise.model.init import Glorot, Init
 
 GLOROT, SINUSOIDAL = Glorot(), Sinusoidal()

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from headwise.attention.place import Site
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch
-from headwise.model.family import Model, check_model_config
+from headwise.model.family import Model, Output, check_model_config
 from headwise.model.inputs import Input
-from headwise.model.outputs import Output
 from headwise.model.parts import DEFAULT, Parts
 from headwise.model.stack import MakeAttention, Memory, Stack, StackCache
 

@@ -9,6 +9,7 @@ width, of values if not stated otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +26,7 @@ from headwise.precision import full_precision
 
 
 class Attention(Variant):
-    """The attention at one site of one layer.
-
-    Attentions without scores subclass `headwise.attention.attention.MultiHeadAttention`.
+    """The interface of the attention at one site of one layer.
 
     Attributes:
         dropout: rate on the weights, if any; set by the factory.
@@ -54,13 +53,9 @@ class Attention(Variant):
         return (True,) * self.place.n_heads
 
     def forward(
-        self,
-        query_BQD: Tensor,
-        key_BKD: Tensor,
-        value_BKD: Tensor,
-        mask: Mask,
+        self, query_BQD: Tensor, key_BKD: Tensor, value_BKD: Tensor, mask: Mask,
         cache: AttentionCache | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return the context (B, Q, D).
 
         Args:
@@ -80,7 +75,7 @@ class Attention(Variant):
 
     def make_cache(self, static: bool) -> AttentionCache:
         """Return an empty cache: growing (self-attention) or static (cross-attention)."""
-        raise NotImplementedError
+        return KeyValueCache(static)
 
 
 Recorder = Callable[[Attention, Tensor], None]  # called with weights (B, H, Q, K)
@@ -103,11 +98,10 @@ class HeadGate(nn.Module):
 
 
 class MultiHeadAttention(Attention):
-    """Base class: projections, gates and positions; subclasses compute the context.
+    """Base class: projections, gates and positions; subclasses, with scores or not, attend.
 
     Attributes:
-        query: D -> H * `Place.key_dim`.
-        key: as `query`.
+        query, key: D -> H * `Place.key_dim`.
         value: D -> H * E.
         output: H * E -> D.
         gate: called with the context (B, H, Q, E) of every head before the heads are joined, or
@@ -134,10 +128,6 @@ class MultiHeadAttention(Attention):
         n_heads = self.place.n_heads
         return states_BND.view(batch, length, n_heads, inner // n_heads).transpose(1, 2)
 
-    def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
-        """Rotate queries or keys of positions from `first`; prefix positions are negative."""
-        return states_BHNE if self.positions is None else self.positions.rotated(states_BHNE, first)
-
     def join(self, context_BHQE: Tensor) -> Tensor:
         """Gate, concatenate and project the contexts of the heads: (B, Q, D)."""
         if self.gate is not None:
@@ -158,14 +148,9 @@ class ScoreAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self,
-        place: Place,
-        normaliser: Normaliser,
-        pattern: Pattern | None,
-        dropout: float,
-        scaling: Scaling | None = None,
-        positions: PlacePositions | None = None,
-    ) -> None:
+        self, place: Place, normaliser: Normaliser, pattern: Pattern | None, dropout: float,
+        scaling: Scaling | None = None, positions: PlacePositions | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(place)
         self.normaliser = normaliser
         self.pattern = pattern if pattern is not None and pattern.restricts else None
@@ -176,13 +161,9 @@ class ScoreAttention(MultiHeadAttention):
         self.dropout = dropout
 
     def forward(
-        self,
-        query_BQD: Tensor,
-        key_BKD: Tensor,
-        value_BKD: Tensor,
-        mask: Mask,
+        self, query_BQD: Tensor, key_BKD: Tensor, value_BKD: Tensor, mask: Mask,
         cache: AttentionCache | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         query_BHQE, key_BHKE, value_BHKE = self._project(
             query_BQD, key_BKD, value_BKD, cache, mask.n_prefix
         )
@@ -213,13 +194,9 @@ class ScoreAttention(MultiHeadAttention):
         return self.join(result_BHQE)
 
     def _project(
-        self,
-        query_BQD: Tensor,
-        key_BKD: Tensor,
-        value_BKD: Tensor,
-        cache: AttentionCache | None,
+        self, query_BQD: Tensor, key_BKD: Tensor, value_BKD: Tensor, cache: AttentionCache | None,
         n_prefix: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return queries (B, H, Q, E), and rotated keys, and values (B, H, K, E).
 
         Keys and values start with those of earlier steps.
@@ -243,13 +220,9 @@ class ScoreAttention(MultiHeadAttention):
         return query_BHQE, key_BHKE, value_BHKE
 
     def _attend_by_weights(
-        self,
-        query_BHQE: Tensor,
-        key_BHKE: Tensor,
-        value_BHKE: Tensor,
-        context: ScoreContext,
+        self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, context: ScoreContext,
         dropout: float,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return what `Normaliser.attend` does, from weights, which are recorded."""
         layout, distances = context.layout, context.distances
         query_BHQE = query_BHQE * self.place.key_dim**-0.5  # cheaper than scaling the scores
@@ -266,9 +239,6 @@ class ScoreAttention(MultiHeadAttention):
         if layout is None:
             return weights_BHQK @ value_BHKE
         return layout.context(weights_BHQK, value_BHKE)
-
-    def make_cache(self, static: bool) -> KeyValueCache:
-        return KeyValueCache(static)
 
     def distribution_heads(self) -> tuple[bool, ...]:
         """Return the flags of the normaliser."""
@@ -289,16 +259,5 @@ class NoHeads(Attention):
         super().__init__(place)
         self.bias = nn.Parameter(torch.zeros(place.d_model))
 
-    def forward(
-        self,
-        query_BQD: Tensor,
-        key_BKD: Tensor,
-        value_BKD: Tensor,
-        mask: Mask,
-        cache: AttentionCache | None = None,
-    ) -> Tensor:
+    def forward(self, query_BQD: Tensor, *_: Any, **__: Any) -> Tensor:
         return self.bias.expand_as(query_BQD)
-
-    def make_cache(self, static: bool) -> KeyValueCache:
-        """See `Attention.make_cache`; it stays empty."""
-        return KeyValueCache(static)

@@ -148,7 +148,8 @@ class Linformer(MultiHeadAttention):
         is_real_BN = self._is_real(mask, n_keys, key_BKD.device)
         first = -mask.n_prefix
         query_BHQE = self.split(self.query(query_BQD))
-        query_BHQE = self.rotated(query_BHQE, mask.query_offset + first)
+        if self.positions is not None:
+            query_BHQE = self.positions.rotated(query_BHQE, mask.query_offset + first)
         if cache is None:
             key_BHME, value_BHME = self._mixtures(key_BKD, value_BKD, is_real_BN, first)
         else:
@@ -192,7 +193,7 @@ class Linformer(MultiHeadAttention):
         if not self.before_split:
             key_BNI, value_BNI = self.key(key_BKD[:, :n_used]), self.value(value_BKD[:, :n_used])
             if self.positions is not None:
-                rotated_BHNE = self.rotated(self.split(key_BNI), first)
+                rotated_BHNE = self.positions.rotated(self.split(key_BNI), first)
                 key_BNI = rotated_BHNE.transpose(1, 2).flatten(2)
             key_BMI = self.length_projection(key_BNI, is_real_BN)
             return self.split(key_BMI), self.split(self._value_projection()(value_BNI, is_real_BN))

@@ -72,13 +72,9 @@ class Normaliser(Variant):
         raise NotImplementedError
 
     def attend(
-        self,
-        query_BHQE: Tensor,
-        key_BHKE: Tensor,
-        value_BHKE: Tensor,
-        context: ScoreContext,
+        self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, context: ScoreContext,
         dropout: float,
-    ) -> Tensor | None:
+    ) -> Tensor | None:  # fmt: skip
         """Return the context (B, H, Q, E) without forming weights; called only if `is_fused`.
 
         Scores are query · key · E^-0.5. None if no kernel is available or faster: the caller then
@@ -114,13 +110,9 @@ class FusedNormaliser(Normaliser):
         return alpha_entmax(scores_BHQK, value, dim=-1, mask=mask)
 
     def attend(
-        self,
-        query_BHQE: Tensor,
-        key_BHKE: Tensor,
-        value_BHKE: Tensor,
-        context: ScoreContext,
+        self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, context: ScoreContext,
         dropout: float,
-    ) -> Tensor | None:
+    ) -> Tensor | None:  # fmt: skip
         """Return the context (B, H, Q, E), or None if no kernel is faster than forming weights."""
         return attend(
             query_BHQE, key_BHKE, value_BHKE, self.power, self.row_alpha(context),

@@ -21,8 +21,7 @@ class Site:
     Attributes:
         name: a key of `headwise.config.schema.SITE_KINDS`.
         n_layers: number of layers that have it.
-        queries: column of a batch that gives the query positions.
-        keys: column of a batch that gives the key positions.
+        queries, keys: columns of a batch that give the positions of queries and keys.
     """
 
     name: str

@@ -38,7 +38,7 @@ from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.pattern_rule import BLOCK, COLUMN, NO_WINDOW, Rule
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.cpp import build
-from headwise.ops.cpp.call import DTYPES, readable
+from headwise.ops.cpp.call import DTYPES
 from headwise.ops.draws import Draws
 from headwise.ops.dropout import cpu as cpu_dropout
 from headwise.ops.family import ALPHAS, Power, beta_of
@@ -187,7 +187,7 @@ def _maps(small: _Small) -> Pairs:
         beta, exact_alpha = beta_of(alpha), small.exact_alpha(alpha)
         for mask in (arange(n) < lengths_51, lengths_51 > 0):  # the second has stride 0
             mask_11QK = mask[None, None].to(small.device)
-            visible = Visible(readable(mask_11QK)) if small.is_cpp else mask_11QK
+            visible = Visible(mask_11QK) if small.is_cpp else mask_11QK
             p = kernels.forward(scores, beta, small.power, visible)
             yield "weights", p, exact_maps.weights(_up(scores), exact_alpha, mask)
             computed = kernels.backward(p, grad, beta, small.power, alpha is not None)

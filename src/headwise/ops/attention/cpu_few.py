@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.ops.attention.cpu import as_visible
 from headwise.ops.attention.distances import Distances, slopes_of
 from headwise.ops.cpp import build, call
-from headwise.ops.cpp.call import DTYPES, FLOAT, address, problem_of, structure
+from headwise.ops.cpp.call import DTYPES, FLOAT, address, structure
 from headwise.ops.family import Power, beta_of, check_alpha
+from headwise.ops.maps.cpu import Rows
 from headwise.ops.register import register
 from headwise.ops.visible import Visible
 
@@ -90,9 +90,9 @@ def attend(
     """Compute the operator; return the context (B, Q, H, E)."""
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
     check_alpha(alpha)
-    visible = as_visible(mask, lengths, len(query), is_causal, offset)
-    power = Power(power)
-    return context_of(query, key, value, beta_of(alpha), power, visible, scale, slopes, n_prefix)
+    visible = Visible(mask, lengths, is_causal, offset)
+    settings = (Power(power), visible, scale, slopes, n_prefix)
+    return context_of(query, key, value, beta_of(alpha), *settings)
 
 
 def context_of(
@@ -104,8 +104,10 @@ def context_of(
     scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
     # zeros for a row without keys
     context = query.new_zeros((n_batch, n_queries, n_heads, value.shape[3]))
+    rows = Rows(scores.shape, beta, power, visible)
+    rows.set_rows(scores, scores)
     problem = AttendProblem(
-        rows=problem_of(scores, scores, beta, power, visible=visible),
+        rows=rows.struct,
         query=address(query, DTYPES, is_strided=True),
         key=address(key, (query.dtype,), is_strided=True),
         value=address(value, (query.dtype,), is_strided=True),

@@ -62,8 +62,8 @@ def attention(
     seed = draw_seed(generator).to(query_BHQE.device) if dropout else None
     slopes, n_prefix = slopes_of(distances)
     context: Tensor = _OPERATOR(
-        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, seed,
-        slopes, int(power), visible.is_causal, visible.query_offset, dropout, scale, n_prefix,
+        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.key_lengths_B, seed,
+        slopes, int(power), visible.causal, visible.query_offset, dropout, scale, n_prefix,
     )[0]  # fmt: skip
     return context
 
@@ -94,16 +94,16 @@ class _Call:
 
     def __init__(
         self, threshold: Tensor, grad_alpha: Tensor | None, query: Tensor, key: Tensor,
-        alpha: Tensor | None, mask: Tensor | None, lengths: Tensor | None,
+        alpha: Tensor | None, mask: Tensor | None, key_lengths: Tensor | None,
         seed: Tensor | None, slopes: Tensor | None,
-        power: int, is_causal: bool, offset: int, dropout: float, scale: float, n_prefix: int,
+        power: int, causal: bool, query_offset: int, dropout: float, scale: float, n_prefix: int,
     ) -> None:  # fmt: skip
         n_batch, n_heads, n_queries, _ = query.shape
         self.shape = (n_batch, n_heads, n_queries, key.shape[2])
         self.query_NQE, self.key_NKE = query.flatten(0, 1), key.flatten(0, 1)
-        self.scale, self.lengths = scale, lengths
+        self.scale = scale
         self.slopes, self.n_prefix = slopes, n_prefix
-        self.visible = Visible(mask, lengths, is_causal, offset)
+        self.visible = Visible(key_lengths, causal, query_offset=query_offset, mask=mask)
         draws = None if seed is None else Draws(int(seed), dropout)
         self.rows = Rows(
             self.shape, beta_of(alpha), Power(power), self.visible, draws, threshold, grad_alpha
@@ -121,14 +121,14 @@ class _Call:
         if self.has_whole_heads:
             step_n, step_q = CHUNK_SCORES // max(1, n_queries * n_keys), max(1, n_queries)
         lengths = [n_keys] * n_batch
-        if self.lengths is not None:
-            lengths = self.lengths.expand(n_batch).tolist()
+        if self.visible.key_lengths_B is not None:
+            lengths = self.visible.key_lengths_B.expand(n_batch).tolist()
         for heads in steps(n_batch * n_heads, step_n):
             sentences = lengths[heads.start // n_heads : (heads.stop - 1) // n_heads + 1]
             longest = min(n_keys, max(1, *sentences))
             for queries in steps(n_queries, step_q):
                 stop = longest
-                if self.visible.is_causal:
+                if self.visible.causal:
                     stop = min(stop, self.visible.query_offset + queries.stop)
                 first_row = heads.start * n_queries + queries.start
                 yield _Chunk(heads, queries, slice(0, stop), first_row)
@@ -183,14 +183,14 @@ def forward(
 
 def backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor,
-    alpha: Tensor | None, mask: Tensor | None, lengths: Tensor | None, seed: Tensor | None,
+    alpha: Tensor | None, mask: Tensor | None, key_lengths: Tensor | None, seed: Tensor | None,
     slopes: Tensor | None, threshold: Tensor, *numbers_and_with_alpha: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key, value, and α (or empty)."""
     *numbers, with_alpha = numbers_and_with_alpha
     shape = (*query.shape[:3], 1) if with_alpha else (0,)
     grad_alpha = query.new_zeros(shape, dtype=torch.float32)
-    settings = (mask, lengths, seed, slopes, *numbers)
+    settings = (mask, key_lengths, seed, slopes, *numbers)
     call = _Call(threshold.contiguous(), grad_alpha, query, key, alpha, *settings)
     value_NKE, grad_NQE = value.flatten(0, 1), grad.flatten(0, 1)
     grad_q_NQE = query.new_empty(call.query_NQE.shape)
@@ -250,9 +250,9 @@ def _fake_backward(
 _OPERATOR = register_pair(
     "attention",
     "Tensor query BHQE, Tensor key BHKE, Tensor value BHKF, Tensor? alpha *BHQ1 float32, "
-    "Tensor? mask *BHQK bool, Tensor? lengths *B int64 int32, Tensor? seed - int64, "
+    "Tensor? mask *BHQK bool, Tensor? key_lengths *B int64 int32, Tensor? seed - int64, "
     "Tensor? slopes H float32",
-    "int power, bool is_causal, int offset, float dropout, float scale, int n_prefix",
+    "int power, bool causal, int query_offset, float dropout, float scale, int n_prefix",
     "BHQF",
     "Tensor threshold BHQ2 float32",
     4,

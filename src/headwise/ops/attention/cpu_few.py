@@ -76,21 +76,21 @@ def attention_of_few(
     """
     slopes, n_prefix = slopes_of(distances)
     context_BQHE: Tensor = _OPERATOR(
-        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, slopes,
-        int(power), visible.is_causal, visible.query_offset, scale, n_prefix,
+        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.key_lengths_B, slopes,
+        int(power), visible.causal, visible.query_offset, scale, n_prefix,
     )  # fmt: skip
     return context_BQHE.transpose(1, 2)
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
-    lengths: Tensor | None, slopes: Tensor | None,
-    power: int, is_causal: bool, offset: int, scale: float, n_prefix: int,
+    key_lengths: Tensor | None, slopes: Tensor | None,
+    power: int, causal: bool, query_offset: int, scale: float, n_prefix: int,
 ) -> Tensor:  # fmt: skip
     """Compute the operator; return the context (B, Q, H, E)."""
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
     check_alpha(alpha)
-    visible = Visible(mask, lengths, is_causal, offset)
+    visible = Visible(key_lengths, causal, query_offset=query_offset, mask=mask)
     settings = (Power(power), visible, scale, slopes, n_prefix)
     return context_of(query, key, value, beta_of(alpha), *settings)
 
@@ -135,8 +135,8 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
 
 _OPERATOR = register(
     "attention_of_few(Tensor query BHQE, Tensor key BHKE, Tensor value BHKF, "
-    "Tensor? alpha *BHQ1 float32, Tensor? mask *BHQK bool, Tensor? lengths *B int64 int32, "
-    "Tensor? slopes H float32, int power, bool is_causal, int offset, float scale, int n_prefix)"
+    "Tensor? alpha *BHQ1 float32, Tensor? mask *BHQK bool, Tensor? key_lengths *B int64 int32, "
+    "Tensor? slopes H float32, int power, bool causal, int query_offset, float scale, int n_prefix)"
     " -> Tensor",
     attend,
     _fake,

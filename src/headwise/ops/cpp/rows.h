@@ -25,11 +25,11 @@ struct Problem {
     const float* beta;       // α - 1, or null if the map determines it
     float* grad_alpha;       // backward: one per row, or null
     const uint8_t* mask;     // bytes, or null
-    const int64_t* lengths;  // of the keys, one for each of B, or null
+    const int64_t* key_lengths;  // one for each of B, or null
     int64_t beta_stride[3];  // B, H, Q
     int64_t mask_stride[4];
     int64_t query_offset;  // position of the first query
-    int32_t is_causal;
+    int32_t causal;
     int32_t is_half;  // bfloat16 in and out; else float32
     int32_t map;      // one of `Map`
     int32_t n_threads;
@@ -64,8 +64,8 @@ class RowReader {
     Row next() {
         const int64_t Q = problem.size[2], K = problem.size[3];
         Row row{index, start, K, nullptr, problem.map == SQUARE ? 0.5f : 1.0f};
-        if (problem.lengths) row.n_visible = std::min(K, std::max<int64_t>(0, problem.lengths[b]));
-        if (problem.is_causal)
+        if (problem.key_lengths) row.n_visible = std::min(K, std::max<int64_t>(0, problem.key_lengths[b]));
+        if (problem.causal)
             row.n_visible =
                 std::max<int64_t>(0, std::min(row.n_visible, problem.query_offset + q + 1));
         const int64_t* stride = problem.mask_stride;

@@ -80,12 +80,12 @@ class Rows:
         self.struct: Any = Problem(
             map=power,
             n_threads=torch.get_num_threads(),
-            is_causal=visible.is_causal,
+            causal=visible.causal,
             query_offset=visible.query_offset,
         )
         struct = self.struct
         struct.size[:] = shape
-        mask, lengths_B = visible.mask, visible.lengths_B
+        mask, key_lengths_B = visible.mask, visible.key_lengths_B
         if beta is not None:
             struct.beta = address(beta, FLOAT, is_strided=True)
             struct.beta_stride[:] = beta.expand(*shape[:3], 1).stride()[:3]
@@ -95,15 +95,15 @@ class Rows:
             mask = readable(mask)
             struct.mask = address(mask, (torch.bool,), is_strided=True)
             struct.mask_stride[:] = mask.expand(shape).stride()
-        if lengths_B is not None:
-            lengths_B = lengths_B.to(torch.int64).expand(shape[0]).contiguous()
-            struct.lengths = address(lengths_B, (torch.int64,))
+        if key_lengths_B is not None:
+            key_lengths_B = key_lengths_B.to(torch.int64).expand(shape[0]).contiguous()
+            struct.key_lengths = address(key_lengths_B, (torch.int64,))
         if threshold_BHQ2 is not None:
             struct.threshold = address(threshold_BHQ2, FLOAT, (*shape[:3], 2))
         if grad_alpha is not None and grad_alpha.numel():
             struct.grad_alpha = address(grad_alpha, FLOAT, (*shape[:3], 1))
         # the kernels read and write their memory
-        self._tensors = (beta, mask, lengths_B, threshold_BHQ2, grad_alpha)
+        self._tensors = (beta, mask, key_lengths_B, threshold_BHQ2, grad_alpha)
 
     def forward(self, scores_RK: Tensor, out_RK: Tensor, first_row: int = 0) -> None:
         """Write the weights of the scores of some rows to `out_RK`, which may be the scores.

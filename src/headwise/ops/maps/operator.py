@@ -49,7 +49,7 @@ def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: i
     scores = scores.contiguous()
     kernel = dispatch.maps(scores, Power(power)).kernel
     if kernel == dispatch.CPP:
-        return cpu_maps.forward(scores, beta, Power(power), Visible(mask))
+        return cpu_maps.forward(scores, beta, Power(power), Visible(mask=mask))
     if kernel == dispatch.TRITON:
         return triton_maps.forward(scores, beta, Power(power), mask)
     return reference.weights(scores, ALPHAS[Power(power)] if alpha is None else alpha, mask)

@@ -130,7 +130,7 @@ class Case:
     @property
     def restriction(self):
         """The visible keys as kernels take them."""
-        return Visible(self.pairs, self.lengths_B, self.causal, self.offset)
+        return Visible(self.lengths_B, self.causal, query_offset=self.offset, mask=self.pairs)
 
     @property
     def distances(self):

@@ -21,6 +21,7 @@ from headwise.attention.softmax import Softmax
 from headwise.attention.strided import Strided
 from headwise.config.folders import group_node
 from headwise.errors import ConfigError
+from headwise.ops.visible import Visible
 from weights_recorded import with_weights
 
 CPU = torch.device("cpu")
@@ -50,7 +51,14 @@ VISIBLE = {  # mask, numbers of queries and keys, keys of every query of the las
     "keys ahead": (Mask(causal=True, query_offset=2), 1, 5, [[1, 1, 1, 0, 0]]),
     "expanded": (Mask(pattern=OddQueries(PLACE)), 4, 6, [[0] * 6, [1] * 6] * 2),
     "all": (Mask(LENGTHS, True, Window(PLACE)), 3, 3, [[1, 0, 0], [1, 0, 0], [0, 0, 0]]),
-}
+    "pairs": (
+        Visible(
+            torch.tensor([4]), True, segments_BN=torch.tensor([[0, 0, 1, 1, 1]]),
+            mask=torch.arange(5) != 2,
+        ),
+        5, 5, [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0] * 5, [0, 0, 0, 1, 0], [0, 0, 0, 1, 0]],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("mask", "n_queries", "n_keys", "expected"), VISIBLE.values(), ids=VISIBLE)

@@ -19,9 +19,10 @@ from torch.nn import functional
 
 from headwise.attention.attention import MultiHeadAttention
 from headwise.attention.cache import AttentionCache
-from headwise.attention.mask import Mask, same_document
+from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.errors import require
+from headwise.ops.visible import same_document
 from headwise.precision import full_precision, without_autocast
 
 DENOMINATOR_EPSILON = 1e-6

@@ -245,6 +245,6 @@ class _Heads:
         query_BHQE = query_BHQE.to(key_BHKE.dtype)
         context_BQHE = context_of(
             query_BHQE, key_BHKE, value_BHKE, self._beta, self._power,
-            Visible(lengths_B=lengths_B), self.width**-0.5,
+            Visible(lengths_B), self.width**-0.5,
         )  # fmt: skip
         return context_BQHE.view(-1, self.n_heads * self.width)

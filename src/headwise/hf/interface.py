@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from headwise.nn.functional import MAPS, Keys, Scores, attend_heads, in_autocast, repeated
+from headwise.nn.functional import MAPS, Scores, attend_heads, in_autocast, repeated
 from headwise.ops.family import ALPHAS
+from headwise.ops.visible import Visible
 
 # Names of the attention implementation. The second is for parts whose dense attention is `eager`:
 # their masks are additive, always made, and may be read elsewhere; `is_causal` has no effect.
@@ -34,7 +35,7 @@ KNOWN = {
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic",
 }  # fmt: skip
 
-Recorder = Callable[[nn.Module, Tensor, Keys], None]
+Recorder = Callable[[nn.Module, Tensor, Visible], None]
 # Whether the model that is called was asked for its weights; some models do not tell their layers.
 _ASKED: ContextVar[tuple[bool, ...]] = ContextVar("asked", default=())
 _RECORDERS: ContextVar[tuple[Recorder, ...]] = ContextVar("recorders", default=())
@@ -110,7 +111,7 @@ def attention_forward(
         bias = attention_mask if bias is None else bias + attention_mask
         attention_mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
     key, value = repeated(key, query.shape[1]), repeated(value, query.shape[1])  # grouped keys
-    keys = Keys(attention_mask, is_causal)
+    visible = Visible(causal=is_causal, mask=attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     alpha = maps()  # also of a module that PEFT has wrapped
     mesh = None
@@ -121,16 +122,17 @@ def attention_forward(
     is_eager = not torch.compiler.is_compiling()
     recorders = _RECORDERS.get() if is_eager else ()
     is_asked = bool(kwargs.get("output_attentions")) or (is_eager and any(_ASKED.get()[-1:]))
+    scores = Scores(visible, scale, bias, softcap, s_aux)
     context, weights = attend_heads(
-        query, key, value, MAPS[maps.attention], alpha, Scores(keys, scale, bias, softcap, s_aux),
-        float(dropout), is_asked or bool(recorders),
+        query, key, value, MAPS[maps.attention], alpha, scores, float(dropout),
+        is_asked or bool(recorders),
     )  # fmt: skip
     if weights is not None and recorders:
         all_heads = weights
         if mesh is not None:
             all_heads = DTensor.from_local(weights, mesh, [Shard(1)]).full_tensor()
         for recorder in recorders:
-            recorder(module, all_heads, keys)
+            recorder(module, all_heads, visible)
     # contiguous, as sdpa's: some models view it
     return context.transpose(1, 2).contiguous(), weights if is_asked else None
 
@@ -150,7 +152,7 @@ def _of_process(alpha: Tensor, n_heads: int, mesh: Any) -> Tensor:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Call `recorder` with every attention, its weights (B, H, Q, K) and its keys."""
+    """Call `recorder` with every attention, its weights (B, H, Q, K) and which keys it sees."""
     token = _RECORDERS.set((*_RECORDERS.get(), recorder))
     try:
         yield

@@ -26,7 +26,7 @@ from headwise.hf.heads import COLUMNS, alphas, places
 from headwise.hf.interface import HEAD_ALPHA, recording
 from headwise.hf.sparsify import device_of
 from headwise.model.family import evaluating
-from headwise.nn.functional import Keys
+from headwise.ops.visible import Visible
 
 if TYPE_CHECKING:
     from headwise.attention.mask import Mask
@@ -113,24 +113,24 @@ def _for_each_call(
     inputs: Mapping[str, Any] = {}
     device, main = device_of(model), getattr(model, "main_input_name", "input_ids")
 
-    def observe(module: nn.Module, weights_BHQK: Tensor, keys: Keys) -> None:
+    def observe(module: nn.Module, weights_BHQK: Tensor, visible: Visible) -> None:
         attention = measured.of.get(module)
         if attention is None:  # of another model
             return
         site = attention.place.site
         columns = COLUMNS[site]
         n_batch, _, n_queries, n_keys = weights_BHQK.shape
-        visible = keys.dense(n_queries, n_keys, weights_BHQK.device)
+        allowed = visible.dense(n_queries, n_keys, weights_BHQK.device)
         is_real_BQ = weights_BHQK.new_ones(n_batch, n_queries, dtype=torch.bool)
         if site == "cross":
             if (given := inputs.get("decoder_attention_mask")) is not None:
                 is_real_BQ = given.bool()
-        elif visible is not None:  # padding is a key that no query sees
+        elif allowed is not None:  # padding is a key that no query sees
             # queries are the last keys: others come from a cache or prefix
-            is_real_BQ = visible.any(2).any(1).expand(n_batch, n_keys)[:, -n_queries:]
+            is_real_BQ = allowed.any(2).any(1).expand(n_batch, n_keys)[:, -n_queries:]
         call = Call(
             site, *columns, attention.place.layer, is_real_BQ, attention=attention,
-            mask=cast("Mask", keys), weights_BHQK=weights_BHQK.float(),
+            mask=cast("Mask", visible), weights_BHQK=weights_BHQK.float(),
         )  # fmt: skip
         on_block(_batch(columns, n_batch, (n_queries, n_keys), weights_BHQK.device), call)
 

@@ -191,7 +191,9 @@ class Stack(nn.Module):
         """
         offset = cache.length if cache is not None else 0
         causal = self.sites[0].causal
-        mask = Mask(lengths_B, causal, None, offset, n_prefix, segments_BN)
+        mask = Mask(
+            lengths_B, causal, query_offset=offset, n_prefix=n_prefix, segments_BN=segments_BN
+        )
         memory_BSD = memory_mask = None
         if memory is not None:
             memory_BSD, memory_mask = memory.states_BSD, Mask(memory.lengths_B)

@@ -16,6 +16,7 @@ from headwise.entmax import alpha_entmax
 from headwise.ops.attention.operator import attend
 from headwise.ops.dropout.operator import dropout as drop
 from headwise.ops.family import ALPHAS, POWERS, Power
+from headwise.ops.visible import Visible
 
 MAPS = {
     "softmax": Power.EXP,
@@ -26,51 +27,18 @@ MAPS = {
 
 
 @dataclass(frozen=True)
-class Keys:
-    """Which keys a query may attend to, as `headwise.ops.attention.operator` reads it.
-
-    Attributes:
-        mask: bool, broadcastable to (B, H, Q, K), True = may attend, or None.
-        causal: whether query i sees keys 0 to i only.
-    """
-
-    mask: Tensor | None = None
-    causal: bool = False
-    key_lengths_B: None = None
-    query_offset: int = 0
-    segments_BN: None = None
-
-    @property
-    def needs_dense(self) -> bool:
-        """Whether there is a mask."""
-        return self.mask is not None
-
-    @property
-    def is_plain_causal(self) -> bool:
-        """Whether causality is the only restriction."""
-        return self.causal and self.mask is None
-
-    def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
-        """Return bool, broadcastable to (B, H, Q, K), True = may attend; None: all allowed."""
-        if not self.causal:
-            return self.mask
-        causal = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril()[None, None]
-        return causal if self.mask is None else causal & self.mask
-
-
-@dataclass(frozen=True)
 class Scores:
     """From products of queries and keys to scores.
 
     Attributes:
-        keys: which keys.
+        visible: which keys.
         scale: factor of the products.
         bias: added, broadcastable to (B, H, Q, K).
         softcap: scores become softcap · tanh(scores / softcap), before the bias.
         sinks_H: score of one more key per head, without a value.
     """
 
-    keys: Keys
+    visible: Visible
     scale: float
     bias: Tensor | None = None
     softcap: float | None = None
@@ -126,12 +94,12 @@ def attention(
     """
     power, row_alpha = _map_of(attention, alpha, query)
     query_BHQE, key_BHKE, value_BHKF = _heads(query, key, value, enable_gqa)
-    keys, bias = _keys(query, key, attn_mask, is_causal)
+    visible, bias = _visible(query, key, attn_mask, is_causal)
     if isinstance(scale, Tensor):
         raise TypeError("scale must be a number; multiply query by a learned one")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
-    scores = Scores(keys, query.shape[-1] ** -0.5 if scale is None else float(scale), bias)
+    scores = Scores(visible, query.shape[-1] ** -0.5 if scale is None else float(scale), bias)
     heads = (query_BHQE, key_BHKE, value_BHKF)
     context, _ = attend_heads(*heads, power, row_alpha, scores, dropout_p)
     return context.reshape(*query.shape[:-1], value.shape[-1])
@@ -161,7 +129,7 @@ def attend_heads(
         # kernels on GPUs have one α per head
         is_per_row = alpha is not None and alpha.shape[0] * alpha.shape[2] > 1
         context = attend(
-            query_BHQE, key_BHKE, value_BHKF, power, alpha, is_per_row, scores.keys,
+            query_BHQE, key_BHKE, value_BHKF, power, alpha, is_per_row, scores.visible,
             dropout, scale=scores.scale,
         )  # fmt: skip
         if context is not None:
@@ -179,7 +147,7 @@ def _weights(
         scores_BHQK = scores.softcap * torch.tanh(scores_BHQK / scores.softcap)
     if scores.bias is not None:
         scores_BHQK = scores_BHQK + scores.bias
-    mask = scores.keys.dense(n_queries, n_keys, query_BHQE.device)
+    mask = scores.visible.dense(n_queries, n_keys, query_BHQE.device)
     if scores.sinks_H is not None:
         sinks = scores.sinks_H.to(scores_BHQK.dtype)[None, :, None, None]
         scores_BHQK = torch.cat([scores_BHQK, sinks.expand(*scores_BHQK.shape[:3], 1)], -1)
@@ -272,14 +240,16 @@ def _heads(query: Tensor, key: Tensor, value: Tensor, is_grouped: bool) -> list[
     return joined
 
 
-def _keys(
+def _visible(
     query: Tensor, key: Tensor, mask: Tensor | None, causal: bool
-) -> tuple[Keys, Tensor | None]:
+) -> tuple[Visible, Tensor | None]:
     """Return which keys are visible, and the bias of an additive mask."""
     if mask is None:
-        return Keys(None, causal), None
+        return Visible(causal=causal), None
     if mask.device != query.device or not (mask.dtype is torch.bool or mask.is_floating_point()):
         given = f"{mask.dtype} on {mask.device}"
         raise TypeError(f"attn_mask must be bool or floating-point on {query.device}, got {given}")
     mask = _four_axes("attn_mask", mask, (*_rows(query), key.shape[-2]))
-    return (Keys(mask, causal), None) if mask.dtype is torch.bool else (Keys(None, causal), mask)
+    if mask.dtype is torch.bool:
+        return Visible(causal=causal, mask=mask), None
+    return Visible(causal=causal), mask

@@ -14,7 +14,8 @@ from torch.nn.functional import linear, pad
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from headwise.nn.alpha import HeadAlpha
-from headwise.nn.functional import MAPS, Keys, Scores, attend_heads
+from headwise.nn.functional import MAPS, Scores, attend_heads
+from headwise.ops.visible import Visible
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -129,11 +130,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         if is_causal and n_appended:  # they are visible to all queries
             attn_mask = query.new_ones(shape_BHQK[2:], dtype=torch.bool).triu(1)
         allowed, bias = _visible(shape_BHQK, key_padding_mask, attn_mask, n_appended)
-        keys = Keys(allowed, causal=is_causal and not n_appended)
+        visible = Visible(causal=is_causal and not n_appended, mask=allowed)
         alpha = None if self.alpha is None else self.alpha()[None, :, None, None]
         context_BHQE, weights = attend_heads(
             query_BHQE, key_BHKE, value_BHKE, MAPS[self.attention], alpha,
-            Scores(keys, self.head_dim**-0.5, bias),
+            Scores(visible, self.head_dim**-0.5, bias),
             self.dropout if self.training else 0.0, need_weights,
         )  # fmt: skip
         context = context_BHQE.transpose(1, 2).flatten(2)

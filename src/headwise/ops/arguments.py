@@ -23,7 +23,7 @@ BOUNDS = {
     "alpha": (1, 2),
     "dropout": (0, BELOW_1),
     "smoothing": (0, BELOW_1),
-    **dict.fromkeys(("offset", "query_offset", "n_prefix"), (0, math.inf)),
+    **dict.fromkeys(("query_offset", "n_prefix"), (0, math.inf)),
 }
 
 

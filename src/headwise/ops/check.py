@@ -38,7 +38,7 @@ from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.pattern_rule import BLOCK, COLUMN, NO_WINDOW, Rule
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.cpp import build
-from headwise.ops.cpp.call import DTYPES, readable
+from headwise.ops.cpp.call import DTYPES
 from headwise.ops.draws import Draws
 from headwise.ops.dropout import cpu as cpu_dropout
 from headwise.ops.family import ALPHAS, Power, beta_of
@@ -187,7 +187,7 @@ def _maps(small: _Small) -> Pairs:
         beta, exact_alpha = beta_of(alpha), small.exact_alpha(alpha)
         for mask in (arange(n) < lengths_51, lengths_51 > 0):  # the second has stride 0
             mask_11QK = mask[None, None].to(small.device)
-            visible = Visible(readable(mask_11QK)) if small.is_cpp else mask_11QK
+            visible = Visible(mask=mask_11QK) if small.is_cpp else mask_11QK
             p = kernels.forward(scores, beta, small.power, visible)
             yield "weights", p, exact_maps.weights(_up(scores), exact_alpha, mask)
             computed = kernels.backward(p, grad, beta, small.power, alpha is not None)
@@ -203,10 +203,10 @@ def _attention(small: _Small) -> Pairs:
         offset, lengths = n - N_QUERIES, torch.tensor([n, n - 7])
         queries, keys = arange(offset, n)[:, None], arange(n)
         mask = _causal(N_QUERIES, n, lengths)
-        visible = Visible(None, lengths.to(small.device), True, offset)
+        visible = Visible(lengths.to(small.device), True, query_offset=offset)
         if small.is_cpp and not rate:  # a dense mask, and a query without a key
             mask = mask & (keys % 5 != 3) & (queries != n - 9)
-            visible = Visible(mask, None, False, offset)
+            visible = Visible(query_offset=offset, mask=mask)
         yield from _compare(small, visible, mask, rate)
 
 
@@ -222,7 +222,7 @@ def _attend(small: _Small, heads: Heads, rate: float, keys: Visible | BlockLayou
         return cpu_attention.attention(*heads, alpha, power, keys, *settings, generator=drawn)
     layout, offset = (None, keys.query_offset) if isinstance(keys, Visible) else (keys, 0)
     alpha_H = ALPHAS[small.power] if alpha is None else alpha.flatten()
-    causal = (keys.lengths_B, True, offset)
+    causal = (keys.key_lengths_B, True, offset)
     return triton_entmax_attention(*heads, alpha_H, *causal, *settings, layout, drawn)
 
 
@@ -285,7 +285,7 @@ def _sparse(small: _Small) -> Pairs:
 def _few(small: _Small) -> Pairs:
     n, lengths = 40, torch.tensor([40, 33])
     q, k, v = (small.new(2, 2, size, width) for size, width in ((3, 16), (n, 16), (n, 72)))
-    visible, scale = Visible(None, lengths, True, n - 3), small.width**-0.5
+    visible, scale = Visible(lengths, True, query_offset=n - 3), small.width**-0.5
     settings = (small.power, visible, scale, small.distances)
     with torch.no_grad():
         context = cpu_few.attention_of_few(q, k, v, small.alpha, *settings)

@@ -23,12 +23,10 @@ class Draws:
     Attributes:
         seed: determines the draws, together with the indices of row and key, or of the entry.
         rate: share of weights or entries to drop, with a resolution of 2^-32.
-        first_row: index of the first row.
     """
 
     seed: int
     rate: float
-    first_row: int = 0
 
     @property
     def n_kept(self) -> int:

@@ -1,27 +1,110 @@
-"""Which keys a row may attend to, as the C++ kernels read it."""
+"""Which keys a query may attend to.
+
+Axes: B batch, H heads, Q and K numbers of queries and keys, N positions of a self-attention.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import KW_ONLY, dataclass
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Visible:
-    """Which keys a row may attend to; defaults restrict nothing.
+    """Which keys a query may attend to: those that no field excludes. By default, all.
+
+    These are the forms that kernels read without a mask of every pair. A form is a field here, its
+    part of `dense` and, until kernels read it, of `needs_dense`: then it reaches them as a mask
+    (`with_mask`). `headwise.attention.mask.Mask` adds a pattern, and caches.
 
     Attributes:
-        mask: bool, broadcastable to the scores, True = may attend.
-        lengths_B: int64, number of keys before padding.
-        is_causal: whether keys after the position of the query are excluded.
-        query_offset: position of the first query.
+        key_lengths_B: number of keys of each row of the batch before padding on the right, int64 or
+            int32, (B,) or (1,); None: no padding.
+        causal: whether a query attends only to keys up to its own position.
+        query_offset: position of the first query (the length of the cached prefix).
+        segments_BN: document of each position, in order from 0; positions of different documents
+            do not attend to each other. Only for self-attention without a cache; None: one.
+        mask: any other restriction: bool, broadcastable to (B, H, Q, K), True = may attend.
     """
 
-    mask: Tensor | None = None
-    lengths_B: Tensor | None = None
-    is_causal: bool = False
+    key_lengths_B: Tensor | None = None
+    causal: bool = False
+    _: KW_ONLY
     query_offset: int = 0
+    segments_BN: Tensor | None = None
+    mask: Tensor | None = None
+
+    @property
+    def needs_dense(self) -> bool:
+        """Whether keys are restricted beyond padding and causality."""
+        return self.mask is not None or self.segments_BN is not None
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether it is causal from position 0 on, with no other restriction."""
+        alone = self.key_lengths_B is None and not self.needs_dense
+        return self.causal and alone and self.query_offset == 0
+
+    @property
+    def is_equal_in_batch(self) -> bool:
+        """Whether padding and documents exclude the same keys, that is none, in all rows."""
+        return self.key_lengths_B is None and self.segments_BN is None
+
+    def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+        """Return bool (B or 1, H or 1, Q or 1, K or 1), True = may attend; None: all allowed."""
+        masks = self._masks(n_queries, n_keys, device)
+        return functools.reduce(torch.logical_and, masks) if masks else None
+
+    def _masks(self, n_queries: int, n_keys: int, device: torch.device) -> list[Tensor]:
+        """Return the restrictions as masks that broadcast to (B, H, Q, K)."""
+        keys_K = torch.arange(n_keys, device=device)
+        masks: list[Tensor] = []
+        if self.key_lengths_B is not None:
+            masks.append((keys_K < self.key_lengths_B[:, None])[:, None, None, :])
+        if self.causal and n_keys > self.query_offset + 1:
+            queries_Q = torch.arange(n_queries, device=device) + self.query_offset
+            masks.append((keys_K <= queries_Q[:, None])[None, None])
+        if self.segments_BN is not None:
+            of_queries_BQ = self._segments_of_queries(n_queries)
+            masks.append(same_document(of_queries_BQ, self.segments_BN[:, :n_keys]))
+        if self.mask is not None:
+            masks.append(self.mask)
+        return masks
+
+    def with_mask(self, n_queries: int, n_keys: int, device: torch.device) -> Visible:
+        """Return the same with only padding, causality and a mask, as C++ kernels read it."""
+        if not self.needs_dense:
+            return self
+        dense_BHQK = self.dense(n_queries, n_keys, device)
+        return Visible(
+            self.key_lengths_B, self.causal, query_offset=self.query_offset, mask=dense_BHQK
+        )
+
+    def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+        """Return the number of keys that padding, causality and documents allow, (B or 1, Q)."""
+        visible_BQ = torch.full((1, n_queries), n_keys, device=device)
+        if self.causal:
+            visible_BQ = torch.arange(n_queries, device=device)[None] + self.query_offset + 1
+        if self.key_lengths_B is not None:
+            visible_BQ = torch.minimum(visible_BQ, self.key_lengths_B[:, None])
+        if self.segments_BN is not None:
+            of_queries_BQ = self._segments_of_queries(n_queries)
+            before_BQ = torch.searchsorted(self.segments_BN, of_queries_BQ)
+            end_BQ = torch.searchsorted(self.segments_BN, of_queries_BQ, right=True)
+            visible_BQ = torch.minimum(visible_BQ, end_BQ) - before_BQ
+        return visible_BQ
+
+    def _segments_of_queries(self, n_queries: int) -> Tensor:
+        assert self.segments_BN is not None
+        return self.segments_BN[:, self.query_offset :][:, :n_queries].contiguous()
 
 
 EVERYTHING = Visible()
+
+
+def same_document(of_queries_BQ: Tensor, of_keys_BK: Tensor) -> Tensor:
+    """Return which queries and keys are of one document, from its numbers, (B, 1, Q, K)."""
+    return (of_queries_BQ[:, :, None] == of_keys_BK[:, None])[:, None]

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.ops.attention.cpu import as_visible
 from headwise.ops.attention.distances import Distances, slopes_of
 from headwise.ops.cpp import build, call
-from headwise.ops.cpp.call import DTYPES, FLOAT, address, problem_of, structure
+from headwise.ops.cpp.call import DTYPES, FLOAT, address, structure
 from headwise.ops.family import Power, beta_of, check_alpha
+from headwise.ops.maps.cpu import Rows
 from headwise.ops.register import register
 from headwise.ops.visible import Visible
 
@@ -76,23 +76,23 @@ def attention_of_few(
     """
     slopes, n_prefix = slopes_of(distances)
     context_BQHE: Tensor = _OPERATOR(
-        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, slopes,
-        int(power), visible.is_causal, visible.query_offset, scale, n_prefix,
+        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.key_lengths_B, slopes,
+        int(power), visible.causal, visible.query_offset, scale, n_prefix,
     )  # fmt: skip
     return context_BQHE.transpose(1, 2)
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
-    lengths: Tensor | None, slopes: Tensor | None,
-    power: int, is_causal: bool, offset: int, scale: float, n_prefix: int,
+    key_lengths: Tensor | None, slopes: Tensor | None,
+    power: int, causal: bool, query_offset: int, scale: float, n_prefix: int,
 ) -> Tensor:  # fmt: skip
     """Compute the operator; return the context (B, Q, H, E)."""
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
     check_alpha(alpha)
-    visible = as_visible(mask, lengths, len(query), is_causal, offset)
-    power = Power(power)
-    return context_of(query, key, value, beta_of(alpha), power, visible, scale, slopes, n_prefix)
+    visible = Visible(key_lengths, causal, query_offset=query_offset, mask=mask)
+    settings = (Power(power), visible, scale, slopes, n_prefix)
+    return context_of(query, key, value, beta_of(alpha), *settings)
 
 
 def context_of(
@@ -104,8 +104,10 @@ def context_of(
     scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
     # zeros for a row without keys
     context = query.new_zeros((n_batch, n_queries, n_heads, value.shape[3]))
+    rows = Rows(scores.shape, beta, power, visible)
+    rows.set_rows(scores, scores)
     problem = AttendProblem(
-        rows=problem_of(scores, scores, beta, power, visible=visible),
+        rows=rows.struct,
         query=address(query, DTYPES, is_strided=True),
         key=address(key, (query.dtype,), is_strided=True),
         value=address(value, (query.dtype,), is_strided=True),
@@ -133,8 +135,8 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
 
 _OPERATOR = register(
     "attention_of_few(Tensor query BHQE, Tensor key BHKE, Tensor value BHKF, "
-    "Tensor? alpha *BHQ1 float32, Tensor? mask *BHQK bool, Tensor? lengths *B int64 int32, "
-    "Tensor? slopes H float32, int power, bool is_causal, int offset, float scale, int n_prefix)"
+    "Tensor? alpha *BHQ1 float32, Tensor? mask *BHQK bool, Tensor? key_lengths *B int64 int32, "
+    "Tensor? slopes H float32, int power, bool causal, int query_offset, float scale, int n_prefix)"
     " -> Tensor",
     attend,
     _fake,

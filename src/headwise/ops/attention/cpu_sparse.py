@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.ops.attention.cpu import steps
+from headwise.ops.attention.cpu import part_of, steps
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.layout import BlockLayout, concatenated
 from headwise.ops.attention.layout_parts import Part, Product, in_blocks
 from headwise.ops.draws import Draws, draw_seed
 from headwise.ops.family import Power, beta_of, check_alpha
-from headwise.ops.maps import cpu as cpu_maps
+from headwise.ops.maps.cpu import Rows
 from headwise.ops.register import raise_second_order
-from headwise.ops.visible import Visible
+from headwise.ops.visible import EVERYTHING
 
 CHUNK_SCORES = 1 << 20  # scores at a time: long columns for products, little overhead of calls
 
@@ -113,19 +113,18 @@ def forward(
     settings: Settings, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the context, and maximum and threshold of every row in blocks (B, H, M, L, 2)."""
-    call = _Call(query, key, alpha, settings, seed)
+    call = _Call(query, key, alpha, settings)
     values = call.gathered(call.in_blocks(value))
     # not a view: users could not modify it in place
     context = query.new_empty(*query.shape[:3], value.shape[3])
     context_BHMLE = call.in_blocks(context)
     threshold_BHML2 = query.new_empty((*context_BHMLE.shape[:4], 2), dtype=torch.float32)
+    rows = call.rows(seed, threshold_BHML2)
     (buffer,) = call.buffers(1)
     for chunk in call.chunks():
         scores_BHCK = call.scores(chunk, call.scaled_queries(chunk), buffer)
-        cpu_maps.forward(
-            scores_BHCK, call.beta(chunk), settings.power, Visible(chunk.allowed_BHCK),
-            scores_BHCK, chunk.rows(threshold_BHML2), call.draws(chunk),
-        )  # fmt: skip
+        rows.restrict(chunk.allowed_BHCK, chunk.first_row)
+        rows.forward(scores_BHCK, scores_BHCK, chunk.first_row)
         chunk.combine(scores_BHCK, values, chunk.part(context_BHMLE))
     if context.shape[2] % settings.layout.stride:  # then the blocks are a copy
         context.copy_(call.positions(context_BHMLE))
@@ -137,24 +136,21 @@ def backward(
     threshold_BHML2: Tensor, settings: Settings, seed: int, with_alpha: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key, value, and α (or empty)."""
-    call = _Call(query, key, alpha, settings, seed)
+    call = _Call(query, key, alpha, settings)
     grad_BHMLE, values = call.in_blocks(grad), call.gathered(call.in_blocks(value))
     shape = call.query_BHMLE.shape
     grad_q_BHMLE = query.new_empty(shape)
     grad_k, grad_v = call.sums(call.query_BHMLE), call.sums(grad_BHMLE)
-    grad_alpha = query.new_zeros((*shape[:4], 1) if with_alpha else 0, dtype=torch.float32)
+    grad_alpha = query.new_zeros((*shape[:4], int(with_alpha)), dtype=torch.float32)
+    rows = call.rows(seed, threshold_BHML2, grad_alpha)
     buffer, *others = call.buffers(3)
     for chunk in call.chunks():
         queries_BHMLE, of_context = call.scaled_queries(chunk), chunk.part(grad_BHMLE)
         scores_BHCK = call.scores(chunk, queries_BHMLE, buffer)
-        grad_w, weights = (one[: scores_BHCK.numel()].view(scores_BHCK.shape) for one in others)
+        grad_w, weights = (part_of(buffer, scores_BHCK.shape) for buffer in others)
         chunk.multiply(of_context, values, grad_w)
-        rows = cpu_maps.backward_from_scores(
-            scores_BHCK, chunk.rows(threshold_BHML2), grad_w, weights, call.beta(chunk),
-            settings.power, Visible(chunk.allowed_BHCK), call.draws(chunk), with_alpha,
-        )  # fmt: skip
-        if with_alpha:
-            chunk.rows(grad_alpha).copy_(rows)
+        rows.restrict(chunk.allowed_BHCK, chunk.first_row)
+        rows.backward(scores_BHCK, grad_w, scores_BHCK, chunk.first_row, weights)
         chunk.combine(scores_BHCK, call.keys, chunk.part(grad_q_BHMLE))
         chunk.spread(scores_BHCK, queries_BHMLE, grad_k)
         chunk.spread(weights, of_context, grad_v)
@@ -230,15 +226,23 @@ class _Call:
     """One call: settings, and the tensors in blocks."""
 
     def __init__(
-        self, query: Tensor, key: Tensor, alpha: Tensor | None, settings: Settings, seed: int
+        self, query: Tensor, key: Tensor, alpha: Tensor | None, settings: Settings
     ) -> None:
-        self.settings, self.layout, self.seed = settings, settings.layout, seed
+        self.settings, self.layout = settings, settings.layout
         self.query_BHMLE = self.in_blocks(query)
         self.keys = self.gathered(self.in_blocks(key))
         beta = beta_of(alpha)
         if beta is not None:
             beta = self.in_blocks(beta.expand(*query.shape[:3], 1))
         self.beta_BHML1 = beta
+
+    def rows(self, seed: int, threshold: Tensor, grad_alpha: Tensor | None = None) -> Rows:
+        """Return the rows of all blocks (B, H, M · L); numbers per row are in blocks too."""
+        shape = (*self.query_BHMLE.flatten(2, 3).shape[:3], self.layout.n_slots)
+        draws = Draws(seed, self.settings.dropout) if self.settings.dropout else None
+        numbers = (self.beta_BHML1, threshold, grad_alpha)
+        beta, *others = (None if values is None else values.flatten(2, 3) for values in numbers)
+        return Rows(shape, beta, self.settings.power, EVERYTHING, draws, *others)
 
     def in_blocks(self, states_BHNE: Tensor) -> Tensor:
         """Return states in blocks (B, H, M, L, E)."""
@@ -329,7 +333,7 @@ class _Call:
         """Write the scores of a chunk to `buffer`, and return them as (B, H, C, K)."""
         n_slots = chunk.allowed_BHCK.shape[-1]
         shape = (*query_BHMLE.shape[:2], chunk.allowed_BHCK.shape[2], n_slots)
-        scores_BHCK = buffer[: math.prod(shape)].view(shape)
+        scores_BHCK = part_of(buffer, shape)
         chunk.multiply(query_BHMLE, self.keys, scores_BHCK)
         distances = self.settings.distances
         if distances is not None:
@@ -356,13 +360,3 @@ class _Call:
         out_BHCK = ones.new_zeros(n_rows, n_heads, *chunk.allowed_BHCK.shape[2:])
         chunk.multiply(ones, keys, out_BHCK)
         return out_BHCK
-
-    def beta(self, chunk: _Chunk) -> Tensor | None:
-        """Return α - 1 of the chunk's rows."""
-        return None if self.beta_BHML1 is None else chunk.rows(self.beta_BHML1)
-
-    def draws(self, chunk: _Chunk) -> Draws | None:
-        """Return the dropout of the chunk's weights."""
-        if not self.settings.dropout:
-            return None
-        return Draws(self.seed, self.settings.dropout, chunk.first_row)

@@ -31,14 +31,14 @@ class BlockLayout:
         rule: which keys.
         n_positions: N.
         causal: whether no query attends to later positions.
-        lengths_B: int64, (B or 1,).
+        key_lengths_B: int64, (B or 1,).
         segments_BN: document of each position; only keys of the query's are allowed. None: all.
     """
 
     rule: Rule
     n_positions: int
     causal: bool
-    lengths_B: Tensor
+    key_lengths_B: Tensor
     segments_BN: Tensor | None = None
     _tiles: dict[int, PatternTiles] = field(
         init=False, default_factory=dict, repr=False, compare=False
@@ -112,8 +112,8 @@ class BlockLayout:
         Bool (B or 1, H or 1, M, L, slots); causal ones end after the last of these blocks. A key
         that is in several slots of a query is allowed in the first part that has it.
         """
-        lengths_B, every_BHN = _some(self.lengths_B, batch), self.rule.every_BHN
-        device, masks = lengths_B.device, []
+        key_lengths_B, every_BHN = _some(self.key_lengths_B, batch), self.rule.every_BHN
+        device, masks = key_lengths_B.device, []
         blocks_M11 = torch.arange(blocks.start, blocks.stop, device=device)[:, None, None]
         queries = blocks_M11 * self.stride + torch.arange(self.stride, device=device)[:, None]
         for part in self.parts:
@@ -134,7 +134,7 @@ class BlockLayout:
             if every_BHN is not None and not isinstance(part, Gathered):
                 nearest = keys.clamp(0, self.n_positions - 1)
                 allowed = allowed | _some(every_BHN, batch)[..., nearest]
-            allowed = allowed & (keys >= 0) & (keys < lengths_B.view(-1, 1, 1, 1, 1))
+            allowed = allowed & (keys >= 0) & (keys < key_lengths_B.view(-1, 1, 1, 1, 1))
             if self.causal:
                 allowed = allowed & is_before
             if self._has_near and not isinstance(part, Neighbours):
@@ -148,7 +148,7 @@ class BlockLayout:
 
         Equal for all blocks.
         """
-        n_slots, device = self.parts[0].n_slots(self.n_blocks), self.lengths_B.device
+        n_slots, device = self.parts[0].n_slots(self.n_blocks), self.key_lengths_B.device
         keys_1K = torch.arange(n_slots, device=device)[None]
         queries_L1 = (
             torch.arange(self.stride, device=device)[:, None] + self._n_before * self.stride
@@ -166,7 +166,7 @@ class BlockLayout:
     def tiles(self, block: int) -> PatternTiles:
         """Return the rule for square blocks of this size; cached, for all layers of a stack."""
         if block not in self._tiles:
-            settings = (self.n_positions, self.causal, self.lengths_B, block)
+            settings = (self.n_positions, self.causal, self.key_lengths_B, block)
             self._tiles[block] = pattern_tiles(self.rule, *settings)
         return self._tiles[block]
 

@@ -6,7 +6,6 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,36 +27,6 @@ _LOGGED: set[Choice] = set()
 log = logging.getLogger(__name__)
 
 
-class Restriction(Protocol):
-    """Which keys a query may attend to; `headwise.attention.mask.Mask` is one.
-
-    Attributes:
-        key_lengths_B: number of keys of each row before padding, or None.
-        causal: whether a query attends only to keys up to its own position.
-        query_offset: position of the first query.
-        segments_BN: document of each position, or None.
-        needs_dense: whether keys are restricted beyond padding and causality.
-        is_plain_causal: whether it is causal from position 0 on, with no other restriction.
-    """
-
-    @property
-    def key_lengths_B(self) -> Tensor | None: ...
-    @property
-    def causal(self) -> bool: ...
-    @property
-    def query_offset(self) -> int: ...
-    @property
-    def segments_BN(self) -> Tensor | None: ...
-    @property
-    def needs_dense(self) -> bool: ...
-    @property
-    def is_plain_causal(self) -> bool: ...
-
-    def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
-        """Return bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed."""
-        ...
-
-
 def attend(
     query_BHQE: Tensor,
     key_BHKE: Tensor,
@@ -65,7 +34,7 @@ def attend(
     power: Power,
     alpha: Tensor | None,
     alpha_per_query: bool,
-    mask: Restriction,
+    visible: Visible,
     dropout: float = 0.0,
     distances: Distances | None = None,
     layout: BlockLayout | None = None,
@@ -80,18 +49,17 @@ def attend(
         power: the map.
         alpha: α, float32, broadcastable to (B, H, Q, 1); None if `power` determines it.
         alpha_per_query: whether α differs by query.
-        mask: which keys.
+        visible: which keys.
         dropout: rate on the weights.
         distances: the bias, or None.
-        layout: of the mask's pattern, or None.
+        layout: of the pattern of `visible`, or None.
         scale: of the scores; None: E^-0.5.
     """
     scale = query_BHQE.shape[3] ** -0.5 if scale is None else scale
     heads = (query_BHQE, key_BHKE, value_BHKE)
     if layout is None:
-        is_equal = mask.key_lengths_B is None and mask.segments_BN is None  # in all sentences
-        options = (alpha_per_query, distances is not None, not is_equal)
-        chosen = dispatch.attention(*heads, power, dropout, mask.needs_dense, *options)
+        options = (alpha_per_query, distances is not None, not visible.is_equal_in_batch)
+        chosen = dispatch.attention(*heads, power, dropout, visible.needs_dense, *options)
     else:
         has_documents = layout.segments_BN is not None
         chosen = dispatch.sparse_attention(
@@ -101,44 +69,41 @@ def attend(
     if chosen.kernel == dispatch.WEIGHTS:
         return None
     if chosen.kernel == dispatch.TORCH:
-        return _torch_softmax(*heads, mask, dropout, distances, scale)
-    lengths_B, causal, offset = mask.key_lengths_B, mask.causal, mask.query_offset
+        return _torch_softmax(*heads, visible, dropout, distances, scale)
     if chosen.kernel == dispatch.TRITON:
         alpha_H = ALPHAS[power] if alpha is None else alpha.flatten()
         return triton_entmax_attention(
-            *heads, alpha_H, lengths_B, causal, offset, dropout, scale, distances, layout
-        )
+            *heads, alpha_H, visible.key_lengths_B, visible.causal, visible.query_offset, dropout,
+            scale, distances, layout,
+        )  # fmt: skip
     if layout is not None:
         settings = Settings(layout, power, dropout, scale, distances)
         return sparse_attention(*heads, alpha, settings)
-    dense_BHQK = None
-    if mask.needs_dense:
-        dense_BHQK = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
-    visible = Visible(dense_BHQK, lengths_B, causal, offset)
+    visible = visible.with_mask(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
     if chosen.kernel == dispatch.CPP_FEW:
         return attention_of_few(*heads, alpha, power, visible, scale, distances)
     return attention(*heads, alpha, power, visible, dropout, scale, distances)
 
 
 def _torch_softmax(
-    query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, mask: Restriction, dropout: float,
+    query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, visible: Visible, dropout: float,
     distances: Distances | None, scale: float,
 ) -> Tensor:  # fmt: skip
     width = value_BHKE.shape[3]
     # torch's kernels without weights need one width
     query_BHQE, key_BHKE, value_BHKE = of_one_width(query_BHQE, key_BHKE, value_BHKE)
-    is_plain = distances is None and mask.is_plain_causal
+    is_plain = distances is None and visible.is_plain_causal
     # torch's causal kernel masks before it scales: NaN for a scale that is not positive
     if is_plain and query_BHQE.shape[2] == key_BHKE.shape[2] and scale > 0:
         return scaled_dot_product_attention(
             query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True, scale=scale
         )[..., :width]
-    dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
+    dense = visible.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
     if distances is not None:  # equal for all sentences
         bias = query_BHQE.new_zeros(1, 1, query_BHQE.shape[2], key_BHKE.shape[2])
         if dense is not None:
             bias = bias.masked_fill(~dense, -torch.inf)
-        dense = distances.biased(bias, mask.query_offset).to(query_BHQE.dtype)
+        dense = distances.biased(bias, visible.query_offset).to(query_BHQE.dtype)
     return scaled_dot_product_attention(
         query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout, scale=scale
     )[..., :width]

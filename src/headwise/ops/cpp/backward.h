@@ -73,11 +73,11 @@ struct Source {
     int64_t mask_stride;
     float top = 0.0f, shift = 0.0f;
 
-    Source(const Problem& problem, const Row& row, int64_t index)
+    Source(const Problem& problem, const Row& row)
         : values((const T*)problem.source + row.start), row(row), mask_stride(problem.mask_stride[3]) {
         if (!from_scores) return;
-        top = std::max(problem.threshold[2 * index], -FLT_MAX);
-        shift = problem.threshold[2 * index + 1];
+        top = std::max(problem.threshold[2 * row.index], -FLT_MAX);
+        shift = problem.threshold[2 * row.index + 1];
     }
 
     Floats operator()(int64_t k, int n) const {
@@ -121,8 +121,8 @@ struct Backward {
             total_s[r] = total[r] = Floats{};
             if (r >= n_rows) continue;
             row[r] = reader.next();
-            const RowSource source(problem, row[r], first + r);
-            const Dropout dropout(problem, first + r);
+            const RowSource source(problem, row[r]);
+            const Dropout dropout(problem, row[r]);
             const T* grad = (const T*)problem.grad + row[r].start;
             Totals totals{buffers, source, r};
             if (compacts) {
@@ -156,7 +156,7 @@ struct Backward {
             }
             put(buffers, GRAD, r, compacts, row[r], (T*)problem.out, K, Dropout());
         }
-        if (with_alpha) store(problem.grad_alpha + first, -sums(alpha), n_rows);
+        if (with_alpha) store(problem.grad_alpha + row[0].index, -sums(alpha), n_rows);
     }
 
     // Sums over a row, after filling the buffers with the quantities of each key.

@@ -16,9 +16,6 @@ from torch import Tensor
 from headwise.compilation import constant_in_graphs
 from headwise.ops.arguments import check_tensor
 from headwise.ops.cpp.build import SOURCES, unavailable_reason
-from headwise.ops.draws import Draws
-from headwise.ops.family import Power
-from headwise.ops.visible import EVERYTHING, Visible
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -81,35 +78,3 @@ def readable(mask: Tensor) -> Tensor:
     """Return the mask with a last axis that is contiguous or broadcast, as the kernels need."""
     is_readable = mask.shape[-1] == 1 or mask.stride(-1) in (0, 1)
     return mask if is_readable else mask.contiguous()
-
-
-def problem_of(
-    source: Tensor,
-    out: Tensor,
-    beta: Tensor | None,
-    power: Power,
-    draws: Draws | None = None,
-    visible: Visible = EVERYTHING,
-) -> ctypes.Structure:
-    """Return the struct that all kernels of rows read, alone or in a larger struct."""
-    problem: ctypes.Structure = Problem(
-        source=address(source, DTYPES),
-        out=address(out, (source.dtype,), source.shape),
-        is_half=source.dtype is torch.bfloat16,
-        map=power,
-        n_threads=torch.get_num_threads(),
-    )
-    problem.size[:] = source.shape
-    if beta is not None:
-        problem.beta = address(beta, FLOAT, is_strided=True)
-        problem.beta_stride[:] = beta.expand(*source.shape[:3], 1).stride()[:3]
-    if draws is not None:
-        problem.n_kept, problem.seed = draws.n_kept, draws.seed
-        problem.first_row = draws.first_row
-    if visible.mask is not None:
-        problem.mask = address(visible.mask, (torch.bool,), is_strided=True)
-        problem.mask_stride[:] = visible.mask.expand(source.shape).stride()
-    if visible.lengths_B is not None:
-        problem.lengths = address(visible.lengths_B, (torch.int64,), source.shape[:1])
-    problem.is_causal, problem.query_offset = visible.is_causal, visible.query_offset
-    return problem

@@ -45,12 +45,12 @@ struct Forward {
             // to first order, a step along s is a step of the shift
             const Floats shift = rows.shift + rows.correction * rows.beta;
             for (int r = 0; r < n_rows; ++r) {
-                problem.threshold[2 * (first + r)] = highest[r];
-                problem.threshold[2 * (first + r) + 1] = shift[r];
+                problem.threshold[2 * row[r].index] = highest[r];
+                problem.threshold[2 * row[r].index + 1] = shift[r];
             }
         }
         for (int r = 0; r < n_rows; ++r) {
-            const Dropout dropout(problem, first + r);
+            const Dropout dropout(problem, row[r]);
             T* out = (T*)problem.out + row[r].start;
             const Floats shift = splat(rows.shift[r]), correction = splat(rows.correction[r]);
             for (int k = 0; k < rows.n_vectors[r] * WIDTH; k += WIDTH) {
@@ -97,10 +97,10 @@ struct Forward<Softmax, T> {
         const Floats scale = highest == -INFINITE ? Floats{} : 1.0f / total;
         const Floats shift = natural(log2(total));
         for (int r = 0; r < n_rows; ++r) {
-            const Dropout dropout(problem, first + r);
+            const Dropout dropout(problem, row[r]);
             if (problem.threshold) {
-                problem.threshold[2 * (first + r)] = highest[r];
-                problem.threshold[2 * (first + r) + 1] = shift[r];
+                problem.threshold[2 * row[r].index] = highest[r];
+                problem.threshold[2 * row[r].index + 1] = shift[r];
             }
             const float* e = buffers.row(0, r);
             T* out = (T*)problem.out + row[r].start;

@@ -39,8 +39,7 @@ void for_blocks(
 
 template <class Kernel>
 void run(const Problem& problem) {
-    const int64_t n_rows = problem.size[0] * problem.size[1] * problem.size[2];
-    const int64_t K = problem.size[3];
+    const int64_t n_rows = problem.n_rows, K = problem.size[3];
     const int n_threads = n_rows * K <= SERIAL_FLOATS ? 1 : problem.n_threads;
     for_blocks<Kernel>(problem, n_rows, K, BLOCK_FLOATS, n_threads);
 }
@@ -74,8 +73,7 @@ void forward(const Problem& problem) {
 
 template <class Kernel>
 void run(const AttendProblem& problem) {
-    const int64_t* size = problem.rows.size;
-    const int64_t n_rows = size[0] * size[1] * size[2], K = size[3];
+    const int64_t n_rows = problem.rows.n_rows, K = problem.rows.size[3];
     const int n_threads =
         n_rows * K * problem.width <= SERIAL_MULTIPLICATIONS ? 1 : problem.rows.n_threads;
     for_blocks<Kernel>(problem, n_rows, K, BLOCK_FLOATS, n_threads);

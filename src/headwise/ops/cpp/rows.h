@@ -13,33 +13,36 @@ enum Map { SOFTMAX, ANY, SQUARE, LINEAR };  // as `Power` in ops/family.py: α i
 
 // Parsed by call.py: only declarations of these types.
 struct Problem {
-    int64_t size[4];         // B, H, Q, K
+    int64_t size[4];            // B, H and Q of a call, and K
+    int64_t first_row, n_rows;  // the rows of the call to compute
+    // Of these rows alone, contiguous:
     const void* source;      // forward: scores. backward: weights, or scores with `threshold`
     const void* grad;        // backward: gradient of the weights
     void* out;               // forward: weights. backward: gradient of the scores. May be `source`
     void* weights;           // backward from scores: receives the weights
+    // Of all rows of the call:
     float* threshold;        // (rows, 2), maximum and shift: forward writes, backward reads; or null
     const float* beta;       // α - 1, or null if the map determines it
     float* grad_alpha;       // backward: one per row, or null
     const uint8_t* mask;     // bytes, or null
-    const int64_t* lengths;  // of the keys, one for each of B, or null
+    const int64_t* key_lengths;  // one for each of B, or null
     int64_t beta_stride[3];  // B, H, Q
     int64_t mask_stride[4];
     int64_t query_offset;  // position of the first query
-    int32_t is_causal;
+    int32_t causal;
     int32_t is_half;  // bfloat16 in and out; else float32
     int32_t map;      // one of `Map`
     int32_t n_threads;
     uint32_t n_kept;    // how many of 2^32 draws keep a weight; 0: no dropout
     uint64_t seed;      // of the dropout
-    int64_t first_row;  // index of the first row among all rows of the seed
 };
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr int64_t BLOCK_FLOATS = 8192;  // per buffer: a block of rows stays in the L1 and L2 caches
 
 struct Row {
-    int64_t start;        // of the row in the tensor
+    int64_t index;        // among the rows of the call
+    int64_t start;        // of the row in `source`
     int64_t n_visible;    // keys before padding and future positions
     const uint8_t* mask;  // of key 0, or null
     float beta;
@@ -47,21 +50,22 @@ struct Row {
 
 constexpr int64_t round_up(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 
-// Iterates over the rows of a problem, starting at `first`.
+// Iterates over the rows to compute, starting at the one numbered `first` of them.
 class RowReader {
   public:
     RowReader(const Problem& problem, int64_t first)
-        : problem(problem), start(first * problem.size[3]), q(first % problem.size[2]) {
-        const int64_t bh = first / problem.size[2];  // divisions are slow: once, then counting
+        : problem(problem), index(problem.first_row + first), start(first * problem.size[3]) {
+        q = index % problem.size[2];  // divisions are slow: once, then counting
+        const int64_t bh = index / problem.size[2];
         h = bh % problem.size[1];
         b = bh / problem.size[1];
     }
 
     Row next() {
         const int64_t Q = problem.size[2], K = problem.size[3];
-        Row row{start, K, nullptr, problem.map == SQUARE ? 0.5f : 1.0f};
-        if (problem.lengths) row.n_visible = std::min(K, std::max<int64_t>(0, problem.lengths[b]));
-        if (problem.is_causal)
+        Row row{index, start, K, nullptr, problem.map == SQUARE ? 0.5f : 1.0f};
+        if (problem.key_lengths) row.n_visible = std::min(K, std::max<int64_t>(0, problem.key_lengths[b]));
+        if (problem.causal)
             row.n_visible =
                 std::max<int64_t>(0, std::min(row.n_visible, problem.query_offset + q + 1));
         const int64_t* stride = problem.mask_stride;
@@ -70,7 +74,7 @@ class RowReader {
         if (problem.beta)
             row.beta = problem.beta[b * stride[0] + h * stride[1] + q * stride[2]];
         row.beta = row.beta < BETA_MIN ? BETA_MIN : row.beta > 1.0f ? 1.0f : row.beta;
-        start += K;
+        ++index, start += K;
         if (++q == Q) {
             q = 0;
             if (++h == problem.size[1]) h = 0, ++b;
@@ -80,7 +84,7 @@ class RowReader {
 
   private:
     const Problem& problem;
-    int64_t start, b, h, q;
+    int64_t index, start, b, h, q;
 };
 
 // The maximum that scores are subtracted from: finite for a row without keys, NaN for a row with an
@@ -156,8 +160,8 @@ struct Dropout {
           n_kept(n_kept),
           scale(n_kept ? (float)(4294967296.0 / n_kept) : 1.0f) {}
 
-    Dropout(const Problem& problem, int64_t row)
-        : Dropout(problem.seed, problem.first_row + row, problem.n_kept) {}
+    Dropout(const Problem& problem, const Row& row)
+        : Dropout(problem.seed, row.index, problem.n_kept) {}
 
     Floats operator()(Floats values, int64_t first) const {
         if (!n_kept) return values;

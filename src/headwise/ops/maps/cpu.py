@@ -1,48 +1,34 @@
 """The maps from scores to weights and their gradients, by the C++ kernels.
 
-Axes: B batch, H heads, Q and K numbers of queries and keys.
+Axes: B batch, H heads, Q and K numbers of queries and keys, R some of the rows (B, H, Q).
 """
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.ops.cpp.build import functions
-from headwise.ops.cpp.call import FLOAT, address, problem_of
+from headwise.ops.cpp.call import DTYPES, FLOAT, Problem, address, readable
 from headwise.ops.draws import Draws
 from headwise.ops.family import Power
 from headwise.ops.visible import EVERYTHING, Visible
 
 
 def forward(
-    scores_BHQK: Tensor,
-    beta: Tensor | None,
-    power: Power,
-    visible: Visible = EVERYTHING,
-    out_BHQK: Tensor | None = None,
-    threshold_BHQ2: Tensor | None = None,
-    draws: Draws | None = None,
+    scores_BHQK: Tensor, beta: Tensor | None, power: Power, visible: Visible = EVERYTHING
 ) -> Tensor:
     """Return weights of the scores (B, H, Q, K); see `headwise.ops.maps.operator`.
 
     Args:
         scores_BHQK: float32 or bfloat16, contiguous.
-        beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
-        power: the map.
-        visible: which keys a row may attend to.
-        out_BHQK: receives the weights, may be the scores; None: a new tensor.
-        threshold_BHQ2: float32, contiguous; receives the numbers from which
-            `backward_from_scores` recomputes the weights.
-        draws: dropout, or None.
+        beta, power, visible: as for `Rows`.
     """
-    weights_BHQK = torch.empty_like(scores_BHQK) if out_BHQK is None else out_BHQK
-    problem = problem_of(scores_BHQK, weights_BHQK, beta, power, draws, visible)
-    if threshold_BHQ2 is not None:
-        problem.threshold = address(threshold_BHQ2, FLOAT, (*scores_BHQK.shape[:3], 2))
-    functions().headwise_forward(ctypes.byref(problem))
+    weights_BHQK = torch.empty_like(scores_BHQK)
+    Rows(scores_BHQK.shape, beta, power, visible).forward(scores_BHQK, weights_BHQK)
     return weights_BHQK
 
 
@@ -58,43 +44,119 @@ def backward(
         with_alpha: requires `Power.ANY`.
     """
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
-    problem = problem_of(weights_BHQK, grad_scores_BHQK, beta, power)
-    problem.grad = address(grad_BHQK, (weights_BHQK.dtype,), weights_BHQK.shape)
-    grad_alpha = _row_gradients(problem, weights_BHQK, with_alpha)
-    functions().headwise_backward(ctypes.byref(problem))
+    shape = (*weights_BHQK.shape[:3], 1) if with_alpha else (0,)
+    grad_alpha = weights_BHQK.new_zeros(shape, dtype=torch.float32)
+    rows = Rows(weights_BHQK.shape, beta, power, grad_alpha=grad_alpha)
+    rows.backward(weights_BHQK, grad_BHQK, grad_scores_BHQK)
     return grad_scores_BHQK, grad_alpha
 
 
-def backward_from_scores(
-    scores_BHQK: Tensor,
-    threshold_BHQ2: Tensor,
-    grad_BHQK: Tensor,
-    weights_BHQK: Tensor,
-    beta: Tensor | None,
-    power: Power,
-    visible: Visible,
-    draws: Draws | None,
-    with_alpha: bool,
-) -> Tensor:
-    """Compute `backward` from scores and thresholds instead of weights.
+class Rows:
+    """The rows of a call as the kernels read them; each call of a kernel computes some of them.
 
-    Overwrites the scores with their gradient, and writes the weights after dropout to
-    `weights_BHQK`, for the gradient of the values. Returns the gradient of α as `backward` does.
+    Args:
+        shape: (B, H, Q, K) of the call.
+        beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
+        power: the map.
+        visible: which keys a row may attend to.
+        draws: dropout on the weights, or None.
+        threshold_BHQ2: float32, contiguous: maximum and threshold of every row, which `forward`
+            writes, and from which `backward` recomputes the weights; None: neither.
+        grad_alpha: float32, receives the gradient of α per row (B, H, Q, 1); None or empty: it is
+            not computed.
     """
-    problem = problem_of(scores_BHQK, scores_BHQK, beta, power, draws, visible)
-    dtypes, shape = (scores_BHQK.dtype,), scores_BHQK.shape
-    problem.threshold = address(threshold_BHQ2, FLOAT, (*shape[:3], 2))
-    problem.grad = address(grad_BHQK, dtypes, shape)
-    problem.weights = address(weights_BHQK, dtypes, shape)
-    grad_alpha = _row_gradients(problem, scores_BHQK, with_alpha)
-    functions().headwise_backward(ctypes.byref(problem))
-    return grad_alpha
 
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        beta: Tensor | None,
+        power: Power,
+        visible: Visible = EVERYTHING,
+        draws: Draws | None = None,
+        threshold_BHQ2: Tensor | None = None,
+        grad_alpha: Tensor | None = None,
+    ) -> None:
+        self.shape = shape
+        self.struct: Any = Problem(
+            map=power,
+            n_threads=torch.get_num_threads(),
+            causal=visible.causal,
+            query_offset=visible.query_offset,
+        )
+        struct = self.struct
+        struct.size[:] = shape
+        mask, key_lengths_B = visible.mask, visible.key_lengths_B
+        if beta is not None:
+            struct.beta = address(beta, FLOAT, is_strided=True)
+            struct.beta_stride[:] = beta.expand(*shape[:3], 1).stride()[:3]
+        if draws is not None:
+            struct.n_kept, struct.seed = draws.n_kept, draws.seed
+        if mask is not None:
+            mask = readable(mask)
+            struct.mask = address(mask, (torch.bool,), is_strided=True)
+            struct.mask_stride[:] = mask.expand(shape).stride()
+        if key_lengths_B is not None:
+            key_lengths_B = key_lengths_B.to(torch.int64).expand(shape[0]).contiguous()
+            struct.key_lengths = address(key_lengths_B, (torch.int64,))
+        if threshold_BHQ2 is not None:
+            struct.threshold = address(threshold_BHQ2, FLOAT, (*shape[:3], 2))
+        if grad_alpha is not None and grad_alpha.numel():
+            struct.grad_alpha = address(grad_alpha, FLOAT, (*shape[:3], 1))
+        # the kernels read and write their memory
+        self._tensors = (beta, mask, key_lengths_B, threshold_BHQ2, grad_alpha)
 
-def _row_gradients(problem: ctypes.Structure, scores_BHQK: Tensor, with_alpha: bool) -> Tensor:
-    """Set and return the buffer for the gradient of α per row; empty if not requested."""
-    shape = (*scores_BHQK.shape[:3], 1) if with_alpha else (0,)
-    grad_alpha = scores_BHQK.new_zeros(shape, dtype=torch.float32)
-    if with_alpha:
-        problem.grad_alpha = grad_alpha.data_ptr()
-    return grad_alpha
+    def forward(self, scores_RK: Tensor, out_RK: Tensor, first_row: int = 0) -> None:
+        """Write the weights of the scores of some rows to `out_RK`, which may be the scores.
+
+        Args:
+            scores_RK: float32 or bfloat16, contiguous, (..., K); K may be smaller than that of the
+                call if other keys are not visible.
+            out_RK: of the same dtype and shape.
+            first_row: index of the first of these rows.
+        """
+        self.set_rows(scores_RK, out_RK, first_row)
+        functions().headwise_forward(ctypes.byref(self.struct))
+
+    def backward(
+        self, source_RK: Tensor, grad_RK: Tensor, out_RK: Tensor, first_row: int = 0,
+        weights_RK: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Write the gradients of the scores of some rows to `out_RK`, which may be the source.
+
+        Args:
+            source_RK: weights, or with thresholds scores, as in `forward`.
+            grad_RK, out_RK: gradients of weights and scores, of the same dtype and shape.
+            first_row: index of the first of these rows.
+            weights_RK: with thresholds, receives the weights after dropout.
+        """
+        self.set_rows(source_RK, out_RK, first_row)
+        dtypes, shape = (source_RK.dtype,), source_RK.shape
+        self.struct.grad = address(grad_RK, dtypes, shape)
+        if weights_RK is not None:
+            self.struct.weights = address(weights_RK, dtypes, shape)
+        functions().headwise_backward(ctypes.byref(self.struct))
+
+    def restrict(self, mask: Tensor, first_row: int) -> None:
+        """Set the mask of the rows from `first_row` on, which are some queries or whole heads.
+
+        Args:
+            mask: bool, True = may attend, broadcastable to their (B, H, Q, K); keys contiguous.
+            first_row: index of the first of these rows.
+        """
+        self._mask = mask
+        stride = [0 if n == 1 else step for n, step in zip(mask.shape, mask.stride(), strict=True)]
+        of_heads, query = divmod(first_row, self.shape[2])
+        first = (*divmod(of_heads, self.shape[1]), query)
+        # the kernels count from the first row of the call
+        before = sum(index * step for index, step in zip(first, stride, strict=False))
+        self.struct.mask = address(mask, (torch.bool,), is_strided=True) - before
+        self.struct.mask_stride[:] = stride
+
+    def set_rows(self, source_RK: Tensor, out_RK: Tensor, first_row: int = 0) -> None:
+        """Set which rows a kernel computes, and from what; see `forward` and `backward`."""
+        struct, shape = self.struct, source_RK.shape
+        struct.source = address(source_RK, DTYPES)
+        struct.out = address(out_RK, (source_RK.dtype,), shape)
+        struct.is_half = source_RK.dtype is torch.bfloat16
+        struct.first_row, struct.n_rows = first_row, shape[:-1].numel()
+        struct.size[3] = shape[-1]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from headwise.compilation import is_for_export
 from headwise.ops import dispatch
-from headwise.ops.cpp.call import readable
 from headwise.ops.family import ALPHAS, Power, beta_of, check_alpha
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.maps import export, reference
@@ -50,8 +49,7 @@ def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: i
     scores = scores.contiguous()
     kernel = dispatch.maps(scores, Power(power)).kernel
     if kernel == dispatch.CPP:
-        visible = Visible(None if mask is None else readable(mask))
-        return cpu_maps.forward(scores, beta, Power(power), visible)
+        return cpu_maps.forward(scores, beta, Power(power), Visible(mask=mask))
     if kernel == dispatch.TRITON:
         return triton_maps.forward(scores, beta, Power(power), mask)
     return reference.weights(scores, ALPHAS[Power(power)] if alpha is None else alpha, mask)

@@ -8,9 +8,11 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from headwise.hf.masks import UnformedMask, mask_for
 from headwise.nn.functional import MAPS, Scores, attend_heads, in_autocast, repeated
 from headwise.ops.family import ALPHAS
 from headwise.ops.visible import Visible
@@ -107,11 +110,15 @@ def attention_forward(
     if is_causal and key.shape[2] > n_queries:  # the first call with a static cache
         key, value = key[:, :, :n_queries], value[:, :, :n_queries]
         bias = None if bias is None else bias[..., :n_queries]
-    if attention_mask is not None and attention_mask.dtype is not torch.bool:  # a user's own
+    visible = Visible(causal=is_causal)
+    if isinstance(attention_mask, UnformedMask):
+        visible, attention_mask = attention_mask.visible, None
+    elif attention_mask is not None and attention_mask.dtype is not torch.bool:  # a user's own
         bias = attention_mask if bias is None else bias + attention_mask
         attention_mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
+    if attention_mask is not None:
+        visible = replace(visible, mask=attention_mask)
     key, value = repeated(key, query.shape[1]), repeated(value, query.shape[1])  # grouped keys
-    visible = Visible(causal=is_causal, mask=attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     alpha = maps()  # also of a module that PEFT has wrapped
     mesh = None
@@ -183,6 +190,6 @@ def forget_call(model: Any, args: Any, output: Any) -> None:
 
 
 AttentionInterface.register(EAGER, eager_attention_forward)
-AttentionMaskInterface.register(EAGER, eager_mask)
+AttentionMaskInterface.register(EAGER, functools.partial(mask_for, eager_mask))
 AttentionInterface.register(NAME, attention_forward)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, functools.partial(mask_for, sdpa_mask))

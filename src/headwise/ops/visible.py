@@ -25,6 +25,7 @@ class Visible:
             int32, (B,) or (1,); None: no padding.
         causal: whether a query attends only to keys up to its own position.
         query_offset: position of the first query (the length of the cached prefix).
+        window: the largest distance of a key from the query's position; None: any.
         segments_BN: document of each position, in order from 0; positions of different documents
             do not attend to each other. Only for self-attention without a cache; None: one.
         mask: any other restriction: bool, broadcastable to (B, H, Q, K), True = may attend.
@@ -34,18 +35,25 @@ class Visible:
     causal: bool = False
     _: KW_ONLY
     query_offset: int = 0
+    window: int | None = None
     segments_BN: Tensor | None = None
     mask: Tensor | None = None
 
     @property
+    def key_mask_BK(self) -> Tensor | None:
+        """The mask as one of keys, (B or 1, K), if it is equal for all heads and queries."""
+        is_of_keys = self.mask is not None and self.mask.shape[-3:-1].numel() == 1
+        return self.mask[:, 0, 0] if is_of_keys else None
+
+    @property
     def needs_dense(self) -> bool:
-        """Whether keys are restricted beyond padding and causality."""
-        return self.mask is not None or self.segments_BN is not None
+        """Whether keys are restricted beyond padding, causality and a mask."""
+        return self.window is not None or self.segments_BN is not None
 
     @property
     def is_plain_causal(self) -> bool:
         """Whether it is causal from position 0 on, with no other restriction."""
-        alone = self.key_lengths_B is None and not self.needs_dense
+        alone = self.is_equal_in_batch and self.mask is None and not self.needs_dense
         return self.causal and alone and self.query_offset == 0
 
     @property
@@ -61,12 +69,17 @@ class Visible:
     def _masks(self, n_queries: int, n_keys: int, device: torch.device) -> list[Tensor]:
         """Return the restrictions as masks that broadcast to (B, H, Q, K)."""
         keys_K = torch.arange(n_keys, device=device)
+        queries_Q = torch.arange(n_queries, device=device) + self.query_offset
         masks: list[Tensor] = []
         if self.key_lengths_B is not None:
             masks.append((keys_K < self.key_lengths_B[:, None])[:, None, None, :])
         if self.causal and n_keys > self.query_offset + 1:
-            queries_Q = torch.arange(n_queries, device=device) + self.query_offset
             masks.append((keys_K <= queries_Q[:, None])[None, None])
+        if self.window is not None:
+            distances_QK = (
+                keys_K - torch.arange(n_queries, device=device)[:, None]
+            ) - self.query_offset
+            masks.append((distances_QK.abs() <= self.window)[None, None])
         if self.segments_BN is not None:
             of_queries_BQ = self._segments_of_queries(n_queries)
             masks.append(same_document(of_queries_BQ, self.segments_BN[:, :n_keys]))

@@ -42,8 +42,9 @@ class Visible:
     @property
     def key_mask_BK(self) -> Tensor | None:
         """The mask as one of keys, (B or 1, K), if it is equal for all heads and queries."""
-        is_of_keys = self.mask is not None and self.mask.shape[-3:-1].numel() == 1
-        return self.mask[:, 0, 0] if is_of_keys else None
+        if self.mask is None or self.mask.shape[-3:-1].numel() != 1:
+            return None
+        return self.mask[:, 0, 0]
 
     @property
     def needs_dense(self) -> bool:

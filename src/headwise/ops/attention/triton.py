@@ -39,7 +39,8 @@ def unsupported_reason(
 ) -> str | None:
     """Return why the kernels do not support a call, for the log, or None if they do.
 
-    Reads only shapes, dtypes and devices, so it can be called in every step.
+    Reads only shapes, dtypes and devices, so it can be called in every step. Sizes that do not fit
+    together are an error of the operator.
 
     Args:
         query, key, value: as for `triton_entmax_attention`.
@@ -53,24 +54,13 @@ def unsupported_reason(
         return "a pattern or documents restrict the keys beyond padding and causality"
     if alpha_per_query:
         return "α depends on the query"
-    return _shape_reason(query, key, value)
-
-
-def _shape_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         return (
             "queries, keys and values must share one dtype of float16, bfloat16 and float32, got "
             f"{query.dtype}, {key.dtype}, {value.dtype}"
         )
-    n_batch, n_heads, _, key_dim = query.shape
-    is_keys = key.shape == (n_batch, n_heads, key.shape[2], key_dim)
-    if not is_keys or key.shape[:3] != value.shape[:3]:
-        return (
-            "queries must be (B, H, Q, E), keys (B, H, K, E) and values (B, H, K, ·), got "
-            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
-        )
     low, high = HEAD_DIMS
-    head_dim = max(key_dim, value.shape[3])
+    head_dim = max(query.shape[3], value.shape[3])
     if not low <= head_dim <= high:
         return f"the head width must be in [{low}, {high}], got {head_dim}"
     if 0 in query.shape or 0 in value.shape:
@@ -124,8 +114,11 @@ def triton_entmax_attention(
     reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE, has_documents)
     if reason is not None:
         raise ValueError(reason)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    if query_BHQE.shape[3] != key_BHKE.shape[3]:  # the operator sees them padded to one width
+        raise ValueError(
+            "queries and keys must have one width, got "
+            f"{query_BHQE.shape[3]} and {key_BHKE.shape[3]}"
+        )
     if scale is None:
         scale = query_BHQE.shape[-1] ** -0.5
     if scale <= 0:

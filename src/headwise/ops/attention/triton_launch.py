@@ -8,13 +8,11 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwise.ops.arguments import check_tensor
 from headwise.ops.attention.triton_tiles import (
     MAX_REGISTERS,
     SEARCH_REGISTERS,
@@ -23,6 +21,7 @@ from headwise.ops.attention.triton_tiles import (
     tiles,
 )
 from headwise.ops.register import register_pair
+from headwise.ops.triton.constants import constants
 from headwise.ops.triton.device import DTYPES, is_interpreted, on_device
 
 WORD = 1 << 32
@@ -44,27 +43,46 @@ def _precision(tensor: Tensor) -> str:
     return "tf32" if precision == "tf32" else "ieee"
 
 
-class Cut(NamedTuple):
-    """Compile-time constants of an attention kernel."""
+class States(NamedTuple):
+    """A tensor (B, H, N, E) with contiguous rows, and its strides."""
 
-    BLOCK_M: Any  # queries per program or, in kernels by keys, per step
-    BLOCK_N: Any  # keys
-    WIDTH: Any  # of a head
-    PADDED: Any  # the width rounded up to a power of two
-    CAUSAL: Any
-    BIASED: Any  # whether there is a bias by distance
-    PATTERN: Any  # whether there is a pattern
-    POWER: Any
-    PRECISE: Any  # whether to float32 precision
-    PRECISION: Any  # of matmuls
-    INTERPRET: Any  # whether Triton's interpreter runs it
+    tensor: Tensor
+    per_batch: int
+    per_head: int
+    per_row: int
 
 
-@functools.cache  # Triton compares the constants of each launch, first by identity
-def _constants(*values: Any) -> Cut:
-    from triton.language import constexpr
+class Draws(NamedTuple):
+    """Dropout: what is drawn for the queries, and which weights are dropped."""
 
-    return Cut(*map(constexpr, values))
+    row_keys: Tensor
+    drop_below: int  # of the words of the weights
+    keep_scale: float
+
+
+class Distances(NamedTuple):
+    """A bias by distance."""
+
+    slopes: Tensor
+    n_prefix: int
+
+
+class Pattern(NamedTuple):
+    """`triton_blocks.PatternTiles`, and the number of places of sentences and heads."""
+
+    places: Tensor
+    n_places: int
+    windows: Tensor
+    lists: Tensor
+
+
+class Results(NamedTuple):
+    """Results of the forward kernels."""
+
+    context: Any
+    centre: Any
+    top: Any
+    shift: Any
 
 
 class Call(NamedTuple):
@@ -87,27 +105,29 @@ class Call(NamedTuple):
         heads = tuple(head if head.stride(3) == 1 else head.contiguous() for head in heads)
         others = (alpha, key_lengths, row_keys, slopes, places, windows, lists)
         alpha, key_lengths, row_keys, slopes, places, windows, lists = map(_whole, others)
-        query, key = heads[:2]
+        query, key, *_ = heads
         n_batch, n_heads, n_queries, head_dim = query.shape
         n_keys = key.shape[2]
         block_queries, block_keys, n_warps = program
         n_blocks = -(-n_keys // block_keys) if by_keys else -(-n_queries // block_queries)
         draws = None
         if self.dropout > 0:
-            draws = (row_keys, round(self.dropout * WORD) - WORD // 2, 1 / (1 - self.dropout))
-        distances = None if slopes is None else (slopes, self.n_prefix)
+            drop_below = round(self.dropout * WORD) - WORD // 2
+            draws = Draws(row_keys, drop_below, 1 / (1 - self.dropout))
+        distances = None if slopes is None else Distances(slopes, self.n_prefix)
         pattern = None
         if places is not None:
-            pattern = (places, places.shape[0] * n_heads, windows, lists)
-        constants = _constants(
-            block_queries, block_keys, head_dim, tiles.padded, self.causal, slopes is not None,
-            pattern is not None, self.power, query.dtype is torch.float32, _precision(query),
-            is_interpreted(),
+            pattern = Pattern(places, places.shape[0] * n_heads, windows, lists)
+        const = constants(
+            BLOCK_M=block_queries, BLOCK_N=block_keys, WIDTH=head_dim, PADDED=tiles.padded,
+            CAUSAL=self.causal, BIASED=slopes is not None, PATTERN=pattern is not None,
+            POWER=self.power, PRECISE=query.dtype is torch.float32, PRECISION=_precision(query),
+            INTERPRET=is_interpreted(),
         )  # fmt: skip
         kernel[(n_batch * n_heads * n_blocks,)](
-            heads, tuple(head.stride()[:3] for head in heads), alpha, key_lengths, draws, distances,
-            pattern, *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
-            constants,
+            tuple(States(head, *head.stride()[:3]) for head in heads), alpha, key_lengths, draws,
+            distances, pattern, *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
+            const,
             num_warps=n_warps, num_stages=tiles.stages, maxnreg=registers,
         )  # fmt: skip
 
@@ -122,22 +142,21 @@ def launch_forward(
 
     n_batch, n_heads, n_queries, head_dim = query.shape
     others = (key_lengths, row_keys, slopes, places, windows, lists)
-    cut = tiles(n_queries, key.shape[2], head_dim, query.element_size(), places is not None)
+    tiling = tiles(n_queries, key.shape[2], head_dim, query.element_size(), places is not None)
     *out, live = _fake_forward(query, key, value, alpha, *others)
-    _check_blocks(query, key, cut, lists, live)
     call, tensors = Call(*settings), ((query, key, value), alpha, *others)
     with on_device(query):
-        if cut.resident:
+        if tiling.resident:
             kernel = triton_forward.forward_resident
-            call.launch(kernel, cut, cut.forward, False, *tensors, tuple(out))
+            call.launch(kernel, tiling, tiling.forward, False, *tensors, Results(*out))
         else:
             n_lines, n_items = live.shape[2:]
             lists = query.new_empty(n_batch, n_heads, n_lines, 1 + n_items, dtype=torch.int16)
             kernel = triton_forward_long.forward_streaming
             registers = SEARCH_REGISTERS if query.element_size() == 2 else MAX_REGISTERS
             for marks, limit in ((None, registers), (live.zero_(), MAX_REGISTERS)):
-                more = (tuple(out), marks, lists)
-                call.launch(kernel, cut, cut.forward, False, *tensors, *more, registers=limit)
+                more = (Results(*out), marks, lists)
+                call.launch(kernel, tiling, tiling.forward, False, *tensors, *more, registers=limit)
     return *out, live
 
 
@@ -157,19 +176,6 @@ def _fake_forward(
 
 def _whole(tensor: Any) -> Any:
     return None if tensor is None else tensor.contiguous()
-
-
-def _check_blocks(
-    query: Tensor, key: Tensor, cut: Tiles, lists: Tensor | None, live: Tensor
-) -> None:
-    """Check tensors whose size depends on that of blocks; errors as in `check_tensor`."""
-    n_lines, n_items = (-(-states.shape[2] // cut.block) for states in (query, key))
-    shape = (*query.shape[:2], *((0, 0) if cut.resident else (n_lines, n_items)))
-    check_tensor("live", live, (torch.uint8,), shape, query.device)
-    if lists is not None:
-        check_tensor("key", key, DTYPES, query.shape, query.device)
-        listed = (None, query.shape[1], n_lines, 1 + n_lines)
-        check_tensor("lists", lists, (torch.int16,), listed, query.device)
 
 
 def block_lists(live: Tensor, by_keys: bool) -> Tensor:
@@ -206,24 +212,23 @@ def launch_backward(
     *call_settings, has_alpha = settings
     call = Call(*call_settings)
     sizes = (query.shape[2], key.shape[2], query.shape[3], query.element_size())
-    cut = tiles(*sizes, places is not None)
+    tiling = tiles(*sizes, places is not None)
     top, shift, live = map(_whole, (top, shift, live))
     centre = _whole(centre.transpose(1, 2)).transpose(1, 2)
-    _check_blocks(query, key, cut, lists, live)
     grad_query, grad_key, grad_value = _empty(query), _empty(key), _empty(value)
     grad_rows = torch.empty_like(top) if has_alpha else None
     grad_dot_centre = torch.empty_like(top)
     heads, pattern = (query, key, value, grad), (places, windows, lists)
     tensors = (heads, alpha, key_lengths, row_keys, slopes, *pattern)
     with on_device(query):
-        of_queries = None if cut.resident else block_lists(live, by_keys=False)
+        of_queries = None if tiling.resident else block_lists(live, by_keys=False)
         call.launch(
-            triton_backward.backward_queries, cut, cut.queries, False, *tensors,
+            triton_backward.backward_queries, tiling, tiling.queries, False, *tensors,
             (centre, top, shift), of_queries, grad_query, grad_rows, grad_dot_centre,
         )  # fmt: skip
-        of_keys = None if cut.resident else block_lists(live, by_keys=True)
+        of_keys = None if tiling.resident else block_lists(live, by_keys=True)
         call.launch(
-            triton_backward.backward_keys, cut, cut.keys, True, *tensors,
+            triton_backward.backward_keys, tiling, tiling.keys, True, *tensors,
             (grad_dot_centre, top, shift), of_keys, grad_key, grad_value,
         )  # fmt: skip
     grad_alpha = top.new_empty(0) if grad_rows is None else grad_rows.sum((0, 2))

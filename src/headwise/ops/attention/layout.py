@@ -166,7 +166,7 @@ class BlockLayout:
     def tiles(self, block: int) -> PatternTiles:
         """Return the rule for square blocks of this size; cached, for all layers of a stack."""
         if block not in self._tiles:
-            settings = (self.n_positions, self.causal, self.lengths_B, block)
+            settings = (self.n_positions, self.causal, self.lengths_B, block, self.segments_BN)
             self._tiles[block] = pattern_tiles(self.rule, *settings)
         return self._tiles[block]
 

@@ -81,6 +81,8 @@ def triton_entmax_attention(
     distances: Distances | None = None,
     layout: BlockLayout | None = None,
     generator: torch.Generator | None = None,
+    keys_BK: Tensor | None = None,
+    segments_BN: Tensor | None = None,
 ) -> Tensor:
     """Return the context Σ p v with p = α-entmax(scale q·k + bias), without forming weights.
 
@@ -102,6 +104,10 @@ def triton_entmax_attention(
         layout: of a sparse pattern, for self-attention over all positions: further restricts the
             keys, by `BlockLayout.rule`; None: no pattern.
         generator: from which the words of dropout are drawn; None: torch's for the device.
+        keys_BK: bool, False for keys that no query sees, for padding on the left and holes; not
+            with a layout. None: all. Lengths and the mask restrict together.
+        segments_BN: document of each position, for self-attention: only keys of the query's are
+            visible. None: those of the layout, if it has any.
 
     Returns:
         (B, H, Q, E) in the values' dtype, with memory layout (B, Q, H, E). Queries without a key
@@ -110,10 +116,13 @@ def triton_entmax_attention(
     Raises:
         ValueError: unsupported tensors (see `unsupported_reason`), or a number out of range.
     """
-    has_documents = layout is not None and layout.segments_BN is not None
-    reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE, has_documents)
+    reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE)
     if reason is not None:
         raise ValueError(reason)
+    if layout is not None and keys_BK is not None:
+        raise ValueError("a pattern takes lengths of rows, but no mask of keys")
+    if layout is not None and segments_BN is None:
+        segments_BN = layout.segments_BN
     if query_BHQE.shape[3] != key_BHKE.shape[3]:  # the operator sees them padded to one width
         raise ValueError(
             "queries and keys must have one width, got "
@@ -135,6 +144,13 @@ def triton_entmax_attention(
         alpha_H = torch.full((n_heads,), alpha_H, device=query_BHQE.device)
     if key_lengths_B is not None:
         key_lengths_B = key_lengths_B.expand(n_batch).contiguous()
+    if keys_BK is not None:
+        keys_BK = keys_BK.expand(n_batch, -1).contiguous()
+    is_self = not query_offset and n_queries == key_BHKE.shape[2]
+    if not is_self and not (segments_BN is None and layout is None):
+        raise ValueError("documents and patterns are for self-attention over all positions")
+    if segments_BN is not None:
+        segments_BN = segments_BN.int().expand(n_batch, -1).contiguous()
     row_keys = None
     if dropout:
         row_keys = torch.randint(
@@ -152,7 +168,7 @@ def triton_entmax_attention(
         sizes = (n_queries, query.shape[3], query.element_size())
         pattern = layout.tiles(triton_tiles.blocks(*sizes, has_pattern=True)[1])
     context: Tensor = triton_launch.forward(
-        query, key, value, alpha_H, key_lengths_B, row_keys, slopes, *pattern,
+        query, key, value, alpha_H, key_lengths_B, keys_BK, segments_BN, row_keys, slopes, *pattern,
         int(power), causal, query_offset, dropout, scale, n_prefix,
     )[0]  # fmt: skip
     return context[..., : value_BHKE.shape[3]]

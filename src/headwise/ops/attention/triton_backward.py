@@ -35,13 +35,14 @@ from headwise.ops.attention.triton_shared import (
 from headwise.ops.attention.triton_visible import (
     ALL_FULL,
     Blocks,
-    Keys,
     Sight,
     is_visible,
     listed_block,
     listed_blocks,
+    load_keys,
     n_allowed_keys,
     places_of,
+    segments_of,
     visible,
     window_of,
 )
@@ -74,7 +75,7 @@ def live_lists(live, lists, stride_line, stride_item, n_lines, n_items, CHUNK: t
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_queries(
-    heads, alpha, lengths, draws, distances, pattern, saved_rows, block_lists, grad_query,
+    heads, alpha, masks, draws, distances, pattern, saved_rows, block_lists, grad_query,
     grad_alpha, grad_dot_centre, n_heads, n_queries, n_keys, query_offset, scale, const,
 ):  # fmt: skip
     """Write dq and dα of a block of queries, and c to `grad_dot_centre`, for `backward_keys`."""
@@ -84,14 +85,15 @@ def backward_queries(
     at = program_place(n_heads, n_blocks, True)
     beta = load_beta(alpha, at.head, const)
     slope = beta * scale
-    allowed = n_allowed_keys(lengths, at.batch, n_keys)
+    allowed = n_allowed_keys(masks, at.batch, n_keys)
     first = at.block * const.BLOCK_M
     slots_M, offsets_N = first + tl.arange(0, const.BLOCK_M), tl.arange(0, const.BLOCK_N)
     rows_M, labels_M = places_of(pattern, at.bh, slots_M, n_queries, False)
     inside_M = rows_M < n_queries
     limit_M, full, reach = visible(rows_M, first, allowed, query_offset, const)
-    sight = Sight(limit_M, labels_M, window_of(pattern, at.head))
-    keys, values = matrix(key, at, allowed), matrix(value, at, allowed)
+    segments_M = segments_of(masks, at.batch, rows_M, n_queries)
+    sight = Sight(limit_M, labels_M, segments_M, window_of(pattern, at.head))
+    matrix_keys, values = matrix(key, at, allowed), matrix(value, at, allowed)
     query_ME = load_rows(matrix(query, at, n_queries), rows_M, const)
     grad_ME = load_rows(matrix(grad, at, n_queries), rows_M, const)
     centre_ME = load_rows(joined_heads(centre, at, n_heads, n_queries, const), rows_M, const)
@@ -112,14 +114,14 @@ def backward_queries(
     for item in range(blocks.number):
         _entry, index, is_edge = listed_block(blocks.entries, item, full, const.BLOCK_N)
         slots_N = index * const.BLOCK_N + offsets_N
-        keys_N, key_labels_N = places_of(pattern, at.bh, slots_N, n_keys, True)
-        key_NE = load_rows(keys, keys_N, const)
-        value_NE = load_rows(values, keys_N, const)
-        key_places = Keys(keys_N, key_labels_N)
-        score_MN = masked_dot(query_ME, key_NE, key_places, sight, is_edge, bias, const)
+        keys = load_keys(pattern, masks, at, slots_N, n_keys)
+        key_NE = load_rows(matrix_keys, keys.positions_N, const)
+        value_NE = load_rows(values, keys.positions_N, const)
+        score_MN = masked_dot(query_ME, key_NE, keys, sight, is_edge, bias, const)
         gap_MN = score_MN - top_M[:, None]
         dp_MN = tl.dot(grad_ME, tl.trans(value_NE), input_precision=const.PRECISION)
         if draws is not None:
+            keys_N = keys.positions_N
             keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
             dp_MN = apply_dropout(dp_MN, keep_MN, draws)
         dp_MN = dp_MN - c_M[:, None]
@@ -139,7 +141,7 @@ def backward_queries(
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_keys(
-    heads, alpha, lengths, draws, distances, pattern, saved_rows, block_lists, grad_key,
+    heads, alpha, masks, draws, distances, pattern, saved_rows, block_lists, grad_key,
     grad_value, n_heads, n_queries, n_keys, query_offset, scale, const,
 ):  # fmt: skip
     """Write dk and dv of a block of keys. Tiles have keys as rows, which gives pᵀ directly."""
@@ -149,11 +151,11 @@ def backward_keys(
     at = program_place(n_heads, n_blocks, False)
     beta = load_beta(alpha, at.head, const)
     slope = beta * scale
-    allowed = n_allowed_keys(lengths, at.batch, n_keys)
+    allowed = n_allowed_keys(masks, at.batch, n_keys)
     first = at.block * const.BLOCK_N
     slots_N, offsets_M = first + tl.arange(0, const.BLOCK_N), tl.arange(0, const.BLOCK_M)
-    keys_N, key_labels_N = places_of(pattern, at.bh, slots_N, n_keys, True)
-    keys, window = Keys(keys_N, key_labels_N), window_of(pattern, at.head)
+    keys, window = load_keys(pattern, masks, at, slots_N, n_keys), window_of(pattern, at.head)
+    keys_N = keys.positions_N
     key_NE = load_rows(matrix(key, at, allowed), keys_N, const)
     value_NE = load_rows(matrix(value, at, allowed), keys_N, const)
     queries = matrix(query, at, n_queries)
@@ -187,7 +189,8 @@ def backward_keys(
         gap_NM = subtract_bias(score_NM, keys_N[:, None], bias, const) - top_M[None, :]
         limit_M, full, _reach = visible(rows_M, index * const.BLOCK_M, allowed, query_offset, const)
         if is_partial | (first + const.BLOCK_N > full):
-            sight = Sight(limit_M, labels_M, window)
+            segments_M = segments_of(masks, at.batch, rows_M, n_queries)
+            sight = Sight(limit_M, labels_M, segments_M, window)
             visible_NM = is_visible(keys, sight, bias.positions, 1, const)
             gap_NM = tl.where(visible_NM, gap_NM, float("-inf"))
         x_NM, s_NM, _log2_x_NM = powers(gap_NM, shift_M[None, :], slope, beta, const)
@@ -200,6 +203,8 @@ def backward_keys(
         grad_value_NE += tl.dot(p_NM.to(grad_ME.dtype), grad_ME, input_precision=const.PRECISION)
         ds_NM = s_NM * (dp_NM - c_M[None, :])
         grad_key_NE += tl.dot(ds_NM.to(query_ME.dtype), query_ME, input_precision=const.PRECISION)
+    if masks.keys is not None:  # those of masked keys are zeros
+        keys_N = slots_N
     out = joined_heads(grad_key, at, n_heads, n_keys, const)
     store_rows(out, keys_N, grad_key_NE * scale, const)
     out = joined_heads(grad_value, at, n_heads, n_keys, const)

@@ -27,7 +27,13 @@ from headwise.ops.attention.triton_shared import (
     random_words,
     store_rows,
 )
-from headwise.ops.attention.triton_visible import Keys, Sight, n_allowed_keys, visible
+from headwise.ops.attention.triton_visible import (
+    Sight,
+    load_keys,
+    n_allowed_keys,
+    segments_of,
+    visible,
+)
 from headwise.ops.triton.threshold import (
     N_EVALUATIONS,
     NO_KEYS,
@@ -93,7 +99,7 @@ def solve_resident(gap_MN, limit_M, head_map, const):
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_resident(
-    heads, alpha, lengths, draws, distances, pattern, out,
+    heads, alpha, masks, draws, distances, pattern, out,
     n_heads, n_queries, n_keys, query_offset, scale, const,
 ):  # fmt: skip
     """Forward with BLOCK_N ≥ n_keys: scores of BLOCK_M queries are computed only once.
@@ -104,26 +110,29 @@ def forward_resident(
     n_blocks = tl.cdiv(n_queries, const.BLOCK_M)
     at = program_place(n_heads, n_blocks, False)
     beta = load_beta(alpha, at.head, const)
-    allowed = n_allowed_keys(lengths, at.batch, n_keys)
+    allowed = n_allowed_keys(masks, at.batch, n_keys)
     first = at.block * const.BLOCK_M
-    rows_M, keys_N = first + tl.arange(0, const.BLOCK_M), tl.arange(0, const.BLOCK_N)
+    rows_M = first + tl.arange(0, const.BLOCK_M)
+    keys = load_keys(pattern, masks, at, tl.arange(0, const.BLOCK_N), n_keys)
     limit_M, _full, _reach = visible(rows_M, first, allowed, query_offset, const)
 
     query_ME = load_rows(matrix(query, at, n_queries), rows_M, const)
-    key_NE = load_rows(matrix(key, at, allowed), keys_N, const)
+    key_NE = load_rows(matrix(key, at, allowed), keys.positions_N, const)
     bias = load_bias(distances, at.head, rows_M[:, None] + query_offset, scale)
-    keys, sight = Keys(keys_N, keys_N), Sight(limit_M, limit_M, 0)
+    sight = Sight(limit_M, limit_M, segments_of(masks, at.batch, rows_M, n_queries), 0)
     gap_MN = masked_dot(query_ME, key_NE, keys, sight, True, bias, const)
-    top_M = finite_top(tl.max(gap_MN, 1))
+    top_M = tl.max(gap_MN, 1)
+    limit_M = tl.where(top_M == float("-inf"), 0, limit_M)  # no key is visible
+    top_M = finite_top(top_M)
     gap_MN = gap_MN - top_M[:, None]
 
     head_map = HeadMap(beta * scale, beta, largest_shift(beta, n_keys))
     s_MN, p_MN, total_M, shift_M = solve_resident(gap_MN, limit_M, head_map, const)
     if draws is not None:
         first_M, second_M = random_words(draws, at.bh, rows_M, n_queries, n_blocks)
-        keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
+        keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys.positions_N[None, :], draws)
         p_MN, s_MN = apply_dropout(p_MN, keep_MN, draws), apply_dropout(s_MN, keep_MN, draws)
-    value_NE = load_rows(matrix(value, at, allowed), keys_N, const)
+    value_NE = load_rows(matrix(value, at, allowed), keys.positions_N, const)
     context_ME = tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=const.PRECISION)
     centre_ME = tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=const.PRECISION)
     results = context_ME, centre_ME / total_M[:, None], top_M, shift_M

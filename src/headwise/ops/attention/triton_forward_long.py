@@ -29,12 +29,13 @@ from headwise.ops.attention.triton_shared import (
 )
 from headwise.ops.attention.triton_visible import (
     Blocks,
-    Keys,
     Sight,
     listed_block,
     listed_blocks,
+    load_keys,
     n_allowed_keys,
     places_of,
+    segments_of,
     visible,
     window_of,
 )
@@ -65,6 +66,7 @@ class Inputs(NamedTuple):
     full: Any  # number of keys that are visible to all queries
     bias: Any
     pattern: Any
+    masks: Any
     at: Any
     n_keys: Any
 
@@ -74,21 +76,20 @@ def scores_of_block(entries, item, inputs, const):
     """Return the unscaled scores (M, N) of a listed block of keys, its positions and its entry."""
     entry, index, is_edge = listed_block(entries, item, inputs.full, const.BLOCK_N)
     slots_N = index * const.BLOCK_N + tl.arange(0, const.BLOCK_N)
-    positions_N, labels_N = places_of(inputs.pattern, inputs.at.bh, slots_N, inputs.n_keys, True)
-    key_NE = load_rows(inputs.keys, positions_N, const)
-    keys = Keys(positions_N, labels_N)
+    keys = load_keys(inputs.pattern, inputs.masks, inputs.at, slots_N, inputs.n_keys)
+    key_NE = load_rows(inputs.keys, keys.positions_N, const)
     scores_MN = masked_dot(inputs.query_ME, key_NE, keys, inputs.sight, is_edge, inputs.bias, const)
-    return scores_MN, positions_N, entry
+    return scores_MN, keys.positions_N, entry
 
 
 @triton.jit
 def find_top(inputs, blocks, const):
-    """Return the largest score of each row, reduced along the row once."""
+    """Return the largest score of each row, -inf without a key, reduced along the row once."""
     top_MN = tl.full([const.BLOCK_M, const.BLOCK_N], float("-inf"), tl.float32)
     for item in range(blocks.number):
         scores_MN, _keys_N, _entry = scores_of_block(blocks.entries, item, inputs, const)
         top_MN = tl.maximum(top_MN, scores_MN)
-    return finite_top(tl.max(top_MN, 1))
+    return tl.max(top_MN, 1)
 
 
 @triton.jit
@@ -201,7 +202,7 @@ def weighted_sums(shift_M, marks, blocks, inputs, values, top_M, head_map, words
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_streaming(
-    heads, alpha, lengths, draws, distances, pattern, out, live, lists,
+    heads, alpha, masks, draws, distances, pattern, out, live, lists,
     n_heads, n_queries, n_keys, query_offset, scale, const,
 ):  # fmt: skip
     """Forward in several passes; BLOCK_M is BLOCK_N.
@@ -217,7 +218,7 @@ def forward_streaming(
     at = program_place(n_heads, n_blocks, True)
     beta = load_beta(alpha, at.head, const)
     head_map = HeadMap(beta * scale, beta, largest_shift(beta, n_keys))
-    allowed = n_allowed_keys(lengths, at.batch, n_keys)
+    allowed = n_allowed_keys(masks, at.batch, n_keys)
     first = at.block * const.BLOCK_M
     slots_M = first + tl.arange(0, const.BLOCK_M)
     rows_M, labels_M = places_of(pattern, at.bh, slots_M, n_queries, False)
@@ -228,19 +229,27 @@ def forward_streaming(
     query_ME = load_rows(matrix(query, at, n_queries), rows_M, const)
     bias = load_bias(distances, at.head, rows_M[:, None] + query_offset, scale)
     keys, values = matrix(key, at, allowed), matrix(value, at, allowed)
-    sight = Sight(limit_M, labels_M, window_of(pattern, at.head))
-    inputs = Inputs(query_ME, keys, sight, full, bias, pattern, at, n_keys)
+    segments_M = segments_of(masks, at.batch, rows_M, n_queries)
+    sight = Sight(limit_M, labels_M, segments_M, window_of(pattern, at.head))
+    inputs = Inputs(query_ME, keys, sight, full, bias, pattern, masks, at, n_keys)
 
     line, inside_M = at.bh * n_blocks + at.block, rows_M < n_queries
     index_M = at.bh * n_queries + rows_M
     n_key_blocks = tl.cdiv(n_keys, const.BLOCK_N)
     blocks = Blocks(None, tl.cdiv(reach, const.BLOCK_N))
-    if const.PATTERN:
-        pattern_line = (at.bh % pattern.n_places) * n_blocks + at.block
-        blocks = listed_blocks(pattern.lists, pattern_line, n_key_blocks)
+    if masks.lists is not None:
+        mask_list = masks.lists + at.batch * masks.lists_per_batch + at.head * masks.lists_per_head
+        blocks = listed_blocks(mask_list, at.block, n_key_blocks)
     if live is None:
         top_M = find_top(inputs, blocks, const)
         tl.store(out.top + index_M, top_M, mask=inside_M)
+    else:
+        top_M = tl.load(out.top + index_M, mask=inside_M, other=float("-inf"))
+    limit_M = tl.where(top_M == float("-inf"), 0, limit_M)  # no key is visible
+    top_M = finite_top(top_M)
+    sight = Sight(limit_M, labels_M, segments_M, window_of(pattern, at.head))
+    inputs = Inputs(query_ME, keys, sight, full, bias, pattern, masks, at, n_keys)
+    if live is None:
         if const.POWER != EXP:
             block_list = lists + line * (1 + n_key_blocks)
             shift_M, blocks = start_shift(block_list + 1, inputs, blocks, top_M, head_map, const)
@@ -250,7 +259,6 @@ def forward_streaming(
                 shift_M = improve_by_newton(shift_M, blocks, inputs, top_M, head_map, const)
             tl.store(out.shift + index_M, shift_M, mask=inside_M)
     else:
-        top_M = tl.load(out.top + index_M, mask=inside_M, other=0.0)
         shift_M = top_M * 0.0
         if const.POWER != EXP:
             shift_M = tl.load(out.shift + index_M, mask=inside_M, other=0.0)

@@ -1,7 +1,8 @@
 """Which pairs of queries and keys are visible, for the fused α-entmax attention kernels.
 
-By padding, causality and a pattern (`headwise.ops.attention.triton_blocks`), which also says where
-the positions of a block are, and lists the blocks.
+By padding, a mask of keys, causality, documents and a pattern
+(`headwise.ops.attention.triton_blocks`), which also says where the positions of a block are. Lists
+say which blocks have a visible pair.
 
 Axes: M queries and N keys of a tile.
 """
@@ -19,8 +20,9 @@ ALL_FULL = tl.constexpr(1 << 30)  # more than any number of keys
 class Keys(NamedTuple):
     """Keys of a block."""
 
-    positions_N: Any
+    positions_N: Any  # the number of keys, for a key that no query sees
     labels_N: Any  # of a pattern; else the positions
+    segments_N: Any  # documents; else the positions
 
 
 class Sight(NamedTuple):
@@ -28,6 +30,7 @@ class Sight(NamedTuple):
 
     limit_M: Any  # keys before it
     labels_M: Any  # of a pattern
+    segments_M: Any  # documents
     window: Any  # of a pattern
 
 
@@ -39,11 +42,33 @@ class Blocks(NamedTuple):
 
 
 @triton.jit
-def n_allowed_keys(lengths, batch, n_keys):
+def n_allowed_keys(masks, batch, n_keys):
     """Return the number of keys before padding."""
-    if lengths is not None:
-        return tl.minimum(tl.load(lengths + batch).to(tl.int32), n_keys)
+    if masks.lengths is not None:
+        return tl.minimum(tl.load(masks.lengths + batch).to(tl.int32), n_keys)
     return n_keys
+
+
+@triton.jit
+def segments_of(masks, batch, positions, n_positions):
+    """Return the documents of some positions; without documents, the positions."""
+    segments = positions
+    if masks.segments is not None:
+        pointers = masks.segments + batch * n_positions + positions
+        segments = tl.load(pointers, mask=positions < n_positions, other=-1)
+    return segments
+
+
+@triton.jit
+def load_keys(pattern, masks, at, slots_N, n_keys):
+    """Return the `Keys` in some slots. A key that is masked counts as one after the last."""
+    positions_N, labels_N = places_of(pattern, at.bh, slots_N, n_keys, True)
+    segments_N = segments_of(masks, at.batch, positions_N, n_keys)
+    if masks.keys is not None:
+        pointers_N = masks.keys + at.batch * n_keys + positions_N
+        allowed_N = tl.load(pointers_N, mask=positions_N < n_keys, other=0)
+        positions_N = tl.where(allowed_N != 0, positions_N, n_keys)
+    return Keys(positions_N, labels_N, segments_N)
 
 
 @triton.jit
@@ -94,7 +119,8 @@ def listed_block(entries, item, full, BLOCK: tl.constexpr):
 def visible(rows_M, first, allowed, query_offset, const):
     """Return the numbers of keys visible to each query (M,), to all queries, and to any query.
 
-    With a pattern, the second is `ALL_FULL`, as its lists say which blocks are visible to all.
+    With a pattern, the second is `ALL_FULL`, as its lists say which blocks are visible to all, and
+    0 with a mask that no list has.
     """
     limit_M = rows_M * 0 + allowed
     full, reach = allowed, allowed
@@ -104,6 +130,8 @@ def visible(rows_M, first, allowed, query_offset, const):
         reach = tl.minimum(reach, first + const.BLOCK_M + query_offset)
     if const.PATTERN:
         full = ALL_FULL + 0
+    if const.UNLISTED:
+        full = 0
     return limit_M, full, reach
 
 
@@ -111,8 +139,8 @@ def visible(rows_M, first, allowed, query_offset, const):
 def is_visible(keys, sight, positions, QUERY_AXIS: tl.constexpr, const):
     """Return which pairs of a tile are visible.
 
-    These are keys before the limit of the query; with a pattern of its label, of a negative label,
-    or at most a window away.
+    These are keys before the limit of the query and of its document; with a pattern of its label,
+    of a negative label, or at most a window away.
 
     Args:
         keys, sight: `Keys` and `Sight` of the tile.
@@ -122,6 +150,9 @@ def is_visible(keys, sight, positions, QUERY_AXIS: tl.constexpr, const):
     """
     keys_N = tl.expand_dims(keys.positions_N, QUERY_AXIS)
     visible = keys_N < tl.expand_dims(sight.limit_M, 1 - QUERY_AXIS)
+    if const.SEGMENTS:
+        segments_N = tl.expand_dims(keys.segments_N, QUERY_AXIS)
+        visible = visible & (segments_N == tl.expand_dims(sight.segments_M, 1 - QUERY_AXIS))
     if const.PATTERN:
         labels_N = tl.expand_dims(keys.labels_N, QUERY_AXIS)
         is_labelled = labels_N == tl.expand_dims(sight.labels_M, 1 - QUERY_AXIS)

@@ -21,6 +21,8 @@ class Constants(NamedTuple):
     CAUSAL: Any = False
     BIASED: Any = False  # whether there is a bias by distance
     PATTERN: Any = False  # whether there is a pattern
+    SEGMENTS: Any = False  # whether there are documents
+    UNLISTED: Any = False  # whether any block may have hidden pairs, by a mask that no list has
 
 
 @functools.cache  # Triton compares the constants of each launch, first by identity

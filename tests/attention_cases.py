@@ -66,6 +66,7 @@ class Case:
     offset: int = 0
     width: int = 16
     value_width: int | None = None  # None: as the queries
+    key_heads: int | None = None  # of keys and values; None: as the queries
     n_prefix: int | None = None  # None: no bias by distance
     alpha: tuple[float, ...] | None = None  # of the heads; None: from 1 to 2
     alpha_per_query: bool = False
@@ -89,6 +90,7 @@ class Case:
             "sparse pattern": self.sparse is not None,
             "mask of keys": self.is_masked,
             "documents": self.documents is not None,
+            "grouped keys": self.key_heads is not None,
         }
         return {name for name, is_needed in needs.items() if is_needed}
 
@@ -105,7 +107,8 @@ class Case:
             return (drawn * deviation).to(self.device, self.dtype).transpose(1, 2)
 
         def cache(width):
-            whole = torch.full((n_batch + 1, n_heads, n_keys + 3, width), torch.nan)
+            key_heads = self.key_heads or n_heads
+            whole = torch.full((n_batch + 1, key_heads, n_keys + 3, width), torch.nan)
             whole = whole.to(self.device, self.dtype)
             part = whole[:n_batch, :, :n_keys]
             return part.copy_(torch.randn(part.shape, generator=generator))
@@ -194,6 +197,8 @@ class Case:
         if self.n_prefix is not None:
             slopes = self.distances.slopes_H.detach().cpu()
             bias = oracle.distance_bias(slopes, *self.shape[2:], self.n_prefix, self.offset)
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
         return oracle.attention(query, key, value, alpha, mask, SCALE, bias, factor)
 
     @functools.cache  # noqa: B019 (cases are few and live as long as the tests)
@@ -303,7 +308,7 @@ class Implementation:
 WHOLE = frozenset({"many queries", "gradients", "dropout", "shifted bias"})
 CPP = WHOLE | {"pairs", "α per query"}
 FEW = CPP - WHOLE | {"shifted bias", "padding is not read"}
-FUSED = WHOLE | {"padding is not read", "mask of keys", "documents"}
+FUSED = WHOLE | {"padding is not read", "mask of keys", "documents", "grouped keys"}
 REFERENCE = CPP - {"dropout", "shifted bias"} | {"formed weights", "mask of keys", "documents"}
 SPARSE = WHOLE | {"sparse pattern", "documents"}
 HALVES = ((torch.bfloat16, 1.5e-2), (torch.float16, 2e-3))
@@ -334,7 +339,7 @@ IMPLEMENTATIONS = [
     ),
     triton("Triton resident", FUSED, (2e-6, 3e-5), RESIDENT_KEYS=512),
     triton("Triton streaming", FUSED, (2e-6, 3e-5), RESIDENT_BYTES=0),
-    triton("Triton block-sparse", SPARSE, (3e-5, 3e-5), BLOCK=16),
+    triton("Triton block-sparse", SPARSE | {"grouped keys"}, (3e-5, 3e-5), BLOCK=16),
 ]  # fmt: skip
 
 CASES = {
@@ -351,6 +356,7 @@ CASES = {
     "masked long rows": Case((2, 2, 30, 200), lengths=(200, 150), offset=170, is_masked=True),
     "documents": Case((2, 2, 33, 33), lengths=(33, 20), documents=9),
     "causal long documents": Case((1, 2, 140, 140), causal=True, documents=60),
+    "grouped": Case((2, 6, 5, 70), lengths=(70, 30), key_heads=2, value_width=24),
 }
 N_PREFIX = {"decoder": 0, "cached": 14, "wide": 148, "masked long rows": 190}  # of others: 3
 
@@ -389,6 +395,8 @@ def sparse_cases():
             if n == 40 and not padded:
                 documents = replace(case, documents=15, lengths=(40, 33, 20))
                 yield " ".join([*words, "documents"]), documents, number % 16 == 3
+                grouped = replace(documents, key_heads=1)
+                yield " ".join([*words, "documents grouped"]), grouped, number == 11
 
 
 def calls():

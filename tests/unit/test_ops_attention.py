@@ -217,7 +217,8 @@ REFUSED = [
     (([QUERY] * 3, False, True), "depends on the query"),
     (([QUERY, QUERY, QUERY.half()],), "one dtype"),
     (([QUERY.double()] * 3,), "one dtype"),
-    (([torch.zeros(1, 2, 3, 256)] * 3,), "head width"),
+    (([torch.zeros(1, 2, 3, 264)] * 3,), "head width"),
+    (([QUERY, QUERY[:, [0] * 3], QUERY[:, [0] * 3]],), "multiple"),
     (([QUERY, QUERY[:, :, :0], QUERY[:, :, :0]],), "no keys"),
 ]
 
@@ -254,7 +255,7 @@ def test_choice_for_sparse_patterns_on_a_gpu(on_gpu, monkeypatch):
 @pytest.fixture
 def marks_of(monkeypatch):
     """Marks of blocks of a rule, (B, H, T, T): no visible pair, only such pairs, or both."""
-    monkeypatch.setattr(triton_launch, "block_lists", lambda marks, by_keys: marks)
+    monkeypatch.setattr(triton_blocks, "block_lists", lambda marks, by_keys: marks)
 
     def marks(rule, n, causal, lengths, block):
         return triton_blocks.pattern_tiles(rule, n, causal, lengths, block).lists

@@ -27,7 +27,7 @@ from headwise.ops.attention.widths import of_one_width
 from headwise.ops.family import POWERS, Power
 from headwise.ops.triton.device import DTYPES, unavailable_reason
 
-HEAD_DIMS = (8, 128)
+HEAD_DIMS = (8, 256)
 
 
 def unsupported_reason(
@@ -65,6 +65,11 @@ def unsupported_reason(
         return f"the head width must be in [{low}, {high}], got {head_dim}"
     if 0 in query.shape or 0 in value.shape:
         return "there are no queries or no keys"
+    if query.shape[1] % value.shape[1]:
+        return (
+            "the number of heads must be a multiple of that of the keys, got "
+            f"{query.shape[1]} and {value.shape[1]}"
+        )
     return None
 
 
@@ -91,15 +96,16 @@ def triton_entmax_attention(
     index of the key.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: one dtype of float16, bfloat16 and float32. If the stride
-            of the last axis is not 1, or values have another width, they are copied.
+        query_BHQE, key_BHKE, value_BHKE: one dtype of float16, bfloat16 and float32. Keys and
+            values may have fewer heads, of which each serves as many consecutive heads of queries.
+            If the stride of the last axis is not 1, or values have another width, they are copied.
         alpha_H: α of every head, (H,) or a scalar tensor, clamped to [1, 2]; or a number in
             [1, 2], without gradient. 1.5 and 2 have specialised kernels, and 1 with a layout.
         key_lengths_B: number of keys of each row of the batch before padding; None: all.
         causal: query i attends to the keys up to i + query_offset.
         query_offset: position of the first query.
         dropout: rate on the weights.
-        scale: on the scores, above 0; None: 1/sqrt(E).
+        scale: on the scores; None: 1/sqrt(E).
         distances: the bias, or None. Its slopes get no gradient.
         layout: of a sparse pattern, for self-attention over all positions: further restricts the
             keys, by `BlockLayout.rule`; None: no pattern.
@@ -130,8 +136,8 @@ def triton_entmax_attention(
         )
     if scale is None:
         scale = query_BHQE.shape[-1] ** -0.5
-    if scale <= 0:
-        raise ValueError(f"scale must be above 0, got {scale}")
+    if scale <= 0:  # the kernels scale after the maximum of a row
+        query_BHQE, scale = query_BHQE * (-1.0 if scale < 0 else 0.0), -scale or 1.0
     n_batch, n_heads, n_queries, _ = query_BHQE.shape
     power = Power.ANY
     if isinstance(alpha_H, Tensor):

@@ -93,7 +93,10 @@ def backward_queries(
     limit_M, full, reach = visible(rows_M, first, allowed, query_offset, const)
     segments_M = segments_of(masks, at.batch, rows_M, n_queries)
     sight = Sight(limit_M, labels_M, segments_M, window_of(pattern, at.head))
-    matrix_keys, values = matrix(key, at, allowed), matrix(value, at, allowed)
+    matrix_keys, values = (
+        matrix(key, at, allowed, const.GROUP),
+        matrix(value, at, allowed, const.GROUP),
+    )
     query_ME = load_rows(matrix(query, at, n_queries), rows_M, const)
     grad_ME = load_rows(matrix(grad, at, n_queries), rows_M, const)
     centre_ME = load_rows(joined_heads(centre, at, n_heads, n_queries, const), rows_M, const)
@@ -144,7 +147,7 @@ def backward_keys(
     heads, alpha, masks, draws, distances, pattern, saved_rows, block_lists, grad_key,
     grad_value, n_heads, n_queries, n_keys, query_offset, scale, const,
 ):  # fmt: skip
-    """Write dk and dv of a block of keys. Tiles have keys as rows, which gives pᵀ directly."""
+    """Write dk and dv of a block of keys, by query head. Tiles have keys as rows: pᵀ directly."""
     query, key, value, grad = heads
     grad_dot_centre, top, shift = saved_rows
     n_blocks = tl.cdiv(n_keys, const.BLOCK_N)
@@ -156,8 +159,8 @@ def backward_keys(
     slots_N, offsets_M = first + tl.arange(0, const.BLOCK_N), tl.arange(0, const.BLOCK_M)
     keys, window = load_keys(pattern, masks, at, slots_N, n_keys), window_of(pattern, at.head)
     keys_N = keys.positions_N
-    key_NE = load_rows(matrix(key, at, allowed), keys_N, const)
-    value_NE = load_rows(matrix(value, at, allowed), keys_N, const)
+    key_NE = load_rows(matrix(key, at, allowed, const.GROUP), keys_N, const)
+    value_NE = load_rows(matrix(value, at, allowed, const.GROUP), keys_N, const)
     queries = matrix(query, at, n_queries)
     grads = matrix(grad, at, n_queries)
 

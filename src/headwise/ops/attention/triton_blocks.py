@@ -1,4 +1,4 @@
-"""Sparse patterns for the Triton kernels: the order of positions, and lists of blocks.
+"""Lists of blocks for the Triton kernels and, of sparse patterns, the order of positions.
 
 The kernels compute blocks of scores, a fixed number of queries by a fixed number of keys. Positions
 are put into slots, in an order per head in which the visible pairs are in few blocks: keys for
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, Rule, per_head
+from headwise.ops.triton.device import on_device
 
 EVERY_QUERY = -1  # label of keys for every query
 # Positions that are neighbours in the order, as (rows, columns) of a matrix with rows of `stride`,
@@ -39,16 +40,34 @@ class PatternTiles(NamedTuple):
     lists: Tensor
 
 
+def block_lists(live: Tensor, by_keys: bool) -> Tensor:
+    """Return for every line of blocks the number of marked ones and their entries.
+
+    The number is not above 32,767; entries are those of `triton_visible.listed_block`.
+    """
+    from headwise.ops.attention import triton_backward
+
+    n_batch, n_heads, n_query_blocks, n_key_blocks = live.shape
+    n_lines, n_items, stride_line, stride_item = n_query_blocks, n_key_blocks, n_key_blocks, 1
+    if by_keys:
+        n_lines, n_items, stride_line, stride_item = n_key_blocks, n_query_blocks, 1, n_key_blocks
+    lists = live.new_empty(n_batch, n_heads, n_lines, 1 + n_items, dtype=torch.int16)
+    with on_device(live):
+        triton_backward.live_lists[(n_batch * n_heads * n_lines,)](
+            live, lists, stride_line, stride_item, n_lines, n_items, CHUNK=128, num_warps=1
+        )
+    return lists
+
+
 def mask_lists(
     lengths_B: Tensor | None, keys_BK: Tensor | None, segments_BN: Tensor | None, n_queries: int,
     n_keys: int, causal: bool, query_offset: int, block: int,
 ) -> Tensor | None:  # fmt: skip
     """Return the lists of square blocks with a visible pair, int16 (B, 1, T, 1 + T) of K and Q.
 
-    None if there are neither a mask of keys nor documents: then the kernels know the blocks.
+    None with neither a mask of keys nor documents: the kernels read the limits of padding and of
+    causality themselves.
     """
-    from headwise.ops.attention.triton_launch import block_lists
-
     some = keys_BK if segments_BN is None else segments_BN
     if some is None:
         return None
@@ -75,8 +94,6 @@ def pattern_tiles(
     segments_BN: Tensor | None = None,
 ) -> PatternTiles:  # fmt: skip
     """Return the arguments of the kernels for `n` positions, for square blocks of this size."""
-    from headwise.ops.attention.triton_launch import block_lists
-
     windows_H = per_head(rule.windows, torch.int32, lengths_B.device).expand(len(rule.windows))
     of_slots = places(rule, n, len(lengths_B), lengths_B.device)
     marks = _marks(of_slots, windows_H, causal, lengths_B, block, segments_BN)

@@ -117,7 +117,7 @@ def forward_resident(
     limit_M, _full, _reach = visible(rows_M, first, allowed, query_offset, const)
 
     query_ME = load_rows(matrix(query, at, n_queries), rows_M, const)
-    key_NE = load_rows(matrix(key, at, allowed), keys.positions_N, const)
+    key_NE = load_rows(matrix(key, at, allowed, const.GROUP), keys.positions_N, const)
     bias = load_bias(distances, at.head, rows_M[:, None] + query_offset, scale)
     sight = Sight(limit_M, limit_M, segments_of(masks, at.batch, rows_M, n_queries), 0)
     gap_MN = masked_dot(query_ME, key_NE, keys, sight, True, bias, const)
@@ -132,7 +132,7 @@ def forward_resident(
         first_M, second_M = random_words(draws, at.bh, rows_M, n_queries, n_blocks)
         keep_MN = keep_mask(first_M[:, None], second_M[:, None], keys.positions_N[None, :], draws)
         p_MN, s_MN = apply_dropout(p_MN, keep_MN, draws), apply_dropout(s_MN, keep_MN, draws)
-    value_NE = load_rows(matrix(value, at, allowed), keys.positions_N, const)
+    value_NE = load_rows(matrix(value, at, allowed, const.GROUP), keys.positions_N, const)
     context_ME = tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=const.PRECISION)
     centre_ME = tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=const.PRECISION)
     results = context_ME, centre_ME / total_M[:, None], top_M, shift_M

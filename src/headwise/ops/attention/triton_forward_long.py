@@ -228,7 +228,7 @@ def forward_streaming(
     full = tl.where(first + const.BLOCK_M <= n_queries, full, 0)
     query_ME = load_rows(matrix(query, at, n_queries), rows_M, const)
     bias = load_bias(distances, at.head, rows_M[:, None] + query_offset, scale)
-    keys, values = matrix(key, at, allowed), matrix(value, at, allowed)
+    keys, values = matrix(key, at, allowed, const.GROUP), matrix(value, at, allowed, const.GROUP)
     segments_M = segments_of(masks, at.batch, rows_M, n_queries)
     sight = Sight(limit_M, labels_M, segments_M, window_of(pattern, at.head))
     inputs = Inputs(query_ME, keys, sight, full, bias, pattern, masks, at, n_keys)

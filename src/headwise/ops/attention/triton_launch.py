@@ -3,7 +3,8 @@
 With registered shapes and gradients, each is one node for torch.compile and activation
 checkpointing. No step synchronises with the device.
 
-Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
+Axes: B batch, H heads, G heads of keys and values, Q and K numbers of queries and keys, E head
+width.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.ops.attention.triton_blocks import mask_lists
+from headwise.ops.attention.triton_blocks import block_lists, mask_lists
 from headwise.ops.attention.triton_tiles import (
     MAX_REGISTERS,
     SEARCH_REGISTERS,
@@ -28,14 +29,23 @@ from headwise.ops.triton.device import DTYPES, is_interpreted, on_device
 WORD = 1 << 32
 
 
-def _empty(tensor: Tensor) -> Tensor:
+def _empty(tensor: Tensor, group: int = 1) -> Tensor:
     """Return an empty (B, H, N, E) with memory layout (B, N, H, E), to join heads without a copy.
 
-    Not a view: users could not modify it in place.
+    Not a view: users could not modify it in place. For a group of heads per head, in float32.
     """
-    _, n_heads, n_rows, head_dim = tensor.shape
+    n_batch, n_heads, n_rows, head_dim = tensor.shape
+    n_heads, dtype = n_heads * group, tensor.dtype if group == 1 else torch.float32
     strides = (n_rows * n_heads * head_dim, head_dim, n_heads * head_dim, 1)
-    return tensor.new_empty_strided(tensor.shape, strides)
+    return tensor.new_empty_strided((n_batch, n_heads, n_rows, head_dim), strides, dtype=dtype)
+
+
+def _summed(grad: Tensor, states: Tensor, group: int) -> Tensor:
+    """Return the gradient of keys or values: the sum of those of the heads of a group."""
+    if group == 1:
+        return grad
+    n_batch, n_heads, n_rows, head_dim = states.shape
+    return _empty(states).copy_(grad.view(n_batch, n_heads, group, n_rows, head_dim).sum(2))
 
 
 def _precision(tensor: Tensor) -> str:
@@ -56,7 +66,7 @@ class States(NamedTuple):
 class Draws(NamedTuple):
     """Dropout: what is drawn for the queries, and which weights are dropped."""
 
-    row_keys: Tensor
+    row_keys: Tensor | None
     drop_below: int  # of the words of the weights
     keep_scale: float
 
@@ -93,7 +103,7 @@ class Pattern(NamedTuple):
 
     places: Tensor
     n_places: int
-    windows: Tensor
+    windows: Tensor | None
 
 
 class Results(NamedTuple):
@@ -135,36 +145,36 @@ class Call(NamedTuple):
     ) -> None:  # fmt: skip
         """Launch a kernel with one program per block of keys, or of queries."""
         heads = tuple(head if head.stride(3) == 1 else head.contiguous() for head in heads)
-        alpha, lengths, keys, segments, row_keys, slopes, places, windows, lists = map(
-            _whole, options
-        )
+        options = Options(*map(_whole, options))
         query, key, *_ = heads
         n_batch, n_heads, n_queries, head_dim = query.shape
         n_keys = key.shape[2]
         block_queries, block_keys, n_warps = program
         n_blocks = -(-n_keys // block_keys) if by_keys else -(-n_queries // block_queries)
-        masks = Masks(lengths, None if keys is None else keys.view(torch.uint8), segments)
+        keys, segments, lists = options.keys, options.segments, options.lists
+        masks = Masks(options.lengths, None if keys is None else keys.view(torch.uint8), segments)
         if lists is not None:
-            strides = lists.expand(n_batch, n_heads, -1, -1).stride()
-            masks = Masks(*masks[:3], lists, *strides[:2])
+            per_batch, per_head, *_ = lists.expand(n_batch, n_heads, -1, -1).stride()
+            masks = masks._replace(lists=lists, lists_per_batch=per_batch, lists_per_head=per_head)
         draws = distances = pattern = None
         if self.dropout > 0:
             drop_below = round(self.dropout * WORD) - WORD // 2
-            draws = Draws(row_keys, drop_below, 1 / (1 - self.dropout))
-        if slopes is not None:
-            distances = Distances(slopes, self.n_prefix)
-        if places is not None:
-            pattern = Pattern(places, places.shape[0] * n_heads, windows)
+            draws = Draws(options.row_keys, drop_below, 1 / (1 - self.dropout))
+        if options.slopes is not None:
+            distances = Distances(options.slopes, self.n_prefix)
+        if options.places is not None:
+            n_places = options.places.shape[0] * n_heads
+            pattern = Pattern(options.places, n_places, options.windows)
         const = constants(
             BLOCK_M=block_queries, BLOCK_N=block_keys, WIDTH=head_dim, PADDED=tiles.padded,
-            CAUSAL=self.causal, BIASED=slopes is not None, PATTERN=pattern is not None,
-            SEGMENTS=segments is not None,
+            GROUP=n_heads // key.shape[1], CAUSAL=self.causal, BIASED=distances is not None,
+            PATTERN=pattern is not None, SEGMENTS=segments is not None,
             UNLISTED=tiles.resident and not (keys is None and segments is None),
             POWER=self.power, PRECISE=query.dtype is torch.float32, PRECISION=_precision(query),
             INTERPRET=is_interpreted(),
         )  # fmt: skip
         kernel[(n_batch * n_heads * n_blocks,)](
-            tuple(States(head, *head.stride()[:3]) for head in heads), alpha, masks, draws,
+            tuple(States(head, *head.stride()[:3]) for head in heads), options.alpha, masks, draws,
             distances, pattern, *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
             const,
             num_warps=n_warps, num_stages=tiles.stages, maxnreg=registers,
@@ -225,25 +235,6 @@ def _whole(tensor: Any) -> Any:
     return None if tensor is None else tensor.contiguous()
 
 
-def block_lists(live: Tensor, by_keys: bool) -> Tensor:
-    """Return for every line of blocks the number of marked ones and their entries.
-
-    The number is not above 32,767; entries are those of `triton_visible.listed_block`.
-    """
-    from headwise.ops.attention import triton_backward
-
-    n_batch, n_heads, n_query_blocks, n_key_blocks = live.shape
-    n_lines, n_items, stride_line, stride_item = n_query_blocks, n_key_blocks, n_key_blocks, 1
-    if by_keys:
-        n_lines, n_items, stride_line, stride_item = n_key_blocks, n_query_blocks, 1, n_key_blocks
-    lists = live.new_empty(n_batch, n_heads, n_lines, 1 + n_items, dtype=torch.int16)
-    with on_device(live):
-        triton_backward.live_lists[(n_batch * n_heads * n_lines,)](
-            live, lists, stride_line, stride_item, n_lines, n_items, CHUNK=128, num_warps=1
-        )
-    return lists
-
-
 def launch_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any
 ) -> tuple[Tensor, ...]:
@@ -261,7 +252,8 @@ def launch_backward(
     tiling = tiles(*sizes, options.places is not None)
     top, shift, live = map(_whole, (top, shift, live))
     centre = _whole(centre.transpose(1, 2)).transpose(1, 2)
-    grad_query, grad_key, grad_value = _empty(query), _empty(key), _empty(value)
+    group = query.shape[1] // key.shape[1]
+    grad_query, grad_key, grad_value = _empty(query), _empty(key, group), _empty(value, group)
     grad_rows = torch.empty_like(top) if has_alpha else None
     grad_dot_centre = torch.empty_like(top)
     tensors = ((query, key, value, grad), options._replace(lists=None))
@@ -277,6 +269,7 @@ def launch_backward(
             (grad_dot_centre, top, shift), of_keys, grad_key, grad_value,
         )  # fmt: skip
     grad_alpha = top.new_empty(0) if grad_rows is None else grad_rows.sum((0, 2))
+    grad_key, grad_value = _summed(grad_key, key, group), _summed(grad_value, value, group)
     return grad_query, grad_key, grad_value, grad_alpha
 
 
@@ -289,7 +282,7 @@ def _fake_backward(
 
 forward = register_pair(
     "triton_attention",
-    "Tensor query BHQE, Tensor key BHKE, Tensor value BHKE, Tensor alpha H float32, "
+    "Tensor query BHQE, Tensor key BGKE, Tensor value BGKE, Tensor alpha H float32, "
     "Tensor? lengths B int64 int32, Tensor? keys BK bool, Tensor? segments BQ int32, "
     "Tensor? row_keys 2BHQ int32, Tensor? slopes H float32, "
     "Tensor? places PH4Q int32, Tensor? windows H int32, Tensor? lists RHTL int16",

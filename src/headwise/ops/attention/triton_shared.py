@@ -61,9 +61,9 @@ def program_place(n_heads, n_blocks, IS_REVERSED: tl.constexpr):
 
 
 @triton.jit
-def matrix(states, at, n_rows):
-    """Return the matrix of a place in `triton_launch.States`."""
-    base = states.tensor + at.batch * states.per_batch + at.head * states.per_head
+def matrix(states, at, n_rows, GROUP: tl.constexpr = 1):
+    """Return the matrix of a place in `triton_launch.States` with a head per GROUP heads."""
+    base = states.tensor + at.batch * states.per_batch + at.head // GROUP * states.per_head
     return Matrix(base, states.per_row, n_rows)
 
 
@@ -81,7 +81,8 @@ def tile_of(matrix, rows, const):
     inside = (rows < matrix.n_rows)[:, None]
     if const.PADDED != const.WIDTH:
         inside = inside & (columns < const.WIDTH)[None, :]
-    return matrix.base + rows[:, None] * matrix.stride + columns[None, :], inside
+    first = matrix.base + rows.to(tl.int64) * matrix.stride  # may be beyond 2^31
+    return first[:, None] + columns[None, :], inside
 
 
 @triton.jit

@@ -17,6 +17,7 @@ class Constants(NamedTuple):
     HAS_MASK: Any = False  # of maps
     WIDTH: Any = 0  # of a head
     PADDED: Any = 0  # the width rounded up to a power of two
+    GROUP: Any = 1  # query heads per head of keys and values
     PRECISION: Any = "ieee"  # of matmuls
     CAUSAL: Any = False
     BIASED: Any = False  # whether there is a bias by distance

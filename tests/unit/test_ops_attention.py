@@ -25,7 +25,13 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.window import Window
 from headwise.ops import check, dispatch
-from headwise.ops.attention import cpu_few, triton_blocks, triton_launch, triton_tiles
+from headwise.ops.attention import (
+    cpu_few,
+    cpu_sparse,
+    triton_blocks,
+    triton_launch,
+    triton_tiles,
+)
 from headwise.ops.attention.cpu_few import attention_of_few
 from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.pattern_rule import POSITION, Rule
@@ -60,6 +66,15 @@ class TestCpp:
         tensors = [query, key, key, torch.ones_like(query), None]
         value_grad = context_and_gradients(Case((1, 1, 600, 4)), tensors)[3]
         assert (value_grad == 600 / 4).all()  # in bfloat16 64 + 0.25 is 64
+
+    def test_bfloat16_sums_over_parts_of_a_pattern_are_exact(self):
+        layout = BlockLayout(Rule(4, (64,), (POSITION,)), 64, False, torch.tensor([64]))
+        query, value = torch.zeros(2, 1, 1, 64, 8).bfloat16()
+        value += 2**-5  # the sum of each block but the first is 2^-9
+        value[:, :, :4] = 16
+        settings = cpu_sparse.Settings(layout, Power.EXP, 0.0, 1.0)
+        context = cpu_sparse.sparse_attention(query, query, value, None, settings)
+        assert (context == 1 + 4 / 128).all()  # 1 + 15 · 2^-9; in bfloat16 1 + 2^-9 is 1
 
     @pytest.mark.usefixtures("small_chunks")
     def test_backward_is_equal_within_autocast(self):

@@ -65,11 +65,9 @@ def loss_forward(logits, stats, value, support, total, lists, alpha, beta, n_cla
             gap_MN = gaps(inputs, classes_N, top_M, False)
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], beta, beta, cut)
             p_MN = x_MN * s_MN
-            # z + (1 - p^β) / (αβ), to be averaged under p
-            gain_MN = gap_MN + (shift_M[:, None] - gap_MN * beta) / (alpha * beta)
-            value_MN += tl.where(p_MN == 0.0, 0.0, p_MN * gain_MN)
+            value_MN += tl.where(p_MN == 0.0, 0.0, p_MN * gap_MN)  # not 0 · inf
             support_MN += tl.where(p_MN > 0.0, 1.0, 0.0)
-        value_M = tl.sum(value_MN, 1)
+        value_M = (shift_M / beta + tl.sum(value_MN, 1) * beta) / alpha
     tl.store(stats + 2 * row_M + 1, shift_M)
     tl.store(value + row_M, value_M)
     tl.store(support + row_M, tl.sum(support_MN, 1))

@@ -78,7 +78,7 @@ def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
     # only rows that are streamed mark their blocks
     with mock.patch.object(triton_tiles, "RESIDENT_KEYS", 0):
         live = triton_launch.forward(
-            *tensors[:3], alpha, *[None] * 6, power, causal, 0, 0.0, scale, 0
+            *tensors[:3], alpha, *[None] * 8, power, causal, 0, 0.0, scale, 0
         )[4].float()
     n_blocks = live.shape[-1]
     possible = n_blocks * (n_blocks + 1) / 2 if causal else n_blocks**2

@@ -20,7 +20,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -354,6 +354,147 @@ def multi30k_scores() -> str:
     return markdown_table(("`attention=`", *scores), rows)
 
 
+def recorded(*names: str) -> list[dict[str, Any]]:
+    """Return records of `results/benchmarks/`."""
+    folder = RESULTS / "benchmarks"
+    return [json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+
+
+def in_words(values: Iterable[float]) -> str:
+    """Return the range of ratios; small ones as fractions."""
+    shown = [f"1/{1 / v:.0f}" if v < 0.1 else f"{v:.2f}" for v in sorted(values)]
+    return " to ".join(dict.fromkeys((shown[0], shown[-1]))) if shown else "–"
+
+
+def cpu_ratios() -> str:
+    """Return the ratios of `python -m benchmarks` on two processors."""
+    files = recorded("threads_1", "threads_2", "avx2_threads_1", "avx2_threads_2")
+    rows = [
+        (
+            label,
+            *(in_words(f["value"] for f in d["figures"] if re.match(k, f["name"])) for d in files),
+        )
+        for label, k in CPU_RATIOS.items()
+    ]
+    ends = ("AVX-512, one thread", "two threads", "AVX2, one thread", "two threads")
+    return markdown_table(("", *ends), rows)
+
+
+def gpu_attention() -> str:
+    """Return times of attention on a GPU, forward and backward, as multiples of FlashAttention."""
+    (record,) = recorded("gpu_attention")
+    rows = []
+    for row in sorted(record["rows"], key=lambda r: (r["keys"], r["causal"], r["segments"])):
+        parts = [f"{row['keys']:,} keys", "causal" * row["causal"], "segments" * row["segments"]]
+        label = f"{', '.join(filter(None, parts))}: {100 * row['live']:.0f} % of the blocks"
+        rows.append((label, *_ratios(row, *MAPS, "adasplash, α = 1.5")))
+    return markdown_table(("", *MAPS, "adasplash 0.2.2, α = 1.5"), rows)
+
+
+def gpu_patterns() -> str:
+    """Return the same with patterns, as multiples of FlashAttention without one."""
+    (record,) = recorded("gpu_patterns")
+    rows = [
+        (
+            f"{row['keys']:,} positions, {row['pattern']}: {100 * row['live']:.0f} %",
+            *_ratios(row, "softmax", *MAPS, "flex, softmax"),
+        )
+        for row in sorted(record["rows"], key=lambda r: r["keys"])
+    ]
+    return markdown_table(("", "softmax", *MAPS, "softmax by FlexAttention"), rows)
+
+
+def _ratios(row: dict[str, Any], *names: str) -> list[str]:
+    ratios = row["ratios"]
+    shown = (ratios.get(f"{name}, with backward", ratios.get(name)) for name in names)
+    return ["–" if value is None else f"{value:.2f}" for value in shown]
+
+
+def gpu_rows() -> str:
+    """Return times of maps on a GPU as multiples of torch's softmax."""
+    (record,) = recorded("gpu_rows")
+    names = [*MAPS, *(f"{name}, torch alone" for name in MAPS)]
+    rows = [(row["of"], *_ratios(row, *names)) for row in record["rows"] if row["of"][:3] == "map"]
+    return markdown_table(("", *names), rows)
+
+
+def gpu_training() -> str:
+    """Return speed, time and memory of an update on a GPU."""
+    (record,) = recorded("gpu_training")
+    rows = [
+        (
+            row["attention"],
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['to_softmax']:.2f}",
+            f"{row['own_bytes'] / 2**30:.1f}",
+        )
+        for row in record["rows"]
+    ]
+    return markdown_table(("", "target tokens/s", "update, of softmax", "memory, GiB"), rows)
+
+
+def own_models() -> str:
+    """Return times of attention in models of Transformers, relative to torch's and to bisection."""
+    (record,) = recorded("own_models")
+    rows = [
+        (
+            label,
+            *(f"{s[name] / s['sdpa']:.2f}" for name in ("1.5-entmax", "α-entmax")),
+            f"1/{s['α-entmax, 50 bisections'] / s['α-entmax']:.0f}",
+        )
+        for label, s in record["seconds"].items()
+    ]
+    return markdown_table(
+        ("", "1.5-entmax / sdpa", "α-entmax / sdpa", "α-entmax / bisection"), rows
+    )
+
+
+def peers(*names: str) -> str:
+    """Return times of other toolkits as multiples of headwise with softmax in float32.
+
+    Args:
+        names: benchmarks; several are the same with one thread and with more.
+    """
+    by_label: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for record in recorded(*names):
+        for row in record["rows"]:
+            label = f"{row['what']}, {row['model']}, {row['sentences']} × {row['length']} words"
+            seconds = row["seconds"]
+            for name in PEERS:
+                if name in seconds:
+                    ratio = seconds[name] / seconds["headwise, softmax, fp32"]
+                    by_label[label][name].append(f"{ratio:.2f}")
+    shown = [name for name in PEERS if any(name in row for row in by_label.values())]
+    rows = [
+        (label, *(" / ".join(row[name]) for name in shown))
+        for label, row in by_label.items()
+        if not (label.startswith("search") and " 1 ×" in label)  # measured anew as "sentence"
+    ]
+    return markdown_table(("", *(PEERS[name] for name in shown)), rows)
+
+
+MAPS = ("learned α", "α = 1.5", "α = 2")
+SHORT = r"\((64|32), \d, (30|32|64), "
+CPU_RATIOS = {  # label -> pattern of the figures
+    "map, α-entmax / softmax, 30 to 64 keys": rf"α-entmax / softmax, f\+b, {SHORT}",
+    "256 keys": r"α-entmax / softmax, f\+b, \(8, 8, 256",
+    "1,024 keys": r"α-entmax / softmax, f\+b, \(2, 8, 1024",
+    "α-entmax / `entmax_bisect`, 30 to 64 keys": rf"α-entmax / entmax_bisect\(50\), {SHORT}",
+    "attention, α-entmax / fused softmax, 4,096 keys": r"α-entmax / softmax \(sdpa\)",
+    "training step, α-entmax / softmax": "α-entmax's step / softmax's",
+    "training step in bf16 / its matmuls": "softmax's step / its products, .*bf16",
+    "beam 5, sentences/s, cached / recomputing the prefix": "cached / recomputed",
+}
+PEERS = {  # name in the records -> head of the column
+    "headwise, alpha_entmax, fp32": "headwise, α-entmax",
+    "headwise, alpha_entmax, bf16": "α-entmax in bf16",
+    "fairseq": "fairseq 0.12.2",
+    "OpenNMT-py": "OpenNMT-py 3.5.1",
+    "JoeyNMT": "JoeyNMT 2.3.0",
+    "transformers (Marian)": "Marian of transformers 5.23",
+    "CTranslate2": "CTranslate2 4.8.5",
+}
+
 SCORES = {"": "{score}"}
 DIFFERENCES = {"": "{difference} {seeds}"}
 BOTH = {"difference, over seeds": "{difference} {seeds}", "over items": "{items}"}
@@ -372,6 +513,18 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {  # tables by the name of thei
         "multi30k": partial(variants, "multi30k", "test_2016_flickr", "test_2017_flickr"),
     },
     "results.md": {"multi30k": multi30k_scores},
+    "speed.md": {
+        "cpu_ratios": cpu_ratios,
+        "own_models": own_models,
+        "peers": partial(
+            peers, *(f"peers_{w}_threads_{n}" for w in ("step", "search") for n in (1, 2))
+        ),
+        "searches": partial(peers, "peers_sentence_avx2", "peers_search_avx2"),
+        "gpu_attention": gpu_attention,
+        "gpu_patterns": gpu_patterns,
+        "gpu_rows": gpu_rows,
+        "gpu_training": gpu_training,
+    },
     "reproducing-a-paper.md": {"kftt": kftt_scores},
     "table1.md": {
         "bleu": partial(compared, "correia2019_long", ALL),

@@ -66,10 +66,13 @@ class Case:
     offset: int = 0
     width: int = 16
     value_width: int | None = None  # None: as the queries
+    key_heads: int | None = None  # of keys and values; None: as the queries
     n_prefix: int | None = None  # None: no bias by distance
     alpha: tuple[float, ...] | None = None  # of the heads; None: from 1 to 2
     alpha_per_query: bool = False
     is_random: bool = False  # a mask of pairs
+    is_masked: bool = False  # a mask of keys
+    documents: int | None = None  # their length
     sparse: tuple[Any, ...] | None = None  # arguments of `make_pattern`
     dtype: torch.dtype = torch.float32
     deviation: float = 1.0  # of the queries
@@ -85,6 +88,9 @@ class Case:
             and self.offset != self.shape[3] - self.shape[2],
             "α per query": self.alpha_per_query and self.power is Power.ANY,
             "sparse pattern": self.sparse is not None,
+            "mask of keys": self.is_masked,
+            "documents": self.documents is not None,
+            "grouped keys": self.key_heads is not None,
         }
         return {name for name, is_needed in needs.items() if is_needed}
 
@@ -101,7 +107,8 @@ class Case:
             return (drawn * deviation).to(self.device, self.dtype).transpose(1, 2)
 
         def cache(width):
-            whole = torch.full((n_batch + 1, n_heads, n_keys + 3, width), torch.nan)
+            key_heads = self.key_heads or n_heads
+            whole = torch.full((n_batch + 1, key_heads, n_keys + 3, width), torch.nan)
             whole = whole.to(self.device, self.dtype)
             part = whole[:n_batch, :, :n_keys]
             return part.copy_(torch.randn(part.shape, generator=generator))
@@ -128,6 +135,26 @@ class Case:
         return torch.rand(1, 1, *self.shape[2:], generator=generator) > 0.2
 
     @property
+    def keys_BK(self):
+        """Mask of keys or None: padding on the left, then holes, in the last of three no key."""
+        if not self.is_masked:
+            return None
+        n_batch, _, _, n_keys = self.shape
+        keys_BK = (torch.arange(n_keys) % 7 != 3).repeat(n_batch, 1)
+        keys_BK[0] = torch.arange(n_keys) >= n_keys // 3
+        keys_BK[2:3] = False
+        return keys_BK.to(self.device)
+
+    @property
+    def segments_BN(self):
+        """Document of each position, or None; in each sentence the first is shorter."""
+        if self.documents is None:
+            return None
+        starts_B1 = 3 + torch.arange(self.shape[0])[:, None]
+        segments_BN = (torch.arange(self.shape[2]) + starts_B1) // self.documents
+        return segments_BN.to(self.device)
+
+    @property
     def restriction(self):
         """The visible keys as kernels take them."""
         return Visible(self.lengths_B, self.causal, query_offset=self.offset, mask=self.pairs)
@@ -143,7 +170,8 @@ class Case:
     @property
     def mask(self):
         """The restriction by a sparse pattern."""
-        return Mask(self.lengths_B, self.causal, make_pattern(*self.sparse, n_heads=self.shape[1]))
+        pattern = make_pattern(*self.sparse, n_heads=self.shape[1])
+        return Mask(self.lengths_B, self.causal, pattern, segments_BN=self.segments_BN)
 
     @property
     def layout(self):
@@ -155,7 +183,13 @@ class Case:
         pattern, (*_, n_queries, n_keys) = self.pairs, self.shape
         if self.sparse:
             pattern = self.mask.dense(n_queries, n_keys, torch.device(self.device)).cpu()
-        return oracle.visible(n_queries, n_keys, self.lengths, self.causal, self.offset, pattern)
+        mask = oracle.visible(n_queries, n_keys, self.lengths, self.causal, self.offset, pattern)
+        if self.is_masked:
+            mask = mask & self.keys_BK.cpu()[:, None, None]
+        if self.documents is not None:
+            segments_BN = self.segments_BN.cpu()
+            mask = mask & (segments_BN[:, None, :, None] == segments_BN[:, None, None])
+        return mask
 
     def attend_exactly(self, query, key, value, alpha=None, factor=1.0):
         """Context in float64."""
@@ -163,6 +197,8 @@ class Case:
         if self.n_prefix is not None:
             slopes = self.distances.slopes_H.detach().cpu()
             bias = oracle.distance_bias(slopes, *self.shape[2:], self.n_prefix, self.offset)
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
         return oracle.attention(query, key, value, alpha, mask, SCALE, bias, factor)
 
     @functools.cache  # noqa: B019 (cases are few and live as long as the tests)
@@ -224,7 +260,8 @@ def by_triton(case, query, key, value, alpha, rate):
     alpha_H = ALPHAS[case.power] if alpha is None else alpha.flatten()
     return triton_entmax_attention(
         query, key, value, alpha_H, case.lengths_B, case.causal, case.offset, rate, SCALE,
-        case.distances, case.layout,
+        case.distances, case.layout, keys_BK=case.keys_BK,
+        segments_BN=None if case.sparse else case.segments_BN,
     )  # fmt: skip
 
 
@@ -271,9 +308,9 @@ class Implementation:
 WHOLE = frozenset({"many queries", "gradients", "dropout", "shifted bias"})
 CPP = WHOLE | {"pairs", "α per query"}
 FEW = CPP - WHOLE | {"shifted bias", "padding is not read"}
-FUSED = WHOLE | {"padding is not read"}
-REFERENCE = CPP - {"dropout", "shifted bias"} | {"formed weights"}
-SPARSE = WHOLE | {"sparse pattern"}
+FUSED = WHOLE | {"padding is not read", "mask of keys", "documents", "grouped keys"}
+REFERENCE = CPP - {"dropout", "shifted bias"} | {"formed weights", "mask of keys", "documents"}
+SPARSE = WHOLE | {"sparse pattern", "documents"}
 HALVES = ((torch.bfloat16, 1.5e-2), (torch.float16, 2e-3))
 MODULES = "headwise.ops.attention"
 CPP_CHUNK, SPARSE_CHUNK = f"{MODULES}.cpu.CHUNK_SCORES", f"{MODULES}.cpu_sparse.CHUNK_SCORES"
@@ -302,7 +339,7 @@ IMPLEMENTATIONS = [
     ),
     triton("Triton resident", FUSED, (2e-6, 3e-5), RESIDENT_KEYS=512),
     triton("Triton streaming", FUSED, (2e-6, 3e-5), RESIDENT_BYTES=0),
-    triton("Triton block-sparse", SPARSE, (3e-5, 3e-5), BLOCK=16),
+    triton("Triton block-sparse", SPARSE | {"grouped keys"}, (3e-5, 3e-5), BLOCK=16),
 ]  # fmt: skip
 
 CASES = {
@@ -315,8 +352,13 @@ CASES = {
     "one key": Case((3, 2, 1, 1), lengths=(0, 1, 1)),
     "wide": Case((2, 3, 4, 150), lengths=(150, 40), causal=True, offset=146, width=100),
     "long": Case((1, 2, 70, 300), lengths=(297,)),
+    "masked keys": Case((3, 2, 19, 21), causal=True, is_masked=True),
+    "masked long rows": Case((2, 2, 30, 200), lengths=(200, 150), offset=170, is_masked=True),
+    "documents": Case((2, 2, 33, 33), lengths=(33, 20), documents=9),
+    "causal long documents": Case((1, 2, 140, 140), causal=True, documents=60),
+    "grouped": Case((2, 6, 5, 70), lengths=(70, 30), key_heads=2, value_width=24),
 }
-N_PREFIX = {"decoder": 0, "cached": 14, "wide": 148}  # of others: 3
+N_PREFIX = {"decoder": 0, "cached": 14, "wide": 148, "masked long rows": 190}  # of others: 3
 
 
 def dense_cases():
@@ -350,6 +392,11 @@ def sparse_cases():
             words += ["padded"] * padded + ["causal"] * causal
             is_representative = n == 40 and padded == (number % 8 < 4)
             yield " ".join(words), case, is_representative
+            if n == 40 and not padded:
+                documents = replace(case, documents=15, lengths=(40, 33, 20))
+                yield " ".join([*words, "documents"]), documents, number % 16 == 3
+                grouped = replace(documents, key_heads=1)
+                yield " ".join([*words, "documents grouped"]), grouped, number == 11
 
 
 def calls():

@@ -35,16 +35,25 @@ MATRIX_INSTRUCTION = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\
 
 def call_attention(
     dtype, n_queries, n_keys, head_dim, extra = "",
-    power = Power.ANY, dropout = 0.1, n_heads = 4
+    power = Power.ANY, dropout = 0.1, n_heads = 4, group = 1
 ):  # fmt: skip
-    """Forward and backward, also "causal" (without padding), with "slopes" or a "pattern"."""
+    """Forward and backward, also "causal" (without padding), with "slopes", "masks", a "pattern".
+
+    "masks" are one of keys and documents.
+    """
     n_batch, is_causal = 2, extra in ("causal", "pattern")
 
-    def heads(n_rows):
+    def heads(n_rows, n_heads):
         rows = torch.zeros(n_batch, n_rows, n_heads, head_dim, dtype=dtype)
         return rows.transpose(1, 2).requires_grad_()
 
-    query, key, value = heads(n_queries), heads(n_keys), heads(n_keys)
+    query, key, value = (
+        heads(*size) for size in ((n_queries, n_heads), *[(n_keys, n_heads // group)] * 2)
+    )
+    keys = segments = None
+    if extra == "masks":
+        keys = torch.ones(n_batch, n_keys, dtype=torch.bool)
+        segments = torch.zeros(n_batch, n_queries, dtype=torch.int32)
     alpha = torch.full((n_heads,), 1.3, requires_grad=power is Power.ANY)
     row_keys = None
     if dropout:
@@ -59,7 +68,7 @@ def call_attention(
         lists = torch.zeros(1, n_heads, n_blocks, 1 + n_blocks, dtype=torch.int16)
         pattern = [places, windows, lists]
     context = triton_launch.forward(
-        query, key, value, alpha, lengths, row_keys, slopes, *pattern,
+        query, key, value, alpha, lengths, keys, segments, row_keys, slopes, *pattern,
         int(power), is_causal, 0, dropout, head_dim**-0.5, 0,
     )[0]  # fmt: skip
     context.backward(torch.zeros_like(context))
@@ -89,6 +98,11 @@ CALLS = [
     partial(call_attention, BF16, 2048, 2048, 64, "pattern"),
     partial(call_attention, FP32, 300, 300, 64, "pattern", Power.EXP),
     partial(call_attention, FP32, 300, 300, 128),
+    partial(call_attention, BF16, 64, 64, 64, "masks"),
+    partial(call_attention, BF16, 2048, 2048, 128, "masks", group=4),
+    partial(call_attention, BF16, 300, 300, 256, "masks", group=2),
+    partial(call_attention, FP32, 300, 300, 256, "slopes"),
+    partial(call_attention, FP32, 300, 300, 256, "pattern"),
     partial(call_attention, BF16, 1, 1, 64, "causal", dropout=0.0),
     partial(call_attention, FP32, 30, 1, 128, n_heads=1),
     partial(call_attention, BF16, 1, 900, 64, n_heads=1),

@@ -24,7 +24,9 @@ def resolve_precision(name: str, device: torch.device) -> str:
     """Resolve `auto`: bf16 if the device has native bf16 matmuls, else fp32.
 
     Autocast keeps parameters, norms and the loss in float32. The maps compute in float32; on a CPU,
-    and where weights are formed, scores and weights of attention are rounded to bf16.
+    and where weights are formed, scores, weights and their gradients are rounded to bf16, which
+    torch's matmuls of bf16 write. Fused attention on a CPU then has 2 to 5 times the error of
+    torch's fused softmax (figures in `docs/speed.md`).
     """
     if name != "auto":
         return name

@@ -67,7 +67,7 @@ def test_context_and_gradients_equal_float64(implementation, case):
 
 
 @every
-@pytest.mark.parametrize("width", [8, 64, 80, 128])
+@pytest.mark.parametrize("width", [8, 64, 80, 128, 256])
 def test_head_widths(implementation, width):
     case = case_for(implementation, (1, 1, 16, 20), power=Power.ANY, alpha=(1.4,), width=width)
     case = replace(case, alpha=(1.4,) * case.shape[1], deviation=4 / width**0.5)

@@ -113,7 +113,7 @@ class TestTriton:
     def test_attention(self):
         case = make_case((1, 2, 16, 17, 16))
         tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
-        masks = (None, None, SLOPES.to(DEVICE), None, None, None)
+        masks = (*(None,) * 4, SLOPES.to(DEVICE), None, None, None)
         alpha, power = case.alpha.requires_grad_(), int(Power.ANY)
         settings = (power, True, 1, 0.0, 0.25, 1)
         utilities = (*WITHOUT_GRADIENT, "test_autograd_registration")
@@ -293,7 +293,7 @@ def test_size_of_a_batch_may_depend_on_values():
 
 
 META = [torch.empty(2, 3, n, 16, device="meta") for n in (4, 9, 9)]
-TRITON = (*META, torch.empty(3, device="meta"), *(None,) * 6, 1, False, 0, 0.0, 0.3, 0)
+TRITON = (*META, torch.empty(3, device="meta"), *(None,) * 8, 1, False, 0, 0.0, 0.3, 0)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ TRITON = (*META, torch.empty(3, device="meta"), *(None,) * 6, 1, False, 0, 0.0, 
         (1, META[1].half(), "key must be torch.float32"),
         (3, torch.ones(3), "alpha must be torch.float32 on meta, got torch.float32 on cpu"),
         (4, META[0][0, 0, :1, 0].int(), r"lengths must have shape \(2\)"),
-        (13, 0.5, "dropout needs random numbers"),
+        (15, 0.5, "dropout needs random numbers"),
     ],
 )
 def test_triton_operator_refuses_arguments(position, value, message):

@@ -380,6 +380,15 @@ def test_command_of_the_table_of_results_is_that_of_the_test():
     assert " ".join(command) in " ".join((DOCS / "results.md").read_text("utf-8").split())
 
 
+def test_summary_of_speed_has_ratios_of_its_tables():
+    page = (DOCS / "speed.md").read_text(encoding="utf-8")
+    summary = page.partition("## In short")[2].partition("\n## ")[0]
+    ratio = r"\d+\.\d\d|1/\d+"
+    tables = re.findall(r"^<!-- (\w+) -->(.*?)^<!-- /\1 -->", page, re.M | re.S)
+    assert len(re.findall(ratio, summary)) > 10
+    assert {*re.findall(ratio, summary)} <= {*re.findall(ratio, str(tables))}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_tables_from_the_records_are_those_published(headwise, monkeypatch, tmp_path, table):

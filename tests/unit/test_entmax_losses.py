@@ -60,6 +60,19 @@ def test_value_gradient_and_support_follow_the_definition(size, alpha, smoothing
     assert (support - n_classes).abs().max() <= 1  # a class at the border may round to 0
 
 
+@every_implementation
+@pytest.mark.parametrize("shift", [0.0, 1000.0])
+@pytest.mark.parametrize("alpha", [1.0, 1.00001, 1.001, 1.1, 1.5, 2.0])
+def test_losses_are_exact_to_their_rounding(alpha, shift):
+    """Near α = 1 too, and where scores are far larger than losses."""
+    generator = torch.Generator().manual_seed(1)
+    scores = 4 * torch.randn(6, 12_000, generator=generator) + shift
+    target = torch.randint(12_000, (6,), generator=generator)
+    exact = oracle.loss(scores, target, alpha)
+    error = (entmax_loss(scores, target, alpha).double() - exact).norm() / exact.norm()
+    assert error < 8e-8
+
+
 def test_named_losses():
     scores, target = example()
     for loss, alpha in ((entmax15_loss, 1.5), (sparsemax_loss, 2.0)):

@@ -12,12 +12,26 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention_cases import COMBINATIONS, PATTERNS, Case, by_cpp, equal, make_pattern
+from attention_cases import (
+    COMBINATIONS,
+    IMPLEMENTATIONS,
+    PATTERNS,
+    Case,
+    by_cpp,
+    equal,
+    make_pattern,
+)
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.window import Window
 from headwise.ops import check, dispatch
-from headwise.ops.attention import cpu_few, triton_blocks, triton_launch, triton_tiles
+from headwise.ops.attention import (
+    cpu_few,
+    cpu_sparse,
+    triton_blocks,
+    triton_launch,
+    triton_tiles,
+)
 from headwise.ops.attention.cpu_few import attention_of_few
 from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.pattern_rule import POSITION, Rule
@@ -52,6 +66,15 @@ class TestCpp:
         tensors = [query, key, key, torch.ones_like(query), None]
         value_grad = context_and_gradients(Case((1, 1, 600, 4)), tensors)[3]
         assert (value_grad == 600 / 4).all()  # in bfloat16 64 + 0.25 is 64
+
+    def test_bfloat16_sums_over_parts_of_a_pattern_are_exact(self):
+        layout = BlockLayout(Rule(4, (64,), (POSITION,)), 64, False, torch.tensor([64]))
+        query, value = torch.zeros(2, 1, 1, 64, 8).bfloat16()
+        value += 2**-5  # the sum of each block but the first is 2^-9
+        value[:, :, :4] = 16
+        settings = cpu_sparse.Settings(layout, Power.EXP, 0.0, 1.0)
+        context = cpu_sparse.sparse_attention(query, query, value, None, settings)
+        assert (context == 1 + 4 / 128).all()  # 1 + 15 · 2^-9; in bfloat16 1 + 2^-9 is 1
 
     @pytest.mark.usefixtures("small_chunks")
     def test_backward_is_equal_within_autocast(self):
@@ -152,8 +175,34 @@ class TestTriton:
         key[:, :, :128, 0], key[:, :, 128:192, 1] = 4, 4
         alpha = torch.tensor([1.5], device=DEVICE)
         settings = (int(Power.ANY), causal, offset, 0.0, 0.3, 0)
-        live = triton_launch.forward(query, key, value, alpha, *[None] * 6, *settings)[4]
+        live = triton_launch.forward(query, key, value, alpha, *[None] * 8, *settings)[4]
         assert live[0, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
+
+    @pytest.mark.parametrize("is_resident", [True, False])
+    def test_masked_keys_are_not_read(self, is_resident, monkeypatch):
+        if is_resident:
+            monkeypatch.undo()
+        case = Case((2, 1, 20, 100), is_masked=True, power=Power.SQUARE, device=DEVICE)
+        row = next(one for one in IMPLEMENTATIONS if one.name == "Triton resident")
+        tensors = case.inputs()
+        expected = row.results(case, tensors)
+        hidden = ~case.keys_BK[:, None, :, None].expand(tensors[1].shape)
+        tensors[1][hidden], tensors[2][hidden] = torch.nan, torch.inf
+        assert equal(row.results(case, tensors), expected)
+
+    def test_blocks_of_masked_keys_and_of_other_documents_are_not_listed(self):
+        keys_BK = (torch.arange(100) >= 40).repeat(2, 1).to(DEVICE)
+        segments_BN = torch.arange(100, device=DEVICE)[None] // 50
+        sizes = (None, 100, 100, True, 0, 32)
+
+        def listed(*masks):
+            lists = triton_blocks.mask_lists(sizes[0], *masks, *sizes[1:])[0, 0].tolist()
+            return [line[1 : 1 + line[0]] for line in lists]
+
+        assert triton_blocks.mask_lists(sizes[0], None, None, *sizes[1:]) is None
+        # ~1: a block with pairs that are not visible beside causality
+        assert listed(keys_BK, None) == [[], [~1], [~1, 2], [~1, 2, ~3]]
+        assert listed(None, segments_BN) == [[0], [~0, ~1], [~1, 2], [~1, ~2, ~3]]
 
 
 @pytest.mark.parametrize("n_keys", [2048, 16384])
@@ -161,7 +210,7 @@ def test_memory_of_triton_grows_linearly(n_keys):
     """Tensors saved besides the inputs do not grow per query with the number of keys."""
     query = torch.empty(1, 1, n_keys, 64, device="meta", dtype=torch.bfloat16)
     alpha = torch.empty(1, device="meta")
-    saved = triton_launch.forward(query, query, query, alpha, *[None] * 6, 0, False, 0, 0.0, 1.0, 0)
+    saved = triton_launch.forward(query, query, query, alpha, *[None] * 8, 0, False, 0, 0.0, 1.0, 0)
     assert sum(tensor.numel() for tensor in saved[:4]) / n_keys == 2 * 64 + 2
     assert saved[4].numel() / n_keys <= n_keys / 64**2  # one flag per block
 
@@ -183,8 +232,8 @@ REFUSED = [
     (([QUERY] * 3, False, True), "depends on the query"),
     (([QUERY, QUERY, QUERY.half()],), "one dtype"),
     (([QUERY.double()] * 3,), "one dtype"),
-    (([torch.zeros(1, 2, 3, 256)] * 3,), "head width"),
-    (([QUERY, QUERY[:, :1], QUERY[:, :1]],), r"\(B, H, K, E\)"),
+    (([torch.zeros(1, 2, 3, 264)] * 3,), "head width"),
+    (([QUERY, QUERY[:, [0] * 3], QUERY[:, [0] * 3]],), "multiple"),
     (([QUERY, QUERY[:, :, :0], QUERY[:, :, :0]],), "no keys"),
 ]
 
@@ -221,7 +270,7 @@ def test_choice_for_sparse_patterns_on_a_gpu(on_gpu, monkeypatch):
 @pytest.fixture
 def marks_of(monkeypatch):
     """Marks of blocks of a rule, (B, H, T, T): no visible pair, only such pairs, or both."""
-    monkeypatch.setattr(triton_launch, "block_lists", lambda marks, by_keys: marks)
+    monkeypatch.setattr(triton_blocks, "block_lists", lambda marks, by_keys: marks)
 
     def marks(rule, n, causal, lengths, block):
         return triton_blocks.pattern_tiles(rule, n, causal, lengths, block).lists

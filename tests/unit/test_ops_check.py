@@ -20,7 +20,7 @@ from headwise.entmax import alpha_entmax, entmax15
 from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.losses.loss import Entmax15Loss
 from headwise.ops import check, dispatch
-from headwise.ops.attention import cpu_few, triton_launch
+from headwise.ops.attention import cpu_few, triton_blocks
 from headwise.ops.attention.layout_parts import Columns
 from headwise.ops.cpp import build
 from headwise.ops.dropout import cpu as cpu_dropout
@@ -168,7 +168,7 @@ class TestTriton:
         [
             (triton_maps, "forward", 0, "differ"),
             (triton_losses, "read", 0, "differ"),
-            (triton_launch, "block_lists", 16, "contexts"),
+            (triton_blocks, "block_lists", 16, "contexts"),
         ],
     )
     def test_wrong_kernel_is_found(self, module, name, width, differ, monkeypatch):

@@ -14,6 +14,8 @@ from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.family import Power
 from headwise.ops.losses import triton as triton_losses
 from headwise.ops.maps import triton as triton_maps
+from headwise.ops.triton.constants import constants
+from headwise.ops.triton.device import is_interpreted
 from triton_marks import DEVICE, HAS_TRITON, needs_triton
 
 
@@ -34,6 +36,25 @@ class TestSizes:
         assert bool((query_grad.abs() > 1e-5).any()) == (n_keys > 1)
         expected = weights.sum(-2)[..., None].expand_as(value_grad)
         assert torch.allclose(value_grad, expected, atol=1e-5)
+
+    @pytest.mark.parametrize("scale", [0.0, -0.3])
+    def test_scales_that_are_not_positive(self, scale):
+        query, key, value = (torch.randn(1, 2, 9, 16, device=DEVICE) for _ in range(3))
+        query.requires_grad_(), key.requires_grad_()
+        context = triton_entmax_attention(query, key, value, 1.5, scale=scale)
+        expected = entmax15(query @ key.mT * scale) @ value
+        torch.testing.assert_close(context, expected)
+        gradients = (torch.autograd.grad(x.sum(), (query, key)) for x in (context, expected))
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+    def test_rows_beyond_2_to_the_31_are_addressed(self):
+        from triton_addresses import row_offsets
+
+        out = torch.zeros(4, dtype=torch.int64, device=DEVICE)
+        sizes = {"BLOCK_M": 4, "BLOCK_N": 4, "WIDTH": 16, "PADDED": 16, "POWER": 1}
+        const = constants(**sizes, PRECISE=True, INTERPRET=is_interpreted())
+        row_offsets[(1,)](out, 1 << 30, const)
+        assert out.tolist() == [row << 33 for row in range(4)]
 
     @torch._dynamo.config.patch(error_on_recompile=True)
     def test_one_compiled_graph_for_all_lengths(self):

@@ -1,7 +1,6 @@
 """One update of a model: the gradients of all its batches, and the optimizer's step.
 
-On a GPU it does not synchronise: the sums to log stay on the device until `Trainer` logs them. The
-entmax losses without Triton are the exception: they read the number of rows still to solve.
+On a GPU it does not synchronise: the sums to log stay on the device until `Trainer` logs them.
 """
 
 from __future__ import annotations

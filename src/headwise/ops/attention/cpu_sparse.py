@@ -190,10 +190,15 @@ class _Chunk:
             _put(out, rows.contiguous(), columns.contiguous().mT, 0)
 
     def combine(self, weights_BHCK: Tensor, values: list[Tensor], out_BHMLE: Tensor) -> None:
-        """Write the weighted sums of the values in the slots of each query."""
-        matrices = self._matrices(out_BHMLE, weights_BHCK, values)
+        """Write the weighted sums of the values in the slots of each query, summed in float32."""
+        is_half, sums_BHMLE = out_BHMLE.dtype is not torch.float32, out_BHMLE
+        if is_half:
+            sums_BHMLE = torch.empty(out_BHMLE.shape, dtype=torch.float32)
+        matrices = self._matrices(sums_BHMLE, weights_BHCK, values)
         for number, (out, weights, columns) in enumerate(matrices):
             _put(out, weights, columns.contiguous(), min(number, 1))
+        if is_half:
+            out_BHMLE.copy_(sums_BHMLE)
 
     def spread(self, weights_BHCK: Tensor, query_BHMLE: Tensor, sums: list[Tensor]) -> None:
         """Add to the sums of each key the weighted queries that have it in a slot."""

@@ -166,7 +166,8 @@ class BlockLayout:
     def tiles(self, block: int) -> PatternTiles:
         """Return the rule for square blocks of this size; cached, for all layers of a stack."""
         if block not in self._tiles:
-            settings = (self.n_positions, self.causal, self.key_lengths_B, block)
+            lengths_B, segments_BN = self.key_lengths_B, self.segments_BN
+            settings = (self.n_positions, self.causal, lengths_B, block, segments_BN)
             self._tiles[block] = pattern_tiles(self.rule, *settings)
         return self._tiles[block]
 

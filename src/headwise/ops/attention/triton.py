@@ -27,7 +27,7 @@ from headwise.ops.attention.widths import of_one_width
 from headwise.ops.family import POWERS, Power
 from headwise.ops.triton.device import DTYPES, unavailable_reason
 
-HEAD_DIMS = (8, 128)
+HEAD_DIMS = (8, 256)
 
 
 def unsupported_reason(
@@ -39,7 +39,8 @@ def unsupported_reason(
 ) -> str | None:
     """Return why the kernels do not support a call, for the log, or None if they do.
 
-    Reads only shapes, dtypes and devices, so it can be called in every step.
+    Reads only shapes, dtypes and devices, so it can be called in every step. Sizes that do not fit
+    together are an error of the operator.
 
     Args:
         query, key, value: as for `triton_entmax_attention`.
@@ -53,28 +54,22 @@ def unsupported_reason(
         return "a pattern or documents restrict the keys beyond padding and causality"
     if alpha_per_query:
         return "α depends on the query"
-    return _shape_reason(query, key, value)
-
-
-def _shape_reason(query: Tensor, key: Tensor, value: Tensor) -> str | None:
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         return (
             "queries, keys and values must share one dtype of float16, bfloat16 and float32, got "
             f"{query.dtype}, {key.dtype}, {value.dtype}"
         )
-    n_batch, n_heads, _, key_dim = query.shape
-    is_keys = key.shape == (n_batch, n_heads, key.shape[2], key_dim)
-    if not is_keys or key.shape[:3] != value.shape[:3]:
-        return (
-            "queries must be (B, H, Q, E), keys (B, H, K, E) and values (B, H, K, ·), got "
-            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
-        )
     low, high = HEAD_DIMS
-    head_dim = max(key_dim, value.shape[3])
+    head_dim = max(query.shape[3], value.shape[3])
     if not low <= head_dim <= high:
         return f"the head width must be in [{low}, {high}], got {head_dim}"
     if 0 in query.shape or 0 in value.shape:
         return "there are no queries or no keys"
+    if query.shape[1] % value.shape[1]:
+        return (
+            "the number of heads must be a multiple of that of the keys, got "
+            f"{query.shape[1]} and {value.shape[1]}"
+        )
     return None
 
 
@@ -91,6 +86,8 @@ def triton_entmax_attention(
     distances: Distances | None = None,
     layout: BlockLayout | None = None,
     generator: torch.Generator | None = None,
+    keys_BK: Tensor | None = None,
+    segments_BN: Tensor | None = None,
 ) -> Tensor:
     """Return the context Σ p v with p = α-entmax(scale q·k + bias), without forming weights.
 
@@ -99,19 +96,24 @@ def triton_entmax_attention(
     index of the key.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: one dtype of float16, bfloat16 and float32. If the stride
-            of the last axis is not 1, or values have another width, they are copied.
+        query_BHQE, key_BHKE, value_BHKE: one dtype of float16, bfloat16 and float32. Keys and
+            values may have fewer heads, of which each serves as many consecutive heads of queries.
+            If the stride of the last axis is not 1, or values have another width, they are copied.
         alpha_H: α of every head, (H,) or a scalar tensor, clamped to [1, 2]; or a number in
             [1, 2], without gradient. 1.5 and 2 have specialised kernels, and 1 with a layout.
         key_lengths_B: number of keys of each row of the batch before padding; None: all.
         causal: query i attends to the keys up to i + query_offset.
         query_offset: position of the first query.
         dropout: rate on the weights.
-        scale: on the scores, above 0; None: 1/sqrt(E).
+        scale: on the scores; None: 1/sqrt(E).
         distances: the bias, or None. Its slopes get no gradient.
         layout: of a sparse pattern, for self-attention over all positions: further restricts the
             keys, by `BlockLayout.rule`; None: no pattern.
         generator: from which the words of dropout are drawn; None: torch's for the device.
+        keys_BK: bool, False for keys that no query sees, for padding on the left and holes; not
+            with a layout. None: all. Lengths and the mask restrict together.
+        segments_BN: document of each position, for self-attention: only keys of the query's are
+            visible. None: those of the layout, if it has any.
 
     Returns:
         (B, H, Q, E) in the values' dtype, with memory layout (B, Q, H, E). Queries without a key
@@ -120,16 +122,22 @@ def triton_entmax_attention(
     Raises:
         ValueError: unsupported tensors (see `unsupported_reason`), or a number out of range.
     """
-    has_documents = layout is not None and layout.segments_BN is not None
-    reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE, has_documents)
+    reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE)
     if reason is not None:
         raise ValueError(reason)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    if layout is not None and keys_BK is not None:
+        raise ValueError("a pattern takes lengths of rows, but no mask of keys")
+    if layout is not None and segments_BN is None:
+        segments_BN = layout.segments_BN
+    if query_BHQE.shape[3] != key_BHKE.shape[3]:  # the operator sees them padded to one width
+        raise ValueError(
+            "queries and keys must have one width, got "
+            f"{query_BHQE.shape[3]} and {key_BHKE.shape[3]}"
+        )
     if scale is None:
         scale = query_BHQE.shape[-1] ** -0.5
-    if scale <= 0:
-        raise ValueError(f"scale must be above 0, got {scale}")
+    if scale <= 0:  # the kernels scale after the maximum of a row
+        query_BHQE, scale = query_BHQE * (-1.0 if scale < 0 else 0.0), -scale or 1.0
     n_batch, n_heads, n_queries, _ = query_BHQE.shape
     power = Power.ANY
     if isinstance(alpha_H, Tensor):
@@ -142,6 +150,13 @@ def triton_entmax_attention(
         alpha_H = torch.full((n_heads,), alpha_H, device=query_BHQE.device)
     if key_lengths_B is not None:
         key_lengths_B = key_lengths_B.expand(n_batch).contiguous()
+    if keys_BK is not None:
+        keys_BK = keys_BK.expand(n_batch, -1).contiguous()
+    is_self = not query_offset and n_queries == key_BHKE.shape[2]
+    if not is_self and not (segments_BN is None and layout is None):
+        raise ValueError("documents and patterns are for self-attention over all positions")
+    if segments_BN is not None:
+        segments_BN = segments_BN.int().expand(n_batch, -1).contiguous()
     row_keys = None
     if dropout:
         row_keys = torch.randint(
@@ -159,7 +174,7 @@ def triton_entmax_attention(
         sizes = (n_queries, query.shape[3], query.element_size())
         pattern = layout.tiles(triton_tiles.blocks(*sizes, has_pattern=True)[1])
     context: Tensor = triton_launch.forward(
-        query, key, value, alpha_H, key_lengths_B, row_keys, slopes, *pattern,
+        query, key, value, alpha_H, key_lengths_B, keys_BK, segments_BN, row_keys, slopes, *pattern,
         int(power), causal, query_offset, dropout, scale, n_prefix,
     )[0]  # fmt: skip
     return context[..., : value_BHKE.shape[3]]

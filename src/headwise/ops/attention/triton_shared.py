@@ -5,16 +5,16 @@ Axes: M queries and N keys of a tile, E head width.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from headwise.ops.attention.triton_visible import is_visible
 
-# Arguments are grouped in tuples: tensors, strides, and compile-time constants `cut`
-# (`headwise.ops.attention.triton_launch.Cut`). `draws` of dropout are (row_keys, threshold,
-# keep_scale), `distances` are (slopes, prefix), `pattern` is (places, their number, windows, lists)
-# of `headwise.ops.attention.triton_blocks`. A group or tensor that is None is absent: no code is
-# generated for it.
+# Arguments are grouped in NamedTuples: those of a launch are in `triton_launch`, its compile-time
+# constants `const` in `headwise.ops.triton.constants`. A group or tensor that is None is absent: no
+# code is generated for it.
 #
 # Before a loop, no variable that the loop sets is a copy of another one: if the loop copies it
 # again (`last = shift`), Triton sees no change, and the copy keeps its first value (except in the
@@ -25,107 +25,129 @@ from headwise.ops.attention.triton_visible import is_visible
 SIZES = ("n_heads", "n_queries", "n_keys", "query_offset")
 
 
+class Place(NamedTuple):
+    """What a program computes: a block of queries or keys of a sentence and a head."""
+
+    block: Any
+    bh: Any  # number of the sentence and head, batch · H + head
+    batch: Any
+    head: Any
+
+
+class Matrix(NamedTuple):
+    """The matrix (N, E) of a sentence and a head."""
+
+    base: Any
+    stride: Any  # of its rows
+    n_rows: Any
+
+
+class Bias(NamedTuple):
+    """A bias by distance, for some queries."""
+
+    slope: Any  # on unscaled scores
+    n_prefix: Any
+    positions: Any  # of the queries, broadcastable to the tile
+
+
 @triton.jit
 def program_place(n_heads, n_blocks, IS_REVERSED: tl.constexpr):
-    """Return block, row of (B, H), sentence and head of a program; reversed: last block first."""
+    """Return the `Place` of a program; reversed: last block first."""
     program = tl.program_id(0)
-    block, row = program % n_blocks, (program // n_blocks).to(tl.int64)
+    block, bh = program % n_blocks, (program // n_blocks).to(tl.int64)
     if IS_REVERSED:
         block = n_blocks - 1 - block
-    return block, row, row // n_heads, row % n_heads
+    return Place(block, bh, bh // n_heads, bh % n_heads)
 
 
 @triton.jit
-def matrix(tensor, strides, batch, head, n_rows):
-    """Return the matrix (base, stride, rows) of a sentence and a head in a tensor (B, H, N, E)."""
-    return tensor + batch * strides[0] + head * strides[1], strides[2], n_rows
+def matrix(states, at, n_rows, GROUP: tl.constexpr = 1):
+    """Return the matrix of a place in `triton_launch.States` with a head per GROUP heads."""
+    base = states.tensor + at.batch * states.per_batch + at.head // GROUP * states.per_head
+    return Matrix(base, states.per_row, n_rows)
 
 
 @triton.jit
-def joined_heads(tensor, batch, head, n_heads, n_rows, cut):
-    """Return the matrix of a contiguous tensor (B, N, H, E)."""
-    return tensor + (batch * n_rows * n_heads + head) * cut.WIDTH, n_heads * cut.WIDTH, n_rows
+def joined_heads(tensor, at, n_heads, n_rows, const):
+    """Return the matrix of a place in a contiguous tensor (B, N, H, E)."""
+    base = tensor + (at.batch * n_rows * n_heads + at.head) * const.WIDTH
+    return Matrix(base, n_heads * const.WIDTH, n_rows)
 
 
 @triton.jit
-def tile_of(matrix, rows, cut):
+def tile_of(matrix, rows, const):
     """Return pointers to a tile (len(rows), PADDED) of a matrix, and which are inside it."""
-    base, stride, n_rows = matrix
-    columns = tl.arange(0, cut.PADDED)
-    inside = (rows < n_rows)[:, None]
-    if cut.PADDED != cut.WIDTH:
-        inside = inside & (columns < cut.WIDTH)[None, :]
-    return base + rows[:, None] * stride + columns[None, :], inside
+    columns = tl.arange(0, const.PADDED)
+    inside = (rows < matrix.n_rows)[:, None]
+    if const.PADDED != const.WIDTH:
+        inside = inside & (columns < const.WIDTH)[None, :]
+    first = matrix.base + rows.to(tl.int64) * matrix.stride  # may be beyond 2^31
+    return first[:, None] + columns[None, :], inside
 
 
 @triton.jit
-def load_rows(matrix, rows, cut):
+def load_rows(matrix, rows, const):
     """Load a tile (len(rows), PADDED) of a matrix, zeros after the last row and WIDTH."""
-    pointers, inside = tile_of(matrix, rows, cut)
+    pointers, inside = tile_of(matrix, rows, const)
     tile = tl.load(pointers, mask=inside, other=0.0)
-    if cut.INTERPRET:  # the interpreter computes bfloat16 wrongly
+    if const.INTERPRET:  # the interpreter computes bfloat16 wrongly
         tile = tile.to(tl.float32)
     return tile
 
 
 @triton.jit
-def store_rows(matrix, rows, tile, cut):
+def store_rows(matrix, rows, tile, const):
     """Store a tile to the rows of a matrix, in its dtype."""
-    pointers, inside = tile_of(matrix, rows, cut)
+    pointers, inside = tile_of(matrix, rows, const)
     tl.store(pointers, tile.to(pointers.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def load_bias(distances, head, positions, scale):
-    """Return the bias for `subtract_bias`: slope on unscaled scores, prefix, query positions."""
+    """Return the `Bias` of queries at some positions."""
     slope, n_prefix = scale, 0
     if distances is not None:
-        slope, n_prefix = tl.load(distances[0] + head) / scale, distances[1]
-    return slope, n_prefix, positions
+        slope, n_prefix = tl.load(distances.slopes + head) / scale, distances.n_prefix
+    return Bias(slope, n_prefix, positions)
 
 
 @triton.jit
-def subtract_bias(scores, keys, bias, cut):
+def subtract_bias(scores, keys, bias, const):
     """Return unscaled scores minus slope · |i - j|; keys and `bias` positions broadcast."""
-    if cut.BIASED:
-        slope, n_prefix, positions = bias
-        is_apart = (positions >= n_prefix) & (keys >= n_prefix)
-        scores -= tl.where(is_apart, tl.abs(positions - keys).to(tl.float32) * slope, 0.0)
+    if const.BIASED:
+        is_apart = (bias.positions >= bias.n_prefix) & (keys >= bias.n_prefix)
+        distance = tl.abs(bias.positions - keys).to(tl.float32)
+        scores -= tl.where(is_apart, distance * bias.slope, 0.0)
     return scores
 
 
 @triton.jit
-def masked_dot(query_ME, key_NE, keys, sight, is_edge, bias, cut):
+def masked_dot(query_ME, key_NE, keys, sight, is_edge, bias, const):
     """Return unscaled scores (M, N), -inf for keys that are not visible to the query.
 
     Args:
         query_ME, key_NE: of the tile.
-        keys: positions and labels (N,).
-        sight: limits (M,), labels (M,) and window of the queries.
+        keys: `Keys` of the tile.
+        sight: `Sight` of the queries.
         is_edge: whether any pair of the tile is not visible; otherwise the comparison is skipped.
-        bias: see `load_bias`.
-        cut: constants.
+        bias: `Bias`.
+        const: constants.
     """
-    keys_N, key_labels_N = keys
-    limit_M, labels_M, window = sight
-    scores_MN = tl.dot(query_ME, tl.trans(key_NE), input_precision=cut.PRECISION)
-    scores_MN = subtract_bias(scores_MN, keys_N[None, :], bias, cut)
+    scores_MN = tl.dot(query_ME, tl.trans(key_NE), input_precision=const.PRECISION)
+    scores_MN = subtract_bias(scores_MN, keys.positions_N[None, :], bias, const)
     if is_edge:
-        visible_MN = is_visible(
-            keys_N[None, :], key_labels_N[None, :], limit_M[:, None], labels_M[:, None], bias[2],
-            window, cut,
-        )  # fmt: skip
+        visible_MN = is_visible(keys, sight, bias.positions, 0, const)
         scores_MN = tl.where(visible_MN, scores_MN, float("-inf"))
     return scores_MN
 
 
 @triton.jit
-def random_words(draws, row, rows, n_rows, n_blocks):
+def random_words(draws, bh, rows, n_rows, n_blocks):
     """Return two random words per query for `keep_mask`; unused without dropout."""
     first, second = rows, rows
     if draws is not None:
         n_all_rows = (tl.num_programs(0) // n_blocks).to(tl.int64) * n_rows
-        pointers = draws[0] + row * n_rows + rows
+        pointers = draws.row_keys + bh * n_rows + rows
         first = tl.load(pointers, mask=rows < n_rows, other=0)
         second = tl.load(pointers + n_all_rows, mask=rows < n_rows, other=0)
     return first.to(tl.uint32, bitcast=True), second.to(tl.uint32, bitcast=True)
@@ -142,10 +164,10 @@ def keep_mask(first, second, keys, draws):
     word = (word ^ (word >> 16)) * 0x21F0AAAD
     word = (word ^ (word >> 15) ^ second) * 0x735A2D97
     word = word ^ (word >> 15)
-    return word.to(tl.int32, bitcast=True) >= draws[1]
+    return word.to(tl.int32, bitcast=True) >= draws.drop_below
 
 
 @triton.jit
 def apply_dropout(values, keep, draws):
     """Return the kept values, scaled, and 0 for the others."""
-    return tl.where(keep, values * draws[2], 0.0)
+    return tl.where(keep, values * draws.keep_scale, 0.0)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from headwise.ops.triton.device import power_of_two
 
 BLOCK = 64  # rows and columns of the blocks that are skipped if empty
-WIDE_BYTES = 256  # larger keys (float32, width 128) use half of BLOCK
+# Keys with more bytes (float32 from width 65 on, others from 129 on) use half of BLOCK, those with
+# more than twice as many a quarter: tiles must fit into 99 KiB.
+WIDE_BYTES = 256
 MAX_REGISTERS = 255  # explicit, as a compiler that spills registers may choose 32
 SEARCH_REGISTERS = 128  # of the search in long rows, in half precision: 16 warps on a processor
 # Limits of rows whose scores stay in registers, by the bytes of the keys of a head and by their
@@ -48,7 +50,7 @@ def blocks(n_keys: int, head_dim: int, itemsize: int, has_pattern: bool) -> tupl
     """
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
-    block = BLOCK if n_bytes <= WIDE_BYTES else BLOCK // 2
+    block = BLOCK if n_bytes <= WIDE_BYTES else max(16, BLOCK * WIDE_BYTES // n_bytes)
     # with heads narrower than 64 each warp has whole rows, which spill at 256 keys
     longest = RESIDENT_KEYS if padded >= 64 and itemsize == 2 else RESIDENT_KEYS // 2
     resident = n_bytes <= WIDE_BYTES and n_keys <= min(longest, RESIDENT_BYTES // n_bytes)

@@ -83,9 +83,9 @@ struct LossForward {
         }
         solve<Power>(rows);
         const Floats shift = rows.shift + rows.correction * beta;
-        Floats value[ROWS], support[ROWS];
+        Floats mean_b[ROWS], support[ROWS];
         for (int r = 0; r < ROWS; ++r) {
-            value[r] = support[r] = Floats{};
+            mean_b[r] = support[r] = Floats{};
             if (r >= n_rows) continue;
             problem.threshold[2 * (first + r)] = top[r];
             problem.threshold[2 * (first + r) + 1] = shift[r];
@@ -93,14 +93,12 @@ struct LossForward {
                 const Floats b = load(rows.b[r] + v * WIDTH), s = load(rows.s[r] + v * WIDTH);
                 const Floats p =
                     weights<Power>(b, s, splat(rows.shift[r]), splat(rows.correction[r]));
-                // z + (1 - p^β) / (αβ), to be averaged under p
-                const Floats gain = (shift[r] + b) / (problem.alpha * beta) - b / beta;
-                const Ints is_in = !(p == 0.0f);
-                value[r] = value[r] + (is_in ? p * gain : Floats{});
+                const Ints is_in = !(p == 0.0f);  // b is infinite after the last class
+                mean_b[r] = mean_b[r] + (is_in ? p * b : Floats{});
                 support[r] = support[r] + (is_in ? splat(1.0f) : Floats{});
             }
         }
-        store(problem.value + first, sums(value), n_rows);
+        store(problem.value + first, (shift / beta - sums(mean_b)) / problem.alpha, n_rows);
         store(problem.support + first, sums(support), n_rows);
     }
 };

@@ -56,7 +56,7 @@ static inline Floats one_minus_exp2(Floats y) {
     return ((t > -0.05f) & (t < 0.05f)) ? small : 1.0f - exp2(y);
 }
 
-// Shift from count, mean and variance of the b below the level; as `_start` in the reference.
+// Shift from count, mean and variance of the b below the level; as `_start` in ops/maps/reference.py.
 static inline Floats moment_shift(
     const Rows& rows, Floats count, Floats sum, Floats squares) {
     const Floats beta = rows.beta;

@@ -3,6 +3,11 @@
     L = <p - e_y, z> + H_α(p),   p = α-entmax(z),   dL/dz = p - e_y
     H_α(p) = Σ (p - p^α) / (α (α - 1)),   -Σ p ln p as α falls to 1
 
+With β = α - 1, the largest score z_max and its probability p_max, p^β = p_max^β - β (z_max - z) on
+the support, so that the values need neither p^α nor ln p of other classes:
+
+    <p, z> + H_α(p) - z_max = (1 - p_max^β) / (αβ) - β <p, z_max - z> / α,   -ln p_max at α = 1
+
 Axes: N rows, V classes, C candidates (classes that may have p > 0).
 """
 
@@ -88,9 +93,8 @@ def _values(z_NV: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _solve(z_NC: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    p_NC, beta, info = maps.weights(z_NC, alpha), alpha - 1, torch.finfo(z_NC.dtype)
-    # (1 - p^β) / (αβ), to be averaged under p; expm1 avoids cancellation for small β
-    gain_NC = -(p_NC.clamp_min(info.tiny).log() * beta).expm1() / (alpha * beta)
+    p_NC, beta = maps.weights(z_NC, alpha), alpha - 1
     # a class with score -inf has p = 0, and 0 · inf would be NaN
-    gain_NC = gain_NC + z_NC.clamp_min(info.min)
-    return p_NC, (p_NC * gain_NC).sum(1), p_NC.sign().sum(1)
+    mean_N = torch.linalg.vecdot(p_NC, z_NC.clamp_min(torch.finfo(z_NC.dtype).min))
+    shift_N = -(p_NC.amax(1).log() * beta).expm1()  # 1 - p_max^β without cancellation
+    return p_NC, (shift_N / beta + mean_N * beta) / alpha, p_NC.sign().sum(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.ops.family import BETA_MIN, POWERS, Power
-from headwise.ops.maps.triton import cut_of
+from headwise.ops.maps.triton import constants_of
 from headwise.ops.triton.device import check, on_device, power_of_two
 
 # Classes at a time; the search needs more registers, so it takes half as many.
@@ -42,7 +42,7 @@ def read(
             triton_kernels.loss_forward[(n_rows,)](
                 scores_NV, threshold_N2, value_N, support_N, total_N if with_total else None,
                 lists, alpha, max(alpha - 1, BETA_MIN), n_classes,
-                cut_of(1, block, power), num_warps=N_WARPS,
+                constants_of(1, block, power), num_warps=N_WARPS,
             )  # fmt: skip
     return value_N, support_N, total_N if with_total else None, threshold_N2
 
@@ -68,5 +68,5 @@ def write_gradient(
             triton_kernels.loss_backward[(n_rows, -(-n_classes // block))](
                 scores_NV, threshold_N2, out_NV, scale_N, target_N,
                 max(alpha - 1, BETA_MIN), smoothing, eps_v, n_classes,
-                cut_of(1, block, POWERS.get(alpha, Power.ANY)), num_warps=N_WARPS,
+                constants_of(1, block, POWERS.get(alpha, Power.ANY)), num_warps=N_WARPS,
             )  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.ops.maps.triton_kernels import find_shift, gaps, largest_of_rows, listed_block
+from headwise.ops.maps.triton_kernels import Rows, find_shift, gaps, largest_of_rows, listed_block
 from headwise.ops.triton.threshold import EXP, LOG2_E, finite_top, powers
 
 # May be views without 16-byte alignment.
@@ -26,7 +26,7 @@ def loss_forward(logits, stats, value, support, total, lists, alpha, beta, n_cla
     row = tl.program_id(0).to(tl.int64)
     row_M = row + tl.arange(0, 1)
     base_M = logits + row_M * n_classes
-    inputs = base_M, row_M == row, n_classes, base_M, 0
+    inputs = Rows(base_M, row_M == row, n_classes, base_M, 0)
     zero_M = tl.zeros([1], tl.float32)
     n_blocks = tl.cdiv(n_classes, cut.BLOCK_N)
     zero_MN = tl.zeros([1, cut.BLOCK_N], tl.float32)
@@ -65,11 +65,9 @@ def loss_forward(logits, stats, value, support, total, lists, alpha, beta, n_cla
             gap_MN = gaps(inputs, classes_N, top_M, False)
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], beta, beta, cut)
             p_MN = x_MN * s_MN
-            # z + (1 - p^β) / (αβ), to be averaged under p
-            gain_MN = gap_MN + (shift_M[:, None] - gap_MN * beta) / (alpha * beta)
-            value_MN += tl.where(p_MN == 0.0, 0.0, p_MN * gain_MN)
+            value_MN += tl.where(p_MN == 0.0, 0.0, p_MN * gap_MN)  # not 0 · inf
             support_MN += tl.where(p_MN > 0.0, 1.0, 0.0)
-        value_M = tl.sum(value_MN, 1)
+        value_M = (shift_M / beta + tl.sum(value_MN, 1) * beta) / alpha
     tl.store(stats + 2 * row_M + 1, shift_M)
     tl.store(value + row_M, value_M)
     tl.store(support + row_M, tl.sum(support_MN, 1))

@@ -8,12 +8,11 @@ Axes: B batch, H heads, Q and K numbers of queries and keys.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
 from headwise.ops.family import Power
+from headwise.ops.triton.constants import Constants, constants
 from headwise.ops.triton.device import check, is_interpreted, on_device, power_of_two
 
 MAX_BLOCK = 1 << 11  # keys at a time
@@ -35,7 +34,7 @@ def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor
     from headwise.ops.maps import triton_kernels
 
     weights_BHQK = torch.empty_like(scores_BHQK)
-    n_rows, block_rows, block_keys, n_warps = _cut(scores_BHQK)
+    n_rows, block_rows, block_keys, n_warps = _sizes(scores_BHQK)
     if n_rows == 0:
         return weights_BHQK
     mask_strides: tuple[int, ...] = (0,) * 4
@@ -50,7 +49,7 @@ def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor
         triton_kernels.weights_forward[(-(-n_rows // block_rows),)](
             scores_BHQK, beta, mask, weights_BHQK, lists,
             *_strides(beta, scores_BHQK), *mask_strides, n_rows, *scores_BHQK.shape[1:],
-            cut_of(block_rows, block_keys, power, mask is not None), num_warps=n_warps,
+            constants_of(block_rows, block_keys, power, mask is not None), num_warps=n_warps,
         )  # fmt: skip
     return weights_BHQK
 
@@ -70,7 +69,7 @@ def backward(
 
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
     shape = (*weights_BHQK.shape[:3], 1) if with_alpha else (0,)
-    n_rows, block_rows, block_keys, n_warps = _cut(weights_BHQK, grad_BHQK)
+    n_rows, block_rows, block_keys, n_warps = _sizes(weights_BHQK, grad_BHQK)
     make = weights_BHQK.new_empty if n_rows else weights_BHQK.new_zeros
     grad_alpha = make(shape, dtype=torch.float32)
     if n_rows:
@@ -79,31 +78,22 @@ def backward(
                 weights_BHQK, grad_BHQK, beta, grad_scores_BHQK,
                 grad_alpha if with_alpha else None,
                 *_strides(beta, weights_BHQK), n_rows, *weights_BHQK.shape[1:],
-                cut_of(block_rows, block_keys, power), num_warps=n_warps,
+                constants_of(block_rows, block_keys, power), num_warps=n_warps,
             )  # fmt: skip
     return grad_scores_BHQK, grad_alpha
 
 
-class Cut(NamedTuple):
-    """Compile-time constants of a kernel of rows."""
-
-    BLOCK_M: Any  # rows of a program
-    BLOCK_N: Any  # keys at a time
-    POWER: Any
-    PRECISE: Any  # to float32 precision: always here
-    INTERPRET: Any  # whether Triton's interpreter runs it
-    HAS_MASK: Any
-
-
-def cut_of(block_rows: int, block_keys: int, power: Power, has_mask: bool = False) -> Cut:
-    """Return the constants of a launch."""
-    from triton.language import constexpr
-
-    constants = (block_rows, block_keys, int(power), True, is_interpreted(), has_mask)
-    return Cut(*map(constexpr, constants))
+def constants_of(
+    block_rows: int, block_keys: int, power: Power, has_mask: bool = False
+) -> Constants:
+    """Return the constants of a launch; rows are always computed to float32 precision."""
+    return constants(
+        BLOCK_M=block_rows, BLOCK_N=block_keys, POWER=int(power), PRECISE=True,
+        INTERPRET=is_interpreted(), HAS_MASK=has_mask,
+    )  # fmt: skip
 
 
-def _cut(scores_BHQK: Tensor, *others: Tensor) -> tuple[int, int, int, int]:
+def _sizes(scores_BHQK: Tensor, *others: Tensor) -> tuple[int, int, int, int]:
     """Return the number of rows, and per program: rows, keys at a time, and warps."""
     check(scores_BHQK, *others)
     n_keys = scores_BHQK.shape[3]

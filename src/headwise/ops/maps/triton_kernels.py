@@ -11,6 +11,8 @@ Formulas are those of `ops/triton/threshold.py`, with β per row and a scale of 
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -35,20 +37,25 @@ SIZES = ("n_rows", "n_heads", "n_queries", "n_keys", "beta_b", "beta_h", "beta_q
 MASKED_SIZES = (*SIZES, "mask_b", "mask_h", "mask_q")
 
 
-# Groups: `inputs` is (start of each row's scores, which rows exist, number of keys, start of each
-# row's mask if there is one, stride of its keys); `cut` is a `headwise.ops.maps.triton.Cut`.
+class Rows(NamedTuple):
+    """Rows of scores."""
+
+    base_M: Any  # start of each row
+    inside_M: Any  # which rows exist
+    n_keys: Any
+    mask_M: Any  # start of each row's mask, if there is one
+    mask_k: Any  # stride of its keys
 
 
 @triton.jit
-def gaps(inputs, keys_N, top_M, HAS_MASK: tl.constexpr):
+def gaps(rows, keys_N, top_M, HAS_MASK: tl.constexpr):
     """Return scores minus `top_M` (M, N), -inf where there is no key or it is masked."""
-    base_M, inside_M, n_keys, mask_M, mask_k = inputs
-    inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
+    inside_MN = rows.inside_M[:, None] & (keys_N < rows.n_keys)[None, :]
     if HAS_MASK:
-        offsets_N = keys_N.to(tl.int64) * mask_k
-        allowed_MN = tl.load(mask_M[:, None] + offsets_N[None, :], mask=inside_MN, other=0)
+        offsets_N = keys_N.to(tl.int64) * rows.mask_k
+        allowed_MN = tl.load(rows.mask_M[:, None] + offsets_N[None, :], mask=inside_MN, other=0)
         inside_MN = inside_MN & (allowed_MN != 0)
-    scores_MN = tl.load(base_M[:, None] + keys_N[None, :], mask=inside_MN, other=float("-inf"))
+    scores_MN = tl.load(rows.base_M[:, None] + keys_N[None, :], mask=inside_MN, other=float("-inf"))
     return scores_MN.to(tl.float32) - top_M[:, None]
 
 
@@ -60,23 +67,24 @@ def largest_of_rows(values_MN):
 
 
 @triton.jit
-def find_top(inputs, cut):
+def find_top(rows, const):
     """Return the largest score of each row (M,), -inf without keys, NaN if the row has NaN."""
-    top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
-    zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
-    for index in range(tl.cdiv(inputs[2], cut.BLOCK_N)):
-        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        scores_MN = gaps(inputs, keys_N, zero_M, cut.HAS_MASK)
+    top_MN = tl.full([const.BLOCK_M, const.BLOCK_N], float("-inf"), tl.float32)
+    zero_M = tl.zeros([const.BLOCK_M], tl.float32)
+    for index in range(tl.cdiv(rows.n_keys, const.BLOCK_N)):
+        keys_N = index * const.BLOCK_N + tl.arange(0, const.BLOCK_N)
+        scores_MN = gaps(rows, keys_N, zero_M, const.HAS_MASK)
         top_MN = tl.maximum(top_MN, scores_MN, propagate_nan=tl.PropagateNan.ALL)
     return largest_of_rows(top_MN)
 
 
 @triton.jit
-def beta_of_rows(beta, strides, rows, inside_M, POWER: tl.constexpr):
+def beta_of_rows(beta, strides, indices, inside_M, POWER: tl.constexpr):
     """Return β of each row (M,), already clamped."""
-    batch_M, head_M, query_M = rows
+    batch_M, head_M, query_M = indices
     if POWER == ANY:
-        offsets_M = batch_M * strides[0] + head_M * strides[1] + query_M * strides[2]
+        beta_b, beta_h, beta_q = strides
+        offsets_M = batch_M * beta_b + head_M * beta_h + query_M * beta_q
         return tl.load(beta + offsets_M, mask=inside_M, other=1.0).to(tl.float32)
     if POWER == SQUARE:
         return (batch_M * 0.0 + 0.5).to(tl.float32)
@@ -101,15 +109,15 @@ def add_moments(gap_MN, level_M, beta_M, count_MN, sum_MN, square_MN):
 
 
 @triton.jit
-def start_shift(inputs, block_list, top_M, beta_M, shift_max_M, cut):
+def start_shift(rows, block_list, top_M, beta_M, shift_max_M, const):
     """Return the shift from the moments above the lowest threshold; write the list of blocks."""
     n_listed = 0
-    zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
-    zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
+    zero_M = tl.zeros([const.BLOCK_M], tl.float32)
+    zero_MN = tl.zeros([const.BLOCK_M, const.BLOCK_N], tl.float32)
     count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
-    for index in range(tl.cdiv(inputs[2], cut.BLOCK_N)):
-        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        gap_MN = gaps(inputs, keys_N, top_M, cut.HAS_MASK)
+    for index in range(tl.cdiv(rows.n_keys, const.BLOCK_N)):
+        keys_N = index * const.BLOCK_N + tl.arange(0, const.BLOCK_N)
+        gap_MN = gaps(rows, keys_N, top_M, const.HAS_MASK)
         x_MN, count_MN, sum_MN, square_MN = add_moments(
             gap_MN, zero_M + 1.0, beta_M, count_MN, sum_MN, square_MN
         )
@@ -129,32 +137,32 @@ def start_shift(inputs, block_list, top_M, beta_M, shift_max_M, cut):
 
 
 @triton.jit
-def find_shift(inputs, block_list, top_M, is_empty_M, beta_M, cut):
+def find_shift(rows, block_list, top_M, is_empty_M, beta_M, const):
     """Return the shift t and the correction c = (F - 1) / Σ s of each row, and the list length."""
     slope_M1 = beta_M[:, None]
-    shift_max_M = largest_shift(beta_M, inputs[2])
-    zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
-    zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
-    shift_M, n_listed = start_shift(inputs, block_list, top_M, beta_M, shift_max_M, cut)
+    shift_max_M = largest_shift(beta_M, rows.n_keys)
+    zero_M = tl.zeros([const.BLOCK_M], tl.float32)
+    zero_MN = tl.zeros([const.BLOCK_M, const.BLOCK_N], tl.float32)
+    shift_M, n_listed = start_shift(rows, block_list, top_M, beta_M, shift_max_M, const)
     for _ in range(N_MOMENT_PASSES):
         count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
         for item in range(n_listed):
-            keys_N = listed_block(block_list, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-            gap_MN = gaps(inputs, keys_N, top_M, cut.HAS_MASK)
+            keys_N = listed_block(block_list, item) * const.BLOCK_N + tl.arange(0, const.BLOCK_N)
+            gap_MN = gaps(rows, keys_N, top_M, const.HAS_MASK)
             _x_MN, count_MN, sum_MN, square_MN = add_moments(
                 gap_MN, 1.0 - shift_M, beta_M, count_MN, sum_MN, square_MN
             )
-        sums_M = tl.sum(count_MN, 1), tl.sum(sum_MN, 1), tl.sum(square_MN, 1)
-        shift_M = moment_shift(sums_M[0], sums_M[1], sums_M[2], shift_M, beta_M, shift_max_M)
+        count_M, sum_M, square_M = tl.sum(count_MN, 1), tl.sum(sum_MN, 1), tl.sum(square_MN, 1)
+        shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta_M, shift_max_M)
     # the correction along s squares the error, except for keys at the border of the support
     enough_M = tl.minimum(tl.maximum(tl.exp2(beta_M * -22.25), 5e-7), 4e-4)
     evaluated_M, excess_M, n_left = zero_M, zero_M, N_EVALUATIONS + 0
     while n_left > 0:
         mass_MN, total_MN = zero_MN, zero_MN
         for item in range(n_listed):
-            keys_N = listed_block(block_list, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-            gap_MN = gaps(inputs, keys_N, top_M, cut.HAS_MASK)
-            x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope_M1, slope_M1, cut)
+            keys_N = listed_block(block_list, item) * const.BLOCK_N + tl.arange(0, const.BLOCK_N)
+            gap_MN = gaps(rows, keys_N, top_M, const.HAS_MASK)
+            x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope_M1, slope_M1, const)
             mass_MN += s_MN * x_MN
             total_MN += s_MN
         mass_M, total_M = tl.sum(mass_MN, 1), tl.sum(total_MN, 1)
@@ -179,29 +187,30 @@ def row_indices(n_rows, n_heads, n_queries, BLOCK_M: tl.constexpr):
 @triton.jit(do_not_specialize=MASKED_SIZES)
 def weights_forward(
     scores, beta, mask, weights, lists, beta_b, beta_h, beta_q, mask_b, mask_h, mask_q, mask_k,
-    n_rows, n_heads, n_queries, n_keys, cut,
+    n_rows, n_heads, n_queries, n_keys, const,
 ):  # fmt: skip
     """Write the weights of rows of scores; `lists` is a buffer for block indices."""
-    rows_M, inside_M, indices = row_indices(n_rows, n_heads, n_queries, cut.BLOCK_M)
-    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), indices, inside_M, cut.POWER)
+    rows_M, inside_M, indices = row_indices(n_rows, n_heads, n_queries, const.BLOCK_M)
+    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), indices, inside_M, const.POWER)
     base_M = scores + rows_M * n_keys
     mask_M = base_M  # unused without a mask
-    if cut.HAS_MASK:
-        mask_M = mask + indices[0] * mask_b + indices[1] * mask_h + indices[2] * mask_q
-    inputs = base_M, inside_M, n_keys, mask_M, mask_k
+    if const.HAS_MASK:
+        batch_M, head_M, query_M = indices
+        mask_M = mask + batch_M * mask_b + head_M * mask_h + query_M * mask_q
+    rows = Rows(base_M, inside_M, n_keys, mask_M, mask_k)
     block_list = lists
     if lists is not None:
-        block_list = lists + tl.program_id(0).to(tl.int64) * tl.cdiv(n_keys, cut.BLOCK_N)
-    top_M = find_top(inputs, cut)
+        block_list = lists + tl.program_id(0).to(tl.int64) * tl.cdiv(n_keys, const.BLOCK_N)
+    top_M = find_top(rows, const)
     is_empty_M = top_M == float("-inf")
     top_M = finite_top(top_M)
-    shift_M, excess_M, _n_listed = find_shift(inputs, block_list, top_M, is_empty_M, beta_M, cut)
+    shift_M, excess_M, _n_listed = find_shift(rows, block_list, top_M, is_empty_M, beta_M, const)
     out_M = weights + rows_M * n_keys
-    for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
-        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
-        gap_MN = gaps(inputs, keys_N, top_M, cut.HAS_MASK)
+    for index in range(tl.cdiv(n_keys, const.BLOCK_N)):
+        keys_N = index * const.BLOCK_N + tl.arange(0, const.BLOCK_N)
+        gap_MN = gaps(rows, keys_N, top_M, const.HAS_MASK)
         x_MN, s_MN, _log2_x_MN = powers(
-            gap_MN, shift_M[:, None], beta_M[:, None], beta_M[:, None], cut
+            gap_MN, shift_M[:, None], beta_M[:, None], beta_M[:, None], const
         )
         x_MN = tl.maximum(x_MN - excess_M[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL)
         inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
@@ -236,29 +245,29 @@ def load_weights(weights, grad, first_M, inside_M, keys_N, n_keys):
 @triton.jit(do_not_specialize=SIZES)
 def weights_backward(
     weights, grad, beta, grad_scores, grad_alpha,
-    beta_b, beta_h, beta_q, n_rows, n_heads, n_queries, n_keys, cut,
+    beta_b, beta_h, beta_q, n_rows, n_heads, n_queries, n_keys, const,
 ):  # fmt: skip
     """Write the gradients of the scores and of α per row (see `headwise.ops.maps.reference`)."""
-    rows_M, inside_M, indices = row_indices(n_rows, n_heads, n_queries, cut.BLOCK_M)
-    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), indices, inside_M, cut.POWER)
+    rows_M, inside_M, indices = row_indices(n_rows, n_heads, n_queries, const.BLOCK_M)
+    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), indices, inside_M, const.POWER)
     beta_M1 = beta_M[:, None]
     first_M = rows_M * n_keys
-    total_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
+    total_MN = tl.zeros([const.BLOCK_M, const.BLOCK_N], tl.float32)
     s_grad_MN, alpha_MN = total_MN, total_MN
-    for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
-        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+    for index in range(tl.cdiv(n_keys, const.BLOCK_N)):
+        keys_N = index * const.BLOCK_N + tl.arange(0, const.BLOCK_N)
         p_MN, grad_MN, _, _ = load_weights(weights, grad, first_M, inside_M, keys_N, n_keys)
-        s_MN, _y_MN = slopes(p_MN, beta_M1, cut.POWER)
+        s_MN, _y_MN = slopes(p_MN, beta_M1, const.POWER)
         total_MN += s_MN
         s_grad_MN += s_MN * grad_MN
     total_M = tl.sum(total_MN, 1)
     centre_M = tl.sum(s_grad_MN, 1) / tl.maximum(total_M, TINY, propagate_nan=tl.PropagateNan.ALL)
-    for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
-        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+    for index in range(tl.cdiv(n_keys, const.BLOCK_N)):
+        keys_N = index * const.BLOCK_N + tl.arange(0, const.BLOCK_N)
         p_MN, grad_MN, offsets_MN, inside_MN = load_weights(
             weights, grad, first_M, inside_M, keys_N, n_keys
         )
-        s_MN, y_MN = slopes(p_MN, beta_M1, cut.POWER)
+        s_MN, y_MN = slopes(p_MN, beta_M1, const.POWER)
         centred_MN = grad_MN - centre_M[:, None]
         if grad_alpha is not None:
             log2_x_MN = y_MN * -LOG2_E

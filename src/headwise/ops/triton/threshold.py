@@ -43,10 +43,10 @@ def finite_top(top):
 
 
 @triton.jit
-def load_beta(alpha, head, cut):
+def load_beta(alpha, head, const):
     """Return β of a head, clamped to where every formula is finite; 1 for EXP."""
     beta = tl.minimum(tl.maximum(tl.load(alpha + head) - 1.0, BETA_MIN), 1.0)
-    if cut.POWER == EXP:
+    if const.POWER == EXP:
         beta = beta * 0.0 + 1.0
     return beta
 
@@ -68,7 +68,7 @@ def fast_log2(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def powers(gap, shift, slope, beta, cut):
+def powers(gap, shift, slope, beta, const):
     """Return x, s and log2 x of a tile; log2 x is meaningless unless POWER is ANY.
 
     Args:
@@ -76,25 +76,25 @@ def powers(gap, shift, slope, beta, cut):
         shift: t of each row, broadcastable to `gap`.
         slope: β scale.
         beta: α - 1.
-        cut: POWER is the map; PRECISE: to float32 precision, else to half precision; INTERPRET:
+        const: POWER is the map; PRECISE: to float32 precision, else to half precision; INTERPRET:
             whether Triton's interpreter runs this.
     """
     level = 1.0 - shift
-    if cut.POWER == EXP:
+    if const.POWER == EXP:
         x = tl.full(gap.shape, 1.0, tl.float32)
         s = tl.exp2((gap * slope - shift) * LOG2_E)
         log2_x = x
-    elif cut.POWER == LINEAR:
+    elif const.POWER == LINEAR:
         x = tl.maximum(gap * slope + level, 0.0, propagate_nan=tl.PropagateNan.ALL)
         s = tl.where(x > 0.0, 1.0, 0.0)
         log2_x = x
-    elif cut.POWER == SQUARE:
+    elif const.POWER == SQUARE:
         x = tl.maximum(gap * slope + level, 0.0, propagate_nan=tl.PropagateNan.ALL)
         s = x
         log2_x = x
     else:
         exponent = root_exponent(beta)
-        if cut.PRECISE:
+        if const.PRECISE:
             shifts = shift - gap * slope
             x = tl.maximum(1.0 - shifts, 0.0, propagate_nan=tl.PropagateNan.ALL)
             log2_x = (tl.log(x) - ((x - 1.0) + shifts)) * LOG2_E
@@ -107,7 +107,7 @@ def powers(gap, shift, slope, beta, cut):
             log2_x = shifts * series * -LOG2_E
         else:
             x = tl.maximum(gap * slope + level, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            log2_x = fast_log2(x, cut.INTERPRET)
+            log2_x = fast_log2(x, const.INTERPRET)
         s = tl.exp2(log2_x * exponent)
     return x, s, log2_x
 

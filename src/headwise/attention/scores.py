@@ -14,7 +14,7 @@ from headwise.attention.parts import Normaliser, Scaling, ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.positions import PlacePositions
-from headwise.ops.dropout.operator import dropout as drop
+from headwise.ops.attention import reference
 
 
 class ScoreAttention(MultiHeadAttention):
@@ -72,23 +72,13 @@ class ScoreAttention(MultiHeadAttention):
             fused = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, context, dropout)
             if fused is not None:
                 return self.join(fused)
-        scaled_BHQE = query_BHQE * self.place.key_dim**-0.5  # cheaper than scaling the scores
-        if layout is not None:
-            scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
-        else:
-            scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
-        if distances is not None:
-            keys = None if layout is None else layout.key_positions(n_keys)
-            scores_BHQK = distances.biased(scores_BHQK, mask.query_offset, keys)
+        scores_BHQK = reference.scores(
+            query_BHQE, key_BHKE, self.place.key_dim**-0.5, distances, mask.query_offset,
+            layout=layout,
+        )  # fmt: skip
         weights_BHQK = self.normaliser(scores_BHQK, context)
         self.record(weights_BHQK)
-        dropped_BHQK = drop(weights_BHQK, dropout)
-        dropped_BHQK = dropped_BHQK.to(value_BHKE.dtype)
-        if layout is not None:
-            context_BHQE = layout.context(dropped_BHQK, value_BHKE)
-        else:
-            context_BHQE = dropped_BHQK @ value_BHKE
-        return self.join(context_BHQE)
+        return self.join(reference.context(weights_BHQK, value_BHKE, dropout, layout))
 
     def _heads(
         self,

@@ -26,6 +26,7 @@ from headwise.ops.attention.cpu_sparse import Settings, sparse_attention
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.family import ALPHAS, Power
+from headwise.ops.maps import reference as exact_maps
 from headwise.ops.visible import Visible
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
@@ -224,7 +225,8 @@ class Reference(torch.autograd.Function):
     def forward(ctx, case, query, key, value, alpha):
         distances = case.distances or Distances(query.new_zeros(case.shape[1]))
         alpha = ALPHAS.get(case.power, alpha)
-        p = reference.weights(query, key, alpha, case.visible(), SCALE, distances)
+        scores = reference.scores(query, key, SCALE, distances, case.offset)
+        p = exact_maps.weights(scores, alpha, case.visible())
         ctx.arguments = (query, key, value, p, 1.0, alpha, SCALE)
         return p @ value
 
@@ -309,7 +311,7 @@ WHOLE = frozenset({"many queries", "gradients", "dropout", "shifted bias"})
 CPP = WHOLE | {"pairs", "α per query"}
 FEW = CPP - WHOLE | {"shifted bias", "padding is not read"}
 FUSED = WHOLE | {"padding is not read", "mask of keys", "documents", "grouped keys"}
-REFERENCE = CPP - {"dropout", "shifted bias"} | {"formed weights", "mask of keys", "documents"}
+REFERENCE = CPP - {"dropout"} | {"formed weights", "mask of keys", "documents"}
 SPARSE = WHOLE | {"sparse pattern", "documents"}
 HALVES = ((torch.bfloat16, 1.5e-2), (torch.float16, 2e-3))
 MODULES = "headwise.ops.attention"

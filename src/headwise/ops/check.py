@@ -247,7 +247,8 @@ def _compare(small: _Small, keys: Visible | BlockLayout, mask: Tensor, rate: flo
 
     q, k, v = map(_up, (query, key, value))
     alpha, scale = small.exact_alpha(small.alpha), small.width**-0.5
-    p = reference.weights(q, k, alpha, mask, scale, small.exact_distances)
+    z = reference.scores(q, k, scale, small.exact_distances, n - n_queries)
+    p = exact_maps.weights(z, alpha, mask)
     kept = torch.ones_like(p)
     if rate:  # contexts of unit values are the weights after dropout
         units = torch.eye(n, device=small.device).to(grad.dtype).expand(2, 2, n, n)
@@ -291,7 +292,8 @@ def _few(small: _Small) -> Pairs:
         context = cpu_few.attention_of_few(q, k, v, small.alpha, *settings)
     mask = _causal(3, n, lengths)
     alpha = small.exact_alpha(small.alpha)
-    p = reference.weights(_up(q), _up(k), alpha, mask, scale, small.exact_distances)
+    z = reference.scores(_up(q), _up(k), scale, small.exact_distances, n - 3)
+    p = exact_maps.weights(z, alpha, mask)
     yield "contexts of few queries", context, p @ _up(v)
 
 

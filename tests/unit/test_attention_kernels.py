@@ -49,8 +49,8 @@ def chosen(monkeypatch):
     choices = Choices()
 
     def spy(function):
-        def choose(*arguments):
-            choices.append(function(*arguments))
+        def choose(*arguments, **settings):
+            choices.append(function(*arguments, **settings))
             return choices.instead or choices[-1]
 
         return choose

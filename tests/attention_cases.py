@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd.function import once_differentiable
 
 import oracle
 from headwise.attention.fixed import Fixed
@@ -26,7 +25,6 @@ from headwise.ops.attention.cpu_sparse import Settings, sparse_attention
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.triton import triton_entmax_attention
 from headwise.ops.family import ALPHAS, Power
-from headwise.ops.maps import reference as exact_maps
 from headwise.ops.visible import Visible
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
@@ -218,29 +216,10 @@ class Case:
         return oracle.with_gradients(attend, leaves, grad)
 
 
-class Reference(torch.autograd.Function):
-    """Formed weights by `ops/attention/reference.py`, with its gradients."""
-
-    @staticmethod
-    def forward(ctx, case, query, key, value, alpha):
-        distances = case.distances or Distances(query.new_zeros(case.shape[1]))
-        alpha = ALPHAS.get(case.power, alpha)
-        scores = reference.scores(query, key, SCALE, distances, case.offset)
-        p = exact_maps.weights(scores, alpha, case.visible())
-        ctx.arguments = (query, key, value, p, 1.0, alpha, SCALE)
-        return p @ value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        *heads, grad_alpha = (*reference.gradients(grad, *ctx.arguments), None)[:4]
-        if grad_alpha is not None:
-            grad_alpha = grad_alpha.sum_to_size(ctx.arguments[5].shape)
-        return None, *heads, grad_alpha
-
-
 def by_reference(case, query, key, value, alpha, rate):
-    return Reference.apply(case, query, key, value, alpha)
+    scores = reference.scores(query, key, SCALE, case.distances, case.offset)
+    weights = reference.weights(scores, case.power, alpha, case.visible())
+    return reference.context(weights, value, rate)
 
 
 def by_cpp(case, query, key, value, alpha, rate):

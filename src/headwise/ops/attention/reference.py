@@ -4,9 +4,7 @@
     weights p = α-entmax(z) over the visible keys          (`weights`; `maps/reference.py`)
     context     (p · kept) v                               (`context`)
 
-`kept` is dropout: 0 for a dropped weight, else 1 / (1 - rate). Kernels are compared with these
-formulas, and with `gradients`, in float64 (`headwise.ops.check`).
-
+`kept` is dropout: 0 for a dropped weight, else 1 / (1 - rate).
 Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
 
@@ -21,7 +19,6 @@ from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.dropout.operator import dropout as drop
 from headwise.ops.family import Power
 from headwise.ops.maps import operator as maps
-from headwise.ops.maps import reference as exact_maps
 
 
 def scores(
@@ -103,24 +100,3 @@ def context(
     if layout is not None:
         return layout.context(dropped_BHQK, value_BHKE)
     return dropped_BHQK @ value_BHKE
-
-
-def gradients(
-    grad_BHQE: Tensor, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor,
-    p_BHQK: Tensor, kept: Tensor | float, alpha: Tensor | float, scale: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the gradients of query, key, value and, if it is a tensor, of α per query.
-
-    Args:
-        grad_BHQE: gradient of the context.
-        query_BHQE, key_BHKE, value_BHKE, scale: as for `scores`.
-        p_BHQK: the weights.
-        kept: dropout, 0 or 1 / (1 - rate), broadcastable to the weights.
-        alpha: in [1, 2]: a number, or a tensor that broadcasts to (B, H, Q, 1).
-    """
-    grad_p_BHQK = grad_BHQE @ value_BHKE.mT * kept
-    with_alpha = isinstance(alpha, Tensor)
-    grad_z_BHQK, grad_alpha = exact_maps.gradients(p_BHQK, grad_p_BHQK, alpha, with_alpha)
-    of_query, of_key = grad_z_BHQK @ key_BHKE * scale, grad_z_BHQK.mT @ query_BHQE * scale
-    of_value = (p_BHQK * kept).mT @ grad_BHQE
-    return of_query, of_key, of_value, *(() if grad_alpha is None else (grad_alpha,))

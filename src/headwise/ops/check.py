@@ -146,7 +146,8 @@ class _Small:
         self.width = library.width or 16
         self.alpha: Tensor | None = None
         if self.power is Power.ANY:
-            alphas = torch.tensor([1.05, 1.25], dtype=torch.float32, device=self.device)
+            # the first is below 1 + SERIES_BETA of ops/triton/threshold.py
+            alphas = torch.tensor([1.02, 1.25], dtype=torch.float32, device=self.device)
             self.alpha = alphas.view(1, 2, 1, 1)
         slopes_H = torch.tensor([0.25, 0.0], dtype=torch.float32, device=self.device)
         self.distances = Distances(slopes_H, n_prefix=2)

@@ -8,9 +8,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
-from headwise.config.register import typed
+from headwise.config.register import group_choices, group_node, typed
 from headwise.tasks.check import checked_task, resolve
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.sequence.batches import Layout, evaluation_row

@@ -25,8 +25,7 @@ from headwise.commands.train import train
 from headwise.config.register import typed
 from headwise.errors import HeadwiseError, RunError
 from headwise.page.document import page_record
-from headwise.page.readings import reading_contents
-from headwise.page.run import run_content
+from headwise.page.run import reading_contents, run_content
 from headwise.runs.record import Record
 from headwise.tasks.inspection import items
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint

@@ -20,7 +20,7 @@ from command_line import (
 from headwise.analysis.tables import OTHERS
 from headwise.attention.build import unsupported_sites
 from headwise.cli import COMMANDS
-from headwise.config.folders import group_choices, group_node
+from headwise.config.register import group_choices, group_node
 from headwise.config.schema import SITES
 from headwise.errors import RunError
 from headwise.runs.record import Record

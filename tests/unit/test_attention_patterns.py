@@ -19,7 +19,7 @@ from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.attention.strided import Strided
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.errors import ConfigError
 from weights_recorded import with_weights
 

@@ -32,7 +32,7 @@ from headwise.analysis.pruning import (
 )
 from headwise.analysis.tables import HEAD_KEY
 from headwise.config.commands import PruneConfig
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.errors import ConfigError, RunError, refuse
 from headwise.files import rename, write_json, write_text
 from headwise.metrics.metric import Floats
@@ -40,8 +40,7 @@ from headwise.metrics.significance import paired_bootstrap
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.progress import progress_bar
-from headwise.runs.fingerprint import digest
-from headwise.runs.folder import RunFolder
+from headwise.runs.folder import RunFolder, digest
 from headwise.runs.record import Record
 from headwise.tasks.evaluate import main_metric
 from headwise.tasks.inspection import Inspected, inspected

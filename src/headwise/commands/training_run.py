@@ -30,9 +30,9 @@ from headwise.runs.listing import Summary
 from headwise.runs.log import LogFile
 from headwise.runs.record import Record
 from headwise.runs.results import Results
+from headwise.tasks.check import identity, init_weights
 from headwise.tasks.data import Data
 from headwise.tasks.evaluate import main_metric, score, valid_heads
-from headwise.tasks.identity import identity, init_weights
 from headwise.tasks.task import Task
 from headwise.track.base import Tracker
 from headwise.train.average import choose_weights
@@ -71,7 +71,7 @@ class TrainingRun:
         task: with resolved settings.
         overrides: the command line.
         settings: resolved, as saved in the folder.
-        identity: what makes it this run, see `headwise.tasks.identity`.
+        identity: what makes it this run, see `headwise.tasks.check`.
         folder: of the run; not made before `opened`.
     """
 

@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.config.folders import group_choices, group_node
+from headwise.config.register import group_choices, group_node
 from headwise.config.saved import TARGET, class_name
 from headwise.errors import HeadwiseError, Pruned, RunError
 from headwise.files import write_json
 from headwise.runs.archive import find_records
-from headwise.runs.fingerprint import canonical, comparable
+from headwise.runs.folder import canonical, comparable
 from headwise.runs.record import LAST, PARTS, Record
 from headwise.runs.results import FORMAT, Results, checked_fields
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from headwise.config.instantiate import fits, type_hints
 from headwise.errors import RunError
-from headwise.file_names import check_file_name
-from headwise.files import write_json
+from headwise.files import check_file_name, write_json
 from headwise.track.base import HeadValues
 
 FINISHED = "finished"

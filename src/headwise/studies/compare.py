@@ -16,7 +16,7 @@ import pandas as pd
 from headwise.errors import DataError, RunError, counted
 from headwise.metrics.metric import Floats, Metric
 from headwise.metrics.significance import mean_interval, paired_bootstrap
-from headwise.runs.fingerprint import canonical
+from headwise.runs.folder import canonical
 from headwise.studies.match import Missing, Unused, Used
 from headwise.studies.record import TaskRecord
 from headwise.studies.rows import data_settings

@@ -19,7 +19,7 @@ import pandas as pd
 
 from headwise.errors import ConfigError, HeadwiseError, RunError, refuse
 from headwise.metrics.significance import N_RESAMPLES
-from headwise.runs.fingerprint import PATHS, last_typed
+from headwise.runs.folder import PATHS, last_typed
 from headwise.runs.listing import status
 from headwise.runs.record import SETTINGS
 from headwise.runs.results import FINISHED, Results

@@ -17,7 +17,7 @@ from headwise.data.sources.digest import combined_digest
 from headwise.data.tokenizer import COLUMN, TokenizerPair
 from headwise.data.tokenizer_training import check_tokenizer_config, tokenizer_identity
 from headwise.errors import ConfigError
-from headwise.file_names import check_file_name
+from headwise.files import check_file_name
 from headwise.runs.environment import package_versions
 
 C = TypeVar("C", bound=Corpus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwise.file_names import check_file_name
+from headwise.files import check_file_name
 from headwise.metrics.metric import Metric
 from headwise.metrics.significance import scores_with_intervals
 from headwise.model.family import Model

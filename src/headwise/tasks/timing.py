@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from headwise.data.prefetch import Prefetched
+from headwise.data.loader import Prefetched
 from headwise.data.sources.download import IS_OFFLINE
 from headwise.errors import DataError
 from headwise.model.family import Model

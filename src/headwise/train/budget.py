@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.config.schema import Config
 from headwise.data.batch import Batch, Column
-from headwise.data.plan import windows_per_batch
+from headwise.data.loader import windows_per_batch
 from headwise.model.family import Model, n_parameters
 from headwise.ops.flops import register_flops
 from headwise.train.distributed import choose_device

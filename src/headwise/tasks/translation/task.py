@@ -32,6 +32,7 @@ from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
 from headwise.tasks.translation.corpus import (
     HYPOTHESES,
+    EncodedSplit,
     ParallelCorpus,
     check_data_config,
     named_sets,
@@ -48,7 +49,6 @@ from headwise.tasks.translation.prepare import (
 )
 from headwise.tasks.translation.run import TranslationRun
 from headwise.tasks.translation.shown import shown_sentences
-from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.distributed import Ranks
 
 COMPILED_LENGTH_MULTIPLE = 8  # limits the recompilations of a compiled model

@@ -11,7 +11,6 @@ import pytest
 from headwise.config.instantiate import instantiate
 from headwise.config.register import group_choices, group_node, typed
 from headwise.tasks.check import checked_task, resolve
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.sequence.batches import Layout, evaluation_row
 from headwise.tasks.sequence.rows import Rows
 from headwise.tasks.task import Part, Task, TrainedRun, task_of
@@ -57,7 +56,7 @@ def test_the_first_metric_is_monitored_and_all_are_validated(task):
     assert len(set(names)) == len(names)
     assert "loss" in names
     resolve(task)
-    assert task.config.trainer.monitor == names[0] == main_metric(task).name
+    assert task.config.trainer.monitor == names[0] == task.metric.name
     assert [metric.name for metric in task.quick().metrics()] == names
 
 

@@ -144,7 +144,7 @@ def test_dry_run_prints_the_cost_and_writes_nothing(headwise, tmp_path, monkeypa
 @pytest.mark.slow
 def test_dry_run_measures_a_run_and_changes_nothing(headwise, tmp_path, monkeypatch):
     write_corpus(tmp_path / "text")
-    monkeypatch.setattr("headwise.tasks.timing.SECONDS", 0.3)
+    monkeypatch.setattr("headwise.tasks.dry_run.SECONDS", 0.3)
     (tmp_path / "folders").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "folders"))
     before = train_small(tmp_path, f"paths.outputs={tmp_path / 'before'}")

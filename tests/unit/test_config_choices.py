@@ -23,7 +23,7 @@ from headwise.config.instantiate import instantiate, target_class
 from headwise.config.register import KINDS, config_dir, group_choices, typed
 from headwise.config.saved import saved_settings
 from headwise.config.schema import DecodeConfig, WindowsConfig
-from headwise.data.tokenizer_training import check_tokenizer_config
+from headwise.data.tokenizer import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError
 from headwise.model.build import build_model, check_model, parts_of

@@ -29,7 +29,6 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.names import choice_name, corpus_name
 from headwise.studies.render import DECIMALS
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.inspection import readings
 from headwise.tasks.shown import Item, Picture, Shown
 from headwise.tasks.task import TrainedRun
@@ -70,7 +69,7 @@ def _facts(run: TrainedRun) -> list[list[str]]:
         "updates": f"{n_updates:,}" if n_updates else "",
         "seed": str(run.config.seed),
         "weights shown": f"checkpoint {run.checkpoint.stem}",
-        "search": main_metric(run.task).scope,
+        "search": run.task.metric.scope,
         "heads measured": _other_weights(run),
     }
     return [[name, fact] for name, fact in facts.items() if fact]
@@ -80,7 +79,7 @@ def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
     """Return every score: test sets first, and for each the main metric of the task first."""
     config, task = run.config, run.task
     known = {m.name: (m.label, DECIMALS[m.sign]) for m in task.metrics()}
-    main = main_metric(task).name
+    main = task.metric.name
     scored = {} if results is None else results.scores
 
     def shown(name: str, score: Mapping[str, Any]) -> dict[str, Any]:

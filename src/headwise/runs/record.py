@@ -26,7 +26,7 @@ from headwise.config.saved import current, named, read_back
 from headwise.config.schema import Config
 from headwise.errors import ConfigError, RunError
 from headwise.files import is_locked, read_json
-from headwise.runs.results import Results
+from headwise.runs.results import SUMMARY, Results
 from headwise.track.jsonl import last_record, read_jsonl
 
 Floats = npt.NDArray[np.float64]
@@ -41,7 +41,7 @@ PARTS = {  # of a record -> file of a run
     "data": "data.json",
     "environment": "environment.json",
     "error": "error.json",
-    "summary": "summary.json",
+    "summary": SUMMARY,
     "metrics": "metrics.jsonl",
     "heads": "heads.jsonl",
 }

@@ -24,7 +24,6 @@ from headwise.plots.training import training_figures as plots_of_training
 from headwise.runs.record import Record
 from headwise.studies.record import TaskRecord
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import task_of
 
 Read = Callable[[TaskRecord], pd.DataFrame]
@@ -213,5 +212,5 @@ def _scores(run: TaskRecord) -> pd.DataFrame:
     """Return the main validation score of a run by update."""
     records, name = run.part("metrics") or (), f"valid/{run.metric.name}"
     rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]
-    label = main_metric(run.task.quick()).scoped_label
+    label = run.task.quick().metric.scoped_label
     return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=label)

@@ -11,7 +11,6 @@ from headwise.config.saved import located
 from headwise.metrics.metric import Metric
 from headwise.runs.record import Record
 from headwise.studies.study import decisive
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import Task, task_of
 
 
@@ -42,7 +41,7 @@ class TaskRecord(Record):
     @cached_property
     def metric(self) -> Metric:
         """The main metric of the run."""
-        return main_metric(self.task)
+        return self.task.metric
 
     @cached_property
     def sites(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import FileHashes
-from headwise.data.tokenizer_training import check_tokenizer_config, load_tokenizers
+from headwise.data.tokenizer import check_tokenizer_config, load_tokenizers
 from headwise.errors import RunError, refuse, require
 from headwise.files import check_file_name
 from headwise.metrics.metric import Metric
@@ -29,7 +29,6 @@ from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
 from headwise.runs.folder import N_DIGITS, RunFolder, canonical, costs, fingerprint, flat
 from headwise.runs.record import SETTINGS, Record
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import Task, task_of
 from headwise.track.base import Tracker
 from headwise.train.checkpoint import checkpoint_path
@@ -114,7 +113,7 @@ def resolve(task: Task[Any]) -> None:
     """
     config = task.config
     device = choose_device(config.trainer.device)
-    config.trainer.monitor = config.trainer.monitor or main_metric(task).name
+    config.trainer.monitor = config.trainer.monitor or task.metric.name
     for part in (config.trainer, config.decode):
         part.precision = resolve_precision(part.precision, device)
     for group, sites in SITE_GROUPS.items():

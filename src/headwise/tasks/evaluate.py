@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwise.files import check_file_name
-from headwise.metrics.metric import Metric
 from headwise.metrics.significance import scores_with_intervals
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
@@ -21,11 +20,6 @@ MAX_HEAD_TOKENS = 512
 VALIDATION_PAIRS = 2**25  # of positions of the items whose heads are measured, if all are as long
 
 D = TypeVar("D")
-
-
-def main_metric(task: Task[Any]) -> Metric:
-    """The metric of tables and curves, and of `trainer.monitor` by default."""
-    return task.metrics()[0]
 
 
 def validate(task: Task[D], model: Model, data: D, ranks: Ranks, whole: bool = False) -> Validation:

@@ -26,8 +26,7 @@ from headwise.data.batch import Batch
 from headwise.data.images import grid_of
 from headwise.data.loader import Examples, Rows
 from headwise.data.sources.digest import values_digest
-from headwise.data.tokenizer import COLUMN, EOS
-from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.data.tokenizer import COLUMN, EOS, vocabulary_limits
 from headwise.errors import require
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Metric

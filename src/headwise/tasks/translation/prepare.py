@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import make_once
-from headwise.data.tokenizer import TokenizerPair
-from headwise.data.tokenizer_training import load_tokenizers, train_tokenizer_pair
+from headwise.data.tokenizer import TokenizerPair, load_tokenizers
+from headwise.data.tokenizer_training import train_tokenizer_pair
 from headwise.data.workers import run_in_process
 from headwise.errors import DataError
 from headwise.tasks.data import Prepared, Sides, prepare

@@ -15,8 +15,7 @@ from headwise.config.data import DataConfig
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples, Rows
 from headwise.data.sources.digest import values_digest
-from headwise.data.tokenizer import TokenizerPair
-from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.data.tokenizer import TokenizerPair, vocabulary_limits
 from headwise.decode.hypothesis import check_decode_config, search_name
 from headwise.decode.translator import Translator, check_lengths
 from headwise.errors import require

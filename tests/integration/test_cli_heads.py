@@ -224,6 +224,12 @@ def test_fraction_of_selected_sites_is_rounded(headwise, run):
     assert left == {0.4: [4, 4, 2], 0.3: [4, 4, 3]}
 
 
+def test_path_is_no_split(headwise, run):
+    for command in ("prune", "analyze"):
+        result = headwise(command, f"run={run}", "data.split=../x")
+        assert_rejected(result, 2, "data.split must be a plain name")
+
+
 def test_pruned_model_with_other_logits_is_not_written(headwise, run, monkeypatch):
     monkeypatch.setattr(pruning, "pruned_state", lambda whole, smaller: smaller.state_dict())
     result = headwise("prune", f"run={run}", "keep={cross:[[1]]}")

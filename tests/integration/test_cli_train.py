@@ -155,6 +155,10 @@ def test_dry_run_measures_a_run_and_changes_nothing(headwise, tmp_path, monkeypa
     assert 0.1 < float(gib) < 100
     assert not (tmp_path / "outputs").exists()
     assert not list((tmp_path / "folders").iterdir())
+    monkeypatch.setattr("headwise.tasks.dry_run.peak_memory", lambda device: lambda: None)
+    printed = headwise.ok("train", *settings, "dry_run=true").out
+    assert "min on this machine" in printed
+    assert "memory of this process" not in printed, "where the system does not tell"
     after = train_small(tmp_path)
     weights = [torch.load(run / "checkpoints/last.pt")["model"] for run in (before, after)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)

@@ -172,6 +172,7 @@ def test_the_page_has_the_items(headwise, case):
     headwise.ok("page", f"run={case.run}", "n_sentences=2")
     data = page_data(case.run)
     (shown,), chosen = data["runs"], data["items"]["chosen"]
+    assert ": 1 layers" not in dict(shown["facts"])["model"]
     numbers = [1, len(expected) // 2 + 1]
     assert data["items"]["n_all"] == len(expected)
     assert [item["number"] for item in chosen] == numbers

@@ -23,6 +23,7 @@ from headwise.analysis.pruning import Heads, flat_heads, present_heads
 from headwise.analysis.tables import FINDINGS, HEAD_KEY, HEADS, OTHERS, read_settings
 from headwise.attention.place import Site
 from headwise.config.schema import SITE_KINDS
+from headwise.errors import counted
 from headwise.model.family import n_parameters
 from headwise.plots.attention_maps import ROWS
 from headwise.runs.record import Record
@@ -58,11 +59,13 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
 
 def _facts(run: TrainedRun) -> list[list[str]]:
     model = run.config.model
-    layers = [str(site.n_layers) for site in run.model.sites if site.queries == site.keys]
+    layers = [site.n_layers for site in run.model.sites if site.queries == site.keys]
+    plural = "s" if sum(layers) > 1 else ""
     n_updates = Record(run.folder.path).updates
     facts = {
         "model": (
-            f"{model.name}: {' + '.join(layers)} layers of {model.n_heads} heads, "
+            f"{model.name}: {' + '.join(map(str, layers))} layer{plural} of "
+            f"{counted(model.n_heads, 'head')}, "
             f"width {model.d_model}"
         ),
         "parameters": f"{n_parameters(run.model):,}",

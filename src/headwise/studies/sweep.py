@@ -17,8 +17,8 @@ from typing import Any
 
 import pandas as pd
 
+from headwise.config.commands import N_RESAMPLES
 from headwise.errors import ConfigError, HeadwiseError, RunError, refuse
-from headwise.metrics.significance import N_RESAMPLES
 from headwise.runs.folder import PATHS, last_typed
 from headwise.runs.listing import status
 from headwise.runs.record import SETTINGS

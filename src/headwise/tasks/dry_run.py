@@ -208,11 +208,13 @@ def describe_timing(task: Task[Any], ranks: Ranks) -> str:
         validation = _validation(task, model, data, ranks, folder)
     n_validations = math.ceil(trainer.max_updates / trainer.validate_every)
     total = (trainer.max_updates * update + n_validations * validation) / 60
-    return (
+    lines = [
         f"about {total:,.1f} min on this machine: {trainer.max_updates:,} updates of {update:.3f} s"
-        f", {n_validations:,} validations of {validation:.1f} s; then the final evaluation\n"
-        f"about {((peak() or math.nan) + growth) / 2**30:.2f} GiB of memory of this process"
-    )
+        f", {n_validations:,} validations of {validation:.1f} s; then the final evaluation"
+    ]
+    if (reached := peak()) is not None:
+        lines.append(f"about {(reached + growth) / 2**30:.2f} GiB of memory of this process")
+    return "\n".join(lines)
 
 
 def _updates(

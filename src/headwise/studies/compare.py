@@ -264,7 +264,7 @@ def differences(
             if pairs.empty:
                 continue
             first = pairs.iloc[0]
-            metric = next(m for m in first.saved.metrics if m.name == first.metric)
+            metric = next(m for m in first.saved.task.metrics() if m.name == first.metric)
             try:
                 runs_of_both = [*pairs.saved, *pairs.saved_of_baseline]
                 is_known = same_items(runs_of_both, first.test, metric.name)

@@ -62,12 +62,6 @@ class Budget:
     weight_bytes: float
     kernels: dict[str, str]
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether updates are timed: not if they take minutes, nor for another machine."""
-        fits = torch.cuda.is_available() or sum(self.flops.values()) < CPU_FLOPS
-        return bool(self.kernels) and fits
-
 
 def batch_tokens(task: Task[Any]) -> int:
     """Return the tokens of a full batch of a rank; rows of one length are whole."""
@@ -169,7 +163,8 @@ def dry_run(task: Task[Any]) -> None:
         RunFolder.existing(config.init_from, "init_from")
     needs = budget(task)
     print(describe_budget(task, needs))
-    if not needs.is_measured:
+    is_fast = torch.cuda.is_available() or sum(needs.flops.values()) < CPU_FLOPS
+    if not (needs.kernels and is_fast):
         print("minutes: not measured, for a device elsewhere or updates of minutes")
         return
     resolve(task)

@@ -3,7 +3,7 @@
     python docs/generate.py [PAGE.md …]
 
 Settings: every key of a training. Defaults are those of `python train.py`; numbers are the
-bounds and meanings the comments of `headwise.config.schema`, and `headwise.runs.fingerprint`
+bounds and meanings the comments of `headwise.config.schema`, and `headwise.runs.folder`
 decides which keys are part of a run's fingerprint. Keys of open groups (attention, loss and the
 like) are in the yamls of their choices. Variants: formulas from the first lines of
 `conf/attention/`, and capabilities from the classes. Results: cells of the tables that `headwise
@@ -41,11 +41,11 @@ from headwise.config.data import (
     TextDataConfig,
 )
 from headwise.config.fields import bounds_in_words
-from headwise.config.folders import composed, config_dir, group_choices, group_node
+from headwise.config.register import composed, config_dir, group_choices, group_node
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
 from headwise.runs.archive import find_records
-from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, comparable
+from headwise.runs.folder import NOT_IN_FINGERPRINT, comparable
 from headwise.runs.record import Record
 
 GROUPS = {  # key of a group -> its class

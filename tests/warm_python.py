@@ -139,10 +139,10 @@ def _run(connection):
     script_folders = {"-c": "", "-m": os.getcwd()}
     sys.path[0:1] = [script_folders.get(argv[0], os.path.dirname(os.path.abspath(argv[0]))), *paths]
     if "dry_run=true" in argv:
-        import headwise.tasks.timing
+        import headwise.tasks.dry_run
 
-        headwise.tasks.timing.SECONDS = headwise.tasks.timing.PART_SECONDS = 0.1
-        headwise.tasks.timing.N_OUTPUTS = 4
+        headwise.tasks.dry_run.SECONDS = headwise.tasks.dry_run.PART_SECONDS = 0.1
+        headwise.tasks.dry_run.N_OUTPUTS = 4
     elif "-m" in argv[1:]:
         import headwise.commands.training_run
 

@@ -15,7 +15,7 @@ from headwise import entmax
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.entmax import alpha_entmax, entmax15
 from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.losses.loss import Entmax15Loss

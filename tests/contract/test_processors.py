@@ -17,7 +17,7 @@ FILES = [
     for path in CONTRACTS.glob(f"test_{name}_contract.py")
 ]
 # Not what is the same on every processor: graphs and transforms, refusals, values in float64.
-LEFT_OUT = "graphs or transforms or refused or finite_differences or exported"
+LEFT_OUT = "graphs or transforms or refused or finite_differences"
 REPORT = """
 import torch
 from headwise.ops import linear

@@ -5,7 +5,7 @@
 Each figure is a ratio of medians of contenders that ran interleaved in one process. The table shows
 each value and its goal. Figures that need a missing package (the public entmax package) are left
 out. A full run takes about twenty minutes per thread count. It writes
-`results/benchmarks/threads_<N>.json`, unless `--quick` or `--only`. The parts print more when run
+`outputs/benchmarks/threads_<N>.json`, unless `--quick` or `--only`. The parts print more when run
 alone: `python -m benchmarks.entmax`, `.length`, `.matmul_share`, `.decoding`, `.own_models`.
 """
 
@@ -20,7 +20,7 @@ import torch
 from benchmarks import command, decoding, entmax, length, matmul_share, own_models
 from headwise.ops.cpp import build
 
-RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
+RESULTS = Path("outputs/benchmarks")
 
 
 @dataclass(frozen=True)

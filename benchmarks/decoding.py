@@ -35,7 +35,7 @@ from benchmarks.clock import medians
 from benchmarks.command import arguments, keep
 from benchmarks.updates import CPU, run_config
 from headwise.config.schema import DecodeConfig
-from headwise.data.plan import longest_first
+from headwise.data.loader import longest_first
 from headwise.decode.beam import beam_search
 from headwise.decode.prepared import PreparedModel, supports
 from headwise.decode.sampling import Context

@@ -35,7 +35,7 @@ from headwise.data.batch import Batch
 from headwise.data.loader import BatchLoader
 from headwise.precision import use_deterministic_kernels
 from headwise.tasks.translation.batches import TrainingPairs
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 from headwise.tasks.translation.task import COMPILED_LENGTH_MULTIPLE
 from headwise.train.distributed import choose_device
 

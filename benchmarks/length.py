@@ -34,8 +34,8 @@ from headwise.attention.attention import Attention
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
+from headwise.config.register import group_choices, group_node
 
 SCORED = ("softmax", "alpha_entmax")
 BASELINE = "softmax"

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.config.schema import ModelConfig
 from headwise.decode.beam import beam_search
 from headwise.decode.prepared import PreparedModel, supports

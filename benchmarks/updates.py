@@ -26,9 +26,8 @@ import torch
 from benchmarks.clock import added_bytes, medians
 from benchmarks.command import arguments, in_own_process, keep
 from benchmarks.saved_storages import n_bytes, saved_storages
-from headwise.config.folders import composed, group_node
 from headwise.config.instantiate import instantiate
-from headwise.config.register import typed
+from headwise.config.register import composed, group_node, typed
 from headwise.config.schema import Config, ModelConfig
 from headwise.data.batch import Batch, Column
 from headwise.model.build import build_model

@@ -3,12 +3,12 @@
     python docs/generate.py [PAGE.md …]
 
 Settings: every key of a training. Defaults are those of `python train.py`; numbers are the
-bounds and meanings the comments of `headwise.config.schema`, and `headwise.runs.fingerprint`
+bounds and meanings the comments of `headwise.config.schema`, and `headwise.runs.folder`
 decides which keys are part of a run's fingerprint. Keys of open groups (attention, loss and the
-like) are in the yamls of their choices. Variants: formulas from the first lines of
-`conf/attention/`, and capabilities from the classes. Results: cells of the tables that `headwise
-table` made of the records in `results/` (a test makes those again), and what no such table has,
-from the records themselves.
+like) are in the yamls of their choices. Commands and corpora: from `conf/`. Variants: formulas
+from the first lines of `conf/attention/`, and capabilities from the classes. Results: cells of the
+tables that `headwise table` made of the records in `results/` (a test makes those again), and what
+no such table has, from the records themselves.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from headwise.attention.attention import Attention, ScoreAttention
 from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.place import Place
+from headwise.cli import COMMANDS, CONFIGS
 from headwise.config import schema
 from headwise.config.data import (
     CleaningConfig,
@@ -41,11 +42,11 @@ from headwise.config.data import (
     TextDataConfig,
 )
 from headwise.config.fields import bounds_in_words
-from headwise.config.folders import composed, config_dir, group_choices, group_node
+from headwise.config.register import composed, config_dir, group_choices, group_node
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table
 from headwise.runs.archive import find_records
-from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, comparable
+from headwise.runs.folder import NOT_IN_FINGERPRINT, comparable
 from headwise.runs.record import Record
 
 GROUPS = {  # key of a group -> its class
@@ -66,6 +67,7 @@ OTHER_DATA: dict[str, dict[str, type]] = {  # choice of data -> its groups with 
 }
 # Set by the yamls of `data`, not by users.
 CORPUS_KEYS = ("tasks", "files", "origins", "licence", "notes")
+MAX_SOURCES = 4  # of a corpus that are shown
 N_HEADS, HEAD_DIM = 8, 4  # arbitrary: the capabilities do not depend on them
 HEADER = (
     "`attention=`",
@@ -134,6 +136,21 @@ def _table(config: DictConfig, group: str, kind: type, condition: str) -> str:
     title = f"`{group}`{condition}" if group else "A run"
     table = markdown_table(("key", "default", "numbers", "fingerprint", ""), rows, numeric=False)
     return f"### {title}\n\n{' '.join(about.split())}\n\n{table}"
+
+
+def help_of_commands() -> str:
+    """Return what each command prints for `--help`, without its keys."""
+    parts = []
+    for command in COMMANDS:
+        if command not in CONFIGS:  # else it has the help of another
+            saved = OmegaConf.load(config_dir() / f"{command}.yaml")
+            template = cast(Any, OmegaConf.to_container(saved))["hydra"]["help"]["template"]
+            paragraphs = [p.strip() for p in template.split("\n\n")]
+            shown = "\n\n".join(
+                p for p in paragraphs if not p.startswith(("All keys", "Groups", "$"))
+            )
+            parts.append(f"## {command}\n\n```text\n{shown}\n```")
+    return "\n\n".join(parts)
 
 
 def attentions_by_site(name: str) -> dict[str, Attention]:
@@ -495,6 +512,50 @@ PEERS = {  # name in the records -> head of the column
     "CTranslate2": "CTranslate2 4.8.5",
 }
 
+
+def corpora() -> str:
+    """Return the choices of `data` as a table for each task that is their default."""
+    rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for name in group_choices("data"):
+        data = cast(dict[str, Any], OmegaConf.to_container(composed(f"data={name}").data))
+        if data.get("tasks"):  # not `none`
+            text = (config_dir() / "data" / f"{name}.yaml").read_text(encoding="utf-8")
+            about = re.match(r"# (.*?)\.?(?:: data=.*)?\n", text)
+            folder, sources = data.get("folder"), [*dict.fromkeys(_sources(data))]
+            left_out = ["…"] if len(sources) > MAX_SOURCES else []
+            row = (
+                f"`{name}`",
+                about[1] if about else "",
+                ", ".join(f"`{task}`" for task in data["tasks"][1:]),
+                f"`{folder}`" if folder else "",
+                ", ".join(sources[:MAX_SOURCES] + left_out),
+                data.get("licence") or "",
+            )
+            rows[data["tasks"][0]].append(row)
+    header = "`data=`", "content", "other tasks", "below `HEADWISE_DATA`", "files", "licence"
+    return "\n\n".join(
+        f"## `task={task}`\n\n{markdown_table(header, rows[task], numeric=False)}"
+        for task in sorted(rows, reverse=True)
+    )
+
+
+def _sources(settings: Any) -> Iterator[str]:
+    """Names of original files, and of datasets of the Hub, in settings of data."""
+    if isinstance(settings, list):
+        for part in settings:
+            yield from _sources(part)
+    elif isinstance(settings, dict):
+        if "repo" in settings:
+            yield f"{settings['repo']} (Hub)"
+        if settings.get("file"):
+            yield f"`{settings['file']}`"
+        if isinstance(settings.get("files"), list):  # of an archive, with its names in order
+            yield f"`{settings['files'][0]}`"
+        for name in ("origins", "archives", "downloads"):
+            parts = settings.get(name) or []
+            yield from _sources([*parts.values()] if isinstance(parts, dict) else parts)
+
+
 SCORES = {"": "{score}"}
 DIFFERENCES = {"": "{difference} {seeds}"}
 BOTH = {"difference, over seeds": "{difference} {seeds}", "over items": "{items}"}
@@ -507,12 +568,14 @@ HEADS = {"effective": "{effective heads}", "diversity": f"{{diversity, {ENCODER}
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {  # tables by the name of their markers
     "settings.md": {"settings": settings_tables},
+    "commands.md": {"help": help_of_commands},
+    "corpora.md": {"corpora": corpora},
     "variants.md": {"formulas": formulas, "capabilities": capabilities},
     "variants-compared.md": {
         "builtin": partial(variants, "builtin", "test"),
         "multi30k": partial(variants, "multi30k", "test_2016_flickr", "test_2017_flickr"),
     },
-    "results.md": {"multi30k": multi30k_scores},
+    "results.md": {"multi30k": multi30k_scores, "kftt": kftt_scores},
     "speed.md": {
         "cpu_ratios": cpu_ratios,
         "own_models": own_models,
@@ -525,7 +588,6 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {  # tables by the name of thei
         "gpu_rows": gpu_rows,
         "gpu_training": gpu_training,
     },
-    "reproducing-a-paper.md": {"kftt": kftt_scores},
     "table1.md": {
         "bleu": partial(compared, "correia2019_long", ALL),
         "turn": partial(compared, "alpha_settings", ALL | TURNS | RISE),

@@ -2,14 +2,15 @@
 
     python scripts/hash_records.py PATH… [data.dir=FOLDER]
 
-Each PATH is a folder of runs, or an archive that `headwise runs export=` wrote. The data of a run
-is read again as its settings say, from FOLDER or `$HEADWISE_DATA`, and compared with the record:
-hashes of the training text and of the vocabulary, if it has them; per scored split the number of
-items and of the targets of each, the labels, and the hash of the references. If all agree, hashes
-of the training text, the vocabulary, the scored splits and their items are added to `results.json`
-and `data.json`, which lists them as `computed_later`. A split without statistics of items cannot be
-compared, and gets none. The vocabulary of an archived classifier cannot be compared either, since
-its items are texts, not tokens: it stays unknown (null).
+Each PATH is a folder of runs, or an archive that `headwise runs export=` wrote; it is changed in
+place. The data of a run is read again as its settings say, from FOLDER or `$HEADWISE_DATA`, and
+compared with the record: hashes of the training text and of the vocabulary, if it has them; per
+scored split the number of items and of the targets of each, the labels, and the hash of the
+references. If all agree, hashes of the training text, the vocabulary, the scored splits and their
+items are added to `results.json` and `data.json`, which lists them as `computed_later`. A split
+without statistics of items cannot be compared, and gets none. The vocabulary of an archived
+classifier cannot be compared either, since its items are texts, not tokens: it stays unknown
+(null).
 """
 
 from __future__ import annotations

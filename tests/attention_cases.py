@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd.function import once_differentiable
 
 import oracle
 from headwise.attention.fixed import Fixed
@@ -217,28 +216,10 @@ class Case:
         return oracle.with_gradients(attend, leaves, grad)
 
 
-class Reference(torch.autograd.Function):
-    """Formed weights by `ops/attention/reference.py`, with its gradients."""
-
-    @staticmethod
-    def forward(ctx, case, query, key, value, alpha):
-        distances = case.distances or Distances(query.new_zeros(case.shape[1]))
-        alpha = ALPHAS.get(case.power, alpha)
-        p = reference.weights(query, key, alpha, case.visible(), SCALE, distances)
-        ctx.arguments = (query, key, value, p, 1.0, alpha, SCALE)
-        return p @ value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        *heads, grad_alpha = (*reference.gradients(grad, *ctx.arguments), None)[:4]
-        if grad_alpha is not None:
-            grad_alpha = grad_alpha.sum_to_size(ctx.arguments[5].shape)
-        return None, *heads, grad_alpha
-
-
 def by_reference(case, query, key, value, alpha, rate):
-    return Reference.apply(case, query, key, value, alpha)
+    scores = reference.scores(query, key, SCALE, case.distances, case.offset)
+    weights = reference.weights(scores, case.power, alpha, case.visible())
+    return reference.context(weights, value, rate)
 
 
 def by_cpp(case, query, key, value, alpha, rate):
@@ -309,7 +290,7 @@ WHOLE = frozenset({"many queries", "gradients", "dropout", "shifted bias"})
 CPP = WHOLE | {"pairs", "α per query"}
 FEW = CPP - WHOLE | {"shifted bias", "padding is not read"}
 FUSED = WHOLE | {"padding is not read", "mask of keys", "documents", "grouped keys"}
-REFERENCE = CPP - {"dropout", "shifted bias"} | {"formed weights", "mask of keys", "documents"}
+REFERENCE = CPP - {"dropout"} | {"formed weights", "mask of keys", "documents"}
 SPARSE = WHOLE | {"sparse pattern", "documents"}
 HALVES = ((torch.bfloat16, 1.5e-2), (torch.float16, 2e-3))
 MODULES = "headwise.ops.attention"

@@ -16,8 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from headwise import cli
-from headwise.config.folders import config_dir
-from headwise.config.register import register, typed
+from headwise.config.register import config_dir, register, typed
 
 WORDS = {
     "Hund": "dog", "Katze": "cat", "Haus": "house", "Baum": "tree", "Auto": "car", "Kind": "child",

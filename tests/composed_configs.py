@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from command_line import composer
 from headwise.config import keys
-from headwise.config.folders import config_dir, group_choices
+from headwise.config.register import config_dir, group_choices
 
 
 @cache

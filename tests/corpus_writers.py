@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from omegaconf import DictConfig, OmegaConf
 
 from headwise.config.data import CleaningConfig, ImageDataConfig
-from headwise.config.folders import config_dir, group_choices
-from headwise.config.register import SCHEMAS
+from headwise.config.register import SCHEMAS, config_dir, group_choices
 from headwise.data.sources.tables import language_columns, row_pairs, table_rows
 from headwise.tasks.data import open_corpus
 

@@ -11,9 +11,8 @@ import torch
 
 from headwise.attention.attention import MultiHeadAttention
 from headwise.attention.build import unsupported_sites
-from headwise.config.folders import composed, group_choices, group_node
 from headwise.config.instantiate import instantiate, target_class
-from headwise.config.register import typed
+from headwise.config.register import composed, group_choices, group_node, typed
 from headwise.config.schema import SITE_GROUPS, SITES
 from headwise.model.build import attention_maker, build_model, build_single
 from headwise.model.gates import Gates

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from headwise.attention.build import AttentionFactory
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.config.schema import ModelConfig
 from headwise.model.blocks import PreNorm
 from headwise.model.parts import SINUSOIDAL, Parts

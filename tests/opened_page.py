@@ -11,7 +11,7 @@ import headwise as package
 from command_line import train_small
 from headwise.analysis.observe import observations
 from headwise.tasks.translation.batches import evaluation_batches
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 sync_api = pytest.importorskip("playwright.sync_api")

@@ -14,7 +14,7 @@ from headwise.analysis.survey import ColumnText
 from headwise.config.register import typed
 from headwise.model.build import build_model
 from headwise.tasks.translation.batches import evaluation_batches
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 
 E = 32  # head width
 N_POSITIONS = 24

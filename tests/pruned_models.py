@@ -13,7 +13,7 @@ from headwise.analysis.pruning import (
 from headwise.config.register import typed
 from headwise.model.build import build_model
 from headwise.tasks.translation.batches import evaluation_batches
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 
 V, D, H = 13, 16, 4
 CPU = torch.device("cpu")

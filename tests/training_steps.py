@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from headwise.attention.build import AttentionFactory
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
+from headwise.config.register import group_choices, group_node
 from headwise.config.schema import ModelConfig, TrainerConfig
 from headwise.losses.loss import CrossEntropy
 from headwise.metrics.metric import Measured, Metric
@@ -14,10 +14,10 @@ from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
 from headwise.tasks.translation.batches import collate
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import StopRequest
-from headwise.train.schedule import Constant
+from headwise.train.optim import Constant
 from headwise.train.step import TrainingStep, build_step
 from headwise.train.trainer import Trainer, Validation
 

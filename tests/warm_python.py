@@ -18,10 +18,12 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+import hydra._internal.hydra
+
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["hydra", "matplotlib.pyplot", "pytest", "sacrebleu", "sacremoses", "seaborn", "sentencepiece",
-     "torch._dynamo", "torch.utils.data"]
+    ["hydra._internal.hydra", "matplotlib.pyplot", "pooch", "pytest", "sacrebleu", "sacremoses",
+     "seaborn", "sentencepiece", "torch._dynamo", "torch.utils.data"]
 )  # fmt: skip
 
 # Added to every command that trains: layers and heads stay as they are, widths, updates and text
@@ -37,6 +39,14 @@ SHORT_BUILTIN = (
     "data.origins=[{_target_: headwise.data.builtin.BuiltinCorpus, "
     "n_train: 400, n_valid: 20, n_test: 20}]"
 )
+SHORT_TEXT = ("data.n_train=400", "data.n_valid=20", "data.n_test=20", "tokenizer.vocab_size=350")
+SHORT_DATA = {  # experiment that trains on drawn texts -> fewer of them
+    "experiment=demo_text": SHORT_TEXT,
+    "experiment=demo_masked_lm": SHORT_TEXT,
+    "experiment=demo_classification": (
+        SHORT_BUILTIN.replace("Corpus", "Tables"), "tokenizer.vocab_size=350"
+    ),
+}  # fmt: skip
 OTHER_DATA = {
     *("data=text", "data=builtin_text", "data=images", "data=music"),
     *("data=majority", "data=induction", "data=verses"),
@@ -110,7 +120,10 @@ def shortened(name, arguments):
         builtin = [SHORT_BUILTIN] if has_pairs and names in ([], ["data=builtin"]) else []
         of_pairs = () if has_pairs else ("data.", "tokenizer.", "decode.")
         cosine = ["scheduler.warmup_updates=1"] if "data=induction" in argv else []
-        return [*argv, *(a for a in SHORT if not a.startswith(of_pairs)), *builtin, *cosine]
+        drawn = next((SHORT_DATA[a] for a in argv if a in SHORT_DATA), ())
+        return [*argv, *(a for a in SHORT if not a.startswith(of_pairs)), *builtin, *cosine, *drawn]
+    if command in ("classifier", "decoder"):  # scripts of a page: data, steps, attention, seed
+        return [*argv[:2], "2", *argv[3:]]
     has_runs = any(Path("outputs").glob("*/*/config.yaml"))
     is_table = command == "table" and any(a.startswith("study=") for a in argv)
     if is_table and has_runs and not any("results/" in a for a in argv):
@@ -138,11 +151,13 @@ def _run(connection):
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for child processes
     script_folders = {"-c": "", "-m": os.getcwd()}
     sys.path[0:1] = [script_folders.get(argv[0], os.path.dirname(os.path.abspath(argv[0]))), *paths]
+    # Hydra composes once more, for hydra.mode alone, which no page sets.
+    hydra._internal.hydra.Hydra.get_mode = lambda *_, **__: None
     if "dry_run=true" in argv:
-        import headwise.tasks.timing
+        import headwise.tasks.dry_run
 
-        headwise.tasks.timing.SECONDS = headwise.tasks.timing.PART_SECONDS = 0.1
-        headwise.tasks.timing.N_OUTPUTS = 4
+        headwise.tasks.dry_run.SECONDS = headwise.tasks.dry_run.PART_SECONDS = 0.1
+        headwise.tasks.dry_run.N_OUTPUTS = 4
     elif "-m" in argv[1:]:
         import headwise.commands.training_run
 

@@ -9,7 +9,7 @@ from headwise.analysis.collect import HeadMeans
 from headwise.analysis.observe import Observation
 from headwise.attention.place import Place
 from headwise.tasks.translation.batches import collate
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 
 COLUMNS = {
     "encoder_self": ("source", "source"),

@@ -25,9 +25,8 @@ from omegaconf import DictConfig
 from headwise.config.arguments import accepted_before_jobs, checked_arguments
 from headwise.config.commands import SearchSelection
 from headwise.config.explain import explain_composition
-from headwise.config.folders import config_dir
 from headwise.config.keys import check_settings
-from headwise.config.register import KINDS, register, typed
+from headwise.config.register import KINDS, config_dir, register, typed
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, Pruned, meant
 from headwise.files import BROKEN_PIPE, DISK_FULL, NOT_WRITABLE, discard, guard_streams, output_to
 from headwise.runs.environment import complete_environment

@@ -18,6 +18,10 @@ class ConfigError(HeadwiseError):
     """A configuration key or value that is not allowed."""
 
 
+class UntrustedError(ConfigError):
+    """A class outside of the trusted packages, which may be added to HEADWISE_PLUGINS."""
+
+
 class DataError(HeadwiseError):
     """A corpus that is missing, misaligned, empty or not readable as UTF-8."""
 

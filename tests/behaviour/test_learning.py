@@ -14,8 +14,8 @@ import torch
 
 from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.positions import Learned
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
+from headwise.config.register import group_choices, group_node
 from headwise.config.schema import SITES, DecodeConfig, ModelConfig
 from headwise.data.loader import BatchLoader
 from headwise.data.tokenizer import BOS, BYTE_MODEL, EOS, N_SPECIALS, Tokenizer
@@ -28,19 +28,19 @@ from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
 from headwise.model.transformer import Transformer
 from headwise.tasks.measure import measure_losses
-from headwise.tasks.stream.masked_lm import MaskedLM, is_correct
-from headwise.tasks.stream.masking import (
+from headwise.tasks.stream.masked_lm import (
     MaskedEvaluationWindows,
+    MaskedLM,
     MaskedTrainingWindows,
     Masking,
     MaskSettings,
+    is_correct,
 )
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.translation.batches import TrainingPairs
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 from headwise.train.distributed import Ranks
-from headwise.train.optim import build_optimizer, set_learning_rate
-from headwise.train.schedule import Cosine
+from headwise.train.optim import Cosine, build_optimizer, set_learning_rate
 from number_words import PAIR
 from slow_marks import slow_but
 

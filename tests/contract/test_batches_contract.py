@@ -13,23 +13,22 @@ import torch
 
 from corpus_writers import data_config
 from headwise.config.data import SequenceConfig
-from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
+from headwise.config.register import group_node
 from headwise.data.batch import Batch
-from headwise.data.loader import BatchLoader
-from headwise.data.prefetch import Prefetched
+from headwise.data.loader import BatchLoader, Prefetched
 from headwise.data.store import IdStore
 from headwise.data.tokenizer import BYTE_MODEL, N_SPECIALS, Tokenizer
 from headwise.errors import HeadwiseError, RunError
-from headwise.tasks.classification import batches as classification
+from headwise.tasks.classification import inputs as classification
 from headwise.tasks.classification.inputs import ImageInputs, LabelledSplit, TextInputs
 from headwise.tasks.sequence.batches import Layout, TrainingRows
 from headwise.tasks.sequence.rows import Rows
-from headwise.tasks.stream.masking import MaskedTrainingWindows, Masking, MaskSettings
+from headwise.tasks.stream.masked_lm import MaskedTrainingWindows, Masking, MaskSettings
 from headwise.tasks.stream.stream import TokenStream
 from headwise.tasks.stream.windows import TrainingWindows
 from headwise.tasks.translation import batches as translation
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 from published_images import random_images
 
 DRAW = np.random.default_rng(0)

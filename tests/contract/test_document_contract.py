@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from command_line import composer
-from headwise.config.folders import group_choices
-from headwise.config.register import typed
+from headwise.config.register import group_choices, typed
 from headwise.data.batch import Batch, Column
 from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy

@@ -14,8 +14,8 @@ from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.linear import LinearAttention
 from headwise.attention.mask import Mask
 from headwise.attention.normaliser import Normaliser
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
+from headwise.config.register import group_choices, group_node
 from headwise.config.schema import SITE_GROUPS, SITES
 from headwise.errors import ConfigError
 from layer_parts import BLOCKS, LAYERS, POSITIONS, D, H, acts_on_scores, new_layer, parts_of

@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import oracle
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
+from headwise.config.register import group_choices, group_node
 from headwise.losses.loss import CrossEntropy, Entmax15Loss, EntmaxLoss, Loss, SparsemaxLoss
 
 LOSSES = group_choices("loss")

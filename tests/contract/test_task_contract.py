@@ -8,11 +8,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
-from headwise.config.register import typed
+from headwise.config.register import group_choices, group_node, typed
+from headwise.errors import ConfigError
 from headwise.tasks.check import checked_task, resolve
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.sequence.batches import Layout, evaluation_row
 from headwise.tasks.sequence.rows import Rows
 from headwise.tasks.task import Part, Task, TrainedRun, task_of
@@ -58,7 +57,7 @@ def test_the_first_metric_is_monitored_and_all_are_validated(task):
     assert len(set(names)) == len(names)
     assert "loss" in names
     resolve(task)
-    assert task.config.trainer.monitor == names[0] == main_metric(task).name
+    assert task.config.trainer.monitor == names[0] == task.metric.name
     assert [metric.name for metric in task.quick().metrics()] == names
 
 
@@ -107,6 +106,22 @@ MASKED = f"{TEXT} task=masked_lm"
 
 
 ENCODER_DECODER = "task.layout=encoder_decoder model.share_embeddings=none"
+
+
+def test_queries_of_the_encoder_are_shown_for_short_targets(make):
+    task = checked_task(typed(make([*SMALL, "data=recall", *ENCODER_DECODER.split()])))
+    (row,) = task.shown(None, Part("200")).first(1)
+    encoder, *_ = task.sites()
+    n_source, n_target = (column.ids_BN.shape[1] for column in row.batch.columns.values())
+    assert n_target < 64 < n_source
+    assert len(row.axes(encoder).queries) >= 64
+
+
+def test_one_table_for_two_vocabularies_is_refused(make):
+    layout = ENCODER_DECODER.split()[0]
+    with pytest.raises(ConfigError, match=r"^model\.share_embeddings must be") as error:
+        checked_task(typed(make([*SMALL, "data=copy", layout])))
+    assert "tokenizer" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from headwise.commands.train import train
 from headwise.config.register import typed
 from headwise.errors import HeadwiseError, RunError
 from headwise.page.document import page_record
-from headwise.page.readings import reading_contents
-from headwise.page.run import run_content
+from headwise.page.run import reading_contents, run_content
 from headwise.runs.record import Record
 from headwise.tasks.inspection import items
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
@@ -223,6 +222,12 @@ def test_fraction_of_selected_sites_is_rounded(headwise, run):
         summary = read_json(path)
         left[summary["fraction"]] = list(summary["heads"].values())
     assert left == {0.4: [4, 4, 2], 0.3: [4, 4, 3]}
+
+
+def test_path_is_no_split(headwise, run):
+    for command in ("prune", "analyze"):
+        result = headwise(command, f"run={run}", "data.split=../x")
+        assert_rejected(result, 2, "data.split must be a plain name")
 
 
 def test_pruned_model_with_other_logits_is_not_written(headwise, run, monkeypatch):

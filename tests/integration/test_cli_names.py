@@ -23,9 +23,8 @@ from headwise.config.data import (
     NoDataConfig,
     TextDataConfig,
 )
-from headwise.config.folders import config_dir
 from headwise.config.keys import check_settings, with_changes
-from headwise.config.register import KINDS, typed
+from headwise.config.register import KINDS, config_dir, typed
 from headwise.config.schema import Config, DecodeConfig, WindowsConfig
 from headwise.data.images import ImageCorpus
 from headwise.data.sources.hub import Hub
@@ -119,7 +118,7 @@ def test_text_of_a_yaml_may_be_quoted_or_another_key(headwise, tmp_path):
 
 def test_argument_of_a_class_can_be_left_out(headwise):
     shown = headwise.ok("train", "~scheduler.warmup_updates", "--cfg", "job").out
-    assert "scheduler:\n  _target_: headwise.train.schedule.InverseSqrt\ntrainer:" in shown
+    assert "scheduler:\n  _target_: headwise.train.optim.InverseSqrt\ntrainer:" in shown
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from headwise.errors import ConfigError
 from headwise.files import is_locked, write_json
 from headwise.runs.archive import export_records, find_records
 from headwise.runs.folder import RunFolder
-from headwise.runs.listing import Summary, choice_of
+from headwise.runs.listing import choice_of
 from headwise.runs.record import Record, read_yaml
-from headwise.runs.results import Results
+from headwise.runs.results import Results, Summary
 
 SUMMARY = Summary("translation", "bleu", ["data=a", "seed=1"], max_updates=100)
 

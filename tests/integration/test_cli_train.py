@@ -20,7 +20,7 @@ from command_line import (
 from headwise.analysis.tables import OTHERS
 from headwise.attention.build import unsupported_sites
 from headwise.cli import COMMANDS
-from headwise.config.folders import group_choices, group_node
+from headwise.config.register import group_choices, group_node
 from headwise.config.schema import SITES
 from headwise.errors import RunError
 from headwise.runs.record import Record
@@ -144,7 +144,7 @@ def test_dry_run_prints_the_cost_and_writes_nothing(headwise, tmp_path, monkeypa
 @pytest.mark.slow
 def test_dry_run_measures_a_run_and_changes_nothing(headwise, tmp_path, monkeypatch):
     write_corpus(tmp_path / "text")
-    monkeypatch.setattr("headwise.tasks.timing.SECONDS", 0.3)
+    monkeypatch.setattr("headwise.tasks.dry_run.SECONDS", 0.3)
     (tmp_path / "folders").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "folders"))
     before = train_small(tmp_path, f"paths.outputs={tmp_path / 'before'}")
@@ -155,6 +155,10 @@ def test_dry_run_measures_a_run_and_changes_nothing(headwise, tmp_path, monkeypa
     assert 0.1 < float(gib) < 100
     assert not (tmp_path / "outputs").exists()
     assert not list((tmp_path / "folders").iterdir())
+    monkeypatch.setattr("headwise.tasks.dry_run.peak_memory", lambda device: lambda: None)
+    printed = headwise.ok("train", *settings, "dry_run=true").out
+    assert "min on this machine" in printed
+    assert "memory of this process" not in printed, "where the system does not tell"
     after = train_small(tmp_path)
     weights = [torch.load(run / "checkpoints/last.pt")["model"] for run in (before, after)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)

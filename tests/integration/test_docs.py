@@ -30,9 +30,9 @@ PAGES = sorted(
     page.relative_to(DOCS).as_posix() for page in (*DOCS.glob("*.md"), *DOCS.glob("api/*.md"))
 )
 CHAPTERS = [
-    "first-run", "live-page", "troubleshooting", "slow-runs", "variants", "your-own-variant",
-    "your-own-task", "your-own-data", "in-your-own-model", "beyond-translation", "encoders",
-    "reproducing-a-paper",
+    "first-run", "live-page", "terms", "troubleshooting", "slow-runs", "translation",
+    "beyond-translation", "encoders", "sequences", "variants", "your-own-data", "your-own-task",
+    "your-own-variant", "in-your-own-model",
 ]  # fmt: skip
 MAX_SKIPPED = 2  # blocks per page
 

@@ -73,7 +73,7 @@ def test_own_data_are_trained_on_and_evaluated(headwise, tmp_path, verses, monke
     headwise.ok("evaluate", f"run={run}", "data.test=[valid]")
     headwise.ok("sample", f"run={run}", "n=1", "length=5")
     monkeypatch.delenv("HEADWISE_PLUGINS")
-    assert_rejected(headwise("evaluate", f"run={run}"), 1, "data._target_", "HEADWISE_PLUGINS")
+    assert_rejected(headwise("evaluate", f"run={run}"), 2, "data._target_", "HEADWISE_PLUGINS")
 
 
 def test_settings_of_own_data_are_checked(headwise, verses):

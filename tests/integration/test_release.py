@@ -27,7 +27,7 @@ TRAIN = (
 )  # fmt: skip
 USE = """
 import pathlib, headwise, headwise.entmax
-from headwise.config.folders import config_dir
+from headwise.config.register import config_dir
 from headwise.ops.cpp.build import unavailable_reason
 (config,) = pathlib.Path("outputs/release").glob("*/config.yaml")
 assert isinstance(headwise.load(config.parent).translate(["Der Hund schläft."])[0].text, str)

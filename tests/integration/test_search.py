@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from command_line import run_folders, small_overrides, write_corpus
 from headwise.commands.search import MAX_TRIALS, RunningTrial, Searcher, open_study
 from headwise.commands.sweep import Sweep
-from headwise.config.folders import config_dir
+from headwise.config.register import config_dir
 from headwise.errors import ConfigError
 from headwise.runs.folder import RunFolder
 from hydra_plugins.headwise.optuna import OptunaSweeper

@@ -20,8 +20,7 @@ from guide import DOCS, ROOT
 from headwise.attention.build import completed
 from headwise.attention.fixed import Fixed
 from headwise.attention.place import Place
-from headwise.config.folders import group_choices
-from headwise.config.register import typed
+from headwise.config.register import group_choices, typed
 from headwise.config.schema import TokenizerConfig
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer

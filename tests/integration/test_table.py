@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
+from training_runs import Runs
 
 pytestmark = pytest.mark.slow
 
@@ -293,8 +295,15 @@ def test_launch_trains_missing_runs_once_and_continues_after_a_failure(
     assert len(re.findall(r"^\[\d/\d\] headwise train", result.out, re.MULTILINE)) == 2
 
 
-def test_runs_start_from_the_runs_of_another_column(headwise, softmax_trained, tmp_path):
-    outputs = tmp_path / "outputs"
+def test_runs_start_from_the_runs_of_another_column(
+    headwise, softmax_trained, tmp_path, monkeypatch
+):
+    jobs, outputs = Runs(tmp_path / "jobs"), tmp_path / "outputs"
+
+    def run(command, **_):  # python -c MAIN train …, in a process with the libraries imported
+        return Mock(returncode=jobs.wait(jobs.start(command[4:])).code)
+
+    monkeypatch.setattr("headwise.commands.table.subprocess", Mock(run=run))
     shared = [f"paths.outputs={outputs}", f"data.dir={softmax_trained / 'text'}"]
     shared += ["attention=softmax", "trainer.max_updates=2", "trainer.validate_every=2"]
     columns = {

@@ -11,10 +11,9 @@ import torch._dynamo.testing
 
 import standin_gpu
 from command_line import composer, read_json, small_overrides, write_corpus
-from headwise.config.folders import group_choices
-from headwise.config.register import typed
+from headwise.config.register import group_choices, typed
 from headwise.tasks.translation.batches import collate
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 from standin_gpu_jobs import run_job
 from training_steps import UPDATES, VOCAB_SIZE, step_of
 from triton_marks import HAS_TRITON, IS_INTERPRETED
@@ -52,7 +51,7 @@ def trained(config, compiled, sizes):
     """Summed losses of some updates and the final weights."""
     config.trainer.compile, config.trainer.precision = compiled, "fp32"
     config.optimizer = {"_target_": "torch.optim.SGD", "lr": 0.5}
-    config.scheduler = {"_target_": "headwise.train.schedule.Constant"}
+    config.scheduler = {"_target_": "headwise.train.optim.Constant"}
     torch.manual_seed(1)  # initial values of α
     step = step_of(config, torch.device("cpu"))
     losses = []

@@ -11,14 +11,13 @@ import torch
 
 from headwise.analysis.projections import projection_distances
 from headwise.attention.build import AttentionFactory
-from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
+from headwise.config.register import group_node
 from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import ConfigError
 from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.seed import derived_seed
-from headwise.train.particles import stein_gradient
-from headwise.train.repulsion import SPOS, SVGD, NoRepulsion
+from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, stein_gradient
 from training_runs import NO_DROPOUT, read_log
 from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 

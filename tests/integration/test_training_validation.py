@@ -18,9 +18,9 @@ from headwise.tasks import measure as evaluation
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.task import task_of
 from headwise.tasks.translation.batches import collate, evaluation_batches
+from headwise.tasks.translation.corpus import EncodedSplit
 from headwise.tasks.translation.metrics import score_translations
 from headwise.tasks.translation.outputs import write_lines
-from headwise.tasks.translation.store import EncodedSplit
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks

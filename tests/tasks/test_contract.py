@@ -13,7 +13,6 @@ from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.errors import DataError
 from headwise.runs.record import Record
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.inspection import readings
 from headwise.train.checkpoint import load_checkpoint
 from refused_settings import refused, table
@@ -107,7 +106,7 @@ def test_two_ranks_equal_one_with_twice_the_tokens(runs, trained, tmp_path, name
 
 @of_cases("translation", "text", "pictures", "own")
 def test_heads_are_listed_analysed_and_pruned(headwise, case, tmp_path):
-    results, heads, main = case.results, case.case.heads, main_metric(case.loaded().task).name
+    results, heads, main = case.results, case.case.heads, case.loaded().task.metric.name
     assert results["heads"]["density"].keys() == case.case.sites.keys()
     headwise.ok("analyze", f"run={case.run}")
     rows = HEADS.read(Record(case.run))
@@ -173,10 +172,11 @@ def test_the_page_has_the_items(headwise, case):
     headwise.ok("page", f"run={case.run}", "n_sentences=2")
     data = page_data(case.run)
     (shown,), chosen = data["runs"], data["items"]["chosen"]
+    assert ": 1 layers" not in dict(shown["facts"])["model"]
     numbers = [1, len(expected) // 2 + 1]
     assert data["items"]["n_all"] == len(expected)
     assert [item["number"] for item in chosen] == numbers
-    main = main_metric(case.loaded().task).label
+    main = case.loaded().task.metric.label
     (shown_metric,) = {score["metric"] for score in shown["scores"] if score["is_main"]}
     assert shown_metric.partition(" (beam")[0] == main
     for item, number, reading in zip(chosen, numbers, shown["readings"], strict=True):

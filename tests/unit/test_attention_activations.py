@@ -21,8 +21,8 @@ from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.tanh import Tanh
 from headwise.attention.ymish import Ymish
-from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
+from headwise.config.register import group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError
 from headwise.model.transformer import Transformer

@@ -18,7 +18,7 @@ from headwise.attention.factorised import FactorisedPattern
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.window import Window
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.ops import dispatch
 from headwise.ops.dispatch import Choice
 from kernel_marks import needs_kernels
@@ -49,8 +49,8 @@ def chosen(monkeypatch):
     choices = Choices()
 
     def spy(function):
-        def choose(*arguments):
-            choices.append(function(*arguments))
+        def choose(*arguments, **settings):
+            choices.append(function(*arguments, **settings))
             return choices.instead or choices[-1]
 
         return choose

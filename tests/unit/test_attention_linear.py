@@ -14,7 +14,7 @@ from headwise.attention.linear import LinearAttention, causal_product, positive_
 from headwise.attention.linformer import PROJECTIONS, SHARING, Linformer
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
 from headwise.model.transformer import Transformer

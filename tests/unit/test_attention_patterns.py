@@ -19,7 +19,7 @@ from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.softmax import Softmax
 from headwise.attention.strided import Strided
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.errors import ConfigError
 from headwise.ops.visible import Visible
 from weights_recorded import with_weights

@@ -22,8 +22,7 @@ from headwise.attention.positions import (
     sinusoids,
 )
 from headwise.attention.rotary import Rotary
-from headwise.config.folders import composed, group_node
-from headwise.config.register import typed
+from headwise.config.register import composed, group_node, typed
 from headwise.errors import ConfigError
 from headwise.model.build import parts_of
 from headwise.ops import dispatch

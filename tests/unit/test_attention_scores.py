@@ -23,7 +23,7 @@ from headwise.attention.recorder import recorded_weights
 from headwise.attention.rotary import Rotary
 from headwise.attention.softmax import Softmax
 from headwise.attention.ssmax import SSMax
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.errors import ConfigError
 from headwise.ops import linear
 from weights_recorded import with_weights

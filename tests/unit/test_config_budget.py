@@ -15,8 +15,8 @@ from headwise.data.tokenizer_training import train_tokenizer
 from headwise.model.build import build_model
 from headwise.model.family import n_parameters
 from headwise.ops.flops import register_flops
+from headwise.tasks.dry_run import budget, describe_budget
 from headwise.tasks.task import task_of
-from headwise.train.budget import budget, describe_budget
 from headwise.train.optim import build_optimizer
 
 pytestmark = pytest.mark.slow

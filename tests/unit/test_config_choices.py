@@ -15,16 +15,15 @@ from omegaconf import OmegaConf
 from command_line import SMALL, read_json, small_overrides, write_corpus, write_text_corpus
 from headwise.attention.place import Place
 from headwise.commands.train import train
-from headwise.config import folders
+from headwise.config import register
 from headwise.config.arguments import checked_arguments
 from headwise.config.commands import AnalyzeConfig, AnalyzeDataConfig
 from headwise.config.fields import bounded, check_bounds, with_bounds
-from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import instantiate, target_class
-from headwise.config.register import KINDS, typed
+from headwise.config.register import KINDS, config_dir, group_choices, typed
 from headwise.config.saved import saved_settings
 from headwise.config.schema import DecodeConfig, WindowsConfig
-from headwise.data.tokenizer_training import check_tokenizer_config
+from headwise.data.tokenizer import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError
 from headwise.model.build import build_model, check_model, parts_of
@@ -233,7 +232,7 @@ def test_packaged_configs_take_precedence(tmp_path):
     package = tmp_path / "src" / "headwise"
     (package / "config").mkdir(parents=True)
     (tmp_path / "conf").mkdir()
-    copied = shutil.copy(folders.__file__, package / "config" / "folders.py")
+    copied = shutil.copy(register.__file__, package / "config" / "register.py")
     of_copy = runpy.run_path(copied)["config_dir"]
     assert of_copy() == tmp_path / "conf"
     (package / "conf").mkdir()

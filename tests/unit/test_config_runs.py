@@ -21,9 +21,8 @@ from headwise.errors import ConfigError, RunError
 from headwise.files import machine_cache_dir
 from headwise.runs import environment
 from headwise.runs.environment import complete_environment
-from headwise.runs.fingerprint import N_DIGITS, fingerprint, slug
-from headwise.runs.folder import RunFolder
-from headwise.tasks.identity import identity
+from headwise.runs.folder import N_DIGITS, RunFolder, fingerprint, slug
+from headwise.tasks.check import identity
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,12 @@ import pytest
 from hydra.utils import get_class
 
 from headwise.config import saved
-from headwise.config.folders import group_choices, group_node
 from headwise.config.keys import OPEN_GROUPS
-from headwise.config.register import SCHEMAS, typed
+from headwise.config.register import SCHEMAS, group_choices, group_node, typed
 from headwise.config.saved import current, located, named, read_back, saved_classes, saved_settings
 from headwise.config.schema import Config
 from headwise.errors import ConfigError
-from headwise.runs.fingerprint import comparable
+from headwise.runs.folder import comparable
 from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
 

@@ -7,20 +7,18 @@ import pytest
 import torch
 
 from headwise.config.data import SequenceConfig
-from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
-from headwise.data.loader import BatchLoader
-from headwise.data.plan import plan_epoch
+from headwise.config.register import group_node
+from headwise.data.loader import BatchLoader, plan_epoch
 from headwise.data.tokenizer import BOS, BYTE_MODEL, EOS, N_SPECIALS, Tokenizer
 from headwise.errors import ConfigError
-from headwise.tasks.classification.batches import evaluation_batches as evaluated_classes
-from headwise.tasks.classification.batches import stratified
-from headwise.tasks.classification.inputs import LabelledSplit, TextInputs
+from headwise.tasks.classification.inputs import LabelledSplit, TextInputs, stratified
+from headwise.tasks.classification.inputs import evaluation_batches as evaluated_classes
 from headwise.tasks.classification.prepare import example_ids
 from headwise.tasks.sequence.batches import Layout, TrainingRows, evaluation_row
 from headwise.tasks.sequence.rows import Rows
 from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 
 
 def random_split(n_pairs=500, longest=30, seed=0):

@@ -11,8 +11,16 @@ import pytest
 
 from headwise.data.builtin import BuiltinCorpus
 from headwise.data.builtin.corpus import compound_forms, held_out, words_of
-from headwise.data.builtin.grammar import noun_phrase, spelled
-from headwise.data.builtin.lexicon import ADJECTIVES, COMPOUNDS, FORMS, NOUNS, RULES, VERBS
+from headwise.data.builtin.grammar import (
+    ADJECTIVES,
+    COMPOUNDS,
+    FORMS,
+    NOUNS,
+    RULES,
+    VERBS,
+    noun_phrase,
+    spelled,
+)
 from headwise.data.builtin.sampler import Sampler
 from headwise.errors import ConfigError
 

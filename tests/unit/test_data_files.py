@@ -25,8 +25,7 @@ from corpus_writers import (
 from headwise.data.sources import digest
 from headwise.data.sources.digest import FileHashes
 from headwise.data.sources.download import download, verify
-from headwise.data.sources.lines import file_pairs
-from headwise.data.sources.segments import aligned_segments, read_segments, unescape
+from headwise.data.sources.lines import aligned_segments, file_pairs, read_segments, unescape
 from headwise.data.sources.tables import find_table
 from headwise.errors import DataError
 

@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from corpus_writers import encode_lines, open_named_corpus, table_pairs, wmt_sgm
-from headwise.data.sources.lines import file_pairs
-from headwise.data.sources.segments import aligned_segments, read_segments
+from headwise.data.sources.lines import aligned_segments, file_pairs, read_segments
 from headwise.errors import DataError
 from published_images import idx, idx_labels, random_images, wav
 

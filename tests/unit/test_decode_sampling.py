@@ -15,8 +15,7 @@ import torch
 from command_line import composer
 from headwise.attention.build import unsupported_sites
 from headwise.config.data import TextDataConfig
-from headwise.config.folders import group_choices, group_node
-from headwise.config.register import typed
+from headwise.config.register import group_choices, group_node, typed
 from headwise.config.schema import TokenizerConfig
 from headwise.data.tokenizer import BOS, BYTE_MODEL, COLUMN, N_SPECIALS, PAD, UNK, Tokenizer
 from headwise.data.tokenizer_training import train_tokenizer

@@ -10,7 +10,7 @@ import torch
 
 from drawn_model import EOS, PAD, RandomModel
 from headwise.config.schema import DecodeConfig
-from headwise.data.plan import longest_first
+from headwise.data.loader import longest_first
 from headwise.decode.beam import beam_search, best_continuations
 from headwise.decode.hypothesis import SearchRecord, length_limit
 from headwise.decode.scoring import score_ids

@@ -11,7 +11,7 @@ from headwise.analysis.importance import head_importance
 from headwise.analysis.projections import projection_distances
 from headwise.attention.attention import Attention
 from headwise.attention.build import AttentionFactory
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.config.schema import SITES, ModelConfig
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer

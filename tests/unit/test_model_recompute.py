@@ -14,7 +14,7 @@ from benchmarks.saved_storages import n_bytes, saved_storages
 from headwise.attention.attention import HeadGate
 from headwise.attention.build import AttentionFactory
 from headwise.attention.recorder import recorded_weights
-from headwise.config.folders import group_choices, group_node
+from headwise.config.register import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import GELU, FeedForward, PostNorm, ReLU

@@ -16,8 +16,8 @@ from torch.nn.functional import layer_norm
 import oracle
 from headwise.attention.build import AttentionFactory
 from headwise.attention.positions import Grid, Learned
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
+from headwise.config.register import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
 from headwise.losses.loss import CrossEntropy

@@ -259,12 +259,12 @@ def test_choice_for_sparse_patterns_on_a_gpu(on_gpu, monkeypatch):
     monkeypatch.setattr(check, "failure", lambda library: None)
     query = on_gpu(torch.zeros(1, 2, 300, 16))
     arguments = (query, query, Power.EXP)
-    assert dispatch.sparse_attention(*arguments, False, False).kernel == dispatch.TRITON
-    per_query = dispatch.sparse_attention(*arguments, True, False)
+    assert dispatch.sparse_attention(*arguments).kernel == dispatch.TRITON
+    per_query = dispatch.sparse_attention(*arguments, alpha_per_query=True)
     assert per_query == (dispatch.WEIGHTS, "α depends on the query")
-    assert "documents" in dispatch.sparse_attention(*arguments, False, True).reason
+    assert "documents" in dispatch.sparse_attention(*arguments, has_documents=True).reason
     double = [tensor.double() for tensor in arguments[:2]]
-    assert "float64" in dispatch.sparse_attention(*double, Power.EXP, False, False).reason
+    assert "float64" in dispatch.sparse_attention(*double, Power.EXP).reason
 
 
 @pytest.fixture

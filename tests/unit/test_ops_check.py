@@ -15,7 +15,7 @@ from headwise import entmax
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.entmax import alpha_entmax, entmax15
 from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.losses.loss import Entmax15Loss
@@ -31,6 +31,7 @@ from headwise.ops.losses import cpu as cpu_losses
 from headwise.ops.losses import triton as triton_losses
 from headwise.ops.maps import cpu as cpu_maps
 from headwise.ops.maps import triton as triton_maps
+from headwise.ops.visible import EVERYTHING, Visible
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE as DEVICE_NAME
 from triton_marks import needs_triton
@@ -195,8 +196,7 @@ def test_each_gpu_type_map_and_width_is_checked_apart(on_gpu, monkeypatch):
     half, wide = on_gpu(heads.bfloat16()), on_gpu(torch.zeros(1, 2, 30, 64))
     calls = [(one, Power.ANY), (other, Power.ANY), (half, Power.ANY), (one, Power.SQUARE)]
     for values, power in (*calls, (wide, Power.ANY), (one, Power.ANY)):
-        settings = (power, 0.0, False, False, False, False)
-        choice = dispatch.attention(values, values, values, *settings)
+        choice = dispatch.attention(values, values, values, power, EVERYTHING)
         assert choice.kernel == dispatch.TRITON, choice
     expected = [(x.device, x.dtype, power, 16) for x, power in calls]
     wide_fields = (wide.device, torch.float32, Power.ANY, 64)
@@ -354,6 +354,7 @@ def test_attention_kernel_choice_has_a_reason(
 ):  # fmt: skip
     if query is None:
         query = key = on_gpu(key)
-    settings = (power, dropout, False, False, bool(bias), bias == "padded")
+    visible = Visible(torch.tensor([9])) if bias == "padded" else EVERYTHING
+    settings = {"dropout": dropout, "has_bias": bool(bias)}
     with torch.no_grad():
-        assert dispatch.attention(query, key, key, *settings) == expected
+        assert dispatch.attention(query, key, key, power, visible, **settings) == expected

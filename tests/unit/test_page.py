@@ -27,7 +27,7 @@ from headwise.data.tokenizer_training import train_tokenizer
 from headwise.errors import DataError
 from headwise.page import document
 from headwise.page.document import fill_template, page_record, page_text, script_json
-from headwise.page.readings import packed, rounded, weight_contents
+from headwise.page.run import packed, rounded, weight_contents
 from headwise.runs.folder import RunFolder
 from headwise.tasks.inspection import Items
 from headwise.tasks.inspection import items as items_to_show

@@ -37,7 +37,7 @@ from headwise.plots.style import (
     series_style,
 )
 from headwise.plots.training import head_values, training_figures
-from headwise.tasks.classification.confusion import confusion_matrix
+from headwise.tasks.classification.metrics import confusion_matrix
 from slow_marks import slow_but
 
 # -- what the figures show ------------------------------------------------------------------------

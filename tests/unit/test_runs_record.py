@@ -17,8 +17,9 @@ from headwise.errors import RunError
 from headwise.files import write_json
 from headwise.runs.archive import existing_record, export_records, find_records
 from headwise.runs.folder import ARCHIVE, RunFolder, find_folders
-from headwise.runs.listing import Summary, status
+from headwise.runs.listing import status
 from headwise.runs.record import PARTS, SUMS, Record
+from headwise.runs.results import Summary
 
 HASHES = {"text": "1" * 64, "vocabulary": "v", "init_weights": "w"}
 

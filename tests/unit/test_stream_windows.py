@@ -8,7 +8,7 @@ import torch
 
 from headwise.data.tokenizer import BYTE_MODEL, MASK, N_SPECIALS, Tokenizer
 from headwise.errors import DataError
-from headwise.tasks.stream.masking import (
+from headwise.tasks.stream.masked_lm import (
     MaskedEvaluationWindows,
     MaskedTrainingWindows,
     Masking,

@@ -11,7 +11,7 @@ import pytest
 
 from fabricated_runs import METRICS, REFERENCES, hashed, stable, translations
 from golden_files import assert_golden
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.config.schema import DecodeConfig
 from headwise.metrics.metric import Measured, Metric
 from headwise.runs.folder import RunFolder

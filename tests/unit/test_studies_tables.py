@@ -17,8 +17,7 @@ from figures_drawn import density_rows, layer_rows
 from headwise.analysis.quantities import effective_heads
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, OTHERS, SETTINGS, TRAJECTORIES
 from headwise.commands.figures import draw_attention
-from headwise.config.folders import composed
-from headwise.config.register import typed
+from headwise.config.register import composed, typed
 from headwise.errors import DataError
 from headwise.runs.record import Record
 from headwise.studies.figures import draw_figures, figures_of

@@ -8,14 +8,13 @@ from omegaconf import OmegaConf
 from headwise.analysis.collect import filled
 from headwise.commands.outcome import alpha_table, draw, score_lines, shown_score, summary
 from headwise.commands.training_run import Clock
-from headwise.config.folders import composed
-from headwise.config.register import typed
+from headwise.config.register import composed, typed
 from headwise.runs.folder import RunFolder
 from headwise.runs.log import RunLog
 from headwise.runs.record import Record
 from headwise.runs.results import Results
 from headwise.studies.figures import drawn_from_records
-from headwise.tasks.classification.confusion import confusion_figures
+from headwise.tasks.classification.metrics import confusion_figures
 from headwise.tasks.task import task_of
 from headwise.track.base import Tracker
 

@@ -18,7 +18,7 @@ from headwise.seed import derived_seed
 from headwise.tasks.translation.batches import collate
 from headwise.train.distributed import TIMEOUT, Ranks, choose_device, process_group
 from headwise.train.interrupt import ended_by_signals, stop_request
-from headwise.train.schedule import Constant
+from headwise.train.optim import Constant
 from headwise.train.step import TrainingStep
 from training_runs import free_port
 from training_steps import CONFIG, PAIRS, small_model

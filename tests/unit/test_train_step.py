@@ -13,12 +13,17 @@ import pytest
 import torch
 import torch._dynamo  # else first needed where torch.Generator, which its types name, is patched
 
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
-from headwise.config.register import typed
+from headwise.config.register import group_choices, group_node, typed
 from headwise.errors import ConfigError
-from headwise.train.optim import build_optimizer, set_learning_rate
-from headwise.train.schedule import Constant, Cosine, InverseSqrt, Noam
+from headwise.train.optim import (
+    Constant,
+    Cosine,
+    InverseSqrt,
+    Noam,
+    build_optimizer,
+    set_learning_rate,
+)
 from slow_marks import slow_but
 from training_steps import batch, small_model, step_of
 

@@ -12,15 +12,15 @@ from sentencepiece import sentencepiece_model_pb2
 from fake_corpora import corpus, options, pairs_of, prepare
 from headwise.config.data import CleaningConfig
 from headwise.config.schema import TokenizerConfig
-from headwise.data.prefetch import DEPTH
+from headwise.data.loader import DEPTH
 from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer, train_tokenizer_pair
 from headwise.data.workers import run_in_process
 from headwise.errors import ConfigError, DataError, HeadwiseError
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
+from headwise.tasks.translation.corpus import ParallelText, write_pairs
 from headwise.tasks.translation.encoding import EncodingJob, ShardEncoder, write_encoded
 from headwise.tasks.translation.prepare import EpochSplits
-from headwise.tasks.translation.store import ParallelText, write_pairs
 from small_blocks import small_blocks, small_pools
 
 __all__ = ["small_blocks", "small_pools"]  # fixtures

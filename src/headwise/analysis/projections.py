@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headwise.train.particles import PROJECTIONS, head_projections, squared_distances
+from headwise.train.repulsion import PROJECTIONS, head_projections, squared_distances
 
 if TYPE_CHECKING:
     from headwise.analysis.collect import HeadTable

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headwise.config.commands import AnalyzeConfig
+
 OFFSET_NAMES = {-1: "previous", 0: "current", 1: "next"}
 # Role -> the statistic of its heads, and the name of its threshold.
 ROLES = {
@@ -41,10 +43,10 @@ class Thresholds:
         rare_share: share of the sentences in which most tokens attend to the rarest.
     """
 
-    positional_share: float = 0.9
-    merge_score: float = 0.8
-    question_weight: float = 0.8
-    rare_share: float = 0.5
+    positional_share: float = AnalyzeConfig.positional_share
+    merge_score: float = AnalyzeConfig.merge_score
+    question_weight: float = AnalyzeConfig.question_weight
+    rare_share: float = AnalyzeConfig.rare_share
 
 
 def offset_name(offset: int) -> str:

@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 FOLDER = "analysis"  # in the run folder
 SETTINGS = "settings.json"
 FINDINGS_TEXT = "findings.md"
-GLOSSARY = "The quantities are explained in the guide, docs/first-run.md, Terms."
+GLOSSARY = "The quantities are explained in the guide, docs/terms.md."
 
 
 @dataclass(frozen=True, eq=False)  # a key of mappings

@@ -20,7 +20,7 @@ from headwise.attention.normaliser import Normaliser, Scaling, ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place, Variant
 from headwise.attention.positions import PlacePositions
-from headwise.ops.dropout.operator import dropout as drop
+from headwise.ops.attention import reference
 from headwise.ops.linear import Linear, linear_of_each
 from headwise.precision import full_precision
 
@@ -190,7 +190,13 @@ class ScoreAttention(MultiHeadAttention):
         if self.normaliser.is_fused and not self.recorders:
             result_BHQE = self.normaliser.attend(*heads, context, dropout)
         if result_BHQE is None:
-            result_BHQE = self._attend_by_weights(*heads, context, dropout)
+            scores_BHQK = reference.scores(
+                query_BHQE, key_BHKE, self.place.key_dim**-0.5, distances, mask.query_offset,
+                layout=layout,
+            )  # fmt: skip
+            weights_BHQK = self.normaliser(scores_BHQK, context)
+            self.record(weights_BHQK)
+            result_BHQE = reference.context(weights_BHQK, value_BHKE, dropout, layout)
         return self.join(result_BHQE)
 
     def _project(
@@ -218,27 +224,6 @@ class ScoreAttention(MultiHeadAttention):
         if cache is not None:
             key_BHKE, value_BHKE = cache.update(key_BHKE, value_BHKE)
         return query_BHQE, key_BHKE, value_BHKE
-
-    def _attend_by_weights(
-        self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, context: ScoreContext,
-        dropout: float,
-    ) -> Tensor:  # fmt: skip
-        """Return what `Normaliser.attend` does, from weights, which are recorded."""
-        layout, distances = context.layout, context.distances
-        query_BHQE = query_BHQE * self.place.key_dim**-0.5  # cheaper than scaling the scores
-        if layout is None:
-            scores_BHQK = query_BHQE @ key_BHKE.transpose(-1, -2)
-        else:
-            scores_BHQK = layout.scores(query_BHQE, key_BHKE)
-        if distances is not None:
-            keys = None if layout is None else layout.key_positions(key_BHKE.shape[2])
-            scores_BHQK = distances.biased(scores_BHQK, context.mask.query_offset, keys)
-        weights_BHQK = self.normaliser(scores_BHQK, context)
-        self.record(weights_BHQK)
-        weights_BHQK = drop(weights_BHQK, dropout).to(value_BHKE.dtype)
-        if layout is None:
-            return weights_BHQK @ value_BHKE
-        return layout.context(weights_BHQK, value_BHKE)
 
     def distribution_heads(self) -> tuple[bool, ...]:
         """Return the flags of the normaliser."""

@@ -13,8 +13,8 @@ from headwise.attention.normaliser import Normaliser, Scaling, ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place, Variant
 from headwise.attention.positions import NoPositions, Positions
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import as_container, instantiate, target_class
+from headwise.config.register import group_choices, group_node
 from headwise.config.schema import SITE_GROUPS, SITE_KINDS
 from headwise.errors import ConfigError, refuse, require
 from headwise.seed import seeded

@@ -20,8 +20,8 @@ from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.elementwise import ROWS
 from headwise.attention.normaliser import Normaliser, ScoreContext
 from headwise.attention.place import Place
-from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate, target_class
+from headwise.config.register import group_choices, group_node
 from headwise.errors import ConfigError, refuse, require
 
 NOTE_NAMES = ("softmax", "selu", "elu", "leaky_relu", "swish", "ymish")

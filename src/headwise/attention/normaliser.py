@@ -15,12 +15,12 @@ from torch import Tensor
 
 from headwise.attention.mask import Mask
 from headwise.attention.place import Variant
-from headwise.entmax import alpha_entmax
 from headwise.errors import ConfigError
+from headwise.ops.attention import reference
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.operator import attend
-from headwise.ops.family import ALPHAS, Power
+from headwise.ops.family import Power
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,7 @@ class FusedNormaliser(Normaliser):
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         """Return weights (B, H, Q, K), differentiable in the scores and in α."""
         alpha, mask = self.row_alpha(context), context.dense_mask(scores_BHQK)
-        value = ALPHAS[self.power] if alpha is None else alpha
-        return alpha_entmax(scores_BHQK, value, dim=-1, mask=mask)
+        return reference.weights(scores_BHQK, self.power, alpha, mask)
 
     def attend(
         self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, context: ScoreContext,

@@ -65,7 +65,7 @@ def _rows(run: TaskRecord, other: TaskRecord, n_resamples: int) -> Iterator[list
     """Yield the rows of the table, each with a note at its end, which may be empty."""
     scores, others = (r.results.scores if r.results else {} for r in (run, other))
     for split in (split for split in scores if split in others):
-        for metric in run.metrics:
+        for metric in run.task.metrics():
             if metric.name not in scores[split] or metric.name not in others[split]:
                 continue
             items = [saved_items(r, metric, split) for r in (run, other)]

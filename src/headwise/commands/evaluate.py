@@ -11,8 +11,7 @@ from headwise.config.commands import EvaluateConfig
 from headwise.config.saved import current_search, named
 from headwise.data.sources.lines import read_pairs
 from headwise.errors import ConfigError, require
-from headwise.file_names import check_file_name
-from headwise.files import locked, read_json, write_json
+from headwise.files import check_file_name, locked, read_json, write_json
 from headwise.runs.folder import RESERVED_NAMES, RunFolder
 from headwise.runs.record import Record
 from headwise.runs.results import Results

@@ -11,8 +11,7 @@ from headwise.config.commands import AnalyzeConfig, PageConfig
 from headwise.errors import ConfigError, DataError
 from headwise.files import is_stream, write_text
 from headwise.page.document import page_record, page_text, script_json
-from headwise.page.readings import reading_contents
-from headwise.page.run import run_content
+from headwise.page.run import reading_contents, run_content
 from headwise.plots.style import failure_as_warning, figure_bytes
 from headwise.runs.folder import RunFolder
 from headwise.studies.figures import figures_of, training_figures

@@ -32,7 +32,7 @@ from headwise.analysis.pruning import (
 )
 from headwise.analysis.tables import HEAD_KEY
 from headwise.config.commands import PruneConfig
-from headwise.config.folders import group_node
+from headwise.config.register import group_node
 from headwise.errors import ConfigError, RunError, refuse
 from headwise.files import rename, write_json, write_text
 from headwise.metrics.metric import Floats
@@ -40,10 +40,8 @@ from headwise.metrics.significance import paired_bootstrap
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.progress import progress_bar
-from headwise.runs.fingerprint import digest
-from headwise.runs.folder import RunFolder
+from headwise.runs.folder import RunFolder, digest
 from headwise.runs.record import Record
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.inspection import Inspected, inspected
 from headwise.tasks.load import load_selected
 from headwise.tasks.task import TrainedRun
@@ -134,7 +132,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
     print(_importance_table(importance, heads).to_string(index=False, float_format=FORMAT))
     folder = run.folder.path / "pruning"
     folder.mkdir(exist_ok=True)
-    monitor = main_metric(run.task)
+    monitor = run.task.metric
     about = {
         **_origin(run),
         "split": items.split,
@@ -166,7 +164,7 @@ def _tables(
     sites: Sequence[str],
 ) -> dict[str, list[dict[str, Any]]]:
     """The requested tables; each row is tested against all heads by a paired bootstrap."""
-    monitor, loss = main_metric(run.task), run.task.loss
+    monitor, loss = run.task.metric, run.task.loss
     n_measured = 1 + 11 * config.table + 2 * len(order) * config.ablation
     tables = {}
     with progress_bar("tables", config.progress, n_measured, " measurements") as bar:

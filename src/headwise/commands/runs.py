@@ -18,7 +18,7 @@ from headwise.config.commands import RunsConfig
 from headwise.config.saved import TARGET
 from headwise.errors import ConfigError, HeadwiseError, counted, meant, refuse
 from headwise.runs.archive import export_records, find_records
-from headwise.runs.fingerprint import flat, last_typed
+from headwise.runs.folder import flat, last_typed
 from headwise.runs.listing import choice_of, frame_row, status
 from headwise.runs.record import Record
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.config.commands import SampleConfig
-from headwise.data.plan import windows_per_batch
+from headwise.data.loader import windows_per_batch
 from headwise.decode.sampling import Sampling, draw_samples
 from headwise.errors import DataError, refuse, require
 from headwise.files import STDOUT, check_output, is_stream

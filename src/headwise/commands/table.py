@@ -17,7 +17,7 @@ from headwise.analysis.tables import read_settings
 from headwise.commands.analyze import analyze_folders
 from headwise.commands.sweep import Sweep
 from headwise.config.commands import AnalyzeConfig, Batching, TableConfig
-from headwise.config.folders import group_choices
+from headwise.config.register import group_choices
 from headwise.errors import ConfigError, RunError, counted, refuse, unset
 from headwise.files import write_text
 from headwise.runs.archive import find_records

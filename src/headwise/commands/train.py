@@ -28,8 +28,8 @@ from headwise.runs.environment import rank_variables
 from headwise.runs.log import RunLog, text_log
 from headwise.seed import seed_everything
 from headwise.tasks.check import checked_task, resolve
+from headwise.tasks.dry_run import dry_run
 from headwise.tasks.evaluate import validate
-from headwise.tasks.timing import dry_run
 from headwise.train.distributed import training_batches, training_process
 from headwise.train.interrupt import SAVING, stop_request
 from headwise.train.resume import check_origin, ranks_of_run, resume_or_start

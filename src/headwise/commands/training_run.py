@@ -26,13 +26,13 @@ from headwise.files import read_json, remove_partial, replacing
 from headwise.model.family import Model
 from headwise.runs.environment import CONVERTERS, git_commit, versions
 from headwise.runs.folder import RunFolder
-from headwise.runs.listing import Summary
+from headwise.runs.listing import read_summary
 from headwise.runs.log import LogFile
 from headwise.runs.record import Record
-from headwise.runs.results import Results
+from headwise.runs.results import Results, Summary
+from headwise.tasks.check import identity, init_weights
 from headwise.tasks.data import Data
-from headwise.tasks.evaluate import main_metric, score, valid_heads
-from headwise.tasks.identity import identity, init_weights
+from headwise.tasks.evaluate import score, valid_heads
 from headwise.tasks.task import Task
 from headwise.track.base import Tracker
 from headwise.train.average import choose_weights
@@ -71,7 +71,7 @@ class TrainingRun:
         task: with resolved settings.
         overrides: the command line.
         settings: resolved, as saved in the folder.
-        identity: what makes it this run, see `headwise.tasks.identity`.
+        identity: what makes it this run, see `headwise.tasks.check`.
         folder: of the run; not made before `opened`.
     """
 
@@ -194,7 +194,7 @@ class TrainingRun:
         (folder.path / "error.json").unlink(missing_ok=True)
         remove_partial(folder.path)
         folder.describe(self.settings, self.overrides, update=update, earlier=earlier)
-        metric, n_updates = main_metric(self.task).name, trainer.max_updates
+        metric, n_updates = self.task.metric.name, trainer.max_updates
         about = self.task.name, metric, self.overrides, n_updates, update
         Summary(*about, started=time.time()).write(folder.path)
         if trial is not None:
@@ -326,9 +326,9 @@ class TrainingRun:
             finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
         if ranks.is_main:
-            Summary.read(Record(folder.path)).with_results(results).write(folder.path)
+            read_summary(Record(folder.path)).with_results(results).write(folder.path)
             results.write(folder.results)  # before the figures, which may fail or take long
-            metric = main_metric(task).name
+            metric = task.metric.name
             tracker.summary({f"{name}/{metric}": results.score(name, metric) for name in scores})
             draw(folder, tracker)
             folder.figures.mkdir(exist_ok=True)

@@ -8,8 +8,8 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
-from headwise.config.folders import group_choices
 from headwise.config.keys import OPEN_GROUPS, text_keys
+from headwise.config.register import group_choices
 from headwise.config.schema import SITE_GROUPS
 from headwise.errors import ConfigError
 

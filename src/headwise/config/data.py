@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from headwise.config.fields import bounded, changed_texts, path
-from headwise.file_names import nfc
+from headwise.files import nfc
 
 NAMES = {"labels", "columns", "text", "label", "pair"}  # of classes and columns
 

@@ -13,9 +13,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
-from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import target_class
 from headwise.config.keys import choices_with, known_keys
+from headwise.config.register import config_dir, group_choices
 from headwise.config.schema import UNCHOSEN
 from headwise.errors import ConfigError, nearest, refuse, unset
 

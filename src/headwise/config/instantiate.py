@@ -23,7 +23,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from headwise.config.schema import SITE_GROUPS
-from headwise.errors import ConfigError, meant, unknown
+from headwise.errors import ConfigError, UntrustedError, meant, unknown
 
 ALLOWED_PREFIXES = ("headwise.", "torch.optim.")
 _SIMPLE = (bool, int, float, str)
@@ -61,7 +61,7 @@ def target_class(node: Any, key: str) -> Any:
     trusted = (*ALLOWED_PREFIXES, *(f"{name}." for name in plugins))
     if not target.startswith(trusted):
         now = f" (currently {','.join(plugins)})" if plugins else ""
-        raise ConfigError(
+        raise UntrustedError(
             f"{key}._target_ must be in headwise or torch.optim, got {target!r}. "
             f"List your packages in HEADWISE_PLUGINS=package1,package2{now}."
         )

@@ -11,9 +11,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.fields import check_bound, check_bounds
-from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.instantiate import fits, in_words
-from headwise.config.register import KINDS, SCHEMAS
+from headwise.config.register import KINDS, SCHEMAS, config_dir, group_choices, group_node
 from headwise.config.schema import SITE_GROUPS, SITES, Config
 from headwise.errors import ConfigError, require, unknown
 

@@ -17,9 +17,8 @@ from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from headwise.config.folders import config_dir
 from headwise.config.instantiate import settings_class, target_class, type_hints
-from headwise.config.register import SCHEMAS, typed
+from headwise.config.register import SCHEMAS, config_dir, typed
 from headwise.config.schema import Config
 from headwise.errors import ConfigError, meant, unknown
 

@@ -14,7 +14,7 @@ from headwise.data.sources.digest import FileHashes, combined_digest
 from headwise.data.sources.folder import splits_there
 from headwise.data.sources.origins import local_folder
 from headwise.errors import DataError
-from headwise.file_names import check_file_name, nfc
+from headwise.files import check_file_name, nfc
 
 
 class Corpus(Protocol):

@@ -23,7 +23,7 @@ from headwise.data.sources.archive import Archives, Located, open_file
 from headwise.data.sources.lines import check_text, decoded_lines
 from headwise.data.sources.pictures import Image, Shape, picture, stored_images, stored_labels
 from headwise.errors import DataError, refuse, require
-from headwise.file_names import check_file_name, check_relative_path, nfc
+from headwise.files import check_file_name, check_relative_path, nfc
 
 ImagePart = dict[str, Any]
 T = TypeVar("T")

@@ -1,13 +1,11 @@
-"""Tokenizers: trained on the training split, or loaded from another run."""
+"""Training of tokenizers on the training split."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any
@@ -15,23 +13,22 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from headwise.config.fields import check_bounds
 from headwise.config.schema import TokenizerConfig
 from headwise.data.store import TextStore
 from headwise.data.tokenizer import (
     BOS,
     BYTE_MODEL,
     EOS,
-    N_SPECIALS,
     PAD,
     UNK,
     Tokenizer,
     TokenizerPair,
+    check_tokenizer_config,
+    load_tokenizers,
     one_space,
 )
-from headwise.errors import ConfigError, DataError, refuse, require
+from headwise.errors import ConfigError, DataError
 
-KINDS = ("bpe", "unigram", "char", "byte", "given")
 EXACT: dict[str, Any] = {  # options of a model that spells every byte of a line
     "byte_fallback": True,
     "add_dummy_prefix": False,
@@ -45,69 +42,6 @@ SKIPPED = re.compile("\u2585|(?<=<)(?=(?:/?s|unk|pad|0x[0-9A-F]{2})>)")
 NO_LIMIT = 2**21  # more than there are characters
 
 log = logging.getLogger(__name__)
-
-
-def check_tokenizer_config(config: TokenizerConfig) -> None:
-    """Reject values that are invalid for every text; reads no data.
-
-    Raises:
-        ConfigError: names the key, the value and the allowed values.
-    """
-    check_bounds(config, "tokenizer.")
-    if config.kind not in KINDS:
-        raise refuse("tokenizer.kind", config.kind, KINDS)
-    if (config.kind == "given") != (config.folder is not None):
-        raise ConfigError(
-            "tokenizer=given and tokenizer.folder=RUN must be set together, got "
-            f"tokenizer.kind={config.kind} and tokenizer.folder={config.folder}"
-        )
-    minimum = N_SPECIALS + 256 if config.kind == "byte" or config.byte_fallback else N_SPECIALS + 1
-    require(
-        config.vocab_size >= minimum,
-        "tokenizer.vocab_size",
-        f"at minimum {minimum} for tokenizer.kind={config.kind}",
-        config.vocab_size,
-    )
-    require(
-        config.dropout == 0 or config.kind == "bpe",
-        "tokenizer.dropout",
-        f"0 for tokenizer.kind={config.kind} (only bpe has merges to drop)",
-        config.dropout,
-    )
-
-
-def load_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:
-    """The tokenizers of `config.folder`; None if it is not set.
-
-    Raises:
-        ConfigError: they cannot be loaded, or `config.joint` differs from theirs.
-    """
-    if config.folder is None:
-        return None
-    try:
-        tokenizers = TokenizerPair.load(config.folder)
-    except DataError as error:
-        raise ConfigError(f"tokenizer.folder={config.folder}: {error}") from error
-    allowed = f"{str(tokenizers.joint).lower()}, as for the tokenizer in {config.folder}"
-    require(config.joint == tokenizers.joint, "tokenizer.joint", allowed, config.joint)
-    return tokenizers
-
-
-def tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
-    """What the tokens of a text depend on, besides the text."""
-    loaded = load_tokenizers(config)
-    # of the folder its content; dropout is used only to sample an epoch
-    options = asdict(config) | {"folder": loaded and loaded.content(), "dropout": 0.0}
-    return {"sentencepiece": importlib.metadata.version("sentencepiece"), "tokenizer": options}
-
-
-def vocabulary_limits(config: TokenizerConfig) -> dict[str, int]:
-    """Vocabulary size of each side; for kind=char an upper limit, since it depends on the text."""
-    tokenizers = load_tokenizers(config)
-    if tokenizers is not None:
-        return tokenizers.sizes
-    n_tokens = N_SPECIALS + 256 if config.kind == "byte" else config.vocab_size
-    return {"source": n_tokens, "target": n_tokens}
 
 
 def train_tokenizer(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headwise.config.schema import DecodeConfig
-from headwise.data.plan import longest_first
+from headwise.data.loader import longest_first
 from headwise.data.tokenizer import EOS, TokenizerPair
 from headwise.decode.beam import beam_search
 from headwise.decode.hypothesis import (

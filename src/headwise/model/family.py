@@ -40,8 +40,8 @@ def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> 
         raise refuse("model.share_embeddings", config.share_embeddings, SHARING)
     if config.share_embeddings == "all" and not joint_vocab:
         raise ConfigError(
-            "model.share_embeddings must be decoder or none with tokenizer.joint=false, got 'all': "
-            "one table needs one vocabulary"
+            "model.share_embeddings must be decoder or none, got 'all': source and target have "
+            "vocabularies of their own, and one table needs one"
         )
     parts.init.check(config)
 

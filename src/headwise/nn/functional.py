@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from headwise.entmax import alpha_entmax
+from headwise.ops.attention import reference
 from headwise.ops.attention.operator import attend
-from headwise.ops.dropout.operator import dropout as drop
-from headwise.ops.family import ALPHAS, POWERS, Power
+from headwise.ops.family import POWERS, Power
 from headwise.ops.visible import Visible
 
 MAPS = {
@@ -134,26 +132,13 @@ def attend_heads(
         )  # fmt: skip
         if context is not None:
             return context, None
-    weights_BHQK = _weights(query_BHQE, key_BHKE, power, alpha, scores)
-    return drop(weights_BHQK, dropout).to(value_BHKF.dtype) @ value_BHKF, weights_BHQK
-
-
-def _weights(
-    query_BHQE: Tensor, key_BHKE: Tensor, power: Power, alpha: Tensor | None, scores: Scores
-) -> Tensor:
-    n_queries, n_keys = query_BHQE.shape[2], key_BHKE.shape[2]
-    scores_BHQK = (query_BHQE * scores.scale) @ key_BHKE.transpose(2, 3)
-    if scores.softcap is not None:
-        scores_BHQK = scores.softcap * torch.tanh(scores_BHQK / scores.softcap)
-    if scores.bias is not None:
-        scores_BHQK = scores_BHQK + scores.bias
-    mask = scores.visible.dense(n_queries, n_keys, query_BHQE.device)
-    if scores.sinks_H is not None:
-        sinks = scores.sinks_H.to(scores_BHQK.dtype)[None, :, None, None]
-        scores_BHQK = torch.cat([scores_BHQK, sinks.expand(*scores_BHQK.shape[:3], 1)], -1)
-        mask = None if mask is None else pad(mask, (0, 1), value=True)
-    weights_BHQK = alpha_entmax(scores_BHQK, ALPHAS[power] if alpha is None else alpha, mask=mask)
-    return weights_BHQK[..., :n_keys]
+    scores_BHQK = reference.scores(
+        query_BHQE, key_BHKE, scores.scale, softcap=scores.softcap, bias=scores.bias
+    )
+    n_queries, n_keys = scores_BHQK.shape[2:]
+    mask = scores.visible.dense(n_queries, n_keys, scores_BHQK.device)
+    weights_BHQK = reference.weights(scores_BHQK, power, alpha, mask, scores.sinks_H)
+    return reference.context(weights_BHQK, value_BHKF, dropout), weights_BHQK
 
 
 def in_autocast(*states: Tensor) -> list[Tensor]:

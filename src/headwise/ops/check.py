@@ -32,7 +32,7 @@ from torch import Tensor, arange
 
 from headwise.files import machine_cache_dir
 from headwise.ops.attention import cpu as cpu_attention
-from headwise.ops.attention import cpu_few, cpu_sparse, reference
+from headwise.ops.attention import cpu_few, cpu_sparse
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.pattern_rule import BLOCK, COLUMN, NO_WINDOW, Rule
@@ -146,7 +146,8 @@ class _Small:
         self.width = library.width or 16
         self.alpha: Tensor | None = None
         if self.power is Power.ANY:
-            alphas = torch.tensor([1.05, 1.25], dtype=torch.float32, device=self.device)
+            # the first is below 1 + SERIES_BETA of ops/triton/threshold.py
+            alphas = torch.tensor([1.02, 1.25], dtype=torch.float32, device=self.device)
             self.alpha = alphas.view(1, 2, 1, 1)
         slopes_H = torch.tensor([0.25, 0.0], dtype=torch.float32, device=self.device)
         self.distances = Distances(slopes_H, n_prefix=2)
@@ -247,7 +248,8 @@ def _compare(small: _Small, keys: Visible | BlockLayout, mask: Tensor, rate: flo
 
     q, k, v = map(_up, (query, key, value))
     alpha, scale = small.exact_alpha(small.alpha), small.width**-0.5
-    p = reference.weights(q, k, alpha, mask, scale, small.exact_distances)
+    z = _scores(q, k, scale, small)
+    p = exact_maps.weights(z, alpha, mask)
     kept = torch.ones_like(p)
     if rate:  # contexts of unit values are the weights after dropout
         units = torch.eye(n, device=small.device).to(grad.dtype).expand(2, 2, n, n)
@@ -264,10 +266,36 @@ def _compare(small: _Small, keys: Visible | BlockLayout, mask: Tensor, rate: flo
     context = run(value)
     gradients = torch.autograd.grad(context, leaves, grad)
     yield "contexts", context, (p * kept) @ v
-    exact = reference.gradients(_up(grad), q, k, v, p, kept, alpha, scale)
+    exact = _gradients(_up(grad), q, k, v, p, kept, alpha, scale)
     names = ("queries", "keys", "values", "α")[: len(exact)]
     for name, computed, expected in zip(names, gradients, exact, strict=True):
         yield f"gradients of {name}", computed, expected.sum_to_size(computed.shape)
+
+
+def _scores(query_BHQE: Tensor, key_BHKE: Tensor, scale: float, small: _Small) -> Tensor:
+    """Return exact scores (B, H, Q, K) of the last queries."""
+    first = key_BHKE.shape[2] - query_BHQE.shape[2]
+    return small.exact_distances.biased(query_BHQE @ key_BHKE.mT * scale, first)
+
+
+def _gradients(
+    grad_BHQE: Tensor, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor,
+    p_BHQK: Tensor, kept: Tensor | float, alpha: Tensor | float, scale: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return the gradients of query, key, value and, if it is a tensor, of α per query.
+
+    Args:
+        grad_BHQE: gradient of the context.
+        query_BHQE, key_BHKE, value_BHKE, alpha, scale: of the call.
+        p_BHQK: the weights.
+        kept: dropout, 0 or 1 / (1 - rate), broadcastable to the weights.
+    """
+    grad_p_BHQK = grad_BHQE @ value_BHKE.mT * kept
+    with_alpha = isinstance(alpha, Tensor)
+    grad_z_BHQK, grad_alpha = exact_maps.gradients(p_BHQK, grad_p_BHQK, alpha, with_alpha)
+    of_query, of_key = grad_z_BHQK @ key_BHKE * scale, grad_z_BHQK.mT @ query_BHQE * scale
+    of_value = (p_BHQK * kept).mT @ grad_BHQE
+    return of_query, of_key, of_value, *(() if grad_alpha is None else (grad_alpha,))
 
 
 def _sparse(small: _Small) -> Pairs:
@@ -291,7 +319,8 @@ def _few(small: _Small) -> Pairs:
         context = cpu_few.attention_of_few(q, k, v, small.alpha, *settings)
     mask = _causal(3, n, lengths)
     alpha = small.exact_alpha(small.alpha)
-    p = reference.weights(_up(q), _up(k), alpha, mask, scale, small.exact_distances)
+    z = _scores(_up(q), _up(k), scale, small)
+    p = exact_maps.weights(z, alpha, mask)
     yield "contexts of few queries", context, p @ _up(v)
 
 

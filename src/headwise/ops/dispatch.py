@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +29,14 @@ from headwise.ops.cpp.call import DTYPES
 from headwise.ops.family import POWERS, Power
 from headwise.ops.library import Library, matmul_precision
 from headwise.ops.triton import device as triton_device
+from headwise.ops.visible import Visible
 
 log = logging.getLogger(__name__)
 
 CPP, TRITON, TORCH = library.CPP, library.TRITON, "torch"
 CPP_FEW = "C++, few queries"
 WEIGHTS = "weights are formed"  # by the maps; torch multiplies them by the values
+CHECKED = "checked"
 SHORT_ROWS = "rows are short"
 SHAPES = "shapes alone, for estimates: other kernels save the same for the backward pass"
 PADDED_BIAS = "with a bias and padding or documents, torch would need a mask per head and sentence"
@@ -52,6 +55,9 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kernel} ({self.reason})"
 
+
+# Whether a condition holds, and then the kernel and the reason; the first case that holds is taken.
+Case = tuple[bool, str, str | None]
 
 _FAILURES: dict[Library, str | None] = {}  # of the check; None: none
 _CHECKING = threading.Lock()
@@ -96,80 +102,85 @@ def attention(
     key_BHKE: Tensor,
     value_BHKE: Tensor,
     power: Power,
-    dropout: float,
-    has_pattern: bool,
-    alpha_per_query: bool,
-    has_bias: bool,
-    has_padding: bool,
+    visible: Visible,
+    *,
+    dropout: float = 0.0,
+    alpha_per_query: bool = False,
+    has_bias: bool = False,
 ) -> Choice:
     """Return the kernel of attention: C++ for few or many queries, Triton, torch, or weights.
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: of one dtype.
         power: the map.
+        visible: which keys.
         dropout: rate on the weights.
-        has_pattern: whether keys are restricted beyond padding on the right and causality.
         alpha_per_query: whether α differs by query.
         has_bias: whether scores have a bias by distance.
-        has_padding: whether the masks of sentences differ.
     """
-    device, dtype = query_BHQE.device.type, query_BHQE.dtype
-    if is_for_export():
-        return Choice(WEIGHTS, "an exported model runs without headwise")
-    if device == "meta":
-        return Choice(CPP, SHAPES)
-    if dropout == 0 and cpu_few.supports(query_BHQE, key_BHKE, value_BHKE):
-        few = _checked(TORCH, CPP)
-        if few.kernel == CPP:
-            return few._replace(kernel=CPP_FEW)
-    padded_bias = has_bias and has_padding
-    fallback = TORCH if power is Power.EXP and not padded_bias else WEIGHTS
-    reason = _without_cpp(device, dtype)
-    if call.supports(query_BHQE):
-        reason = SHORT_ROWS
-        is_half = dtype is torch.bfloat16
+    heads, device, dtype = (query_BHQE, key_BHKE, value_BHKE), query_BHQE.device, query_BHQE.dtype
+    is_softmax, n_keys = power is Power.EXP, key_BHKE.shape[2]
+    has_padded_bias = has_bias and not visible.is_equal_in_batch
+    fallback = TORCH if is_softmax and not has_padded_bias else WEIGHTS
+
+    def choices() -> Iterator[Case]:
+        yield is_for_export(), WEIGHTS, "an exported model runs without headwise"
+        yield device.type == "meta", CPP, SHAPES
+        has_cpp = call.supports(query_BHQE)
+        is_few = dropout == 0 and cpu_few.supports(*heads)
+        yield is_few and _failure(CPP) is None, CPP_FEW, CHECKED
         # torch's softmax is slow with dropout, in bfloat16, and for long rows with a bias, of which
         # it forms the matrix
-        is_biased = has_bias and key_BHKE.shape[2] >= MIN_BIASED_KEYS
-        is_slow = dropout > 0 or is_half or is_biased
-        if is_slow or (fallback == WEIGHTS and _is_long(key_BHKE)):
-            return _checked(fallback, CPP)
-    if power is Power.EXP or (device == "cpu" and not triton_device.is_interpreted()):
-        needs_mask = padded_bias and power is Power.EXP and device != "cpu"
-        return Choice(fallback, PADDED_BIAS if needs_mask else reason)
-    heads = (query_BHQE, key_BHKE, value_BHKE)
-    unsupported = triton_attention.unsupported_reason(*heads, has_pattern, alpha_per_query)
-    if unsupported is not None:
-        return Choice(WEIGHTS, unsupported)
-    return _checked(WEIGHTS, TRITON, query_BHQE.device, dtype, power, _width(*heads))
+        is_biased = has_bias and n_keys >= MIN_BIASED_KEYS
+        is_slow = dropout > 0 or dtype is torch.bfloat16 or is_biased
+        if has_cpp and (is_slow or (fallback == WEIGHTS and n_keys >= MIN_KEYS)):
+            yield from _if_right(fallback, CPP)
+        yield is_softmax and has_padded_bias and device.type != "cpu", WEIGHTS, PADDED_BIAS
+        no_triton = device.type == "cpu" and not triton_device.is_interpreted()
+        if is_softmax or no_triton:
+            yield True, fallback, SHORT_ROWS if has_cpp else _without_cpp(device.type, dtype)
+        reason = triton_attention.unsupported_reason(*heads, visible.needs_dense, alpha_per_query)
+        yield reason is not None, WEIGHTS, reason
+        yield from _if_right(WEIGHTS, TRITON, device, dtype, power, _width(*heads))
+
+    return _first(choices())
 
 
 def sparse_attention(
-    query_BHNE: Tensor, value_BHNE: Tensor, power: Power, alpha_per_query: bool,
-    has_documents: bool,
+    query_BHNE: Tensor, value_BHNE: Tensor, power: Power, *,
+    alpha_per_query: bool = False, has_documents: bool = False,
 ) -> Choice:  # fmt: skip
     """Return the kernel of block-sparse attention: C++, Triton or weights."""
-    device, dtype = query_BHNE.device, query_BHNE.dtype
-    if _is_traced():
-        return Choice(WEIGHTS, "a pattern under torch.compile, export or torch.func")
-    if call.supports(query_BHNE):
-        return _checked(WEIGHTS, CPP)
-    if device.type == "cpu" and not triton_device.is_interpreted():
-        return Choice(WEIGHTS, _without_cpp(device.type, dtype))
-    heads = (query_BHNE, query_BHNE, value_BHNE)
-    unsupported = triton_attention.unsupported_reason(*heads, has_documents, alpha_per_query)
-    if unsupported is not None:
-        return Choice(WEIGHTS, unsupported)
-    return _checked(WEIGHTS, TRITON, device, dtype, power, _width(*heads), True)
+    heads, device, dtype = (query_BHNE, query_BHNE, value_BHNE), query_BHNE.device, query_BHNE.dtype
+
+    def choices() -> Iterator[Case]:
+        yield _is_traced(), WEIGHTS, "a pattern under torch.compile, export or torch.func"
+        if call.supports(query_BHNE):
+            yield from _if_right(WEIGHTS, CPP)
+        if device.type == "cpu" and not triton_device.is_interpreted():
+            yield True, WEIGHTS, _without_cpp(device.type, dtype)
+        reason = triton_attention.unsupported_reason(*heads, has_documents, alpha_per_query)
+        yield reason is not None, WEIGHTS, reason
+        yield from _if_right(WEIGHTS, TRITON, device, dtype, power, _width(*heads), True)
+
+    return _first(choices())
+
+
+def _first(cases: Iterable[Case]) -> Choice:
+    """Return the kernel and the reason of the first case whose condition holds."""
+    return next(Choice(kernel, str(reason)) for holds, kernel, reason in cases if holds)
+
+
+def _if_right(fallback: str, kernel: str, *settings: Any) -> Iterator[Case]:
+    """Yield the kernel, and before it the fallback if the kernel's library failed the check."""
+    failure = _failure(kernel, *settings)
+    yield failure is not None, fallback, failure
+    yield True, kernel, CHECKED
 
 
 def _width(query: Tensor, key: Tensor, value: Tensor) -> int:
     """Return the width of heads for Triton: the narrower ones are padded."""
     return max(query.shape[3], value.shape[3])
-
-
-def _is_long(key_BHKE: Tensor) -> bool:
-    return key_BHKE.shape[2] >= MIN_KEYS
 
 
 def _row_kernel(scores: Tensor, power: Power) -> Choice:
@@ -180,8 +191,7 @@ def _row_kernel(scores: Tensor, power: Power) -> Choice:
 
 def _checked(fallback: str, kernel: str, *settings: Any) -> Choice:
     """Return the kernel, or the fallback if its library failed the check."""
-    failure = _failure(kernel, *settings)
-    return Choice(kernel, "checked") if failure is None else Choice(fallback, failure)
+    return _first(_if_right(fallback, kernel, *settings))
 
 
 @constant_in_graphs

@@ -15,8 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from headwise.errors import RunError, counted, meant
-from headwise.file_names import check_file_name
-from headwise.files import matching_paths, replacing
+from headwise.files import check_file_name, matching_paths, replacing
 from headwise.runs.folder import ARCHIVE, RunFolder, list_folders
 from headwise.runs.record import PARTS, SETTINGS, SUMS, Floats, Record, archived_sums
 from headwise.runs.results import FORMAT, check_format

@@ -5,90 +5,49 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.config.folders import group_choices, group_node
+from headwise.config.register import group_choices, group_node
 from headwise.config.saved import TARGET, class_name
 from headwise.errors import HeadwiseError, Pruned, RunError
-from headwise.files import write_json
 from headwise.runs.archive import find_records
-from headwise.runs.fingerprint import canonical, comparable
+from headwise.runs.folder import canonical, comparable
 from headwise.runs.record import LAST, PARTS, Record
-from headwise.runs.results import FORMAT, Results, checked_fields
+from headwise.runs.results import SUMMARY, Summary, checked_fields
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NAME = PARTS["summary"]
 CONTENTS = ("text", "vocabulary", "init_weights")  # hashes in data.json, in a frame
 COSTS = ("updates", "tokens_per_second", "wall_seconds")  # of results, in a frame
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The state of a run when a process last started or finished it.
+def read_summary(run: Record) -> Summary:
+    """The summary of a run; without a file, from the settings and results.
 
-    Attributes:
-        task: its name.
-        metric: the main one of the task.
-        overrides: the command line.
-        max_updates: the length of the training.
-        update: at `started`, or at the end.
-        started: when the training started or resumed, in seconds since 1970.
-        finished: whether the run was scored.
-        scores: of a finished run: split -> metric -> score.
+    Raises:
+        RunError: a file is broken.
     """
-
-    task: str
-    metric: str
-    overrides: Sequence[str]
-    max_updates: int
-    update: int = 0
-    started: float = 0.0
-    finished: bool = False
-    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def write(self, folder: Path) -> None:
-        """Write the file atomically."""
-        write_json(folder / NAME, {"format": FORMAT, **dataclasses.asdict(self)})
-
-    def with_results(self, results: Results) -> Summary:
-        """The summary of the finished run."""
-        scores = {
-            split: {name: entry["score"] for name, entry in values.items() if "score" in entry}
-            for split, values in results.scores.items()
-        }
-        return dataclasses.replace(self, update=results.updates, finished=True, scores=scores)
-
-    @classmethod
-    def read(cls, run: Record) -> Summary:
-        """The summary of a run; without a file, from the settings and results.
-
-        Raises:
-            RunError: a file is broken.
-        """
-        if run.has(NAME):
-            fields = checked_fields(run.part("summary"), cls, run.folder / NAME)
-            try:
-                return cls(**fields)
-            except TypeError as error:  # a field is missing
-                raise RunError(f"{run.folder / NAME} is broken: {error}") from error
-        config, results = run.part("config"), run.results
+    if run.has(SUMMARY):
+        fields = checked_fields(run.part("summary"), Summary, run.folder / SUMMARY)
         try:
-            # the default of `Task.name`
-            task = choice_of("task", kind := config["task"][TARGET]) or kind.split(".")[-1].lower()
-            trainer = config["trainer"]
-            overrides = [str(item) for item in run.part("overrides")]
-            summary = cls(task, str(trainer["monitor"]), overrides, int(trainer["max_updates"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"{run.folder} is broken, or of another version: {error!r}") from error
-        return summary if results is None else summary.with_results(results)
+            return Summary(**fields)
+        except TypeError as error:  # a field is missing
+            raise RunError(f"{run.folder / SUMMARY} is broken: {error}") from error
+    config, results = run.part("config"), run.results
+    try:
+        # the default of `Task.name`
+        task = choice_of("task", kind := config["task"][TARGET]) or kind.split(".")[-1].lower()
+        trainer = config["trainer"]
+        overrides = [str(item) for item in run.part("overrides")]
+        summary = Summary(task, str(trainer["monitor"]), overrides, int(trainer["max_updates"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{run.folder} is broken, or of another version: {error!r}") from error
+    return summary if results is None else summary.with_results(results)
 
 
 @cache
@@ -113,7 +72,7 @@ def status(run: Record) -> dict[str, Any]:
     """
     try:
         error = run.part("error") or {}
-        summary = Summary.read(run)
+        summary = read_summary(run)
         values = {name: getattr(summary, name) for name in ("task", "metric", "overrides")}
         values |= {"update": summary.update, "max_updates": summary.max_updates}
         if error:
@@ -146,7 +105,7 @@ def _progress(run: Record, summary: Summary) -> dict[str, Any]:
     scores = {key: value for key, value in valid.items() if key.startswith("valid/")}
     path = run.folder / PARTS["metrics"]  # an archive does not have it
     if not run.is_running:
-        default = 0 if run.has(NAME) else update  # archives of 0.1.0 have no last.json
+        default = 0 if run.has(SUMMARY) else update  # archives of 0.1.0 have no last.json
         saved = run.json(LAST).get("update", default)
         return {"update": saved, **({"logged": update} if update > saved else {}), **scores}
     if update <= summary.update or not path.is_file():

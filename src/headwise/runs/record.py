@@ -24,9 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.saved import current, named, read_back
 from headwise.config.schema import Config
-from headwise.errors import ConfigError, RunError
+from headwise.errors import ConfigError, RunError, UntrustedError
 from headwise.files import is_locked, read_json
-from headwise.runs.results import Results
+from headwise.runs.results import SUMMARY, Results
 from headwise.track.jsonl import last_record, read_jsonl
 
 Floats = npt.NDArray[np.float64]
@@ -41,7 +41,7 @@ PARTS = {  # of a record -> file of a run
     "data": "data.json",
     "environment": "environment.json",
     "error": "error.json",
-    "summary": "summary.json",
+    "summary": SUMMARY,
     "metrics": "metrics.jsonl",
     "heads": "heads.jsonl",
 }
@@ -162,6 +162,7 @@ class Record:
 
         Raises:
             RunError: they are broken, or a key is not known; names the run and the key.
+            UntrustedError: the class of its data is of another package.
         """
         with self._of_this_version():
             return current(self.saved)
@@ -182,6 +183,8 @@ class Record:
         """Raise RunError, with the path, for settings that cannot be read in the block."""
         try:
             yield
+        except UntrustedError:
+            raise
         except (ConfigError, OmegaConfBaseException) as error:
             path, reason = self.folder / SETTINGS, str(error).splitlines()[0]
             raise RunError(

@@ -1,20 +1,20 @@
-"""`results.json`: the scores and costs of a finished run."""
+"""`results.json`: scores and costs of a finished run; `summary.json`: the state of any run."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headwise.config.instantiate import fits, type_hints
 from headwise.errors import RunError
-from headwise.file_names import check_file_name
-from headwise.files import write_json
+from headwise.files import check_file_name, write_json
 from headwise.track.base import HeadValues
 
 FINISHED = "finished"
+SUMMARY = "summary.json"  # written when a run starts and finishes
 # Of results.json, summary.json and the lines of archives; absent is 1. Version 0.1.0 refuses files
 # with a field that it does not know, so also this one.
 FORMAT = 2
@@ -100,6 +100,43 @@ class Results:
 
     def _entry(self, split: str | None, metric: str) -> Mapping[str, Any]:
         return self.scores.get(split or "", {}).get(metric, {})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The state of a run when a process last started or finished it.
+
+    Attributes:
+        task: its name.
+        metric: the main one of the task.
+        overrides: the command line.
+        max_updates: the length of the training.
+        update: at `started`, or at the end.
+        started: when the training started or resumed, in seconds since 1970.
+        finished: whether the run was scored.
+        scores: of a finished run: split -> metric -> score.
+    """
+
+    task: str
+    metric: str
+    overrides: Sequence[str]
+    max_updates: int
+    update: int = 0
+    started: float = 0.0
+    finished: bool = False
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write the file atomically."""
+        write_json(folder / SUMMARY, {"format": FORMAT, **dataclasses.asdict(self)})
+
+    def with_results(self, results: Results) -> Summary:
+        """The summary of the finished run."""
+        scores = {
+            split: {name: entry["score"] for name, entry in values.items() if "score" in entry}
+            for split, values in results.scores.items()
+        }
+        return dataclasses.replace(self, update=results.updates, finished=True, scores=scores)
 
 
 def check_format(number: Any, path: Path) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 from headwise.errors import DataError, RunError, counted
 from headwise.metrics.metric import Floats, Metric
 from headwise.metrics.significance import mean_interval, paired_bootstrap
-from headwise.runs.fingerprint import canonical
+from headwise.runs.folder import canonical
 from headwise.studies.match import Missing, Unused, Used
 from headwise.studies.record import TaskRecord
 from headwise.studies.rows import data_settings
@@ -264,7 +264,7 @@ def differences(
             if pairs.empty:
                 continue
             first = pairs.iloc[0]
-            metric = next(m for m in first.saved.metrics if m.name == first.metric)
+            metric = next(m for m in first.saved.task.metrics() if m.name == first.metric)
             try:
                 runs_of_both = [*pairs.saved, *pairs.saved_of_baseline]
                 is_known = same_items(runs_of_both, first.test, metric.name)

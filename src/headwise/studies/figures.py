@@ -24,7 +24,6 @@ from headwise.plots.training import training_figures as plots_of_training
 from headwise.runs.record import Record
 from headwise.studies.record import TaskRecord
 from headwise.studies.rows import CorpusRows, corpus_rows, file_stem, named_rows
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import task_of
 
 Read = Callable[[TaskRecord], pd.DataFrame]
@@ -183,16 +182,16 @@ def _pruning(run: TaskRecord) -> pd.DataFrame:
         sites = plots.ALL_HEADS if is_all else " and ".join(curve["sites"])
         rows += [(sites, row["removed"], row[curve["metric"]]) for row in curve["rows"]]
     table = pd.DataFrame(rows, columns=["sites", "fraction", "score"])
-    return table.assign(metric=run.metric.label)
+    return table.assign(metric=run.task.metric.label)
 
 
 def _by_n_heads(run: TaskRecord) -> pd.DataFrame:
     """Return test score, diversity and effective heads of a run, by its number of heads."""
     layers = _analysed(LAYERS)(run)["diversity_heads"].dropna().astype(float)
     test = next(iter(run.config.data.test), None)
-    score = run.results and run.results.score(test, run.metric.name)
+    score = run.results and run.results.score(test, run.task.metric.name)
     values = {
-        f"test {run.metric.label}": score,
+        f"test {run.task.metric.label}": score,
         "diversity of a layer": layers.mean() if len(layers) else None,
         "effective heads": effective_heads(run),
     }
@@ -203,15 +202,15 @@ def _by_n_heads(run: TaskRecord) -> pd.DataFrame:
 
 def _by_length(run: TaskRecord) -> pd.DataFrame:
     """Return the main score of a run by length, if its test sets are named by lengths."""
-    results, name = run.results, run.metric.name
+    results, name = run.results, run.task.metric.name
     scores = {} if results is None else {s: results.score(s, name) for s in results.scores}
     rows = [(int(split), score) for split, score in scores.items() if split.isdecimal()]
-    return pd.DataFrame(rows, columns=["length", "score"]).assign(metric=run.metric.label)
+    return pd.DataFrame(rows, columns=["length", "score"]).assign(metric=run.task.metric.label)
 
 
 def _scores(run: TaskRecord) -> pd.DataFrame:
     """Return the main validation score of a run by update."""
-    records, name = run.part("metrics") or (), f"valid/{run.metric.name}"
+    records, name = run.part("metrics") or (), f"valid/{run.task.metric.name}"
     rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]
-    label = main_metric(run.task.quick()).scoped_label
+    label = run.task.quick().metric.scoped_label
     return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=label)

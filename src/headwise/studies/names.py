@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from headwise.config.folders import config_dir
+from headwise.config.register import config_dir
 from headwise.config.saved import class_name
 from headwise.config.schema import Config
 from headwise.tasks.task import task_of

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from headwise.config.instantiate import target_class
 from headwise.config.saved import located
-from headwise.metrics.metric import Metric
 from headwise.runs.record import Record
 from headwise.studies.study import decisive
-from headwise.tasks.evaluate import main_metric
 from headwise.tasks.task import Task, task_of
 
 
@@ -33,16 +31,6 @@ class TaskRecord(Record):
         """See `Task.references`; of its class, which needs no typed configuration."""
         references: str = target_class(located(self.settings["task"]), "task").references
         return references
-
-    @cached_property
-    def metrics(self) -> Sequence[Metric]:
-        """The metrics of its task."""
-        return self.task.metrics()
-
-    @cached_property
-    def metric(self) -> Metric:
-        """The main metric of the run."""
-        return main_metric(self.task)
 
     @cached_property
     def sites(self) -> dict[str, int]:

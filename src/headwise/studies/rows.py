@@ -17,7 +17,7 @@ from typing import Any
 
 from headwise.data.sources.digest import combined_digest
 from headwise.plots.style import drawable
-from headwise.runs.fingerprint import NOT_IN_FINGERPRINT, PATHS, canonical, costs, flat, last_typed
+from headwise.runs.folder import NOT_IN_FINGERPRINT, PATHS, canonical, costs, flat, last_typed
 from headwise.studies.match import differing_keys
 from headwise.studies.names import OTHER_GROUPS, choice_parts, class_word, corpus_name
 from headwise.studies.record import TaskRecord

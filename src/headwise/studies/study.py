@@ -19,7 +19,7 @@ from headwise.config.saved import current, saved_settings
 from headwise.config.schema import Config
 from headwise.errors import ConfigError, refuse, require
 from headwise.metrics.metric import Metric
-from headwise.runs.fingerprint import comparable
+from headwise.runs.folder import comparable
 from headwise.tasks.check import resolve
 from headwise.tasks.task import task_of
 

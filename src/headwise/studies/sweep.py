@@ -17,9 +17,9 @@ from typing import Any
 
 import pandas as pd
 
+from headwise.config.commands import N_RESAMPLES
 from headwise.errors import ConfigError, HeadwiseError, RunError, refuse
-from headwise.metrics.significance import N_RESAMPLES
-from headwise.runs.fingerprint import PATHS, last_typed
+from headwise.runs.folder import PATHS, last_typed
 from headwise.runs.listing import status
 from headwise.runs.record import SETTINGS
 from headwise.runs.results import FINISHED, Results
@@ -145,7 +145,7 @@ def _corpus_tables(
     finished = placed[placed.state == FINISHED]
     baseline, on_baseline = _baseline(list(dict.fromkeys([*finished.row, *names])), given)
     scores = _scores(finished)
-    metrics = {name: run.metric for name, run in zip(scores.column, scores.saved, strict=True)}
+    metrics = {name: run.task.metric for name, run in zip(scores.column, scores.saved, strict=True)}
     runs = StudyRuns(scores, {column: metric.sign for column, metric in metrics.items()})
     tested = [row.test != row.saved.settings["data"]["valid"] for row in scores.itertuples()]
     pairs = scores[tested] if any(tested) else scores
@@ -168,7 +168,7 @@ def _corpus_tables(
 def _scores(finished: pd.DataFrame) -> pd.DataFrame:
     """Return a row per run and split; what was scored on other text is in another column."""
     rows = [
-        score_row(run, row, f"{run.metric.label} {split}", split, run.metric.name)
+        score_row(run, row, f"{run.task.metric.label} {split}", split, run.task.metric.name)
         for row, run in zip(finished.row, finished.run, strict=True)
         for split in run.results.scores
     ]

@@ -1,11 +1,16 @@
-"""Validation of a composed config, and resolution of its `auto` values."""
+"""Validation of a composed config, resolution of its `auto` values, and the identity of a run.
+
+Two runs are the same if their settings and the content of what they read are equal.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +19,19 @@ from headwise.attention.build import completed
 from headwise.config.fields import check_bounds
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, Config
-from headwise.data.tokenizer_training import check_tokenizer_config
-from headwise.errors import refuse, require
-from headwise.file_names import check_file_name
+from headwise.data.file_corpus import Corpus
+from headwise.data.sources.digest import FileHashes
+from headwise.data.tokenizer import check_tokenizer_config, load_tokenizers
+from headwise.errors import RunError, refuse, require
+from headwise.files import check_file_name
 from headwise.metrics.metric import Metric
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
-from headwise.runs.fingerprint import canonical, flat
-from headwise.tasks.evaluate import main_metric
+from headwise.runs.folder import N_DIGITS, RunFolder, canonical, costs, fingerprint, flat
+from headwise.runs.record import SETTINGS, Record
 from headwise.tasks.task import Task, task_of
 from headwise.track.base import Tracker
+from headwise.train.checkpoint import checkpoint_path
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.repulsion import Repulsion
@@ -105,7 +113,7 @@ def resolve(task: Task[Any]) -> None:
     """
     config = task.config
     device = choose_device(config.trainer.device)
-    config.trainer.monitor = config.trainer.monitor or main_metric(task).name
+    config.trainer.monitor = config.trainer.monitor or task.metric.name
     for part in (config.trainer, config.decode):
         part.precision = resolve_precision(part.precision, device)
     for group, sites in SITE_GROUPS.items():
@@ -114,3 +122,49 @@ def resolve(task: Task[Any]) -> None:
         for site, node in vars(nodes).items():
             if node is not None:
                 setattr(nodes, site, completed(group, node))
+
+
+# -- what makes two runs the same -----------------------------------------------------------------
+
+
+def identity(
+    config: Config, container: Mapping[str, Any], corpus: Corpus, swept: Collection[str] = ()
+) -> dict[str, Any]:
+    """The identity of a run, and what is in it besides settings and text, as in its data.json.
+
+    Args:
+        config: typed.
+        container: the same, resolved.
+        corpus: its data.
+        swept: keys with several values in its sweep; those of `COST` are part of the identity.
+
+    Returns:
+        identity: hash of the settings, the training and validation text, a given tokenizer, and:
+        init_weights: hash of the weights of `init_from`; left out without one.
+        swept: key -> value of what costs only, if the sweep varies it; else left out.
+
+    Raises:
+        RunError: the weights of `init_from` are gone, or broken.
+    """
+    weights = None if config.init_from is None else init_weights(config)
+    parts = {"init_weights": weights, "swept": costs(container, swept)}
+    about = {key: value for key, value in parts.items() if value}
+    given = [pair.content()] if (pair := load_tokenizers(config.tokenizer)) else []
+    content = {"text": [*corpus.hashes(), *given], **about}
+    return {"identity": fingerprint(container, content), **about}
+
+
+def init_weights(config: Config) -> str:
+    """Hash of the weights of `init_from`; if they are gone, of those that runs there began with."""
+    path = config.init_from or ""
+    try:
+        origin = RunFolder.existing(path, "init_from")
+    except RunError:
+        outputs = Path(config.paths.outputs, config.experiment_name)
+        runs = [Record(file.parent) for file in outputs.glob(f"*/{SETTINGS}")]
+        started = [run.data for run in runs if run.saved.get("init_from") == path]
+        known = {data["init_weights"] for data in started if "init_weights" in data}
+        if len(known) != 1:
+            raise
+        return str(known.pop())
+    return FileHashes(Path(config.paths.cache))(checkpoint_path(origin, "auto"))[:N_DIGITS]

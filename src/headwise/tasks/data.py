@@ -14,10 +14,14 @@ from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.cache import ENCODED, make_once
 from headwise.data.file_corpus import Corpus
 from headwise.data.sources.digest import combined_digest
-from headwise.data.tokenizer import COLUMN, TokenizerPair
-from headwise.data.tokenizer_training import check_tokenizer_config, tokenizer_identity
+from headwise.data.tokenizer import (
+    COLUMN,
+    TokenizerPair,
+    check_tokenizer_config,
+    tokenizer_identity,
+)
 from headwise.errors import ConfigError
-from headwise.file_names import check_file_name
+from headwise.files import check_file_name
 from headwise.runs.environment import package_versions
 
 C = TypeVar("C", bound=Corpus)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwise.file_names import check_file_name
-from headwise.metrics.metric import Metric
+from headwise.analysis.collect import head_statistics
+from headwise.analysis.projections import projection_distances
+from headwise.files import check_file_name
 from headwise.metrics.significance import scores_with_intervals
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
-from headwise.tasks.measure import head_values
 from headwise.tasks.task import Part, Task
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
@@ -21,11 +21,6 @@ MAX_HEAD_TOKENS = 512
 VALIDATION_PAIRS = 2**25  # of positions of the items whose heads are measured, if all are as long
 
 D = TypeVar("D")
-
-
-def main_metric(task: Task[Any]) -> Metric:
-    """The metric of tables and curves, and of `trainer.monitor` by default."""
-    return task.metrics()[0]
 
 
 def validate(task: Task[D], model: Model, data: D, ranks: Ranks, whole: bool = False) -> Validation:
@@ -46,11 +41,18 @@ def validate(task: Task[D], model: Model, data: D, ranks: Ranks, whole: bool = F
 
 
 def valid_heads(task: Task[D], model: Model, data: D, ranks: Ranks) -> dict[str, HeadValues]:
-    """Statistics of the heads on the first `trainer.head_sentences` of the validation set."""
+    """Statistics of the heads on the first `trainer.head_sentences` of the validation set.
+
+    Empty on all ranks but the first.
+    """
     most, n = most_items(task, VALIDATION_PAIRS), task.config.trainer.head_sentences
     n = n if most is None else min(n, most)
     part = Part(task.config.data.valid, n, longest=MAX_HEAD_TOKENS)
-    return head_values(model, task.quick().batches(data, part), ranks)
+    batches = task.quick().batches(data, part)
+    if not batches or not ranks.is_main:
+        return {}
+    statistics = {**head_statistics(model, batches, ranks.device), **projection_distances(model)}
+    return {name: values for name, values in statistics.items() if values}
 
 
 def most_items(task: Task[Any], n_pairs: int) -> int | None:

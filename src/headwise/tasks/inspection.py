@@ -17,6 +17,7 @@ from headwise.analysis.survey import ColumnText
 from headwise.config.commands import PruneDataConfig
 from headwise.data.batch import Batch
 from headwise.errors import DataError
+from headwise.files import check_file_name
 from headwise.metrics.metric import Measured
 from headwise.tasks.evaluate import most_items
 from headwise.tasks.shown import MAX_QUERIES, Item, Shown, rows_of, selected, spaced
@@ -88,10 +89,11 @@ def inspected(
         longest: items with more tokens are left out; the default leaves none out.
 
     Raises:
-        ConfigError: the split does not exist.
+        ConfigError: the split does not exist, or is a path.
         DataError: its text does not exist, or all its items are too long.
     """
-    split = data.split or run.config.data.valid
+    split = run.config.data.valid if data.split is None else data.split
+    check_file_name("data.split", split)
     task = run.task.changed(trainer=replace(run.config.trainer, max_tokens=max_tokens))
     n = data.sentences
     if n is None and longest < math.inf:

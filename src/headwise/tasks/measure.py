@@ -1,4 +1,4 @@
-"""Evaluation of a model of any task: loss, and statistics of its heads."""
+"""The loss of a model of any task."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from headwise.analysis.collect import head_statistics
-from headwise.analysis.projections import projection_distances
 from headwise.data.batch import Batch
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Measured
 from headwise.model.family import Model, evaluating
 from headwise.progress import progress_bar
-from headwise.track.base import HeadValues
 from headwise.train.distributed import Ranks
-
-
-def head_values(model: Model, batches: Sequence[Batch], ranks: Ranks) -> dict[str, HeadValues]:
-    """Statistics of the heads of a model on the first rank; empty on the others."""
-    if not batches or not ranks.is_main:
-        return {}
-    statistics = head_statistics(model, batches, ranks.device)
-    distances = projection_distances(model)
-    return {name: values for name, values in {**statistics, **distances}.items() if values}
 
 
 @torch.no_grad()

@@ -196,6 +196,11 @@ class Task(ABC, Generic[D]):
         return Path(self.config.paths.cache)
 
     @property
+    def metric(self) -> Metric:
+        """The metric of tables and curves, and of `trainer.monitor` by default."""
+        return self.metrics()[0]
+
+    @property
     def languages(self) -> tuple[str, ...]:
         """Language codes of the data, source first."""
         codes = (getattr(self.config.data, key, None) for key in ("source", "target", "language"))

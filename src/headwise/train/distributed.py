@@ -22,8 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from headwise.config.schema import TrainerConfig
-from headwise.data.loader import BatchLoader, Examples
-from headwise.data.prefetch import Prefetched
+from headwise.data.loader import BatchLoader, Examples, Prefetched
 from headwise.errors import ConfigError, Interrupted, RunError, counted, refuse
 from headwise.precision import disable_cudnn_attention, use_deterministic_kernels
 from headwise.runs.environment import rank_variables

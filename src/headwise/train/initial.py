@@ -12,8 +12,7 @@ from headwise.errors import CheckpointError, RunError
 from headwise.files import read_json
 from headwise.model.family import Model
 from headwise.model.places import typed_heads
-from headwise.runs.fingerprint import comparable
-from headwise.runs.folder import RunFolder
+from headwise.runs.folder import RunFolder, comparable
 from headwise.runs.record import Record
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 

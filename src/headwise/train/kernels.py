@@ -13,6 +13,7 @@ from headwise.attention.attention import ScoreAttention
 from headwise.attention.normaliser import FusedNormaliser
 from headwise.ops import dispatch, linear
 from headwise.ops.dispatch import Choice
+from headwise.ops.visible import Visible
 from headwise.precision import matmul_dtype
 
 
@@ -34,6 +35,7 @@ def kernels_of(
 
     kernels: dict[str, set[Choice]] = defaultdict(set)
     scores = empty(1, 1, 1, 1, dtype=torch.float32)
+    padded = Visible(empty(1, dtype=torch.int64))
     for module in model.modules():
         if isinstance(module, FusedNormaliser):
             kernels["maps"].add(dispatch.maps(scores, module.power))
@@ -43,10 +45,13 @@ def kernels_of(
             heads = (keys, keys, empty(1, 1, dispatch.MIN_KEYS, module.place.head_dim))
             is_biased = bool(module.positions and module.positions.distances(0))
             for part, rate in (("attention", 0.0), ("attention in training", module.dropout)):
-                choice = dispatch.attention(*heads, power, rate, False, per_query, is_biased, True)
+                choice = dispatch.attention(
+                    *heads, power, padded, dropout=rate, alpha_per_query=per_query,
+                    has_bias=is_biased,
+                )  # fmt: skip
                 kernels[part].add(choice)
             if module.pattern is not None:
-                choice = dispatch.sparse_attention(keys, heads[2], power, per_query, False)
+                choice = dispatch.sparse_attention(keys, heads[2], power, alpha_per_query=per_query)
                 kernels["attention of long input with a pattern"].add(choice)
     kernels["losses"].add(dispatch.losses(empty(1, 1), getattr(loss, "alpha", 1.0)))
     kernels["dropout"].add(dispatch.dropout(empty(1)))

@@ -25,8 +25,7 @@ from headwise.ops.triton.device import MISSING_TOOL
 from headwise.precision import autocast
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
-from headwise.train.optim import build_optimizer, set_learning_rate
-from headwise.train.schedule import Schedule
+from headwise.train.optim import Schedule, build_optimizer, set_learning_rate
 
 
 def check_compiler(config: TrainerConfig) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from headwise.data.prefetch import Prefetched
+from headwise.data.loader import Prefetched
 from headwise.errors import HeadwiseError, Interrupted, Pruned
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder

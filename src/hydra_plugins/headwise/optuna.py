@@ -24,8 +24,8 @@ from omegaconf import DictConfig, open_dict
 
 from headwise.config.register import typed
 from headwise.errors import ConfigError, Interrupted, require
-from headwise.file_names import check_file_name
-from headwise.runs.fingerprint import PATHS, digest
+from headwise.files import check_file_name
+from headwise.runs.folder import PATHS, digest
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -69,8 +69,7 @@ class OptunaSweeper(Sweeper):
             ConfigError: a setting of the search is invalid.
         """
         from headwise.commands.search import Searcher, open_study, write_outputs
-        from headwise.tasks.check import checked_task, monitored
-        from headwise.tasks.identity import identity
+        from headwise.tasks.check import checked_task, identity, monitored
 
         for key in ("n_trials", "n_jobs"):
             n = self.search[key]

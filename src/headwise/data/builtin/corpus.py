@@ -20,7 +20,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from headwise.config.data import BuiltinTextConfig
-from headwise.data.builtin.lexicon import COMPOUNDS, FOLDER, FORMS
+from headwise.data.builtin.grammar import COMPOUNDS, FOLDER, FORMS
 from headwise.data.builtin.sampler import Sampler
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.sources.tables import Row, Select, aligned_rows

@@ -13,23 +13,21 @@ from functools import cache
 from typing import Any, TypeVar
 
 from headwise.data.builtin.grammar import (
-    PRONOUNS,
-    Clause,
-    Phrase,
-    noun_phrase,
-    relative_pronoun,
-    spelled,
-    verb_parts,
-)
-from headwise.data.builtin.lexicon import (
     ADJECTIVES,
     COMPOUNDS,
     COMPOUNDS_OF,
     NOUNS,
+    PRONOUNS,
     RULES,
     SIMPLE_OF,
     VERBS,
+    Clause,
+    Phrase,
     Word,
+    noun_phrase,
+    relative_pronoun,
+    spelled,
+    verb_parts,
 )
 
 T = TypeVar("T")

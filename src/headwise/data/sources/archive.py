@@ -23,11 +23,18 @@ from typing import IO, Any
 
 from headwise.data.sources.digest import FileHashes, combined_digest
 from headwise.data.sources.download import download, verify
-from headwise.data.sources.lines import READ_ERRORS, aligned, decoded_lines, open_bytes
-from headwise.data.sources.segments import aligned_segments, read_segments, unescape
+from headwise.data.sources.lines import (
+    READ_ERRORS,
+    aligned,
+    aligned_segments,
+    decoded_lines,
+    open_bytes,
+    read_segments,
+    unescape,
+)
 from headwise.data.sources.tables import Row, Select, aligned_rows, stored_rows
 from headwise.errors import ConfigError, DataError, nearest, refuse
-from headwise.file_names import check_file_name, check_relative_path
+from headwise.files import check_file_name, check_relative_path
 
 Located = tuple[Path, Sequence[str]]  # a file; of an archive alternative names of its member
 

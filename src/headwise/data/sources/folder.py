@@ -22,7 +22,7 @@ from headwise.data.sources.tables import (
     table_stem,
 )
 from headwise.errors import DataError, nearest, require
-from headwise.file_names import nfc
+from headwise.files import nfc
 
 SPLITS = ("train", "valid", "test")  # the order of `data.split`
 # How to have a validation set in a folder with training data alone, for messages.

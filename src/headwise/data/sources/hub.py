@@ -15,7 +15,7 @@ from typing import Any
 from headwise.data.sources.digest import FileHashes, combined_digest
 from headwise.data.sources.tables import Row, Select, find_table, table_rows
 from headwise.errors import ConfigError, DataError, refuse, require
-from headwise.file_names import check_relative_path
+from headwise.files import check_relative_path
 
 _SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<start>\d*):(?P<stop>\d*)\])?")
 

@@ -21,8 +21,7 @@ from headwise.config.fields import changed_texts
 from headwise.data.sources.folder import Folder
 from headwise.data.sources.tables import Row, Select
 from headwise.errors import DataError, refuse
-from headwise.file_names import check_relative_path, nfc
-from headwise.files import machine_cache_dir
+from headwise.files import check_relative_path, machine_cache_dir, nfc
 
 DataWithOrigins = DataConfig | LabelledDataConfig
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from headwise.data.sources.lines import check_text, decoded_lines, open_bytes
 from headwise.errors import DataError
-from headwise.file_names import nfc
+from headwise.files import nfc
 
 _BATCH_ROWS = 2048
 MAX_ROW = 2**31 - 2  # bytes, about what a cell of Parquet has at most: a row may be a book

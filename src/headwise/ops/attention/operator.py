@@ -58,13 +58,15 @@ def attend(
     scale = query_BHQE.shape[3] ** -0.5 if scale is None else scale
     heads = (query_BHQE, key_BHKE, value_BHKE)
     if layout is None:
-        options = (alpha_per_query, distances is not None, not visible.is_equal_in_batch)
-        chosen = dispatch.attention(*heads, power, dropout, visible.needs_dense, *options)
+        chosen = dispatch.attention(
+            *heads, power, visible, dropout=dropout, alpha_per_query=alpha_per_query,
+            has_bias=distances is not None,
+        )  # fmt: skip
     else:
-        has_documents = layout.segments_BN is not None
         chosen = dispatch.sparse_attention(
-            query_BHQE, value_BHKE, power, alpha_per_query, has_documents
-        )
+            query_BHQE, value_BHKE, power, alpha_per_query=alpha_per_query,
+            has_documents=layout.segments_BN is not None,
+        )  # fmt: skip
     _log_once(chosen)
     if chosen.kernel == dispatch.WEIGHTS:
         return None

@@ -1,54 +1,102 @@
-"""Attention in plain torch: weights are formed, and multiplied by the values.
+"""Attention in plain torch, which runs where no kernel takes a call (`headwise.ops.dispatch`).
 
-    scores  z = scale · q kᵀ - slope |i - j|
-    weights p = α-entmax(z) over the visible keys          (`maps/reference.py`)
-    context     (p · kept) v
+    scores  z = scale · q kᵀ - slope |i - j|               (`scores`)
+    weights p = α-entmax(z) over the visible keys          (`weights`; `maps/reference.py`)
+    context     (p · kept) v                               (`context`)
 
 `kept` is dropout: 0 for a dropped weight, else 1 / (1 - rate).
-
 Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headwise.ops.attention.distances import Distances
-from headwise.ops.maps import reference as maps
+from headwise.ops.attention.layout import BlockLayout
+from headwise.ops.dropout.operator import dropout as drop
+from headwise.ops.family import Power
+from headwise.ops.maps import operator as maps
+
+
+def scores(
+    query_BHQE: Tensor,
+    key_BHKE: Tensor,
+    scale: float,
+    distances: Distances | None = None,
+    query_offset: int = 0,
+    *,
+    layout: BlockLayout | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return the scores (B, H, Q, K).
+
+    Args:
+        query_BHQE, key_BHKE: of one dtype.
+        scale: of the products.
+        distances: a bias by distance, or None.
+        query_offset: position of the first query.
+        layout: of a pattern: K then counts its slots.
+        softcap: scores become softcap · tanh(scores / softcap), before any bias.
+        bias: added, broadcastable to (B, H, Q, K), or None.
+    """
+    scaled_BHQE = query_BHQE * scale  # cheaper than scaling the scores
+    if layout is not None:
+        scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
+    else:
+        scores_BHQK = scaled_BHQE @ key_BHKE.mT
+    if softcap is not None:
+        scores_BHQK = softcap * torch.tanh(scores_BHQK / softcap)
+    if distances is not None:
+        keys = None if layout is None else layout.key_positions(key_BHKE.shape[2])
+        scores_BHQK = distances.biased(scores_BHQK, query_offset, keys)
+    return scores_BHQK if bias is None else scores_BHQK + bias
 
 
 def weights(
-    query_BHQE: Tensor, key_BHKE: Tensor, alpha: Tensor | float, mask: Tensor, scale: float,
-    distances: Distances,
+    scores_BHQK: Tensor,
+    power: Power,
+    alpha: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """Return the weights (B, H, Q, K), in the dtype of the scores, computed in at least float32.
+
+    Args:
+        scores_BHQK: floating-point.
+        power: the map.
+        alpha: in [1, 2], broadcastable to (B, H, Q, 1), for `Power.ANY`, else None.
+        mask: bool, broadcastable to the scores, True = may attend; None: all keys.
+        sinks_H: score of one more key per head, which takes weight and has no value, or None.
+    """
+    n_keys, dtype = scores_BHQK.shape[3], scores_BHQK.dtype
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())]
+    if sinks_H is not None:
+        sinks_BHQ1 = sinks_H.to(dtype)[None, :, None, None].expand(*scores_BHQK.shape[:3], 1)
+        scores_BHQK = torch.cat([scores_BHQK, sinks_BHQ1], -1)
+        mask = None if mask is None else pad(mask, (0, 1), value=True)
+    scores_BHQK = scores_BHQK.to(torch.promote_types(dtype, torch.float32))
+    alpha = None if alpha is None else alpha.to(scores_BHQK.dtype)
+    return maps.weights(scores_BHQK, alpha, mask, power)[..., :n_keys].to(dtype)
+
+
+def context(
+    weights_BHQK: Tensor, value_BHKE: Tensor, dropout: float = 0.0,
+    layout: BlockLayout | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the weights (B, H, Q, K).
+    """Return the context (B, H, Q, E): sums of the values, by the weights after dropout.
 
     Args:
-        query_BHQE, key_BHKE: float32 or float64.
-        alpha: in [1, 2]: a number, or a tensor that broadcasts to (B, H, Q, 1).
-        mask: bool, broadcastable to the weights, True = may attend.
-        scale: of the products.
-        distances: the bias. The last query is at the position of the last key.
+        weights_BHQK: result of `weights`.
+        value_BHKE: floating-point.
+        dropout: rate on the weights.
+        layout: as for `scores`.
     """
-    scores_BHQK = query_BHQE @ key_BHKE.mT * scale
-    n_queries, n_keys = scores_BHQK.shape[2:]
-    return maps.weights(distances.biased(scores_BHQK, n_keys - n_queries), alpha, mask)
-
-
-def gradients(
-    grad_BHQE: Tensor, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor,
-    p_BHQK: Tensor, kept: Tensor | float, alpha: Tensor | float, scale: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the gradients of query, key, value and, if it is a tensor, of α per query.
-
-    Args:
-        grad_BHQE: gradient of the context.
-        query_BHQE, key_BHKE, value_BHKE, alpha, scale: as for `weights`.
-        p_BHQK: result of `weights`.
-        kept: dropout, 0 or 1 / (1 - rate), broadcastable to the weights.
-    """
-    grad_p_BHQK = grad_BHQE @ value_BHKE.mT * kept
-    grad_z_BHQK, grad_alpha = maps.gradients(p_BHQK, grad_p_BHQK, alpha, isinstance(alpha, Tensor))
-    of_query, of_key = grad_z_BHQK @ key_BHKE * scale, grad_z_BHQK.mT @ query_BHQE * scale
-    of_value = (p_BHQK * kept).mT @ grad_BHQE
-    return of_query, of_key, of_value, *(() if grad_alpha is None else (grad_alpha,))
+    dropped_BHQK = drop(weights_BHQK, dropout).to(value_BHKE.dtype)
+    if layout is not None:
+        return layout.context(dropped_BHQK, value_BHKE)
+    return dropped_BHQK @ value_BHKE

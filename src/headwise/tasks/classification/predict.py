@@ -25,8 +25,12 @@ from headwise.errors import DataError
 from headwise.files import read_json, write_text
 from headwise.model.family import evaluating
 from headwise.runs.folder import RunFolder
-from headwise.tasks.classification.batches import evaluation_batches
-from headwise.tasks.classification.inputs import ImageInputs, LabelledSplit, TextInputs
+from headwise.tasks.classification.inputs import (
+    ImageInputs,
+    LabelledSplit,
+    TextInputs,
+    evaluation_batches,
+)
 from headwise.tasks.classification.prepare import LABELS, PreparedClasses, example_ids
 from headwise.tasks.classification.text import text_columns
 from headwise.tasks.task import Outputs, TrainedRun

@@ -16,7 +16,7 @@ from headwise.data.store import FlatWriter, IdStore, id_dtype
 from headwise.data.tokenizer import COLUMN, EOS, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import exact_tokenizer
 from headwise.errors import DataError
-from headwise.file_names import nfc
+from headwise.files import nfc
 from headwise.progress import progress_bar
 from headwise.tasks.classification.inputs import (
     ClassCorpus,

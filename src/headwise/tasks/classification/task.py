@@ -26,8 +26,7 @@ from headwise.data.batch import Batch
 from headwise.data.images import grid_of
 from headwise.data.loader import Examples, Rows
 from headwise.data.sources.digest import values_digest
-from headwise.data.tokenizer import COLUMN, EOS
-from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.data.tokenizer import COLUMN, EOS, vocabulary_limits
 from headwise.errors import require
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Metric
@@ -38,8 +37,13 @@ from headwise.model.gates import head_gates
 from headwise.model.patch_embedding import patch_embedding
 from headwise.model.places import site_alone
 from headwise.runs.folder import RunFolder
-from headwise.tasks.classification.batches import TrainingClasses, evaluation_batches, stratified
-from headwise.tasks.classification.inputs import ClassCorpus, ImageInputs
+from headwise.tasks.classification.inputs import (
+    ClassCorpus,
+    ImageInputs,
+    TrainingClasses,
+    evaluation_batches,
+    stratified,
+)
 from headwise.tasks.classification.metrics import (
     N_BEFORE,
     TOP,
@@ -291,7 +295,7 @@ class Classification(Task[PreparedClasses]):
 
     def figures(self, run: Record, name: str) -> dict[str, Figure]:
         """See `Task.figures`: the confusion matrix of each split."""
-        from headwise.tasks.classification.confusion import confusion_figures
+        from headwise.tasks.classification.metrics import confusion_figures
 
         return confusion_figures(run, name)
 

@@ -17,7 +17,7 @@ from headwise.data.sources.folder import Folder
 from headwise.data.sources.origins import Origin, find_origin, known_parts, local_folder
 from headwise.data.sources.tables import check_columns, class_names, one_line
 from headwise.errors import DataError, refuse, require
-from headwise.file_names import check_file_name, nfc
+from headwise.files import check_file_name, nfc
 from headwise.tasks.classification.inputs import ClassCorpus
 
 Texts = tuple[str, ...]  # one text, or two

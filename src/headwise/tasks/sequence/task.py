@@ -206,10 +206,13 @@ class SequenceTask(Task[NoFiles]):
             batch, ids = layout.batch([row], [0]), map(np.ndarray.tolist, layout.ids(row))
             names = [["·" if n == mark else str(n) for n in side] for side in ids]
             texts = ((side, " ".join(names[0])) for side in names)
-            scored, n = batch.scored_R.tolist(), len(names[-1])
+            scored, n = batch.scored_R.tolist(), max(map(len, names))
             keys = zip(scored, row.relevant_T[row.scored_T].tolist(), strict=True)
             relevant = {place: key + layout.first_source() for place, key in keys if key >= 0}
-            queries = range(n) if n <= MAX_POSITIONS else spaced(scored, MAX_QUERIES)
+            queries = None
+            if n > MAX_POSITIONS:
+                of_encoder = spaced(range(n), MAX_QUERIES) if len(names) > 1 else ()
+                queries = sorted({*spaced(scored, MAX_QUERIES), *of_encoder})
             labels = dict(zip(self.columns, texts, strict=True))
             yield Shown(batch, labels, queries=queries, relevant=relevant)
 

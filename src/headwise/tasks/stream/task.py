@@ -18,8 +18,7 @@ from headwise.config.schema import Config, DecodeConfig, WindowsConfig
 from headwise.data.file_corpus import FileCorpus
 from headwise.data.loader import Examples
 from headwise.data.sources.digest import values_digest
-from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK
-from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.data.tokenizer import BOS, COLUMN, EOS, MASK, vocabulary_limits
 from headwise.decode.hypothesis import search_name
 from headwise.errors import require
 from headwise.metrics.metric import Floats, Metric

@@ -28,7 +28,7 @@ from headwise.data.sources.folder import (
 from headwise.data.sources.lines import READ_ERRORS, open_bytes
 from headwise.data.sources.tables import check_columns, one_line
 from headwise.errors import ConfigError, DataError, refuse, require
-from headwise.file_names import check_file_name
+from headwise.files import check_file_name
 from headwise.tasks.stream.stream import MAX_CHUNK
 
 ENDINGS = ("", ".gz", ".zip")  # of a file; a zip holds a file of the name before its ending

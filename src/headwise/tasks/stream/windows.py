@@ -3,7 +3,7 @@
 A window of a density model scores `window` tokens, each given the previous ones of the window and
 the token before the window. A start token precedes the first token of a split and of each of its
 documents, so that it is scored too. Windows of a masked language model are in
-`headwise.tasks.stream.masking`.
+`headwise.tasks.stream.masked_lm`.
 
 Axes: B windows, N tokens of a window, R scored tokens of a batch.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from headwise.data.batch import Batch, Column
-from headwise.data.plan import windows_per_batch
+from headwise.data.loader import windows_per_batch
 from headwise.data.tokenizer import COLUMN
 from headwise.errors import DataError
 from headwise.tasks.stream.stream import TokenStream

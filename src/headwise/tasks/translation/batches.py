@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 
 from headwise.data.batch import Batch, Column
-from headwise.data.plan import BatchPlan, longest_first, plan_epoch
+from headwise.data.loader import BatchPlan, longest_first, plan_epoch
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError
-from headwise.tasks.translation.store import EncodedSplit
+from headwise.tasks.translation.corpus import EncodedSplit
 
 
 def collate(

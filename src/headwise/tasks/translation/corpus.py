@@ -2,6 +2,10 @@
 
 `data.train`, `data.valid` and each of `data.test` name a split, or several that are concatenated:
 `test_tst2015+test_tst2016`.
+
+A folder of converted text has `SPLIT.xx` and `SPLIT.yy` (UTF-8, one normalised sentence per line,
+aligned), for each side the byte offsets of its lines (`.offsets`, int64, one more than lines), so
+that single lines can be read, and `manifest.json` with counts and hashes of the source.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from omegaconf import MISSING
 
 from headwise.config.data import DataConfig
@@ -24,12 +30,76 @@ from headwise.data.sources.folder import Folder, check_shares
 from headwise.data.sources.lines import read_pairs
 from headwise.data.sources.origins import Origin, find_origin, known_parts, local_folder, log_paths
 from headwise.data.sources.tables import language_columns, row_pairs
+from headwise.data.store import FlatWriter, IdStore, TextStore, with_ending
 from headwise.errors import ConfigError, DataError, require
-from headwise.file_names import check_file_name
+from headwise.files import check_file_name
+from headwise.progress import progress_bar
 from headwise.runs.environment import package_versions
 from headwise.tasks.data import Sides, open_corpus
 from headwise.tasks.translation.cleaning import Cleaner, CleaningReport, Normaliser
-from headwise.tasks.translation.store import Pair, ParallelText, write_pairs
+
+Pair = tuple[str, str]
+
+CHUNK_PAIRS = 10_000  # in memory while they are written
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """The aligned lines of both sides, and their manifest."""
+
+    paths: tuple[Path, Path]
+    report: dict[str, Any]
+
+    @cached_property
+    def sides(self) -> tuple[TextStore, TextStore]:
+        """Source and target."""
+        return TextStore(self.paths[0]), TextStore(self.paths[1])
+
+    def __len__(self) -> int:
+        return len(self.sides[0])
+
+    def __iter__(self) -> Iterator[Pair]:
+        return zip(*self.sides, strict=True)
+
+
+def write_pairs(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = False) -> int:
+    """Write a stream of pairs in this layout; return their number."""
+    with (
+        progress_bar(f"reading {paths[0].stem}", progress) as bar,
+        FlatWriter(paths[0]) as source,
+        FlatWriter(paths[1]) as target,
+    ):
+        while chunk := list(islice(pairs, CHUNK_PAIRS)):
+            for writer, side in zip((source, target), zip(*chunk, strict=True), strict=True):
+                lines = [text.replace("\n", " ").encode() + b"\n" for text in side]
+                writer.append(b"".join(lines), np.fromiter(map(len, lines), np.int64))
+            bar.update(len(chunk))
+    return source.n_rows
+
+
+@dataclass
+class EncodedSplit:
+    """Aligned rows of both sides."""
+
+    source: IdStore
+    target: IdStore
+
+    @classmethod
+    def from_lists(
+        cls, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]
+    ) -> EncodedSplit:
+        """A split in memory."""
+        return cls(IdStore.from_lists(source), IdStore.from_lists(target))
+
+    @classmethod
+    def open(cls, path: Path, dtype: npt.DTypeLike) -> EncodedSplit:
+        """Memory-map `PATH.source` and `PATH.target`."""
+        source, target = (IdStore.open(with_ending(path, s), dtype) for s in (".source", ".target"))
+        return cls(source, target)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
 
 # Part of every hash of text; increase when reading, cleaning or the layout changes the result.
 READER_VERSION = 2

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import make_once
-from headwise.data.tokenizer import TokenizerPair
-from headwise.data.tokenizer_training import load_tokenizers, train_tokenizer_pair
+from headwise.data.tokenizer import TokenizerPair, load_tokenizers
+from headwise.data.tokenizer_training import train_tokenizer_pair
 from headwise.data.workers import run_in_process
 from headwise.errors import DataError
 from headwise.tasks.data import Prepared, Sides, prepare
+from headwise.tasks.translation.corpus import EncodedSplit
 from headwise.tasks.translation.encoding import POOL_PAIRS, EncodingJob, write_encoded
-from headwise.tasks.translation.store import EncodedSplit
 
 if TYPE_CHECKING:
     from headwise.tasks.translation.corpus import ParallelCorpus
@@ -225,7 +225,7 @@ class EpochSplits:
             path = partial / f"epoch_{epoch}"
             return write_encoded(job, path, self._n_workers, self._progress)
 
-        from headwise.data.prefetch import DEPTH  # imports torch
+        from headwise.data.loader import DEPTH  # imports torch
 
         make_once(folder, make)
         # Other ranks are at most this many batches ahead or behind, and an epoch has at least one

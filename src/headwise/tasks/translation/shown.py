@@ -19,8 +19,8 @@ from headwise.errors import DataError
 from headwise.tasks.shown import Candidates, Item, Shown, given
 from headwise.tasks.task import Part, Source
 from headwise.tasks.translation.batches import evaluation_batches
+from headwise.tasks.translation.corpus import EncodedSplit
 from headwise.tasks.translation.run import TranslationRun
-from headwise.tasks.translation.store import EncodedSplit
 
 NAMES = "source", "reference"
 NOTE = "The target is the model's own translation."

@@ -15,8 +15,7 @@ from headwise.config.data import DataConfig
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples, Rows
 from headwise.data.sources.digest import values_digest
-from headwise.data.tokenizer import TokenizerPair
-from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.data.tokenizer import TokenizerPair, vocabulary_limits
 from headwise.decode.hypothesis import check_decode_config, search_name
 from headwise.decode.translator import Translator, check_lengths
 from headwise.errors import require
@@ -32,6 +31,7 @@ from headwise.tasks.translation.batches import TrainingPairs, evaluation_batches
 from headwise.tasks.translation.cleaning import Normaliser
 from headwise.tasks.translation.corpus import (
     HYPOTHESES,
+    EncodedSplit,
     ParallelCorpus,
     check_data_config,
     named_sets,
@@ -48,7 +48,6 @@ from headwise.tasks.translation.prepare import (
 )
 from headwise.tasks.translation.run import TranslationRun
 from headwise.tasks.translation.shown import shown_sentences
-from headwise.tasks.translation.store import EncodedSplit
 from headwise.train.distributed import Ranks
 
 COMPILED_LENGTH_MULTIPLE = 8  # limits the recompilations of a compiled model

@@ -45,7 +45,8 @@ class Mask(Visible):
     @property
     def needs_dense(self) -> bool:
         """Whether keys are restricted beyond padding and causality."""
-        return self.pattern is not None or super().needs_dense
+        is_plain = self.pattern is None and self.segments_BN is None and self.mask is None
+        return not is_plain
 
     def restricted(self, pattern: Pattern) -> Mask:
         """Return this mask with `pattern`; cached by the key of the pattern."""

@@ -168,7 +168,10 @@ def sparse_attention(
 
 def _first(cases: Iterable[Case]) -> Choice:
     """Return the kernel and the reason of the first case whose condition holds."""
-    return next(Choice(kernel, str(reason)) for holds, kernel, reason in cases if holds)
+    for holds, kernel, reason in cases:
+        if holds:
+            return Choice(kernel, str(reason))
+    raise AssertionError("the last case always holds")
 
 
 def _if_right(fallback: str, kernel: str, *settings: Any) -> Iterator[Case]:

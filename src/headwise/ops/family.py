@@ -31,7 +31,7 @@ def check_alpha(alpha: Tensor | None) -> None:
     """
     if alpha is None or alpha.device.type != "cpu" or not alpha.numel():
         return
-    low, high = (float(bound) for bound in alpha.detach().aminmax())
+    low, high = map(float, alpha.detach().aminmax())
     # NaN passes: it leads to a NaN loss, which the trainer reports
     if low < 1 - ALPHA_SLACK or high > 2 + ALPHA_SLACK:
         raise ValueError(f"alpha must be in [1, 2], got values from {low} to {high}")

@@ -6,7 +6,6 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, R some of the rows 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,15 +76,10 @@ class Rows:
         grad_alpha: Tensor | None = None,
     ) -> None:
         self.shape = shape
-        self.struct: Any = Problem(
-            map=power,
-            n_threads=torch.get_num_threads(),
-            causal=visible.causal,
-            query_offset=visible.query_offset,
-        )
-        struct = self.struct
+        self.struct = struct = Problem(map=power, n_threads=torch.get_num_threads())
         struct.size[:] = shape
         mask, key_lengths_B = visible.mask, visible.key_lengths_B
+        struct.causal, struct.query_offset = visible.causal, visible.query_offset
         if beta is not None:
             struct.beta = address(beta, FLOAT, is_strided=True)
             struct.beta_stride[:] = beta.expand(*shape[:3], 1).stride()[:3]
@@ -101,7 +95,7 @@ class Rows:
         if threshold_BHQ2 is not None:
             struct.threshold = address(threshold_BHQ2, FLOAT, (*shape[:3], 2))
         if grad_alpha is not None and grad_alpha.numel():
-            struct.grad_alpha = address(grad_alpha, FLOAT, (*shape[:3], 1))
+            struct.grad_alpha = address(grad_alpha, FLOAT)
         # the kernels read and write their memory
         self._tensors = (beta, mask, key_lengths_B, threshold_BHQ2, grad_alpha)
 
@@ -158,5 +152,6 @@ class Rows:
         struct.source = address(source_RK, DTYPES)
         struct.out = address(out_RK, (source_RK.dtype,), shape)
         struct.is_half = source_RK.dtype is torch.bfloat16
-        struct.first_row, struct.n_rows = first_row, shape[:-1].numel()
-        struct.size[3] = shape[-1]
+        n_keys = shape[-1]
+        struct.first_row, struct.size[3] = first_row, n_keys
+        struct.n_rows = source_RK.numel() // n_keys if n_keys else 0

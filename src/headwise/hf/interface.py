@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from headwise.hf.masks import UnformedMask, mask_for
-from headwise.nn.functional import MAPS, Scores, attend_heads, in_autocast, repeated
+from headwise.nn.functional import MAPS, Scores, attend_heads, in_autocast
 from headwise.ops.family import ALPHAS
 from headwise.ops.visible import Visible
 
@@ -118,7 +118,6 @@ def attention_forward(
         attention_mask = attention_mask > torch.finfo(attention_mask.dtype).min / 2
     if attention_mask is not None:
         visible = replace(visible, mask=attention_mask)
-    key, value = repeated(key, query.shape[1]), repeated(value, query.shape[1])  # grouped keys
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     alpha = maps()  # also of a module that PEFT has wrapped
     mesh = None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headwise.ops.attention import reference
 from headwise.ops.attention.operator import attend
+from headwise.ops.attention.widths import repeated
 from headwise.ops.family import POWERS, Power
 from headwise.ops.visible import Visible
 
@@ -116,7 +117,8 @@ def attend_heads(
     """Return the context (B, H, Q, F), and the weights (B, H, Q, K) if they were formed.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKF: of one dtype.
+        query_BHQE, key_BHKE, value_BHKF: of one dtype; keys and values may have fewer heads, of
+            which each serves as many consecutive heads of queries.
         power: the map.
         alpha: broadcastable to (B, H, Q, 1) for `Power.ANY`, else None.
         scores: scale, mask and what else changes the scores.
@@ -132,6 +134,7 @@ def attend_heads(
         )  # fmt: skip
         if context is not None:
             return context, None
+    key_BHKE, value_BHKF = (repeated(x, query_BHQE.shape[1]) for x in (key_BHKE, value_BHKF))
     scores_BHQK = reference.scores(
         query_BHQE, key_BHKE, scores.scale, softcap=scores.softcap, bias=scores.bias
     )
@@ -147,12 +150,6 @@ def in_autocast(*states: Tensor) -> list[Tensor]:
     if not torch.is_autocast_enabled(device_type):
         return [*states]
     return [x.to(torch.get_autocast_dtype(device_type)) for x in states]
-
-
-def repeated(states: Tensor, n_heads: int) -> Tensor:
-    """Return keys or values (..., H', K, E) for H heads, a multiple: consecutive ones share."""
-    n_groups = n_heads // states.shape[-3]
-    return states if n_groups == 1 else states.repeat_interleave(n_groups, -3)
 
 
 def _map_of(name: str, alpha: Tensor | float | None, query: Tensor) -> tuple[Power, Tensor | None]:
@@ -195,7 +192,10 @@ def _four_axes(name: str, values: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor, is_grouped: bool) -> list[Tensor]:
-    """Return query, key and value with four axes, of as many heads, and of one dtype."""
+    """Return query, key and value with four axes and of one dtype.
+
+    Keys and values have as many heads as queries, or both a divisor of that.
+    """
     heads = [query, key, value]
     if any(states.is_nested for states in heads):
         raise TypeError("query, key and value must not be nested: pad them, and use attn_mask")
@@ -211,14 +211,16 @@ def _heads(query: Tensor, key: Tensor, value: Tensor, is_grouped: bool) -> list[
     if not query.shape[-1]:
         raise ValueError(f"heads have a width of 0: {shapes}")
     *batch, n_heads, _ = _rows(query)
+    n_shared = max(1, _rows(key)[-2], _rows(value)[-2]) if is_grouped else n_heads
+    n_shared = n_heads if n_heads % n_shared else n_shared
     joined = []
-    for states in heads:
+    for states, n in zip(heads, (n_heads, n_shared, n_shared), strict=True):
         own = _rows(states)
         states = states.reshape(*own, states.shape[-1])
-        if is_grouped and own[-2] and not n_heads % own[-2]:
-            states = repeated(states, n_heads)
-        whole = (*batch, n_heads, *states.shape[-2:])
-        if any(size not in (1, n) for size, n in zip(states.shape, whole, strict=True)):
+        if is_grouped and own[-2] and not n % own[-2]:
+            states = repeated(states, n)
+        whole = (*batch, n, *states.shape[-2:])
+        if any(size not in (1, full) for size, full in zip(states.shape, whole, strict=True)):
             advice = "" if is_grouped else "; for grouped keys, enable_gqa=True"
             raise ValueError(f"heads of query, key and value do not match: {shapes}{advice}")
         joined.append(states.expand(whole).reshape(math.prod(batch), *whole[-3:]))

@@ -139,16 +139,17 @@ def attention(
         no_triton = device.type == "cpu" and not triton_device.is_interpreted()
         if is_softmax or no_triton:
             yield True, fallback, SHORT_ROWS if has_cpp else _without_cpp(device.type, dtype)
-        reason = triton_attention.unsupported_reason(*heads, visible.needs_dense, alpha_per_query)
+        reason = triton_attention.unsupported_reason(*heads, visible, alpha_per_query)
         yield reason is not None, WEIGHTS, reason
-        yield from _if_right(WEIGHTS, TRITON, device, dtype, power, _width(*heads))
+        settings = device, dtype, power, _width(*heads), visible.window is not None
+        yield from _if_right(WEIGHTS, TRITON, *settings)
 
     return _first(choices())
 
 
 def sparse_attention(
     query_BHNE: Tensor, value_BHNE: Tensor, power: Power, *,
-    alpha_per_query: bool = False, has_documents: bool = False,
+    alpha_per_query: bool = False,
 ) -> Choice:  # fmt: skip
     """Return the kernel of block-sparse attention: C++, Triton or weights."""
     heads, device, dtype = (query_BHNE, query_BHNE, value_BHNE), query_BHNE.device, query_BHNE.dtype
@@ -159,7 +160,7 @@ def sparse_attention(
             yield from _if_right(WEIGHTS, CPP)
         if device.type == "cpu" and not triton_device.is_interpreted():
             yield True, WEIGHTS, _without_cpp(device.type, dtype)
-        reason = triton_attention.unsupported_reason(*heads, has_documents, alpha_per_query)
+        reason = triton_attention.unsupported_reason(*heads, alpha_per_query=alpha_per_query)
         yield reason is not None, WEIGHTS, reason
         yield from _if_right(WEIGHTS, TRITON, device, dtype, power, _width(*heads), True)
 

@@ -6,10 +6,14 @@ Axes: B batch, H heads, Q and K numbers of queries and keys, N positions of a se
 from __future__ import annotations
 
 import functools
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor
+
+from headwise.compilation import may_keep_tensors
+from headwise.ops.attention.layout import BlockLayout
+from headwise.ops.attention.pattern_rule import POSITION, Rule
 
 
 @dataclass(frozen=True)
@@ -17,8 +21,8 @@ class Visible:
     """Which keys a query may attend to: those that no field excludes. By default, all.
 
     These are the forms that kernels read without a mask of every pair. A form is a field here, its
-    part of `dense` and, until kernels read it, of `needs_dense`: then it reaches them as a mask
-    (`with_mask`). `headwise.attention.mask.Mask` adds a pattern, and caches.
+    part of `dense` and, where C++ kernels do not read it, of `needs_dense`: it reaches them as a
+    mask (`with_mask`). `headwise.attention.mask.Mask` adds a pattern, and caches.
 
     Attributes:
         key_lengths_B: number of keys of each row of the batch before padding on the right, int64 or
@@ -38,6 +42,9 @@ class Visible:
     window: int | None = None
     segments_BN: Tensor | None = None
     mask: Tensor | None = None
+    _windows: dict[tuple[int, int], BlockLayout] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def key_mask_BK(self) -> Tensor | None:
@@ -47,9 +54,14 @@ class Visible:
         return self.mask[:, 0, 0]
 
     @property
+    def has_pattern(self) -> bool:
+        """Whether a pattern of `headwise.attention.pattern` restricts the keys."""
+        return False
+
+    @property
     def needs_dense(self) -> bool:
         """Whether keys are restricted beyond padding, causality and a mask."""
-        return self.window is not None or self.segments_BN is not None
+        return self.has_pattern or self.window is not None or self.segments_BN is not None
 
     @property
     def is_plain_causal(self) -> bool:
@@ -96,6 +108,20 @@ class Visible:
         return Visible(
             self.key_lengths_B, self.causal, query_offset=self.query_offset, mask=dense_BHQK
         )
+
+    def window_layout(self, n_heads: int, n: int, device: torch.device) -> BlockLayout:
+        """Return the block layout of the window in a self-attention of n positions.
+
+        Cached, for all layers of a stack. It has no mask.
+        """
+        assert self.window is not None
+        layouts = self._windows if may_keep_tensors() else {}
+        if (n_heads, n) not in layouts:
+            rule = Rule(max(1, self.window), (self.window,) * n_heads, (POSITION,) * n_heads)
+            lengths_B = self.key_lengths_B
+            lengths_B = torch.full((1,), n, device=device) if lengths_B is None else lengths_B
+            layouts[n_heads, n] = BlockLayout(rule, n, self.causal, lengths_B, self.segments_BN)
+        return layouts[n_heads, n]
 
     def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Return the number of keys that padding, causality and documents allow, (B or 1, Q)."""

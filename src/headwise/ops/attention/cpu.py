@@ -6,7 +6,7 @@ row, the maximum and the threshold, from which the weights are recomputed withou
 uses a counter-based generator, so no mask is saved either.
 
 The operator is `headwise::attention`. Axes: B batch, H heads, Q and K numbers of queries and
-keys, E head width, N heads of all sentences (B · H).
+keys, E head width, N heads of all sentences (B · H), G those of keys.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def attention(
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on CPU, all of one dtype; values
-            may have another width.
+            may have another width. Keys and values may have fewer heads, which divide H:
+            consecutive heads of queries share them.
         alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
         visible: which keys a query may attend to; a mask has four axes.
@@ -73,12 +74,14 @@ class _Chunk(NamedTuple):
 
     Attributes:
         heads: of B · H.
+        key_heads: the heads of keys that they share.
         queries: of each head.
         keys: those that any of the queries may attend to.
         first_row: index of the first query among all B · H · Q.
     """
 
     heads: slice
+    key_heads: slice
     queries: slice
     keys: slice
     first_row: int
@@ -100,7 +103,8 @@ class _Call:
     ) -> None:  # fmt: skip
         n_batch, n_heads, n_queries, _ = query.shape
         self.shape = (n_batch, n_heads, n_queries, key.shape[2])
-        self.query_NQE, self.key_NKE = query.flatten(0, 1), key.flatten(0, 1)
+        self.group = n_heads // max(1, key.shape[1])
+        self.query_NQE, self.key_GKE = query.flatten(0, 1), key.flatten(0, 1)
         self.scale = scale
         self.slopes, self.n_prefix = slopes, n_prefix
         self.visible = Visible(key_lengths, causal, query_offset=query_offset, mask=mask)
@@ -110,28 +114,29 @@ class _Call:
         )
 
     @property
-    def has_whole_heads(self) -> bool:
-        """Whether no head is divided into several chunks."""
-        return self.shape[2] * self.shape[3] <= CHUNK_SCORES
+    def has_whole_groups(self) -> bool:
+        """Whether no head of keys is in several chunks."""
+        return self.group * self.shape[2] * self.shape[3] <= CHUNK_SCORES
 
     def chunks(self) -> Iterator[_Chunk]:
         """Yield chunks of at most `CHUNK_SCORES` scores, or of one query."""
         n_batch, n_heads, n_queries, n_keys = self.shape
-        step_n, step_q = 1, max(1, CHUNK_SCORES // max(1, n_keys))
-        if self.has_whole_heads:
-            step_n, step_q = CHUNK_SCORES // max(1, n_queries * n_keys), max(1, n_queries)
+        step_n, step_q = 1, min(max(1, n_queries), max(1, CHUNK_SCORES // max(1, n_keys)))
+        if self.has_whole_groups:
+            step_n = CHUNK_SCORES // max(1, n_queries * n_keys) // self.group * self.group
         lengths = [n_keys] * n_batch
         if self.visible.key_lengths_B is not None:
             lengths = self.visible.key_lengths_B.expand(n_batch).tolist()
         for heads in steps(n_batch * n_heads, step_n):
             sentences = lengths[heads.start // n_heads : (heads.stop - 1) // n_heads + 1]
             longest = min(n_keys, max(1, *sentences))
+            key_heads = slice(heads.start // self.group, (heads.stop - 1) // self.group + 1)
             for queries in steps(n_queries, step_q):
                 stop = longest
                 if self.visible.causal:
                     stop = min(stop, self.visible.query_offset + queries.stop)
                 first_row = heads.start * n_queries + queries.start
-                yield _Chunk(heads, queries, slice(0, stop), first_row)
+                yield _Chunk(heads, key_heads, queries, slice(0, stop), first_row)
 
     def buffers(self, n: int) -> list[Tensor]:
         """Return buffers for the scores of a chunk."""
@@ -141,14 +146,15 @@ class _Call:
     def scores(self, chunk: _Chunk, buffer: Tensor) -> Tensor:
         """Write the scores of a chunk to `buffer`, and return them as (N, Q, K)."""
         query_NQE = self.query_NQE[chunk.heads, chunk.queries]
-        keys_NKE = self.key_NKE[chunk.heads, chunk.keys]
-        scores_NQK = part_of(buffer, (*query_NQE.shape[:2], keys_NKE.shape[1]))
+        keys_GKE = self.key_GKE[chunk.key_heads, chunk.keys]
+        scores_NQK = part_of(buffer, (*query_NQE.shape[:2], keys_GKE.shape[1]))
         if self.slopes is not None:
             slopes_N = self.slopes.repeat(self.shape[0])[chunk.heads]
             zeros = slopes_N.new_zeros(1, 1, *scores_NQK.shape[1:])
             first = self.visible.query_offset + chunk.queries.start
             scores_NQK.copy_(Distances(slopes_N, self.n_prefix).biased(zeros, first)[0])
-        _matmul_to(scores_NQK, query_NQE, keys_NKE.mT, self.scale, self.slopes is not None)
+        scores, queries = by_key_head(chunk, scores_NQK, query_NQE)
+        _matmul_to(scores, queries, keys_GKE.mT, self.scale, self.slopes is not None)
         return scores_NQK
 
 
@@ -156,6 +162,13 @@ def steps(n: int, step: int) -> Iterator[slice]:
     """Yield slices of `step`, the last of them maybe shorter, up to `n`."""
     for first in range(0, n, step):
         yield slice(first, min(first + step, n))
+
+
+def by_key_head(chunk: _Chunk, *states_NQE: Tensor) -> list[Tensor]:
+    """Return states of the queries of a chunk as (key heads, queries of all that share one, ·)."""
+    n_key_heads = chunk.key_heads.stop - chunk.key_heads.start
+    shape = (n_key_heads, (chunk.heads.stop - chunk.heads.start) // n_key_heads)
+    return [x.reshape(*shape, *x.shape[1:]).flatten(1, 2) for x in states_NQE]
 
 
 def part_of(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -171,13 +184,14 @@ def forward(
     # not a view: users could not modify it in place
     context, threshold = _fake(query, key, value)
     call = _Call(threshold, None, query, key, alpha, *settings)
-    context_NQE, value_NKE = context.flatten(0, 1), value.flatten(0, 1)
+    context_NQE, value_GKE = context.flatten(0, 1), value.flatten(0, 1)
     (buffer,) = call.buffers(1)
     for chunk in call.chunks():
         scores_NQK = call.scores(chunk, buffer)
         call.rows.forward(scores_NQK, scores_NQK, chunk.first_row)
         out_NQE = context_NQE[chunk.heads, chunk.queries]
-        torch.bmm(scores_NQK, value_NKE[chunk.heads, chunk.keys], out=out_NQE)
+        weights, out = by_key_head(chunk, scores_NQK, out_NQE)
+        torch.bmm(weights, value_GKE[chunk.key_heads, chunk.keys], out=out)
     return context, threshold
 
 
@@ -192,27 +206,29 @@ def backward(
     grad_alpha = query.new_zeros(shape, dtype=torch.float32)
     settings = (mask, key_lengths, seed, slopes, *numbers)
     call = _Call(threshold.contiguous(), grad_alpha, query, key, alpha, *settings)
-    value_NKE, grad_NQE = value.flatten(0, 1), grad.flatten(0, 1)
+    value_GKE, grad_NQE = value.flatten(0, 1), grad.flatten(0, 1)
     grad_q_NQE = query.new_empty(call.query_NQE.shape)
     # chunks are not summed in half precision
-    dtype, put = (key.dtype, _matmul_to) if call.has_whole_heads else (torch.float32, _matmul_add)
-    grad_k_NKE = key.new_zeros(call.key_NKE.shape, dtype=dtype)
-    grad_v_NKE = key.new_zeros(value_NKE.shape, dtype=dtype)
+    dtype, put = (key.dtype, _matmul_to) if call.has_whole_groups else (torch.float32, _matmul_add)
+    grad_k_GKE = key.new_zeros(call.key_GKE.shape, dtype=dtype)
+    grad_v_GKE = key.new_zeros(value_GKE.shape, dtype=dtype)
     buffers = call.buffers(3)
     for chunk in call.chunks():
-        queries, keys = (chunk.heads, chunk.queries), (chunk.heads, chunk.keys)
+        queries, keys = (chunk.heads, chunk.queries), (chunk.key_heads, chunk.keys)
         scores_NQK = call.scores(chunk, buffers[0])
         grad_w_NQK, weights_NQK = (part_of(buffer, scores_NQK.shape) for buffer in buffers[1:])
-        torch.bmm(grad_NQE[queries], value_NKE[keys].mT, out=grad_w_NQK)
+        states = scores_NQK, grad_w_NQK, weights_NQK, grad_NQE[queries]
+        grad_z, grad_w, weights, grad_of = by_key_head(chunk, *states)
+        query_of, grad_q = by_key_head(chunk, call.query_NQE[queries], grad_q_NQE[queries])
+        torch.bmm(grad_of, value_GKE[keys].mT, out=grad_w)
         call.rows.backward(scores_NQK, grad_w_NQK, scores_NQK, chunk.first_row, weights_NQK)
-        grad_z_NQK = scores_NQK
-        _matmul_to(grad_q_NQE[queries], grad_z_NQK, call.key_NKE[keys], call.scale)
-        put(grad_v_NKE[keys], weights_NQK.mT, grad_NQE[queries], 1.0)
-        put(grad_k_NKE[keys], grad_z_NQK.mT, call.query_NQE[queries], call.scale)
+        _matmul_to(grad_q, grad_z, call.key_GKE[keys], call.scale)
+        put(grad_v_GKE[keys], weights.mT, grad_of, 1.0)
+        put(grad_k_GKE[keys], grad_z.mT, query_of, call.scale)
     return (
         grad_q_NQE.view(query.shape),
-        grad_k_NKE.to(key.dtype).view(key.shape),
-        grad_v_NKE.to(value.dtype).view(value.shape),
+        grad_k_GKE.to(key.dtype).view(key.shape),
+        grad_v_GKE.to(value.dtype).view(value.shape),
         grad_alpha if alpha is None or not with_alpha else grad_alpha.sum_to_size(alpha.shape),
     )
 
@@ -249,7 +265,7 @@ def _fake_backward(
 
 _OPERATOR = register_pair(
     "attention",
-    "Tensor query BHQE, Tensor key BHKE, Tensor value BHKF, Tensor? alpha *BHQ1 float32, "
+    "Tensor query BHQE, Tensor key BGKE, Tensor value BGKF, Tensor? alpha *BHQ1 float32, "
     "Tensor? mask *BHQK bool, Tensor? key_lengths *B int64 int32, Tensor? seed - int64, "
     "Tensor? slopes H float32",
     "int power, bool causal, int query_offset, float dropout, float scale, int n_prefix",

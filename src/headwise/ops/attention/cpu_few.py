@@ -43,7 +43,9 @@ def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether the tensors have one dtype and matching shapes."""
     tensors = (query, key, value)
     n_batch, n_heads, _, width = query.shape
-    fits = key.shape == (n_batch, n_heads, key.shape[2], width) and key.shape[:3] == value.shape[:3]
+    n_key_heads, n_keys = key.shape[1:3]
+    fits = key.shape == (n_batch, n_key_heads, n_keys, width) and key.shape[:3] == value.shape[:3]
+    fits = fits and n_key_heads > 0 and n_heads % n_key_heads == 0
     is_one_dtype = all(values.dtype is query.dtype for values in tensors)
     is_readable = all(values.stride(3) == 1 for values in tensors)
     return fits and is_one_dtype and is_readable and key.shape[2] > 0
@@ -63,7 +65,7 @@ def attention_of_few(
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: of one dtype, supported by `supports`; values may have
-            another width.
+            another width. Keys and values may have fewer heads: consecutive heads share them.
         alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
         visible: which keys a query may attend to; a mask has four axes.
@@ -114,6 +116,7 @@ def context_of(
         context=address(context, (query.dtype,)),
         width=width,
         value_width=value.shape[3],
+        group=n_heads // key.shape[1],
         scale=scale,
         is_half=query.dtype is torch.bfloat16,
         n_prefix=n_prefix,
@@ -134,7 +137,7 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
 
 
 _OPERATOR = register(
-    "attention_of_few(Tensor query BHQE, Tensor key BHKE, Tensor value BHKF, "
+    "attention_of_few(Tensor query BHQE, Tensor key BGKE, Tensor value BGKF, "
     "Tensor? alpha *BHQ1 float32, Tensor? mask *BHQK bool, Tensor? key_lengths *B int64 int32, "
     "Tensor? slopes H float32, int power, bool causal, int query_offset, float scale, int n_prefix)"
     " -> Tensor",

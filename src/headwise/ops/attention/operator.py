@@ -18,7 +18,7 @@ from headwise.ops.attention.cpu_sparse import Settings, sparse_attention
 from headwise.ops.attention.distances import Distances
 from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.triton import triton_entmax_attention
-from headwise.ops.attention.widths import of_one_width
+from headwise.ops.attention.widths import of_one_width, repeated
 from headwise.ops.dispatch import Choice
 from headwise.ops.family import ALPHAS, Power
 from headwise.ops.visible import Visible
@@ -45,7 +45,8 @@ def attend(
     Scores are scale · query · key, plus the bias. Differentiable once in queries, keys, values, α.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: of one dtype; values may have another width.
+        query_BHQE, key_BHKE, value_BHKE: of one dtype; values may have another width, keys and
+            values fewer heads, which divide H: consecutive heads of queries share them.
         power: the map.
         alpha: α, float32, broadcastable to (B, H, Q, 1); None if `power` determines it.
         alpha_per_query: whether α differs by query.
@@ -64,19 +65,23 @@ def attend(
         )  # fmt: skip
     else:
         chosen = dispatch.sparse_attention(
-            query_BHQE, value_BHKE, power, alpha_per_query=alpha_per_query,
-            has_documents=layout.segments_BN is not None,
-        )  # fmt: skip
+            query_BHQE, value_BHKE, power, alpha_per_query=alpha_per_query
+        )
     _log_once(chosen)
     if chosen.kernel == dispatch.WEIGHTS:
         return None
     if chosen.kernel == dispatch.TORCH:
+        key_BHKE, value_BHKE = (repeated(x, query_BHQE.shape[1]) for x in (key_BHKE, value_BHKE))
+        heads = (query_BHQE, key_BHKE, value_BHKE)
         return _torch_softmax(*heads, visible, dropout, distances, scale)
     if chosen.kernel == dispatch.TRITON:
         alpha_H = ALPHAS[power] if alpha is None else alpha.flatten()
+        if visible.window is not None:
+            n_heads, n = query_BHQE.shape[1:3]
+            layout = visible.window_layout(n_heads, n, query_BHQE.device)
         return triton_entmax_attention(
             *heads, alpha_H, visible.key_lengths_B, visible.causal, visible.query_offset, dropout,
-            scale, distances, layout,
+            scale, distances, layout, None, visible.key_mask_BK, visible.segments_BN,
         )  # fmt: skip
     if layout is not None:
         settings = Settings(layout, power, dropout, scale, distances)

@@ -26,6 +26,7 @@ from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.widths import of_one_width
 from headwise.ops.family import POWERS, Power
 from headwise.ops.triton.device import DTYPES, unavailable_reason
+from headwise.ops.visible import EVERYTHING, Visible
 
 HEAD_DIMS = (8, 256)
 
@@ -34,7 +35,7 @@ def unsupported_reason(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    pattern: bool = False,
+    visible: Visible = EVERYTHING,
     alpha_per_query: bool = False,
 ) -> str | None:
     """Return why the kernels do not support a call, for the log, or None if they do.
@@ -44,14 +45,18 @@ def unsupported_reason(
 
     Args:
         query, key, value: as for `triton_entmax_attention`.
-        pattern: whether keys are restricted beyond padding on the right and causality.
+        visible: which keys, apart from those of a block layout.
         alpha_per_query: whether α differs by query.
     """
     reason = unavailable_reason(query.device)
     if reason is not None:
         return reason
-    if pattern:
-        return "a pattern or documents restrict the keys beyond padding and causality"
+    if visible.has_pattern:
+        return "the pattern has no block layout here"
+    if visible.mask is not None and visible.key_mask_BK is None:
+        return "the mask differs by query or head"
+    if visible.window is not None and (visible.mask is not None or query.shape[2] != key.shape[2]):
+        return "a window with padding that is not on the right, or with earlier keys"
     if alpha_per_query:
         return "α depends on the query"
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:

@@ -15,6 +15,7 @@ struct AttendProblem {
     void* context;  // (B, Q, H, E), contiguous
     int64_t query_stride[3], key_stride[3], value_stride[3];  // B, H, N; E is contiguous
     int64_t width, value_width;  // of queries and keys, of values
+    int64_t group;               // number of heads of queries that share a head of keys
     const float* slopes;                                      // (H,), or null: no bias
     int64_t n_prefix;  // number of positions at the start without a bias
     float scale;
@@ -93,8 +94,8 @@ struct Attend {
             const Row row = reader.next();
             n_visible[r] = row.n_visible;
             score<whole>(
-                at(problem.query, problem.query_stride, here, here.q),
-                at(problem.key, problem.key_stride, here, 0), problem.key_stride[2], row.n_visible,
+                at(problem.query, problem.query_stride, here, 1, here.q),
+                at(problem.key, problem.key_stride, here, problem.group, 0), problem.key_stride[2], row.n_visible,
                 problem.width, problem.scale, scores + row.start);
             const int64_t i = rows.query_offset + here.q, n_prefix = problem.n_prefix;
             if (problem.slopes && i >= n_prefix)
@@ -105,7 +106,7 @@ struct Attend {
         for (int r = 0; r < n_rows; ++r) {
             const Position here(rows, first + r);
             const float* weights = scores + (first + r) * rows.size[3];
-            const T* value = at(problem.value, problem.value_stride, here, 0);
+            const T* value = at(problem.value, problem.value_stride, here, problem.group, 0);
             T* to = (T*)problem.context + ((here.b * Q + here.q) * H + here.h) * E;
             const int64_t stride = problem.value_stride[2], n = n_visible[r];
             int64_t e = 0;
@@ -125,8 +126,9 @@ struct Attend {
               q(row % rows.size[2]) {}
     };
 
-    static const T* at(const void* from, const int64_t* stride, const Position& here, int64_t n) {
-        return (const T*)from + here.b * stride[0] + here.h * stride[1] + n * stride[2];
+    static const T* at(
+        const void* from, const int64_t* stride, const Position& here, int64_t group, int64_t n) {
+        return (const T*)from + here.b * stride[0] + here.h / group * stride[1] + n * stride[2];
     }
 };
 

@@ -159,7 +159,11 @@ def with_identity(implementation, **changes):
 @with_dropout
 @powers
 def test_dropout_is_equal_forward_and_backward(implementation, power):
-    case, tensors = with_identity(implementation, power=power, n_prefix=2)
+    masks = {
+        "is_masked": "mask of keys" in implementation.has,
+        "documents": 15 if "documents" in implementation.has else None,
+    }
+    case, tensors = with_identity(implementation, power=power, n_prefix=2, **masks)
     undropped = implementation.results(case, tensors)[0]
     actual = implementation.results(case, tensors, RATE)
     is_kept, is_clear = actual[0] != 0, undropped > 1e-4

@@ -130,7 +130,10 @@ def mask_for(
     padding = sdpa_mask(**call | {"mask_function": _everything})  # expanded to all queries
     if padding is None:
         return None
-    visible = replace(visible, query_offset=offset)
+    window = visible.window
+    if window is not None and window >= max(offset + q_length, kv_length) - 1:
+        window = None  # no key is so far away
+    visible = replace(visible, query_offset=offset, window=window)
     if attention_mask is not None:
         visible = with_padding(visible, padding[:, 0, 0])
     shape, device = tuple(padding.shape), padding.device

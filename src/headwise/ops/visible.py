@@ -112,7 +112,7 @@ class Visible:
     def window_layout(self, n_heads: int, n: int, device: torch.device) -> BlockLayout:
         """Return the block layout of the window in a self-attention of n positions.
 
-        Cached, for all layers of a stack. It has no mask.
+        For kernels on GPUs. Cached, for all layers of a stack.
         """
         assert self.window is not None
         layouts = self._windows if may_keep_tensors() else {}
@@ -120,7 +120,8 @@ class Visible:
             rule = Rule(max(1, self.window), (self.window,) * n_heads, (POSITION,) * n_heads)
             lengths_B = self.key_lengths_B
             lengths_B = torch.full((1,), n, device=device) if lengths_B is None else lengths_B
-            layouts[n_heads, n] = BlockLayout(rule, n, self.causal, lengths_B, self.segments_BN)
+            others = self.segments_BN, self.key_mask_BK
+            layouts[n_heads, n] = BlockLayout(rule, n, self.causal, lengths_B, *others)
         return layouts[n_heads, n]
 
     def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:

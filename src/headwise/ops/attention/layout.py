@@ -33,6 +33,7 @@ class BlockLayout:
         causal: whether no query attends to later positions.
         key_lengths_B: int64, (B or 1,).
         segments_BN: document of each position; only keys of the query's are allowed. None: all.
+        keys_BN: bool, False for keys that no query sees, beside lengths; read by `tiles` alone.
     """
 
     rule: Rule
@@ -40,6 +41,7 @@ class BlockLayout:
     causal: bool
     key_lengths_B: Tensor
     segments_BN: Tensor | None = None
+    keys_BN: Tensor | None = None
     _tiles: dict[int, PatternTiles] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -166,9 +168,10 @@ class BlockLayout:
     def tiles(self, block: int) -> PatternTiles:
         """Return the rule for square blocks of this size; cached, for all layers of a stack."""
         if block not in self._tiles:
-            lengths_B, segments_BN = self.key_lengths_B, self.segments_BN
-            settings = (self.n_positions, self.causal, lengths_B, block, segments_BN)
-            self._tiles[block] = pattern_tiles(self.rule, *settings)
+            self._tiles[block] = pattern_tiles(
+                self.rule, self.n_positions, self.causal, self.key_lengths_B, block,
+                self.segments_BN, self.keys_BN,
+            )  # fmt: skip
         return self._tiles[block]
 
     @functools.cached_property

@@ -55,8 +55,9 @@ def unsupported_reason(
         return "the pattern has no block layout here"
     if visible.mask is not None and visible.key_mask_BK is None:
         return "the mask differs by query or head"
-    if visible.window is not None and (visible.mask is not None or query.shape[2] != key.shape[2]):
-        return "a window with padding that is not on the right, or with earlier keys"
+    is_self = query.shape[2] == key.shape[2]
+    if not is_self and not (visible.window is None and visible.segments_BN is None):
+        return "a window or documents, with keys of earlier queries"
     if alpha_per_query:
         return "α depends on the query"
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
@@ -115,8 +116,8 @@ def triton_entmax_attention(
         layout: of a sparse pattern, for self-attention over all positions: further restricts the
             keys, by `BlockLayout.rule`; None: no pattern.
         generator: from which the words of dropout are drawn; None: torch's for the device.
-        keys_BK: bool, False for keys that no query sees, for padding on the left and holes; not
-            with a layout. None: all. Lengths and the mask restrict together.
+        keys_BK: bool, False for keys that no query sees, for padding on the left and holes. None:
+            all, or those of the layout. Lengths and the mask restrict together.
         segments_BN: document of each position, for self-attention: only keys of the query's are
             visible. None: those of the layout, if it has any.
 
@@ -130,10 +131,10 @@ def triton_entmax_attention(
     reason = unsupported_reason(query_BHQE, key_BHKE, value_BHKE)
     if reason is not None:
         raise ValueError(reason)
-    if layout is not None and keys_BK is not None:
-        raise ValueError("a pattern takes lengths of rows, but no mask of keys")
     if layout is not None and segments_BN is None:
         segments_BN = layout.segments_BN
+    if layout is not None and keys_BK is None:
+        keys_BK = layout.keys_BN
     if query_BHQE.shape[3] != key_BHKE.shape[3]:  # the operator sees them padded to one width
         raise ValueError(
             "queries and keys must have one width, got "

@@ -74,8 +74,8 @@ def mask_lists(
     n_lines, n_items = -(-n_queries // block), -(-n_keys // block)
     any_visible = all_visible = some.new_ones(len(some), 1, n_lines, n_items, dtype=torch.bool)
     if keys_BK is not None:
-        blocks = functional.pad(keys_BK, (0, -n_keys % block)).view(-1, 1, 1, n_items, block)
-        any_visible, all_visible = any_visible & blocks.any(-1), all_visible & blocks.all(-1)
+        seen, are_seen = _key_blocks(keys_BK[:, None], block)
+        any_visible, all_visible = any_visible & seen, all_visible & are_seen
     if segments_BN is not None:
         documents = segments_BN[:, None]
         overlap, are_equal = _document_blocks(documents, documents, block)
@@ -91,12 +91,12 @@ def mask_lists(
 
 def pattern_tiles(
     rule: Rule, n: int, causal: bool, lengths_B: Tensor, block: int,
-    segments_BN: Tensor | None = None,
+    segments_BN: Tensor | None = None, keys_BN: Tensor | None = None,
 ) -> PatternTiles:  # fmt: skip
     """Return the arguments of the kernels for `n` positions, for square blocks of this size."""
     windows_H = per_head(rule.windows, torch.int32, lengths_B.device).expand(len(rule.windows))
     of_slots = places(rule, n, len(lengths_B), lengths_B.device)
-    marks = _marks(of_slots, windows_H, causal, lengths_B, block, segments_BN)
+    marks = _marks(of_slots, windows_H, causal, lengths_B, block, segments_BN, keys_BN)
     return PatternTiles(of_slots, windows_H.contiguous(), block_lists(marks, by_keys=False))
 
 
@@ -139,7 +139,7 @@ def _order(rule: Rule, positions: Tensor) -> Tensor:
 
 def _marks(
     places: Tensor, windows_H: Tensor, causal: bool, lengths_B: Tensor, block: int,
-    segments_BN: Tensor | None,
+    segments_BN: Tensor | None, keys_BN: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Return uint8 (B or 1, H, T, T): 0 no visible pair, 1 all are visible, 2 neither is known.
 
@@ -167,7 +167,19 @@ def _marks(
         )
         overlap, are_equal = _document_blocks(of_queries, of_keys, block)
         any_visible, all_visible = any_visible & overlap, all_visible & are_equal
+    if keys_BN is not None:
+        shape = (max(len(keys_BN), len(places)), places.shape[1], -1)
+        of_slots = keys_BN[:, None].expand(shape).gather(2, keys[:, :, 0].expand(shape).long())
+        seen, are_seen = _key_blocks(of_slots, block)
+        any_visible, all_visible = any_visible & seen, all_visible & are_seen
     return _as_marks(any_visible, all_visible)
+
+
+def _key_blocks(keys: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Return whether any and all keys (B, H or 1, N) of each block are seen, (B, H or 1, 1, T)."""
+    padded = functional.pad(keys, (0, -keys.shape[-1] % block))
+    blocks = padded.view(*keys.shape[:2], 1, -1, block)
+    return blocks.any(-1), blocks.all(-1)
 
 
 def _as_marks(any_visible: Tensor, all_visible: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from headwise.ops.attention.triton_shared import (
 )
 from headwise.ops.attention.triton_visible import (
     Sight,
+    is_visible,
     load_keys,
     n_allowed_keys,
     segments_of,
@@ -121,9 +122,10 @@ def forward_resident(
     bias = load_bias(distances, at.head, rows_M[:, None] + query_offset, scale)
     sight = Sight(limit_M, limit_M, segments_of(masks, at.batch, rows_M, n_queries), 0)
     gap_MN = masked_dot(query_ME, key_NE, keys, sight, True, bias, const)
-    top_M = tl.max(gap_MN, 1)
-    limit_M = tl.where(top_M == float("-inf"), 0, limit_M)  # no key is visible
-    top_M = finite_top(top_M)
+    if const.UNLISTED:  # not by the scores: Triton 3.7 fails for capability 10.0
+        visible_MN = is_visible(keys, sight, bias.positions, 0, const)
+        limit_M = tl.where(tl.max(visible_MN.to(tl.int32), 1) > 0, limit_M, 0)
+    top_M = finite_top(tl.max(gap_MN, 1))
     gap_MN = gap_MN - top_M[:, None]
 
     head_map = HeadMap(beta * scale, beta, largest_shift(beta, n_keys))

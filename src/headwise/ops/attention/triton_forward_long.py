@@ -245,7 +245,8 @@ def forward_streaming(
         tl.store(out.top + index_M, top_M, mask=inside_M)
     else:
         top_M = tl.load(out.top + index_M, mask=inside_M, other=float("-inf"))
-    limit_M = tl.where(top_M == float("-inf"), 0, limit_M)  # no key is visible
+    if masks.lists is not None:
+        limit_M = tl.where(top_M == float("-inf"), 0, limit_M)  # no key is visible
     top_M = finite_top(top_M)
     sight = Sight(limit_M, labels_M, segments_M, window_of(pattern, at.head))
     inputs = Inputs(query_ME, keys, sight, full, bias, pattern, masks, at, n_keys)

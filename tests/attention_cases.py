@@ -287,10 +287,10 @@ class Implementation:
 
 
 WHOLE = frozenset({"many queries", "gradients", "dropout", "shifted bias"})
-CPP = WHOLE | {"pairs", "α per query"}
+CPP = WHOLE | {"pairs", "α per query", "grouped keys"}
 FEW = CPP - WHOLE | {"shifted bias", "padding is not read"}
 FUSED = WHOLE | {"padding is not read", "mask of keys", "documents", "grouped keys"}
-REFERENCE = CPP - {"dropout"} | {"formed weights", "mask of keys", "documents"}
+REFERENCE = CPP - {"dropout", "grouped keys"} | {"formed weights", "mask of keys", "documents"}
 SPARSE = WHOLE | {"sparse pattern", "documents"}
 HALVES = ((torch.bfloat16, 1.5e-2), (torch.float16, 2e-3))
 MODULES = "headwise.ops.attention"

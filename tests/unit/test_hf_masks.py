@@ -72,6 +72,14 @@ def test_what_is_visible_is_the_mask_of_transformers(name, padding, offset):
     assert (mask.visible.mask is not None) == (padding in ("left", "holes"))
 
 
+def test_a_window_longer_than_the_rows_is_none():
+    windows = {}
+    for n in (N - 1, N, N + 1):
+        function = masking.sliding_window_causal_mask_function(n)
+        windows[n] = mask_for(sdpa_mask, **arguments(function, None, 0)).visible.window
+    assert windows == {N - 1: N - 2, N: None, N + 1: None}
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_functions_are_formed(name):
     call = arguments(OTHERS[name], None, 0)

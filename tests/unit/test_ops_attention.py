@@ -24,6 +24,7 @@ from attention_cases import (
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.window import Window
+from headwise.nn.functional import Scores, attend_heads
 from headwise.ops import check, dispatch
 from headwise.ops.attention import (
     cpu_few,
@@ -38,7 +39,7 @@ from headwise.ops.attention.pattern_rule import POSITION, Rule
 from headwise.ops.attention.triton import triton_entmax_attention, unsupported_reason
 from headwise.ops.family import Power
 from headwise.ops.flops import register_flops
-from headwise.ops.visible import Visible
+from headwise.ops.visible import EVERYTHING, Visible
 from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
 
@@ -204,6 +205,31 @@ class TestTriton:
         assert listed(keys_BK, None) == [[], [~1], [~1, 2], [~1, 2, ~3]]
         assert listed(None, segments_BN) == [[0], [~0, ~1], [~1, 2], [~1, ~2, ~3]]
 
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_window_with_masked_keys_documents_and_grouped_keys(self, causal):
+        case = Case((2, 4, 70, 70), power=Power.SQUARE, key_heads=2, device=DEVICE)
+        *heads, grad, _ = case.inputs()
+        masks = {
+            "segments_BN": (torch.arange(70, device=DEVICE) // 40)[None],
+            "mask": torch.arange(70, device=DEVICE)[None, None, None].expand(2, -1, -1, -1) % 9 > 2,
+        }
+        visible = Visible(None, causal, window=20, **masks)
+        triton = dispatch.Choice(dispatch.TRITON, "")
+
+        def results(dtype, choice):
+            leaves = [x.detach().to(dtype).requires_grad_() for x in heads]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(dispatch, "attention", lambda *args, **kwargs: choice)
+                scores = Scores(visible, 0.3)
+                context, weights = attend_heads(*leaves, Power.SQUARE, None, scores)
+            assert (weights is None) == (choice is triton)
+            gradients = torch.autograd.grad(context, leaves, grad.to(dtype))
+            return [context, *gradients]
+
+        expected = results(torch.float64, dispatch.Choice(dispatch.WEIGHTS, ""))
+        for ours, exact in zip(results(torch.float32, triton), expected, strict=True):
+            torch.testing.assert_close(ours.double(), exact, rtol=2e-5, atol=2e-5)
+
 
 @pytest.mark.parametrize("n_keys", [2048, 16384])
 def test_memory_of_triton_grows_linearly(n_keys):
@@ -226,10 +252,15 @@ def has_triton(monkeypatch):
     return set_triton
 
 
-QUERY = torch.zeros(1, 2, 3, 16)
+PLACE = Place("encoder_self", 1, 2, 16)
+QUERY, KEYS = torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 5, 16)
 REFUSED = [
-    (([QUERY] * 3, True), "pattern"),
-    (([QUERY] * 3, False, True), "depends on the query"),
+    (([QUERY] * 3, Mask(None, False, Window(PLACE))), "pattern"),
+    (([QUERY] * 3, Visible(mask=QUERY[..., :3] > 0)), "by query or head"),
+    (([QUERY] * 3, Visible(mask=QUERY[:, :, :1, :3] > 0)), "by query or head"),
+    (([QUERY, KEYS, KEYS], Visible(window=1)), "earlier queries"),
+    (([QUERY, KEYS, KEYS], Visible(segments_BN=KEYS[:, 0, :, 0])), "earlier queries"),
+    (([QUERY] * 3, EVERYTHING, True), "depends on the query"),
     (([QUERY, QUERY, QUERY.half()],), "one dtype"),
     (([QUERY.double()] * 3,), "one dtype"),
     (([torch.zeros(1, 2, 3, 264)] * 3,), "head width"),

@@ -43,10 +43,9 @@ class Mask(Visible):
     )
 
     @property
-    def needs_dense(self) -> bool:
-        """Whether keys are restricted beyond padding and causality."""
-        is_plain = self.pattern is None and self.segments_BN is None and self.mask is None
-        return not is_plain
+    def has_pattern(self) -> bool:
+        """Whether there is a pattern."""
+        return self.pattern is not None
 
     def restricted(self, pattern: Pattern) -> Mask:
         """Return this mask with `pattern`; cached by the key of the pattern."""

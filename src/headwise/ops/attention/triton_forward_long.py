@@ -63,6 +63,7 @@ class Inputs(NamedTuple):
     query_ME: Any
     keys: Any  # their `Matrix`
     sight: Any
+    limit_M: Any  # of the sight, 0 for queries without a visible key
     full: Any  # number of keys that are visible to all queries
     bias: Any
     pattern: Any
@@ -142,7 +143,7 @@ def improve_by_moments(shift_M, blocks, inputs, top_M, head_map, const):
             mass_M = sum_M
             if const.POWER == SQUARE:
                 mass_M = square_M
-            is_open = (tl.abs(mass_M - 1.0) > loose) & (inputs.sight.limit_M > 0)
+            is_open = (tl.abs(mass_M - 1.0) > loose) & (inputs.limit_M > 0)
             n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left, 0)
         shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
     return shift_M
@@ -163,7 +164,7 @@ def improve_by_newton(shift_M, blocks, inputs, top_M, head_map, const):
             mass_M += tl.sum(s_MN * x_MN, 1)
             total_M += tl.sum(s_MN, 1)
         next_M = newton(shift_M, mass_M, total_M, beta, shift_max)
-        is_open = (tl.abs(mass_M - 1.0) > loose) & (next_M != shift_M) & (inputs.sight.limit_M > 0)
+        is_open = (tl.abs(mass_M - 1.0) > loose) & (next_M != shift_M) & (inputs.limit_M > 0)
         n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
         shift_M = next_M
     return shift_M
@@ -231,7 +232,7 @@ def forward_streaming(
     keys, values = matrix(key, at, allowed, const.GROUP), matrix(value, at, allowed, const.GROUP)
     segments_M = segments_of(masks, at.batch, rows_M, n_queries)
     sight = Sight(limit_M, labels_M, segments_M, window_of(pattern, at.head))
-    inputs = Inputs(query_ME, keys, sight, full, bias, pattern, masks, at, n_keys)
+    inputs = Inputs(query_ME, keys, sight, limit_M, full, bias, pattern, masks, at, n_keys)
 
     line, inside_M = at.bh * n_blocks + at.block, rows_M < n_queries
     index_M = at.bh * n_queries + rows_M
@@ -248,8 +249,7 @@ def forward_streaming(
     if masks.lists is not None:
         limit_M = tl.where(top_M == float("-inf"), 0, limit_M)  # no key is visible
     top_M = finite_top(top_M)
-    sight = Sight(limit_M, labels_M, segments_M, window_of(pattern, at.head))
-    inputs = Inputs(query_ME, keys, sight, full, bias, pattern, masks, at, n_keys)
+    inputs = Inputs(query_ME, keys, sight, limit_M, full, bias, pattern, masks, at, n_keys)
     if live is None:
         if const.POWER != EXP:
             block_list = lists + line * (1 + n_key_blocks)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from headwise.ops.attention.distances import Distances, slopes_of
+from headwise.ops.attention.widths import group_size
 from headwise.ops.cpp.call import DTYPES
 from headwise.ops.draws import Draws, draw_seed
 from headwise.ops.family import Power, beta_of, check_alpha
@@ -103,7 +104,7 @@ class _Call:
     ) -> None:  # fmt: skip
         n_batch, n_heads, n_queries, _ = query.shape
         self.shape = (n_batch, n_heads, n_queries, key.shape[2])
-        self.group = n_heads // max(1, key.shape[1])
+        self.group = group_size(query, key)
         self.query_NQE, self.key_GKE = query.flatten(0, 1), key.flatten(0, 1)
         self.scale = scale
         self.slopes, self.n_prefix = slopes, n_prefix

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headwise.ops.attention.distances import Distances, slopes_of
+from headwise.ops.attention.widths import group_size
 from headwise.ops.cpp import build, call
 from headwise.ops.cpp.call import DTYPES, FLOAT, address, structure
 from headwise.ops.family import Power, beta_of, check_alpha
@@ -116,7 +117,7 @@ def context_of(
         context=address(context, (query.dtype,)),
         width=width,
         value_width=value.shape[3],
-        group=n_heads // key.shape[1],
+        group=group_size(query, key),
         scale=scale,
         is_half=query.dtype is torch.bfloat16,
         n_prefix=n_prefix,

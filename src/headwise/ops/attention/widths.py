@@ -12,6 +12,21 @@ def repeated(states: Tensor, n_heads: int) -> Tensor:
     return states if n_groups == 1 else states.repeat_interleave(n_groups, -3)
 
 
+def group_size(query_BHQE: Tensor, key_BGKE: Tensor) -> int:
+    """Return how many consecutive heads of queries share a head of keys.
+
+    Raises:
+        ValueError: the number of heads is no multiple of that of the keys.
+    """
+    n_heads, n_key_heads = query_BHQE.shape[1], key_BGKE.shape[1]
+    if n_heads % max(1, n_key_heads):
+        raise ValueError(
+            f"the number of heads must be a multiple of that of the keys, got {n_heads} and "
+            f"{n_key_heads}"
+        )
+    return max(1, n_heads // max(1, n_key_heads))
+
+
 def of_one_width(*heads: Tensor) -> list[Tensor]:
     """Pad queries, keys and values (..., E) with zeros to one width, which changes no scores."""
     width = max(states.shape[-1] for states in heads)

@@ -7,7 +7,7 @@ BLOCKS = {
     "stream.stream.BATCH_BYTES": 9,
     "stream.text.MAX_CHUNK": 100,
     "translation.encoding.SHARD_PAIRS": 7,  # more shards than two workers get at once
-    "translation.store.CHUNK_PAIRS": 13,
+    "translation.corpus.CHUNK_PAIRS": 13,
 }
 POOLS = {"translation.encoding.POOL_PAIRS": 30, "translation.prepare.POOL_PAIRS": 30}
 

@@ -83,6 +83,11 @@ class Translation(Task[Pairs]):
         longest = parts_of(config).positions.max_positions
         allowed = f"above tokenizer.max_sentence_tokens={n_tokens}"
         require(longest is None or longest > n_tokens, "positions.max_positions", allowed, longest)
+        sharing = config.model.share_embeddings
+        allowed = "decoder or none with tokenizer.joint=false: one table needs one vocabulary"
+        require(
+            config.tokenizer.joint or sharing != "all", "model.share_embeddings", allowed, sharing
+        )
         check_model(config, self.sites(), {"source": n_tokens + 1})  # and eos
         units = {metric.name: metric.unit for metric in self.metrics()}
         monitor = config.trainer.monitor or self.metrics()[0].name

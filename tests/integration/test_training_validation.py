@@ -14,7 +14,6 @@ from headwise.losses.loss import CrossEntropy
 from headwise.runs.folder import RunFolder
 from headwise.runs.record import Record
 from headwise.tasks import evaluate as scoring
-from headwise.tasks import measure as evaluation
 from headwise.tasks.measure import measure_losses
 from headwise.tasks.task import task_of
 from headwise.tasks.translation.batches import collate, evaluation_batches
@@ -159,7 +158,7 @@ def test_head_statistics_use_first_short_sentences(tmp_path, monkeypatch):
     targets = ["dog sees house", "dog", "cat", "house", "tree", "car"]
     (text / "valid.de").write_text("Hund\nHund sieht Haus\nKatze\nHaus\nBaum\nAuto\n", "utf-8")
     (text / "valid.en").write_text("".join(f"{line}\n" for line in targets), "utf-8")
-    monkeypatch.setattr(evaluation, "head_statistics", record_rows)
+    monkeypatch.setattr(scoring, "head_statistics", record_rows)
     monkeypatch.setattr(scoring, "MAX_HEAD_TOKENS", 6)
     run = train_small(tmp_path, "tokenizer=char", "trainer.head_sentences=3")
     encode = headwise.load(str(run), device="cpu").tokenizers.target.encode

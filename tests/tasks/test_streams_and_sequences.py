@@ -313,10 +313,10 @@ def test_heads_by_length(headwise, sequence):
     (reading,) = readings(loaded, ["40 0"])
     (observed,) = (obs for obs in reading.observations if obs.site == site)
     (axes,) = (reading.axes(one) for one in loaded.model.sites if one.name == site)
-    asked = reading.relevant
+    asked, observed_queries = reading.relevant, reading.queries or range(len(axes.queries))
     assert len(asked) == 2
     for query, key in asked.items():  # the relevant key is the value after the asked key
-        assert axes.keys[key - 1] == axes.queries[reading.queries.index(query)]
+        assert axes.keys[key - 1] == axes.queries[observed_queries.index(query)]
     for head in (1, 2):
         row = rows[site, head, 40]
         assert 0 <= row["relevant_weight"] <= 1

@@ -148,7 +148,7 @@ class TestFewQueries:
 
     @pytest.mark.parametrize("tensors", MISFITS)
     def test_other_shapes_are_refused(self, tensors):
-        with pytest.raises(ValueError, match="must have shape|must be a multiple"):
+        with pytest.raises(ValueError, match=r"must have shape|must be a multiple"):
             attention_of_few(*tensors, None, Power.EXP, Visible(), 1.0)
 
     def test_empty_batch(self):

@@ -8,7 +8,7 @@ namespace headwise {
 
 // Parsed by call.py: only declarations of these types.
 struct AttendProblem {
-    Problem rows;  // `source` and `out`: buffer for the scores, float32
+    Problem rows;  // `input` and `out`: buffer for the scores, float32
     const void* query;
     const void* key;
     const void* value;

@@ -74,7 +74,7 @@ struct Source {
     float top = 0.0f, shift = 0.0f;
 
     Source(const Problem& problem, const Row& row)
-        : values((const T*)problem.source + row.start), row(row), mask_stride(problem.mask_stride[3]) {
+        : values((const T*)problem.input + row.start), row(row), mask_stride(problem.mask_stride[3]) {
         if (!from_scores) return;
         top = std::max(problem.threshold[2 * row.index], -FLT_MAX);
         shift = problem.threshold[2 * row.index + 1];

@@ -27,7 +27,7 @@ struct Forward {
             rows.b[r] = buffers.row(0, r);
             rows.s[r] = buffers.row(1, r);
             part[r] = read_scores(
-                (const T*)problem.source + row[r].start, row[r], problem.mask_stride[3],
+                (const T*)problem.input + row[r].start, row[r], problem.mask_stride[3],
                 rows.b[r]);
         }
         const Floats highest = reduce(part, largest_or_nan);
@@ -76,7 +76,7 @@ struct Forward<Softmax, T> {
             if (r >= n_rows) continue;
             row[r] = reader.next();
             part[r] = read_scores(
-                (const T*)problem.source + row[r].start, row[r], problem.mask_stride[3],
+                (const T*)problem.input + row[r].start, row[r], problem.mask_stride[3],
                 buffers.row(0, r));
         }
         const Floats highest = reduce(part, largest_or_nan);

@@ -16,9 +16,9 @@ struct Problem {
     int64_t size[4];            // B, H and Q of a call, and K
     int64_t first_row, n_rows;  // the rows of the call to compute
     // Of these rows alone, contiguous:
-    const void* source;      // forward: scores. backward: weights, or scores with `threshold`
+    const void* input;       // forward: scores. backward: weights, or scores with `threshold`
     const void* grad;        // backward: gradient of the weights
-    void* out;               // forward: weights. backward: gradient of the scores. May be `source`
+    void* out;               // forward: weights. backward: gradient of the scores. May be `input`
     void* weights;           // backward from scores: receives the weights
     // Of all rows of the call:
     float* threshold;        // (rows, 2), maximum and shift: forward writes, backward reads; or null
@@ -42,7 +42,7 @@ constexpr int64_t BLOCK_FLOATS = 8192;  // per buffer: a block of rows stays in 
 
 struct Row {
     int64_t index;        // among the rows of the call
-    int64_t start;        // of the row in `source`
+    int64_t start;        // of the row in `input`
     int64_t n_visible;    // keys before padding and future positions
     const uint8_t* mask;  // of key 0, or null
     float beta;

@@ -112,19 +112,19 @@ class Rows:
         functions().headwise_forward(ctypes.byref(self.struct))
 
     def backward(
-        self, source_RK: Tensor, grad_RK: Tensor, out_RK: Tensor, first_row: int = 0,
+        self, input_RK: Tensor, grad_RK: Tensor, out_RK: Tensor, first_row: int = 0,
         weights_RK: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Write the gradients of the scores of some rows to `out_RK`, which may be the source.
+        """Write the gradients of the scores of some rows to `out_RK`, which may be the input.
 
         Args:
-            source_RK: weights, or with thresholds scores, as in `forward`.
+            input_RK: weights, or with thresholds scores, as in `forward`.
             grad_RK, out_RK: gradients of weights and scores, of the same dtype and shape.
             first_row: index of the first of these rows.
             weights_RK: with thresholds, receives the weights after dropout.
         """
-        self.set_rows(source_RK, out_RK, first_row)
-        dtypes, shape = (source_RK.dtype,), source_RK.shape
+        self.set_rows(input_RK, out_RK, first_row)
+        dtypes, shape = (input_RK.dtype,), input_RK.shape
         self.struct.grad = address(grad_RK, dtypes, shape)
         if weights_RK is not None:
             self.struct.weights = address(weights_RK, dtypes, shape)
@@ -146,12 +146,12 @@ class Rows:
         self.struct.mask = address(mask, (torch.bool,), is_strided=True) - before
         self.struct.mask_stride[:] = stride
 
-    def set_rows(self, source_RK: Tensor, out_RK: Tensor, first_row: int = 0) -> None:
+    def set_rows(self, input_RK: Tensor, out_RK: Tensor, first_row: int = 0) -> None:
         """Set which rows a kernel computes, and from what; see `forward` and `backward`."""
-        struct, shape = self.struct, source_RK.shape
-        struct.source = address(source_RK, DTYPES)
-        struct.out = address(out_RK, (source_RK.dtype,), shape)
-        struct.is_half = source_RK.dtype is torch.bfloat16
+        struct, shape = self.struct, input_RK.shape
+        struct.input = address(input_RK, DTYPES)
+        struct.out = address(out_RK, (input_RK.dtype,), shape)
+        struct.is_half = input_RK.dtype is torch.bfloat16
         n_keys = shape[-1]
         struct.first_row, struct.size[3] = first_row, n_keys
-        struct.n_rows = source_RK.numel() // n_keys if n_keys else 0
+        struct.n_rows = input_RK.numel() // n_keys if n_keys else 0

@@ -127,7 +127,7 @@ def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-N_DIGITS = 8
+N_BITS = 8
 Weights = npt.NDArray[np.float32]
 
 
@@ -183,14 +183,14 @@ def weight_contents(
 
 
 def rounded(weights_HQK: Tensor, allowed_HQK: Tensor) -> Weights:
-    """Round finite weights to `N_DIGITS` binary digits; NaN at masked keys.
+    """Round finite weights to `N_BITS` binary digits; NaN at masked keys.
 
     Args:
         weights_HQK: 0 at masked keys.
         allowed_HQK: True where a query may attend to a key.
     """
     fractions, exponents = np.frexp(weights_HQK.float().cpu().numpy())
-    weights: Weights = np.ldexp(np.rint(fractions * 2**N_DIGITS) / 2**N_DIGITS, exponents)
+    weights: Weights = np.ldexp(np.rint(fractions * 2**N_BITS) / 2**N_BITS, exponents)
     weights[~allowed_HQK.cpu().numpy()] = np.nan
     return weights
 

@@ -515,6 +515,12 @@ PEERS = {  # name in the records -> head of the column
 
 def corpora() -> str:
     """Return the choices of `data` as a table for each task that is their default."""
+    titles = {
+        "translation": "Translation",
+        "sequence": "Synthetic sequences",
+        "density": "Language models, images, music",
+        "classification": "Classification",
+    }
     rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for name in group_choices("data"):
         data = cast(dict[str, Any], OmegaConf.to_container(composed(f"data={name}").data))
@@ -523,18 +529,23 @@ def corpora() -> str:
             about = re.match(r"# (.*?)\.?(?:: data=.*)?\n", text)
             folder, sources = data.get("folder"), [*dict.fromkeys(_sources(data))]
             left_out = ["…"] if len(sources) > MAX_SOURCES else []
+            has_address = re.search(r"'(url|repo)': ", str(data)) is not None
             row = (
                 f"`{name}`",
                 about[1] if about else "",
                 ", ".join(f"`{task}`" for task in data["tasks"][1:]),
                 f"`{folder}`" if folder else "",
+                ("no", "yes")[has_address] if folder else "",
                 ", ".join(sources[:MAX_SOURCES] + left_out),
                 data.get("licence") or "",
             )
             rows[data["tasks"][0]].append(row)
-    header = "`data=`", "content", "other tasks", "below `HEADWISE_DATA`", "files", "licence"
+    header = (
+        "`data=`", "content", "other tasks", "below `HEADWISE_DATA`", "downloaded", "files",
+        "licence",
+    )  # fmt: skip
     return "\n\n".join(
-        f"## `task={task}`\n\n{markdown_table(header, rows[task], numeric=False)}"
+        f"## {titles[task]}: `task={task}`\n\n{markdown_table(header, rows[task], numeric=False)}"
         for task in sorted(rows, reverse=True)
     )
 

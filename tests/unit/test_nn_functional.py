@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import logging
 import pickle
 from functools import partial
 
@@ -12,7 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 import oracle
 from headwise import entmax
 from headwise.nn import HeadAlpha
-from headwise.nn.functional import attention
+from headwise.nn.functional import Scores, attend_heads, attention
+from headwise.ops.family import Power
+from headwise.ops.visible import Visible
 
 
 def heads(*shape, groups=2):
@@ -196,3 +199,14 @@ def test_alpha_under_func_transforms():
     assert grad["bias"].tolist() == [1.0, 1.0]
     grad = torch.func.grad(lambda x: (x * alpha()).sum())(torch.ones(2))
     assert grad.tolist() == [1.5, 1.5]
+
+
+def test_log_says_why_weights_are_formed(caplog):
+    states = torch.randn(1, 2, 150, 8)
+    with caplog.at_level(logging.INFO, logger="headwise"):
+        for _ in range(2):
+            scores = Scores(Visible(), 1.0, states[..., :1], softcap=2.0, sinks_H=torch.ones(2))
+            _, weights = attend_heads(states, states, states, Power.SQUARE, None, scores)
+    assert weights is not None
+    reason = "attention: weights are formed (scores with a bias and a soft cap and sinks)"
+    assert caplog.messages.count(reason) == 1

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headwise.ops import dispatch
 from headwise.ops.attention import reference
-from headwise.ops.attention.operator import attend
+from headwise.ops.attention.operator import attend, log_once
 from headwise.ops.attention.widths import repeated
 from headwise.ops.family import POWERS, Power
 from headwise.ops.visible import Visible
@@ -44,9 +45,10 @@ class Scores:
     sinks_H: Tensor | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the scores are products alone, as kernels without weights compute them."""
-        return self.bias is None and self.softcap is None and self.sinks_H is None
+    def others(self) -> str | None:
+        """What else changes the scores, which kernels without weights do not compute."""
+        parts = {"a bias": self.bias, "a soft cap": self.softcap, "sinks": self.sinks_H}
+        return " and ".join(name for name, part in parts.items() if part is not None) or None
 
 
 def attention(
@@ -125,7 +127,10 @@ def attend_heads(
         dropout: rate on the weights; those returned are without it.
         need_weights: whether weights must be formed.
     """
-    if not need_weights and scores.is_plain:
+    others = scores.others
+    if others is not None:
+        log_once(dispatch.Choice(dispatch.WEIGHTS, f"scores with {others}"))
+    elif not need_weights:
         # kernels on GPUs have one α per head
         is_per_row = alpha is not None and alpha.shape[0] * alpha.shape[2] > 1
         context = attend(

@@ -67,7 +67,7 @@ def attend(
         chosen = dispatch.sparse_attention(
             query_BHQE, value_BHKE, power, alpha_per_query=alpha_per_query
         )
-    _log_once(chosen)
+    log_once(chosen)
     if chosen.kernel == dispatch.WEIGHTS:
         return None
     if chosen.kernel == dispatch.TORCH:
@@ -116,7 +116,7 @@ def _torch_softmax(
     )[..., :width]
 
 
-def _log_once(chosen: Choice) -> None:
+def log_once(chosen: Choice) -> None:
     """Log the kernel once, except for few queries (decoding), estimates and under torch.compile."""
     is_silent = torch.compiler.is_compiling() or chosen.kernel == dispatch.CPP_FEW
     if is_silent or chosen.reason in (dispatch.SHORT_ROWS, dispatch.SHAPES) or chosen in _LOGGED:

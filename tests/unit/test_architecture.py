@@ -177,7 +177,11 @@ print(counted - flop_registry.keys())"""
 
 @pytest.mark.parametrize(
     ("page", "name", "content"),
-    [(page, *table) for page, tables in PAGES.items() for table in tables.items()],
+    [
+        pytest.param(page, *table, marks=pytest.mark.slow if page == "corpora.md" else ())
+        for page, tables in PAGES.items()
+        for table in tables.items()
+    ],
 )
 def test_tables_of_pages_are_up_to_date(page, name, content):
     text = (DOCS / page).read_text(encoding="utf-8")

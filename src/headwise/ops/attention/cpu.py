@@ -115,8 +115,13 @@ class _Call:
         )
 
     @property
+    def has_whole_heads(self) -> bool:
+        """Whether no head is divided into several chunks."""
+        return self.shape[2] * self.shape[3] <= CHUNK_SCORES
+
+    @property
     def has_whole_groups(self) -> bool:
-        """Whether no head of keys is in several chunks."""
+        """Whether no heads that share keys are divided into several chunks."""
         return self.group * self.shape[2] * self.shape[3] <= CHUNK_SCORES
 
     def chunks(self) -> Iterator[_Chunk]:
@@ -209,10 +214,12 @@ def backward(
     call = _Call(threshold.contiguous(), grad_alpha, query, key, alpha, *settings)
     value_GKE, grad_NQE = value.flatten(0, 1), grad.flatten(0, 1)
     grad_q_NQE = query.new_empty(call.query_NQE.shape)
-    # chunks are not summed in half precision
-    dtype, put = (key.dtype, _matmul_to) if call.has_whole_groups else (torch.float32, _matmul_add)
-    grad_k_GKE = key.new_zeros(call.key_GKE.shape, dtype=dtype)
-    grad_v_GKE = key.new_zeros(value_GKE.shape, dtype=dtype)
+    # of keys for each head if a group is in several chunks; these are not summed in half precision
+    is_by_head = call.has_whole_heads and not call.has_whole_groups
+    dtype, put = (key.dtype, _matmul_to) if call.has_whole_heads else (torch.float32, _matmul_add)
+    n = len(call.query_NQE) if is_by_head else len(value_GKE)
+    grad_k_NKE = key.new_zeros((n, *call.key_GKE.shape[1:]), dtype=dtype)
+    grad_v_NKE = key.new_zeros((n, *value_GKE.shape[1:]), dtype=dtype)
     buffers = call.buffers(3)
     for chunk in call.chunks():
         queries, keys = (chunk.heads, chunk.queries), (chunk.key_heads, chunk.keys)
@@ -224,14 +231,24 @@ def backward(
         torch.bmm(grad_of, value_GKE[keys].mT, out=grad_w)
         call.rows.backward(scores_NQK, grad_w_NQK, scores_NQK, chunk.first_row, weights_NQK)
         _matmul_to(grad_q, grad_z, call.key_GKE[keys], call.scale)
-        put(grad_v_GKE[keys], weights.mT, grad_of, 1.0)
-        put(grad_k_GKE[keys], grad_z.mT, query_of, call.scale)
+        out = (chunk.heads if is_by_head else chunk.key_heads, chunk.keys)
+        put(grad_v_NKE[out], weights.mT, grad_of, 1.0)
+        put(grad_k_NKE[out], grad_z.mT, query_of, call.scale)
     return (
         grad_q_NQE.view(query.shape),
-        grad_k_GKE.to(key.dtype).view(key.shape),
-        grad_v_GKE.to(value.dtype).view(value.shape),
+        _summed(grad_k_NKE, key),
+        _summed(grad_v_NKE, value),
         grad_alpha if alpha is None or not with_alpha else grad_alpha.sum_to_size(alpha.shape),
     )
+
+
+def _summed(grad_NKE: Tensor, like_BGKE: Tensor) -> Tensor:
+    """Return gradients of heads of queries, or already of keys, as those of heads of keys."""
+    n_group = len(grad_NKE) // max(1, like_BGKE.shape[:2].numel())
+    if n_group > 1:
+        grad_GHKE = grad_NKE.view(-1, n_group, *grad_NKE.shape[1:])
+        grad_NKE = grad_GHKE.sum(1, dtype=torch.float32)
+    return grad_NKE.to(like_BGKE.dtype).view(like_BGKE.shape)
 
 
 def _matmul_to(

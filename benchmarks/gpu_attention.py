@@ -98,7 +98,7 @@ def flex(layout: BlockLayout) -> Attend:
     """Return FlexAttention with a causal pattern."""
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-    rule, n, device = layout.rule, layout.n_positions, layout.lengths_B.device
+    rule, n, device = layout.rule, layout.n_positions, layout.key_lengths_B.device
     n_heads = len(rule.labels)
     labels_HN = rule.labels_of(torch.arange(n, device=device)).expand(n_heads, n).contiguous()
     windows_H = torch.tensor(rule.windows, device=device)

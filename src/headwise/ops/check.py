@@ -209,6 +209,13 @@ def _attention(small: _Small) -> Pairs:
             mask = mask & (keys % 5 != 3) & (queries != n - 9)
             visible = Visible(query_offset=offset, mask=mask)
         yield from _compare(small, visible, mask, rate)
+    keys, starts = arange(70, device=small.device), arange(2, device=small.device)[:, None]
+    is_seen_B11K = ((keys + 4 * starts) % 9 != 0)[:, None, None]
+    visible = Visible(causal=True, segments_BN=keys[None] // 40, mask=is_seen_B11K)
+    visible = visible.with_mask(70, 70, small.device) if small.is_cpp else visible
+    dense = visible.dense(70, 70, small.device)
+    assert dense is not None
+    yield from _compare(small, visible, dense.cpu(), 0.0, n_key_heads=1)
 
 
 def _attend(small: _Small, heads: Heads, rate: float, keys: Visible | BlockLayout) -> Tensor:
@@ -221,22 +228,27 @@ def _attend(small: _Small, heads: Heads, rate: float, keys: Visible | BlockLayou
     if small.is_cpp and isinstance(keys, Visible):
         power = small.power
         return cpu_attention.attention(*heads, alpha, power, keys, *settings, generator=drawn)
-    layout, offset = (None, keys.query_offset) if isinstance(keys, Visible) else (keys, 0)
+    layout, visible = (None, keys) if isinstance(keys, Visible) else (keys, Visible())
     alpha_H = ALPHAS[small.power] if alpha is None else alpha.flatten()
-    causal = (keys.key_lengths_B, True, offset)
-    return triton_entmax_attention(*heads, alpha_H, *causal, *settings, layout, drawn)
+    causal = (keys.key_lengths_B, True, visible.query_offset)
+    masks = visible.key_mask_BK, visible.segments_BN
+    return triton_entmax_attention(*heads, alpha_H, *causal, *settings, layout, drawn, *masks)
 
 
-def _compare(small: _Small, keys: Visible | BlockLayout, mask: Tensor, rate: float) -> Pairs:
+def _compare(
+    small: _Small, keys: Visible | BlockLayout, mask: Tensor, rate: float, n_key_heads: int = 2
+) -> Pairs:
     """Yield context and gradients of attention to these keys beside the reference.
 
     Args:
         keys: which keys.
         mask: the same, bool (B, H or 1, Q, K), True = may attend.
         rate: of dropout.
+        n_key_heads: 2, or 1 that both heads of queries share.
     """
     n_queries, n = mask.shape[2:]
-    query, key, value = leaves = [small.new(2, 2, size, small.width) for size in (n_queries, n, n)]
+    sizes = (2, n_queries), (n_key_heads, n), (n_key_heads, n)
+    query, key, value = leaves = [small.new(2, *size, small.width) for size in sizes]
     if small.alpha is not None:
         leaves = [*leaves, small.alpha]
     for leaf in leaves:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from headwise.nn import MultiheadAttention, functional
+from headwise.nn.functional import attend_heads
 
 B, Q, K, D, H = 3, 5, 7, 16, 4
 MASKS = (None, torch.bool, torch.float64)
@@ -255,3 +256,25 @@ def test_wrong_inputs():
         module(states, states, states, attn_mask=torch.zeros(Q, Q + 1))
     with pytest.raises(TypeError, match="key_padding_mask must be bool"):
         module(states, states, states, torch.zeros(B, Q, dtype=torch.int64))
+
+
+def test_padding_of_an_encoder_reaches_the_kernels_as_a_mask_of_keys(monkeypatch):
+    seen = []
+
+    def attend(*args, **kwargs):
+        seen.append(args[5].visible)
+        return attend_heads(*args, **kwargs)
+
+    monkeypatch.setattr("headwise.nn.multihead.attend_heads", attend)
+    layer = nn.TransformerEncoderLayer(D, H, 2 * D, dropout=0.0, batch_first=True)
+    layer.self_attn = MultiheadAttention(D, H, batch_first=True, attention="sparsemax")
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    is_padding = torch.arange(6) >= torch.tensor([[6], [4]])
+    states = torch.randn(2, 6, D)
+    results = []
+    for padding in (is_padding, is_padding.float() * -2.0):  # the second changes scores alone
+        seen.clear()
+        results.append(encoder(states, src_key_padding_mask=padding))
+        keys = [None if one.key_mask_BK is None else one.key_mask_BK.tolist() for one in seen]
+        assert keys == [(~is_padding).tolist() if padding is is_padding else None] * 2
+    assert not torch.allclose(*results)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from headwise.compilation import is_for_export, may_keep_tensors
 from headwise.nn.alpha import HeadAlpha
 from headwise.nn.functional import MAPS, Scores, attend_heads
 from headwise.ops.visible import Visible
@@ -243,6 +244,7 @@ def _visible(
     if padding is not None:
         shapes = [(n_batch, n_keys), (n_keys,)][: 2 if n_batch == 1 else 1]
         _check_mask("key_padding_mask", padding, shapes)
+        padding = _as_bool(padding)
         masks.append(padding.reshape(n_batch, 1, 1, n_keys))
     if pairs is not None:
         _check_mask(
@@ -257,6 +259,15 @@ def _visible(
         else:
             bias = mask if bias is None else bias + mask
     return allowed, bias
+
+
+def _as_bool(padding: Tensor) -> Tensor:
+    """Return an additive mask of 0 and -inf, as torch's encoder makes of a bool one, as bool."""
+    is_traced = torch.compiler.is_compiling() or is_for_export() or not may_keep_tensors()
+    if padding.dtype is torch.bool or padding.requires_grad or is_traced:
+        return padding
+    is_blocked = padding == -torch.inf
+    return is_blocked if bool((is_blocked | (padding == 0)).all()) else padding
 
 
 def _check_mask(name: str, mask: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:

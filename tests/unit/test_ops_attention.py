@@ -33,6 +33,7 @@ from headwise.ops.attention import (
     triton_launch,
     triton_tiles,
 )
+from headwise.ops.attention.cpu import attention
 from headwise.ops.attention.cpu_few import attention_of_few
 from headwise.ops.attention.layout import BlockLayout
 from headwise.ops.attention.pattern_rule import POSITION, Rule
@@ -145,6 +146,15 @@ class TestFewQueries:
             assert cpu_few.supports(few, many, many[..., :8])
             assert cpu_few.supports(few, many[:, :1], many[:, :1])
             assert not any(cpu_few.supports(*tensors) for tensors in (*others, *self.MISFITS))
+
+    @pytest.mark.parametrize("call", [attention_of_few, attention])
+    def test_alpha_outside_of_its_range_is_refused(self, call):
+        alpha, rest = (
+            torch.full((1, 2, 1, 1), 2.1),
+            [1.0] if call is attention_of_few else [0.0, 1.0],
+        )
+        with pytest.raises(ValueError, match="alpha must be in"):
+            call(self.FEW, self.MANY, self.MANY, alpha, Power.ANY, Visible(), *rest)
 
     @pytest.mark.parametrize("tensors", MISFITS)
     def test_other_shapes_are_refused(self, tensors):

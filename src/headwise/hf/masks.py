@@ -27,7 +27,8 @@ _ALL_OF = masking_utils.and_masks().__code__
 _WINDOW_BEFORE = masking_utils.sliding_window_overlay(1).__code__
 _WINDOW_AROUND = masking_utils.sliding_window_bidirectional_overlay(1).__code__
 _SAME_DOCUMENT = masking_utils.packed_sequence_mask_function(torch.empty(0)).__code__
-_IN_DOCUMENT = masking_utils.remap_positions_for_packed_sequence(print, torch.empty(0)).__code__
+_remap: Any = getattr(masking_utils, "remap_positions_for_packed_sequence", None)  # since 5.24
+_IN_DOCUMENT = _remap(print, torch.empty(0)).__code__ if _remap else object()
 
 
 class UnformedMask(Tensor):

@@ -52,6 +52,11 @@ def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
     return function
 
 
+def is_traced() -> bool:
+    """Return whether a call is compiled, exported or transformed, so that values are not there."""
+    return torch.compiler.is_compiling() or is_for_export() or not may_keep_tensors()
+
+
 def is_for_export() -> bool:
     """Return whether torch.export or torch.jit.trace, thus torch.onnx too, traces a model."""
     return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None

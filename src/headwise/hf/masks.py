@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from headwise.compilation import is_for_export, may_keep_tensors
+from headwise.compilation import is_traced
 from headwise.ops.visible import Visible
 
 # What a function of Transformers returns has its inner code, and holds its arguments.
@@ -117,11 +117,10 @@ def mask_for(
         "mask_function": mask_function, "q_offset": q_offset, "kv_offset": kv_offset,
         "attention_mask": attention_mask, "use_vmap": use_vmap, **rest,
     }  # fmt: skip
-    is_traced = torch.compiler.is_compiling() or is_for_export() or not may_keep_tensors()
     visible = None
     offset = q_offset if isinstance(q_offset, int) else None  # a tensor of static caches
     # one query, in decoding, has a small mask
-    if not (is_traced or use_vmap or kv_offset or q_length == 1):
+    if not (is_traced() or use_vmap or kv_offset or q_length == 1):
         visible = visible_by(mask_function)
     if visible is None or offset is None:
         return form(**call)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from headwise.compilation import is_for_export, may_keep_tensors
+from headwise.compilation import is_traced
 from headwise.nn.alpha import HeadAlpha
 from headwise.nn.functional import MAPS, Scores, attend_heads
 from headwise.ops.visible import Visible
@@ -263,8 +263,7 @@ def _visible(
 
 def _as_bool(padding: Tensor) -> Tensor:
     """Return an additive mask of 0 and -inf, as torch's encoder makes of a bool one, as bool."""
-    is_traced = torch.compiler.is_compiling() or is_for_export() or not may_keep_tensors()
-    if padding.dtype is torch.bool or padding.requires_grad or is_traced:
+    if padding.dtype is torch.bool or padding.requires_grad or is_traced():
         return padding
     is_blocked = padding == -torch.inf
     return is_blocked if bool((is_blocked | (padding == 0)).all()) else padding

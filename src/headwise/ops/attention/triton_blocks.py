@@ -74,8 +74,8 @@ def mask_lists(
     n_lines, n_items = -(-n_queries // block), -(-n_keys // block)
     any_visible = all_visible = some.new_ones(len(some), 1, n_lines, n_items, dtype=torch.bool)
     if keys_BK is not None:
-        seen, are_seen = _key_blocks(keys_BK[:, None], block)
-        any_visible, all_visible = any_visible & seen, all_visible & are_seen
+        any_key, all_keys = _key_blocks(keys_BK[:, None], block)
+        any_visible, all_visible = any_visible & any_key, all_visible & all_keys
     if segments_BN is not None:
         documents = segments_BN[:, None]
         overlap, are_equal = _document_blocks(documents, documents, block)
@@ -170,13 +170,13 @@ def _marks(
     if keys_BN is not None:
         shape = (max(len(keys_BN), len(places)), places.shape[1], -1)
         of_slots = keys_BN[:, None].expand(shape).gather(2, keys[:, :, 0].expand(shape).long())
-        seen, are_seen = _key_blocks(of_slots, block)
-        any_visible, all_visible = any_visible & seen, all_visible & are_seen
+        any_key, all_keys = _key_blocks(of_slots, block)
+        any_visible, all_visible = any_visible & any_key, all_visible & all_keys
     return _as_marks(any_visible, all_visible)
 
 
 def _key_blocks(keys: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Return whether any and all keys (B, H or 1, N) of each block are seen, (B, H or 1, 1, T)."""
+    """Return whether any and all keys (B, H or 1, N) of each block are there, (B, H or 1, 1, T)."""
     padded = functional.pad(keys, (0, -keys.shape[-1] % block))
     blocks = padded.view(*keys.shape[:2], 1, -1, block)
     return blocks.any(-1), blocks.all(-1)

@@ -357,7 +357,7 @@ def test_keys_of_a_window_are_neighbours_and_the_first_positions(radius, n_globa
     dense, layout = mask.dense(n, n, CPU), mask.layout(n, n, CPU)
     counts = torch.zeros(3, 1, n, n, dtype=torch.int64)
     allowed = layout.allowed_BHNK.expand(3, 1, n, -1)
-    slots = layout.key_positions(n).long().expand_as(allowed)
+    slots = layout.key_positions_BHNK.clamp(0, n - 1).expand_as(allowed)
     counts.scatter_add_(3, slots, allowed.long())
     for row, length in enumerate(lengths.tolist()):
         for i in range(n):

@@ -21,7 +21,8 @@ from headwise.entmax.losses import log_entmax, log_softmax
 from headwise.losses.loss import Entmax15Loss
 from headwise.ops import check, dispatch
 from headwise.ops.attention import cpu_few, triton_blocks
-from headwise.ops.attention.layout_parts import Columns
+from headwise.ops.attention.layout import Part
+from headwise.ops.attention.pattern_rule import COLUMN
 from headwise.ops.cpp import build
 from headwise.ops.dropout import cpu as cpu_dropout
 from headwise.ops.family import Power
@@ -142,7 +143,8 @@ def test_wrong_python_halves_of_kernels_are_found(broken, break_kernel, cache):
 
 @needs_kernels
 def test_sparse_attention_without_far_keys_is_found(monkeypatch):
-    monkeypatch.setattr(Columns, "products", lambda *_: iter(()))
+    of = Part.of
+    monkeypatch.setattr(Part, "of", lambda part, keys: of(part, keys) * (part.groups != COLUMN))
     found = str(check.failure(CPP))
     assert "contexts" in found
     assert " other results" in found

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from headwise.ops.attention.cpu import part_of, steps
 from headwise.ops.attention.distances import Distances
-from headwise.ops.attention.layout import BlockLayout, concatenated
-from headwise.ops.attention.layout_parts import Part, Product, in_blocks
+from headwise.ops.attention.layout import BlockLayout, Keys, Part, in_blocks, slots_of_parts, some
 from headwise.ops.draws import Draws, draw_seed
 from headwise.ops.family import Power, beta_of, check_alpha
 from headwise.ops.maps.cpu import Rows
@@ -113,8 +112,8 @@ def forward(
     settings: Settings, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the context, and maximum and threshold of every row in blocks (B, H, M, L, 2)."""
-    call = _Call(query, key, alpha, settings)
-    values = call.gathered(call.in_blocks(value))
+    call = _Call(query, alpha, settings)
+    keys, values = settings.layout.keys(key), settings.layout.keys(value)
     # not a view: users could not modify it in place
     context = query.new_empty(*query.shape[:3], value.shape[3])
     context_BHMLE = call.in_blocks(context)
@@ -122,10 +121,10 @@ def forward(
     rows = call.rows(seed, threshold_BHML2)
     (buffer,) = call.buffers(1)
     for chunk in call.chunks():
-        scores_BHCK = call.scores(chunk, call.scaled_queries(chunk), buffer)
+        scores_BHCK = call.scores(chunk, call.scaled_queries(chunk), keys, buffer)
         rows.restrict(chunk.allowed_BHCK, chunk.first_row)
         rows.forward(scores_BHCK, scores_BHCK, chunk.first_row)
-        chunk.combine(scores_BHCK, values, chunk.part(context_BHMLE))
+        chunk.combine(scores_BHCK, values, chunk.of_queries(context_BHMLE))
     if context.shape[2] % settings.layout.stride:  # then the blocks are a copy
         context.copy_(call.positions(context_BHMLE))
     return context, threshold_BHML2
@@ -136,28 +135,31 @@ def backward(
     threshold_BHML2: Tensor, settings: Settings, seed: int, with_alpha: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key, value, and α (or empty)."""
-    call = _Call(query, key, alpha, settings)
-    grad_BHMLE, values = call.in_blocks(grad), call.gathered(call.in_blocks(value))
+    call, layout = _Call(query, alpha, settings), settings.layout
+    grad_BHMLE, keys, values = call.in_blocks(grad), layout.keys(key), layout.keys(value)
     shape = call.query_BHMLE.shape
     grad_q_BHMLE = query.new_empty(shape)
-    grad_k, grad_v = call.sums(call.query_BHMLE), call.sums(grad_BHMLE)
+    grad_k, grad_v = (
+        Keys(*(torch.zeros(x.shape, dtype=torch.float32) for x in states))
+        for states in (keys, values)
+    )
     grad_alpha = query.new_zeros((*shape[:4], int(with_alpha)), dtype=torch.float32)
     rows = call.rows(seed, threshold_BHML2, grad_alpha)
     buffer, *others = call.buffers(3)
     for chunk in call.chunks():
-        queries_BHMLE, of_context = call.scaled_queries(chunk), chunk.part(grad_BHMLE)
-        scores_BHCK = call.scores(chunk, queries_BHMLE, buffer)
+        queries_BHMLE, of_context = call.scaled_queries(chunk), chunk.of_queries(grad_BHMLE)
+        scores_BHCK = call.scores(chunk, queries_BHMLE, keys, buffer)
         grad_w, weights = (part_of(buffer, scores_BHCK.shape) for buffer in others)
         chunk.multiply(of_context, values, grad_w)
         rows.restrict(chunk.allowed_BHCK, chunk.first_row)
         rows.backward(scores_BHCK, grad_w, scores_BHCK, chunk.first_row, weights)
-        chunk.combine(scores_BHCK, call.keys, chunk.part(grad_q_BHMLE))
+        chunk.combine(scores_BHCK, keys, chunk.of_queries(grad_q_BHMLE))
         chunk.spread(scores_BHCK, queries_BHMLE, grad_k)
         chunk.spread(weights, of_context, grad_v)
     return (
         call.positions(grad_q_BHMLE.mul_(settings.scale)),
-        call.total(grad_k).to(key.dtype),
-        call.total(grad_v).to(value.dtype),
+        layout.total(grad_k).to(key.dtype),
+        layout.total(grad_v).to(value.dtype),
         call.positions(grad_alpha).sum_to_size(alpha.shape)
         if with_alpha and alpha is not None
         else grad_alpha,
@@ -171,54 +173,46 @@ class _Chunk:
     batch: slice
     heads: slice
     blocks: range
+    parts: list[Part]
     allowed_BHCK: Tensor
-    products: list[tuple[int, Part, Product]]  # with the number of the part; slots of all parts
     first_row: int
 
-    def part(self, states_BHMLE: Tensor) -> Tensor:
+    def of_queries(self, states_BHMLE: Tensor) -> Tensor:
         """Return the chunk's part of states of queries."""
         blocks = slice(self.blocks.start, self.blocks.stop)
         return states_BHMLE[self.batch, self.heads, blocks]
 
-    def rows(self, states_BHMLE: Tensor) -> Tensor:
-        """Return the chunk's part of states of queries as rows (B, H, C, E)."""
-        return self.part(states_BHMLE).flatten(2, 3)
+    def multiply(self, query_BHMLE: Tensor, keys: Keys, out_BHCK: Tensor) -> None:
+        """Write the products of queries with the keys in their slots."""
+        for part, out, of_keys in self._parts(out_BHCK, keys):
+            _put(out, part.grouped(query_BHMLE), of_keys.contiguous().mT)
 
-    def multiply(self, query_BHMLE: Tensor, keys: list[Tensor], out_BHCK: Tensor) -> None:
-        """Write the products of queries with the keys in their slots; other slots are masked."""
-        for rows, out, columns in self._matrices(query_BHMLE, out_BHCK, keys):
-            _put(out, rows.contiguous(), columns.contiguous().mT, 0)
-
-    def combine(self, weights_BHCK: Tensor, values: list[Tensor], out_BHMLE: Tensor) -> None:
+    def combine(self, weights_BHCK: Tensor, values: Keys, out_BHMLE: Tensor) -> None:
         """Write the weighted sums of the values in the slots of each query, summed in float32."""
         is_half, sums_BHMLE = out_BHMLE.dtype is not torch.float32, out_BHMLE
         if is_half:
             sums_BHMLE = torch.empty(out_BHMLE.shape, dtype=torch.float32)
-        matrices = self._matrices(sums_BHMLE, weights_BHCK, values)
-        for number, (out, weights, columns) in enumerate(matrices):
-            _put(out, weights, columns.contiguous(), min(number, 1))
+        for number, (part, weights, of_keys) in enumerate(self._parts(weights_BHCK, values)):
+            _put(part.grouped(sums_BHMLE), weights, of_keys, min(number, 1))
         if is_half:
             out_BHMLE.copy_(sums_BHMLE)
 
-    def spread(self, weights_BHCK: Tensor, query_BHMLE: Tensor, sums: list[Tensor]) -> None:
+    def spread(self, weights_BHCK: Tensor, query_BHMLE: Tensor, sums: Keys) -> None:
         """Add to the sums of each key the weighted queries that have it in a slot."""
-        for rows, weights, columns in self._matrices(query_BHMLE, weights_BHCK, sums):
-            _put(columns, weights.mT, rows, 1)
+        for part, weights, of_keys in self._parts(weights_BHCK, sums):
+            _put(of_keys, weights.mT, part.grouped(query_BHMLE), 1)
 
-    def _matrices(
-        self, query_BHMLE: Tensor, slots_BHCK: Tensor, keys: list[Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield states of queries, slots, and states of keys for each product, as views."""
-        slots_BHMLK = slots_BHCK.view(*query_BHMLE.shape[:4], -1)
-        for number, part, (slots, blocks, of_keys) in self.products:
-            yield (
-                part.rows(query_BHMLE[:, :, blocks]),
-                part.rows(slots_BHMLK[:, :, blocks, :, slots]),
-                part.columns(keys[number][self.batch, self.heads], of_keys),
-            )
+    def _parts(self, slots_BHCK: Tensor, keys: Keys) -> Iterator[tuple[Part, Tensor, Tensor]]:
+        """Yield parts, their slots (B, H, G, R, K) and states of keys (B, H, G, K, E), as views."""
+        keys = keys.some(self.batch, self.heads)
+        n_batch, n_heads, _, n_slots = slots_BHCK.shape
+        slots_BHMLK = slots_BHCK.view(n_batch, n_heads, len(self.blocks), -1, n_slots)
+        slots = slots_of_parts(self.parts, slots_BHMLK)
+        for part, of_part in zip(self.parts, slots, strict=True):
+            yield part, of_part, part.of(keys)
 
 
-def _put(out: Tensor, left: Tensor, right: Tensor, beta: int) -> None:
+def _put(out: Tensor, left: Tensor, right: Tensor, beta: int = 0) -> None:
     """Write the product of matrices to `out`, a view, or add it (`beta` 1) to its content."""
     if out.shape[:3].numel() == 1 and out.dtype is left.dtype:  # one matrix: no temporary product
         out, left, right = out[0, 0, 0], left[0, 0, 0], right[0, 0, 0]
@@ -228,14 +222,11 @@ def _put(out: Tensor, left: Tensor, right: Tensor, beta: int) -> None:
 
 
 class _Call:
-    """One call: settings, and the tensors in blocks."""
+    """One call: settings, and the queries in blocks."""
 
-    def __init__(
-        self, query: Tensor, key: Tensor, alpha: Tensor | None, settings: Settings
-    ) -> None:
+    def __init__(self, query: Tensor, alpha: Tensor | None, settings: Settings) -> None:
         self.settings, self.layout = settings, settings.layout
         self.query_BHMLE = self.in_blocks(query)
-        self.keys = self.gathered(self.in_blocks(key))
         beta = beta_of(alpha)
         if beta is not None:
             beta = self.in_blocks(beta.expand(*query.shape[:3], 1))
@@ -257,21 +248,6 @@ class _Call:
         """Return states of blocks as those of positions (B, H, N, E)."""
         return blocks_BHMLE.flatten(2, 3)[:, :, : self.layout.n_positions]
 
-    def gathered(self, blocks_BHMLE: Tensor) -> list[Tensor]:
-        """Return the states from which each part of the layout takes its keys."""
-        return [part.gather(blocks_BHMLE) for part in self.layout.parts]
-
-    def sums(self, like_BHMLE: Tensor) -> list[Tensor]:
-        """Return zeros in the form of `gathered`, float32, and at the end those of all blocks."""
-        zeros_BHMLE = torch.zeros_like(like_BHMLE, dtype=torch.float32)
-        return [*self.gathered(zeros_BHMLE), zeros_BHMLE]
-
-    def total(self, sums: list[Tensor]) -> Tensor:
-        """Return the sums of all parts by position (B, H, N, E)."""
-        for part, gathered in zip(self.layout.parts, sums[:-1], strict=True):
-            part.scatter(gathered, sums[-1])
-        return self.positions(sums[-1])
-
     def chunks(self) -> Iterator[_Chunk]:
         """Yield chunks of at most `CHUNK_SCORES` scores, or of one block."""
         n_batch, n_heads, n_blocks, stride, _ = self.query_BHMLE.shape
@@ -281,19 +257,12 @@ class _Call:
         for batch in steps(n_batch, step_b):
             for few in steps(n_blocks, self.step):
                 blocks = range(few.start, few.stop)
-                masks = self.layout.masks_of(blocks, batch)
-                allowed_BHCK = concatenated(masks).flatten(2, 3)
-                products = list(self._products(blocks))
-                segments_BN = self.layout.segments_BN
-                if segments_BN is not None:
-                    of_masks = slice(0, allowed_BHCK.shape[1])
-                    chunk = _Chunk(batch, of_masks, blocks, allowed_BHCK, products, 0)
-                    allowed_BHCK = allowed_BHCK & self._same_document(chunk, segments_BN)
+                parts, allowed_BHCK = self.layout.parts(blocks), self.layout.allowed(blocks, batch)
                 for heads in steps(n_heads, step_h):
-                    some_BHCK = allowed_BHCK[:, heads if allowed_BHCK.shape[1] > 1 else slice(1)]
+                    some_BHCK = some(allowed_BHCK, slice(None), heads)
                     head = batch.start * n_heads + heads.start
                     first_row = (head * n_blocks + blocks.start) * stride
-                    yield _Chunk(batch, heads, blocks, some_BHCK, products, first_row)
+                    yield _Chunk(batch, heads, blocks, parts, some_BHCK, first_row)
 
     @functools.cached_property
     def step(self) -> int:
@@ -310,17 +279,8 @@ class _Call:
 
     def _n_scores(self, blocks: range) -> int:
         """Return the number of scores of some blocks of one head."""
-        return len(blocks) * self.layout.stride * sum(self.layout.sizes(blocks))
-
-    def _products(self, blocks: range) -> Iterator[tuple[int, Part, Product]]:
-        """Yield the products of all parts; their slots count from the first part's on."""
-        start, n_blocks = 0, self.layout.n_blocks_for(blocks)
-        sizes = self.layout.sizes(blocks)
-        for number, (part, size) in enumerate(zip(self.layout.parts, sizes, strict=True)):
-            for product in part.products(blocks, n_blocks):
-                slots = slice(start + product.slots.start, start + product.slots.stop)
-                yield number, part, product._replace(slots=slots)
-            start += size
+        n_slots = sum(part.n_slots for part in self.layout.parts(blocks))
+        return len(blocks) * self.layout.stride * n_slots
 
     def buffers(self, n: int) -> list[Tensor]:
         """Return buffers for the slots of a chunk."""
@@ -332,36 +292,17 @@ class _Call:
 
     def scaled_queries(self, chunk: _Chunk) -> Tensor:
         """Return the chunk's queries, scaled: cheaper than scaling the scores."""
-        return chunk.part(self.query_BHMLE) * self.settings.scale
+        return chunk.of_queries(self.query_BHMLE) * self.settings.scale
 
-    def scores(self, chunk: _Chunk, query_BHMLE: Tensor, buffer: Tensor) -> Tensor:
+    def scores(self, chunk: _Chunk, query_BHMLE: Tensor, keys: Keys, buffer: Tensor) -> Tensor:
         """Write the scores of a chunk to `buffer`, and return them as (B, H, C, K)."""
-        n_slots = chunk.allowed_BHCK.shape[-1]
-        shape = (*query_BHMLE.shape[:2], chunk.allowed_BHCK.shape[2], n_slots)
-        scores_BHCK = part_of(buffer, shape)
-        chunk.multiply(query_BHMLE, self.keys, scores_BHCK)
+        n_rows, n_slots = chunk.allowed_BHCK.shape[2:]
+        scores_BHCK = part_of(buffer, (*query_BHMLE.shape[:2], n_rows, n_slots))
+        chunk.multiply(query_BHMLE, keys, scores_BHCK)
         distances = self.settings.distances
         if distances is not None:
             of_heads = Distances(distances.slopes_H[chunk.heads], distances.n_prefix)
             first = chunk.blocks.start * self.layout.stride
-            n_blocks, stride = self.query_BHMLE.shape[2:4]
-            positions = torch.arange(n_blocks * stride, dtype=torch.float32)
-            positions_BHCK = self._in_slots(chunk, positions.view(1, 1, -1, stride, 1))
+            positions_BHCK = some(self.layout.key_positions(chunk.blocks), chunk.batch, chunk.heads)
             scores_BHCK.copy_(of_heads.biased(scores_BHCK, first, positions_BHCK))
         return scores_BHCK
-
-    def _same_document(self, chunk: _Chunk, segments_BN: Tensor) -> Tensor:
-        """Return whether the key in each slot is of the query's document (B, H, C, K)."""
-        segments_B1ML1 = self.in_blocks(segments_BN[:, None, :, None].float())
-        of_queries = chunk.rows(segments_B1ML1.expand(-1, chunk.heads.stop, -1, -1, -1))
-        return self._in_slots(chunk, segments_B1ML1) == of_queries
-
-    def _in_slots(self, chunk: _Chunk, values_B1ML1: Tensor) -> Tensor:
-        """Return the value of the key in each slot of a chunk (B, H, C, K), 0 in empty slots."""
-        n_batch, n_heads, _, stride, _ = self.query_BHMLE.shape
-        keys = self.gathered(values_B1ML1.expand(n_batch, n_heads, -1, -1, -1))
-        n_rows, n_heads = (part.stop - part.start for part in (chunk.batch, chunk.heads))
-        ones = values_B1ML1.new_ones(n_rows, n_heads, len(chunk.blocks), stride, 1)
-        out_BHCK = ones.new_zeros(n_rows, n_heads, *chunk.allowed_BHCK.shape[2:])
-        chunk.multiply(ones, keys, out_BHCK)
-        return out_BHCK

@@ -5,22 +5,84 @@ of a layout, not keys: each query has slots for the keys it may attend to and so
 masked. With a stride near sqrt(N), K is of that order too, and time and memory grow as
 N · sqrt(N).
 
-Axes: B batch, H heads, N positions, M blocks, L positions of a block (the stride), K slots of a
-layout, E head width, S matrices.
+The slots have up to three parts: for the blocks around the query's, for its column, and for keys
+that every query sees. In each, groups of queries share their keys, so its scores are one matrix
+product per group.
+
+Axes: B batch, H heads, N positions, M blocks, L positions of a block (the stride), K slots, E head
+width, G groups of queries, R queries of a group.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import pad
 
-from headwise.ops.attention.layout_parts import Columns, Gathered, Neighbours, Part
-from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, Rule, per_head
+from headwise.ops.attention.pattern_rule import BLOCK, COLUMN, NO_WINDOW, Rule, per_head
 from headwise.ops.attention.triton_blocks import PatternTiles, pattern_tiles
+
+EVERY = "every"  # all queries are one group; others are `BLOCK` and `COLUMN`
+
+
+class Keys(NamedTuple):
+    """States of the keys, or gradients of them, as the parts of a layout read them.
+
+    Attributes:
+        blocks_BHMLX: of all blocks, with zeros for `n_around` more before and after them.
+        every_BHKX: of the keys for every query; any state in empty slots.
+    """
+
+    blocks_BHMLX: Tensor
+    every_BHKX: Tensor
+
+    def some(self, batch: slice, heads: slice = slice(None)) -> Keys:
+        """Return those of some heads of some sentences, if they differ."""
+        return Keys(*(some(states, batch, heads) for states in self))
+
+
+class Part(NamedTuple):
+    """Some of the slots of the queries of some blocks, and the keys in them.
+
+    Attributes:
+        groups: which queries share their keys: those of a `BLOCK`, of a `COLUMN`, or `EVERY`.
+        keys: which of `Keys.blocks_BHMLX`, or of `Keys.every_BHKX`.
+        n_slots: K.
+    """
+
+    groups: str
+    keys: slice
+    n_slots: int
+
+    def of(self, keys: Keys) -> Tensor:
+        """Return a view of the states of the keys of each group, (B, H, G, K, X)."""
+        if self.groups == EVERY:
+            return keys.every_BHKX[:, :, None, self.keys]
+        return self.grouped(keys.blocks_BHMLX[:, :, self.keys])
+
+    def grouped(self, states_BHMLX: Tensor) -> Tensor:
+        """Return a view of states of queries, or of their slots, by group: (B, H, G, R, X)."""
+        if self.groups == EVERY:
+            return states_BHMLX.flatten(2, 3)[:, :, None]
+        return states_BHMLX.transpose(2, 3) if self.groups == COLUMN else states_BHMLX
+
+    def in_order(self, grouped_BHGRX: Tensor) -> Tensor:
+        """Return what `grouped` has grouped by position, (B, H, M · L, X)."""
+        if self.groups == COLUMN:
+            grouped_BHGRX = grouped_BHGRX.transpose(2, 3)
+        return grouped_BHGRX.flatten(2, 3)
+
+    def in_slots(self, keys: Keys) -> Tensor:
+        """Return numbers of the keys in the slots of each query, broadcastable to (B, H, M, L, K).
+
+        Args:
+            keys: one number each, X = 1.
+        """
+        return self.of(keys)[..., 0].unsqueeze(-3 if self.groups == COLUMN else -2)
 
 
 @dataclass(frozen=True)
@@ -59,41 +121,68 @@ class BlockLayout:
     @property
     def n_slots(self) -> int:
         """Number of slots K of each query."""
-        rule, n_blocks = self.rule, self.n_blocks
-        n_around = (self._n_before + 1 + self._n_after) * self.stride if self._has_near else 0
-        n_columns = n_blocks if COLUMN in rule.labels else 0
-        n_cells = min(n_blocks, rule.every_blocks or n_blocks) * min(rule.n_every, self.stride)
-        return n_around + n_columns + n_cells
+        return sum(part.n_slots for part in self.parts(self.all_blocks))
 
     @property
-    def _n_before(self) -> int:
+    def all_blocks(self) -> range:
+        """All blocks."""
+        return range(self.n_blocks)
+
+    @property
+    def n_around(self) -> int:
         """Number of blocks before the query's into which windows extend."""
         return -(-max(0, *self.rule.windows) // self.stride)
-
-    @property
-    def _n_after(self) -> int:
-        return 0 if self.causal else self._n_before
 
     @property
     def _has_near(self) -> bool:
         return max(self.rule.windows) != NO_WINDOW or set(self.rule.labels) != {COLUMN}
 
-    @functools.cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """Slots for neighbours, for columns and for keys for every query, concatenated along K."""
-        parts: list[Part] = []
+    def parts(self, blocks: range) -> list[Part]:
+        """Return the parts of the slots of the queries of some blocks, in their order along K."""
+        rule, stride, n_around, parts = self.rule, self.stride, self.n_around, []
+        n_key_blocks = blocks.stop if self.causal else self.n_blocks
         if self._has_near:
-            parts.append(Neighbours(self.stride, self._n_before, self._n_after))
-        if COLUMN in self.rule.labels:
-            parts.append(Columns(self.stride))
-        if self.rule.every_BHN is not None:
-            parts.append(Gathered(self._cells(self.rule.every_BHN), self.rule.n_every))
-        return tuple(parts)
+            for first in range(n_around + 1 if self.causal else 2 * n_around + 1):
+                keys = slice(blocks.start + first, blocks.stop + first)
+                parts.append(Part(BLOCK, keys, stride))
+        if COLUMN in rule.labels:
+            parts.append(Part(COLUMN, slice(n_around, n_around + n_key_blocks), n_key_blocks))
+        n_every = min(n_key_blocks, rule.every_blocks or n_key_blocks) * min(rule.n_every, stride)
+        if n_every:
+            parts.append(Part(EVERY, slice(n_every), n_every))
+        return parts
 
-    def _cells(self, every_BHN: Tensor) -> Tensor:
-        """Return the positions of the keys for every query, as many of each block, else N."""
-        padded = functional.pad(every_BHN, (0, self.n_blocks * self.stride - self.n_positions))
-        blocks_BHML = padded.view(*padded.shape[:2], -1, self.stride)
+    def keys(self, states_BHNX: Tensor) -> Keys:
+        """Return states of all positions as those of keys."""
+        width, index_BHK = states_BHNX.shape[3], self._every_BHK.clamp(max=self.n_positions - 1)
+        n_batch, n_heads = (max(states_BHNX.shape[i], index_BHK.shape[i]) for i in (0, 1))
+        index_BHKX = index_BHK[..., None].expand(n_batch, n_heads, -1, width)
+        every_BHKX = states_BHNX.expand(n_batch, n_heads, -1, -1).gather(2, index_BHKX)
+        return Keys(in_blocks(states_BHNX, self.stride, self.n_around), every_BHKX)
+
+    def total(self, sums: Keys) -> Tensor:
+        """Return sums over keys by position (B, H, N, X); changes them."""
+        first = self.n_around * self.stride
+        total_BHNX = sums.blocks_BHMLX.flatten(2, 3)[:, :, first : first + self.n_positions]
+        index_BHKX = self._every_BHK.clamp(max=self.n_positions - 1)[..., None]
+        index_BHKX = index_BHKX.expand_as(sums.every_BHKX)
+        return total_BHNX.scatter_add_(2, index_BHKX, sums.every_BHKX)
+
+    @functools.cached_property
+    def positions(self) -> Keys:
+        """Positions of the keys, int64, X = 1; below 0 or from N on where there is none."""
+        n_around, n_blocks, stride = self.n_around, self.n_blocks, self.stride
+        span = -n_around * stride, (n_blocks + n_around) * stride
+        positions = torch.arange(*span, device=self.key_lengths_B.device)
+        return Keys(positions.view(1, 1, -1, stride, 1), self._every_BHK[..., None])
+
+    @functools.cached_property
+    def _every_BHK(self) -> Tensor:
+        """The positions of the keys for every query, as many of each block, else N."""
+        every_BHN = self.rule.every_BHN
+        if every_BHN is None:
+            return self.key_lengths_B.new_zeros(1, 1, 0, dtype=torch.int64)
+        blocks_BHML = in_blocks(every_BHN[..., None], self.stride)[..., 0]
         every_BHML = blocks_BHML[:, :, : self.rule.every_blocks]
         if every_BHN.device.type == "cpu":  # reading values is free there
             n_most = int(every_BHML.sum(-1).amax())
@@ -108,62 +197,45 @@ class BlockLayout:
         positions = torch.where(every_BHML.gather(-1, order), starts_M1 + order, self.n_positions)
         return positions.flatten(2)
 
-    def masks_of(self, blocks: range, batch: slice = slice(None)) -> list[Tensor]:
-        """Return for each part which slots of some blocks are allowed, of some sentences.
+    def allowed(self, blocks: range, batch: slice = slice(None)) -> Tensor:
+        """Return which slots of the queries of some blocks are allowed, of some sentences.
 
-        Bool (B or 1, H or 1, M, L, slots); causal ones end after the last of these blocks. A key
-        that is in several slots of a query is allowed in the first part that has it.
+        Bool (B or 1, H or 1, M · L, K); causal ones end after the last of these blocks. A key that
+        is in several slots of a query is allowed in the first part that has it.
         """
-        key_lengths_B, every_BHN = _some(self.key_lengths_B, batch), self.rule.every_BHN
-        device, masks = key_lengths_B.device, []
+        rule, causal, stride, masks = self.rule, self.causal, self.stride, []
+        lengths_B1111 = some(self.key_lengths_B.view(-1, 1, 1, 1, 1), batch)
+        last, device = self.n_positions - 1, lengths_B1111.device
         blocks_M11 = torch.arange(blocks.start, blocks.stop, device=device)[:, None, None]
-        queries = blocks_M11 * self.stride + torch.arange(self.stride, device=device)[:, None]
-        for part in self.parts:
-            keys = part.keys(blocks_M11, self.n_blocks_for(blocks))
-            if isinstance(part, Gathered):
-                keys = _some(keys, batch)
-            ahead = torch.div(keys[..., :1, :], self.stride, rounding_mode="floor") - blocks_M11
-            is_before = ahead <= 0
-            if isinstance(part, Neighbours):
-                allowed, is_before = self._near
-            elif isinstance(part, Columns):
-                is_column = tuple(label == COLUMN for label in self.rule.labels)
-                allowed = per_head(is_column, torch.bool, device).view(-1, 1, 1, 1)
-            elif COLUMN in self.rule.labels:
-                allowed, is_before = keys % self.stride != queries % self.stride, keys <= queries
+        queries = blocks_M11 * stride + torch.arange(stride, device=device)[:, None]
+        positions = self.positions.some(batch)
+        for part in self.parts(blocks):
+            keys = part.in_slots(positions)
+            if part.groups == BLOCK:  # equal for all blocks
+                first, of_first = queries[:1], keys[0, 0, :1]
+                allowed, is_before = rule.related(first, of_first), of_first <= first
             else:
-                allowed = torch.ones((), dtype=torch.bool, device=device)
-            if every_BHN is not None and not isinstance(part, Gathered):
-                nearest = keys.clamp(0, self.n_positions - 1)
-                allowed = allowed | _some(every_BHN, batch)[..., nearest]
-            allowed = allowed & (keys >= 0) & (keys < key_lengths_B.view(-1, 1, 1, 1, 1))
-            if self.causal:
+                ahead = torch.div(keys[..., :1, :], stride, rounding_mode="floor") - blocks_M11
+                allowed, is_before = ahead.new_ones((), dtype=torch.bool), ahead <= 0
+                is_far = ahead.abs() > self.n_around
+            if part.groups == COLUMN:
+                is_column = tuple(label == COLUMN for label in rule.labels)
+                allowed = per_head(is_column, torch.bool, device).view(-1, 1, 1, 1)
+            elif part.groups == EVERY and COLUMN in rule.labels:
+                allowed, is_before = keys % stride != queries % stride, keys <= queries
+            if rule.every_BHN is not None and part.groups != EVERY:
+                allowed = allowed | some(rule.every_BHN, batch)[..., keys[0, 0].clamp(0, last)]
+            allowed = allowed & (keys >= 0) & (keys < lengths_B1111)
+            if causal:
                 allowed = allowed & is_before
-            if self._has_near and not isinstance(part, Neighbours):
-                allowed = allowed & ((ahead < -self._n_before) | (ahead > self._n_after))
-            masks.append(allowed.expand(-1, -1, len(blocks), self.stride, -1))
-        return masks
-
-    @functools.cached_property
-    def _near(self) -> tuple[Tensor, Tensor]:
-        """Which neighbours a query sees by window and label (H or 1, 1, L, slots); which precede.
-
-        Equal for all blocks.
-        """
-        n_slots, device = self.parts[0].n_slots(self.n_blocks), self.key_lengths_B.device
-        keys_1K = torch.arange(n_slots, device=device)[None]
-        queries_L1 = (
-            torch.arange(self.stride, device=device)[:, None] + self._n_before * self.stride
-        )
-        return self.rule.related(queries_L1, keys_1K)[:, None], keys_1K <= queries_L1
-
-    def n_blocks_for(self, blocks: range) -> int:
-        """Return the number of blocks of keys for some blocks of queries."""
-        return blocks.stop if self.causal else self.n_blocks
-
-    def sizes(self, blocks: range) -> list[int]:
-        """Return the number of slots of each part for some blocks of queries."""
-        return [part.n_slots(self.n_blocks_for(blocks)) for part in self.parts]
+            if self._has_near and part.groups != BLOCK:
+                allowed = allowed & is_far
+            if self.segments_BN is not None:
+                documents = self.keys(self.segments_BN[batch, None, :, None])
+                of_queries = self.segments_BN[batch, queries.clamp(max=last)][:, None]
+                allowed = allowed & (part.in_slots(documents) == of_queries)
+            masks.append(allowed.expand(-1, -1, len(blocks), stride, -1))
+        return concatenated(masks).flatten(2, 3)
 
     def tiles(self, block: int) -> PatternTiles:
         """Return the rule for square blocks of this size; cached, for all layers of a stack."""
@@ -177,44 +249,70 @@ class BlockLayout:
     @functools.cached_property
     def allowed_BHNK(self) -> Tensor:
         """The masks of all positions, bool (B or 1, H or 1, N, K)."""
-        masks = self.masks_of(range(self.n_blocks))
-        allowed_BHNK = concatenated(masks).flatten(2, 3)[:, :, : self.n_positions]
-        if self.segments_BN is None:
-            return allowed_BHNK
-        segments_B1N1 = self.segments_BN[:, None, :, None].float()
-        return allowed_BHNK & (self._in_slots(segments_B1N1, allowed_BHNK) == segments_B1N1)
+        return self.allowed(self.all_blocks)[:, :, : self.n_positions]
+
+    @property
+    def key_positions_BHNK(self) -> Tensor:
+        """The positions of the keys in the slots of all queries, as of `key_positions`."""
+        return self.key_positions(self.all_blocks)[:, :, : self.n_positions]
+
+    def key_positions(self, blocks: range) -> Tensor:
+        """Return the position of the key in each slot, (B or 1, H or 1, M · L, K).
+
+        Below 0 or from N on in empty slots.
+        """
+        keys = [part.in_slots(self.positions) for part in self.parts(blocks)]
+        keys = [some.expand(-1, -1, len(blocks), self.stride, -1) for some in keys]
+        return concatenated(keys).flatten(2, 3)
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
         """Return scores (B, H, N, K)."""
-        return torch.cat([part.scores(query_BHNE, key_BHNE) for part in self.parts], dim=-1)
-
-    def key_positions(self, n_positions: int) -> Tensor:
-        """Return the position of the key in each slot (B or 1, H or 1, N, K), float32."""
-        positions_N = torch.arange(n_positions, device=self.allowed_BHNK.device)
-        return self._in_slots(positions_N[None, None, :, None].float(), self.allowed_BHNK)
-
-    def _in_slots(self, values_B1N1: Tensor, allowed_BHNK: Tensor) -> Tensor:
-        """Return the value of the key in each slot (B or 1, H or 1, N, K), 0 in empty slots."""
-        batch = max(len(values_B1N1), len(allowed_BHNK))
-        values_BHN1 = values_B1N1.expand(batch, allowed_BHNK.shape[1], -1, -1)
-        return self.scores(torch.ones_like(values_BHN1), values_BHN1)
+        query_BHMLE, keys = in_blocks(query_BHNE, self.stride), self.keys(key_BHNE)
+        scores = [
+            part.in_order(part.grouped(query_BHMLE) @ part.of(keys).mT)
+            for part in self.parts(self.all_blocks)
+        ]
+        return torch.cat(scores, -1)[:, :, : self.n_positions]
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
         """Return the context (B, H, N, E)."""
-        weights = torch.split(weights_BHNK, self.sizes(range(self.n_blocks)), dim=-1)
+        parts, values = self.parts(self.all_blocks), self.keys(value_BHNE)
+        slots = slots_of_parts(parts, in_blocks(weights_BHNK, self.stride))
         contexts = [
-            part.context(part_BHNK, value_BHNE)
-            for part, part_BHNK in zip(self.parts, weights, strict=True)
+            part.in_order(weights_BHGRK @ part.of(values))
+            for part, weights_BHGRK in zip(parts, slots, strict=True)
         ]
-        return functools.reduce(torch.add, contexts)
+        return functools.reduce(torch.add, contexts)[:, :, : self.n_positions]
+
+
+def in_blocks(states_BHNX: Tensor, stride: int, n_around: int = 0) -> Tensor:
+    """Return the states as (B, H, blocks, stride, X), with zeros for missing positions.
+
+    Args:
+        states_BHNX: of all positions.
+        stride: number of positions of a block.
+        n_around: number of blocks of zeros before and after them.
+    """
+    n_batch, n_heads, n_positions, width = states_BHNX.shape
+    n_before, n_after = n_around * stride, n_around * stride + -n_positions % stride
+    if n_after:
+        states_BHNX = pad(states_BHNX, (0, 0, n_before, n_after))
+    return states_BHNX.reshape(n_batch, n_heads, -1, stride, width)
+
+
+def slots_of_parts(parts: list[Part], slots_BHMLK: Tensor) -> list[Tensor]:
+    """Return values of the slots of parts by group, (B, H, G, R, K), as views."""
+    split = torch.split(slots_BHMLK, [part.n_slots for part in parts], dim=-1)
+    return [part.grouped(of_part) for part, of_part in zip(parts, split, strict=True)]
 
 
 def concatenated(masks: list[Tensor]) -> Tensor:
-    """Concatenate masks (B or 1, H or 1, M, L, slots) along the slots."""
+    """Concatenate (B or 1, H or 1, M, L, slots) along the slots."""
     batch, heads = (max(mask.shape[axis] for mask in masks) for axis in (0, 1))
     return torch.cat([mask.expand(batch, heads, -1, -1, -1) for mask in masks], dim=-1)
 
 
-def _some(values: Tensor, batch: slice) -> Tensor:
-    """Return the values of some sentences, if they differ by sentence."""
-    return values[batch] if len(values) > 1 else values
+def some(values_BH: Tensor, batch: slice, heads: slice = slice(None)) -> Tensor:
+    """Return the values of some sentences and heads, (B or 1, H or 1, ...)."""
+    values_BH = values_BH[batch] if values_BH.shape[0] > 1 else values_BH
+    return values_BH[:, heads] if values_BH.shape[1] > 1 else values_BH

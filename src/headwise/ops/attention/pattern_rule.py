@@ -63,8 +63,11 @@ class Rule:
 
     def labels_of(self, positions: Tensor) -> Tensor:
         """Return the labels of positions (...), at least 0: int64, (H or 1, ...)."""
-        blocks = torch.div(positions, self.stride, rounding_mode="floor")
-        of_kind = {POSITION: positions, BLOCK: blocks, COLUMN: positions % self.stride}
+        of_kind = {POSITION: positions}
+        if BLOCK in self.labels:
+            of_kind[BLOCK] = torch.div(positions, self.stride, rounding_mode="floor")
+        if COLUMN in self.labels:
+            of_kind[COLUMN] = positions % self.stride
         if len(set(self.labels)) == 1:
             return of_kind[self.labels[0]][None]
         return torch.stack([of_kind[kind] for kind in self.labels])

@@ -51,7 +51,7 @@ def scores(
     if softcap is not None:
         scores_BHQK = softcap * torch.tanh(scores_BHQK / softcap)
     if distances is not None:
-        keys = None if layout is None else layout.key_positions(key_BHKE.shape[2])
+        keys = None if layout is None else layout.key_positions_BHNK
         scores_BHQK = distances.biased(scores_BHQK, query_offset, keys)
     return scores_BHQK if bias is None else scores_BHQK + bias
 

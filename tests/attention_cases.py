@@ -328,6 +328,9 @@ CASES = {
     "decoder": Case((2, 3, 33, 33), lengths=(33, 5), causal=True, width=24),
     "cross": Case((3, 2, 19, 40), lengths=(0, 20, 40), value_width=24),
     "more queries than keys": Case((1, 2, 40, 19)),
+    # all of a block of 64 keys but its last one is visible
+    "block without its last key": Case((1, 2, 5, 70), lengths=(63,)),
+    "block without the last key of a query": Case((1, 2, 8, 70), causal=True, offset=62),
     "cached": Case((2, 2, 5, 17), lengths=(17, 8), causal=True, offset=12),
     "one query": Case((12, 2, 1, 35), lengths=tuple(range(12)), width=64),
     "one key": Case((3, 2, 1, 1), lengths=(0, 1, 1)),

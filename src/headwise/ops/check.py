@@ -171,10 +171,10 @@ def _up(values: Tensor) -> Tensor:
     return values.detach().to("cpu", torch.float64)
 
 
-def _causal(n_queries: int, n: int, lengths_B: Tensor) -> Tensor:
+def _causal(n_queries: int, n: int, lengths_B: Tensor, causal: bool = True) -> Tensor:
     """Return which keys the last queries of `n` positions see, bool (B, 1, Q, K)."""
-    keys = arange(n)
-    return (keys < lengths_B.view(-1, 1, 1, 1)) & (keys <= arange(n - n_queries, n)[:, None])
+    keys, last = arange(n), arange(n - n_queries, n) if causal else arange(n, n + n_queries)
+    return (keys < lengths_B.view(-1, 1, 1, 1)) & (keys <= last[:, None])
 
 
 def _maps(small: _Small) -> Pairs:
@@ -199,23 +199,27 @@ def _maps(small: _Small) -> Pairs:
 
 
 def _attention(small: _Small) -> Pairs:
-    sizes = ((40, 0.0), (150, RATE)) if small.is_cpp else product((40, 300), (0.0, RATE))
+    # in blocks of 64 of 275 keys, a causal query and a length see all of a block but its last key
+    sizes = ((40, 0.0), (150, RATE)) if small.is_cpp else product((40, 275), (0.0, RATE))
     for n, rate in sizes:
-        offset, lengths = n - N_QUERIES, torch.tensor([n, n - 7])
+        offset, lengths = n - N_QUERIES, torch.tensor([n, n - N_QUERIES + 1])
+        causal = small.is_cpp or (n == 40) == (rate > 0)
         queries, keys = arange(offset, n)[:, None], arange(n)
-        mask = _causal(N_QUERIES, n, lengths)
-        visible = Visible(lengths.to(small.device), True, query_offset=offset)
+        mask = _causal(N_QUERIES, n, lengths, causal)
+        visible = Visible(lengths.to(small.device), causal, query_offset=offset)
         if small.is_cpp and not rate:  # a dense mask, and a query without a key
             mask = mask & (keys % 5 != 3) & (queries != n - 9)
             visible = Visible(query_offset=offset, mask=mask)
         yield from _compare(small, visible, mask, rate)
-    keys, starts = arange(70, device=small.device), arange(2, device=small.device)[:, None]
-    is_seen_B11K = ((keys + 4 * starts) % 9 != 0)[:, None, None]
-    visible = Visible(causal=True, segments_BN=keys[None] // 40, mask=is_seen_B11K)
-    visible = visible.with_mask(70, 70, small.device) if small.is_cpp else visible
-    dense = visible.dense(70, 70, small.device)
-    assert dense is not None
-    yield from _compare(small, visible, dense.cpu(), 0.0, n_key_heads=1)
+    for n in (70,) if small.is_cpp else (70, 275):
+        keys, starts = arange(n, device=small.device), arange(2, device=small.device)[:, None]
+        is_seen_B11K = (((keys + 4 * starts) % 9 != 0) | (keys > 70))[:, None, None]
+        documents = keys[None] // (n * 4 // 7)  # the longer ones fill blocks
+        visible = Visible(causal=True, segments_BN=documents, mask=is_seen_B11K)
+        visible = visible.with_mask(n, n, small.device) if small.is_cpp else visible
+        dense = visible.dense(n, n, small.device)
+        assert dense is not None
+        yield from _compare(small, visible, dense.cpu(), 0.0, n_key_heads=1)
 
 
 def _attend(small: _Small, heads: Heads, rate: float, keys: Visible | BlockLayout) -> Tensor:
@@ -230,7 +234,7 @@ def _attend(small: _Small, heads: Heads, rate: float, keys: Visible | BlockLayou
         return cpu_attention.attention(*heads, alpha, power, keys, *settings, generator=drawn)
     layout, visible = (None, keys) if isinstance(keys, Visible) else (keys, Visible())
     alpha_H = ALPHAS[small.power] if alpha is None else alpha.flatten()
-    causal = (keys.key_lengths_B, True, visible.query_offset)
+    causal = (keys.key_lengths_B, keys.causal, visible.query_offset)
     masks = visible.key_mask_BK, visible.segments_BN
     return triton_entmax_attention(*heads, alpha_H, *causal, *settings, layout, drawn, *masks)
 
@@ -314,11 +318,11 @@ def _sparse(small: _Small) -> Pairs:
     """A window and the query's column in one head, the block and all last cells in the other."""
     n, lengths, positions = 150, torch.tensor([150, 133], device=small.device), arange(150)
     every_BHN = torch.stack([positions < 0, positions % 16 == 15])[None].to(small.device)
-    rule = Rule(16, (5, NO_WINDOW), (COLUMN, BLOCK), every_BHN, n_every=1)
-    layout = BlockLayout(rule, n, True, lengths)
-    exact = replace(rule, every_BHN=every_BHN.cpu())
-    mask = exact.dense(positions, n) & _causal(n, n, lengths.cpu())
-    for rate in (0.0, RATE):
+    for window, rate in ((70, 0.0), (5, RATE)):  # without and with keys of later queries
+        rule = Rule(16, (window, NO_WINDOW), (COLUMN, BLOCK), every_BHN, n_every=1)
+        layout = BlockLayout(rule, n, rate == 0.0, lengths)
+        exact = replace(rule, every_BHN=every_BHN.cpu()).dense(positions, n)
+        mask = exact & _causal(n, n, lengths.cpu(), layout.causal)
         yield from _compare(small, layout, mask, rate)
 
 

@@ -309,7 +309,9 @@ IMPLEMENTATIONS = [
     Implementation("C++", by_cpp, CPP),
     Implementation("C++ in chunks", by_cpp, CPP, settings=((CPP_CHUNK, 700),)),
     Implementation("C++ of few queries", by_few, FEW, halves=((torch.bfloat16, 4e-3),)),
-    Implementation("C++ block-sparse", by_sparse, SPARSE | {"α per query"}),
+    Implementation(  # of 40 positions, two of three sentences at a time
+        "C++ block-sparse", by_sparse, SPARSE | {"α per query"}, settings=((SPARSE_CHUNK, 7000),)
+    ),
     Implementation(
         "C++ block-sparse by heads", by_sparse, SPARSE | {"α per query"},
         settings=((SPARSE_CHUNK, 1200),),

@@ -143,8 +143,9 @@ def test_wrong_python_halves_of_kernels_are_found(broken, break_kernel, cache):
 
 @needs_kernels
 def test_sparse_attention_without_far_keys_is_found(monkeypatch):
-    of = Part.of
-    monkeypatch.setattr(Part, "of", lambda part, keys: of(part, keys) * (part.groups != COLUMN))
+    keys = Part.keys
+    without = lambda part, states: keys(part, states) * (part.kind != COLUMN)  # noqa: E731
+    monkeypatch.setattr(Part, "keys", without)
     found = str(check.failure(CPP))
     assert "contexts" in found
     assert " other results" in found

@@ -34,8 +34,9 @@ class FactorisedPattern(Pattern):
             "merged" or "interleaved"; head number n uses the n-th, and a shorter list is repeated.
             None: near and far alternate.
         block_sparse_from: minimum number of positions for block-sparse self-attention, whose time
-            and memory grow as N · (stride + N / stride). Recorded weights, cached decoding, and
-            layouts of more than `max_share` of all pairs form and mask all pairs.
+            grows as N · (stride + c · N / stride), with c = 1, and `summary_cells` of `Fixed`.
+            Recorded weights, cached decoding, and layouts of more than `max_share` of all pairs
+            form and mask all pairs.
     """
 
     far_name: ClassVar[str]

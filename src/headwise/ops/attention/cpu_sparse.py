@@ -1,8 +1,9 @@
 """Block-sparse attention with the maps of the family on a CPU, without saving the weights.
 
-As `cpu.py`, for the slots of a `BlockLayout`: scores, masks and weights exist for a few
-blocks of queries at a time, so that memory grows linearly with the number of positions, and time as
-N · (L + N / L). Matrix products are torch's, rows are solved by the C++ kernels.
+As `cpu.py`, for the slots of a `BlockLayout`: scores, masks and weights exist for a few blocks of
+queries at a time, so that memory grows linearly with the number of positions, and time as N · K.
+Matrix products are torch's, rows are solved by the C++ kernels. It is no torch operator, as a
+layout is no argument of one: compiled and transformed calls form weights.
 
 Axes: B batch, H heads, N positions, M blocks, L positions of a block, K slots, E head width, C
 rows of a chunk.
@@ -10,8 +11,6 @@ rows of a chunk.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +20,21 @@ from torch import Tensor
 
 from headwise.ops.attention.cpu import part_of, steps
 from headwise.ops.attention.distances import Distances
-from headwise.ops.attention.layout import BlockLayout, Keys, Part, in_blocks, slots_of_parts, some
+from headwise.ops.attention.layout import (
+    BlockLayout,
+    KeyStates,
+    Part,
+    in_blocks,
+    sliced,
+    slots_of_parts,
+)
 from headwise.ops.draws import Draws, draw_seed
 from headwise.ops.family import Power, beta_of, check_alpha
 from headwise.ops.maps.cpu import Rows
 from headwise.ops.register import raise_second_order
 from headwise.ops.visible import EVERYTHING
 
-CHUNK_SCORES = 1 << 20  # scores at a time: long columns for products, little overhead of calls
+CHUNK_SCORES = 1 << 20  # scores at a time: larger matrices, fewer calls
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the context, and maximum and threshold of every row in blocks (B, H, M, L, 2)."""
     call = _Call(query, alpha, settings)
-    keys, values = settings.layout.keys(key), settings.layout.keys(value)
+    keys, values = settings.layout.key_states(key), settings.layout.key_states(value)
     # not a view: users could not modify it in place
     context = query.new_empty(*query.shape[:3], value.shape[3])
     context_BHMLE = call.in_blocks(context)
@@ -136,11 +142,15 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key, value, and α (or empty)."""
     call, layout = _Call(query, alpha, settings), settings.layout
-    grad_BHMLE, keys, values = call.in_blocks(grad), layout.keys(key), layout.keys(value)
+    grad_BHMLE, keys, values = (
+        call.in_blocks(grad),
+        layout.key_states(key),
+        layout.key_states(value),
+    )
     shape = call.query_BHMLE.shape
     grad_q_BHMLE = query.new_empty(shape)
     grad_k, grad_v = (
-        Keys(*(torch.zeros(x.shape, dtype=torch.float32) for x in states))
+        KeyStates(*(torch.zeros(x.shape, dtype=torch.float32) for x in states))
         for states in (keys, values)
     )
     grad_alpha = query.new_zeros((*shape[:4], int(with_alpha)), dtype=torch.float32)
@@ -168,7 +178,14 @@ def backward(
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some blocks of one head, or whole heads of one sentence, or whole sentences."""
+    """Some blocks of one head, or whole heads of one sentence, or whole sentences.
+
+    Attributes:
+        batch, heads, blocks: which.
+        parts: of the slots of these blocks.
+        allowed_BHCK: which slots are allowed.
+        first_row: index of the first query among all B · H · M · L.
+    """
 
     batch: slice
     heads: slice
@@ -182,43 +199,47 @@ class _Chunk:
         blocks = slice(self.blocks.start, self.blocks.stop)
         return states_BHMLE[self.batch, self.heads, blocks]
 
-    def multiply(self, query_BHMLE: Tensor, keys: Keys, out_BHCK: Tensor) -> None:
+    def multiply(self, query_BHMLE: Tensor, keys: KeyStates, out_BHCK: Tensor) -> None:
         """Write the products of queries with the keys in their slots."""
         for part, out, of_keys in self._parts(out_BHCK, keys):
+            # a transposed view of contiguous keys: products of others copy them transposed
             _put(out, part.grouped(query_BHMLE), of_keys.contiguous().mT)
 
-    def combine(self, weights_BHCK: Tensor, values: Keys, out_BHMLE: Tensor) -> None:
-        """Write the weighted sums of the values in the slots of each query, summed in float32."""
+    def combine(self, weights_BHCK: Tensor, values: KeyStates, out_BHMLE: Tensor) -> None:
+        """Write the weighted sums of the values in the slots of each query.
+
+        The sums of the parts are added in float32.
+        """
         is_half, sums_BHMLE = out_BHMLE.dtype is not torch.float32, out_BHMLE
         if is_half:
             sums_BHMLE = torch.empty(out_BHMLE.shape, dtype=torch.float32)
         for number, (part, weights, of_keys) in enumerate(self._parts(weights_BHCK, values)):
-            _put(part.grouped(sums_BHMLE), weights, of_keys, min(number, 1))
+            _put(part.grouped(sums_BHMLE), weights, of_keys, adds=number > 0)
         if is_half:
             out_BHMLE.copy_(sums_BHMLE)
 
-    def spread(self, weights_BHCK: Tensor, query_BHMLE: Tensor, sums: Keys) -> None:
+    def spread(self, weights_BHCK: Tensor, query_BHMLE: Tensor, sums: KeyStates) -> None:
         """Add to the sums of each key the weighted queries that have it in a slot."""
         for part, weights, of_keys in self._parts(weights_BHCK, sums):
-            _put(of_keys, weights.mT, part.grouped(query_BHMLE), 1)
+            _put(of_keys, weights.mT, part.grouped(query_BHMLE), adds=True)
 
-    def _parts(self, slots_BHCK: Tensor, keys: Keys) -> Iterator[tuple[Part, Tensor, Tensor]]:
+    def _parts(self, slots_BHCK: Tensor, keys: KeyStates) -> Iterator[tuple[Part, Tensor, Tensor]]:
         """Yield parts, their slots (B, H, G, R, K) and states of keys (B, H, G, K, E), as views."""
-        keys = keys.some(self.batch, self.heads)
+        keys = keys.sliced(self.batch, self.heads)
         n_batch, n_heads, _, n_slots = slots_BHCK.shape
         slots_BHMLK = slots_BHCK.view(n_batch, n_heads, len(self.blocks), -1, n_slots)
         slots = slots_of_parts(self.parts, slots_BHMLK)
         for part, of_part in zip(self.parts, slots, strict=True):
-            yield part, of_part, part.of(keys)
+            yield part, of_part, part.keys(keys)
 
 
-def _put(out: Tensor, left: Tensor, right: Tensor, beta: int = 0) -> None:
-    """Write the product of matrices to `out`, a view, or add it (`beta` 1) to its content."""
+def _put(out: Tensor, left: Tensor, right: Tensor, adds: bool = False) -> None:
+    """Write the product of matrices to `out`, a view, or add it to its content."""
     if out.shape[:3].numel() == 1 and out.dtype is left.dtype:  # one matrix: no temporary product
         out, left, right = out[0, 0, 0], left[0, 0, 0], right[0, 0, 0]
-        torch.addmm(out, left, right, beta=beta, out=out)
+        torch.addmm(out, left, right, beta=int(adds), out=out)
     else:
-        (out.add_ if beta else out.copy_)(left @ right)
+        (out.add_ if adds else out.copy_)(left @ right)
 
 
 class _Call:
@@ -234,11 +255,13 @@ class _Call:
 
     def rows(self, seed: int, threshold: Tensor, grad_alpha: Tensor | None = None) -> Rows:
         """Return the rows of all blocks (B, H, M · L); numbers per row are in blocks too."""
-        shape = (*self.query_BHMLE.flatten(2, 3).shape[:3], self.layout.n_slots)
+        n_batch, n_heads, n_blocks, stride, _ = self.query_BHMLE.shape
+        shape = (n_batch, n_heads, n_blocks * stride, self.layout.n_slots)
         draws = Draws(seed, self.settings.dropout) if self.settings.dropout else None
-        numbers = (self.beta_BHML1, threshold, grad_alpha)
-        beta, *others = (None if values is None else values.flatten(2, 3) for values in numbers)
-        return Rows(shape, beta, self.settings.power, EVERYTHING, draws, *others)
+        beta = None if self.beta_BHML1 is None else self.beta_BHML1.flatten(2, 3)
+        threshold = threshold.flatten(2, 3)
+        grad_alpha = None if grad_alpha is None else grad_alpha.flatten(2, 3)
+        return Rows(shape, beta, self.settings.power, EVERYTHING, draws, threshold, grad_alpha)
 
     def in_blocks(self, states_BHNE: Tensor) -> Tensor:
         """Return states in blocks (B, H, M, L, E)."""
@@ -251,7 +274,7 @@ class _Call:
     def chunks(self) -> Iterator[_Chunk]:
         """Yield chunks of at most `CHUNK_SCORES` scores, or of one block."""
         n_batch, n_heads, n_blocks, stride, _ = self.query_BHMLE.shape
-        of_head = self.chunk_scores  # if a chunk has all blocks
+        of_head = self.step * self.block_scores  # if a chunk has all blocks
         step_h = 1 if self.step < n_blocks else max(1, min(n_heads, CHUNK_SCORES // of_head))
         step_b = 1 if step_h < n_heads else max(1, CHUNK_SCORES // (of_head * n_heads))
         for batch in steps(n_batch, step_b):
@@ -259,34 +282,26 @@ class _Call:
                 blocks = range(few.start, few.stop)
                 parts, allowed_BHCK = self.layout.parts(blocks), self.layout.allowed(blocks, batch)
                 for heads in steps(n_heads, step_h):
-                    some_BHCK = some(allowed_BHCK, slice(None), heads)
+                    some_BHCK = sliced(allowed_BHCK, slice(None), heads)
                     head = batch.start * n_heads + heads.start
                     first_row = (head * n_blocks + blocks.start) * stride
                     yield _Chunk(batch, heads, blocks, parts, some_BHCK, first_row)
 
-    @functools.cached_property
+    @property
     def step(self) -> int:
-        """The number of blocks of a chunk. In causal attention, more would waste products."""
-        n_blocks = self.layout.n_blocks
-        of_last = self._n_scores(range(n_blocks - 1, n_blocks))
-        return max(1, min(n_blocks, CHUNK_SCORES // of_last))
+        """The number of blocks of a chunk: of all heads, if it is the number of all blocks."""
+        return max(1, min(self.layout.n_blocks, CHUNK_SCORES // self.block_scores))
 
-    @functools.cached_property
-    def chunk_scores(self) -> int:
-        """The number of scores of one head in the largest chunk."""
-        n_blocks = self.layout.n_blocks
-        return self._n_scores(range(n_blocks - self.step, n_blocks))
-
-    def _n_scores(self, blocks: range) -> int:
-        """Return the number of scores of some blocks of one head."""
-        n_slots = sum(part.n_slots for part in self.layout.parts(blocks))
-        return len(blocks) * self.layout.stride * n_slots
+    @property
+    def block_scores(self) -> int:
+        """The number of scores of the last block of a head, which has most slots."""
+        return self.layout.stride * self.layout.n_slots
 
     def buffers(self, n: int) -> list[Tensor]:
         """Return buffers for the slots of a chunk."""
+        n_scores = self.step * self.block_scores
         n_scores = max(
-            self.chunk_scores,
-            min(CHUNK_SCORES, math.prod(self.query_BHMLE.shape[:2]) * self.chunk_scores),
+            n_scores, min(CHUNK_SCORES, self.query_BHMLE[..., 0].numel() * self.layout.n_slots)
         )
         return [self.query_BHMLE.new_empty(n_scores) for _ in range(n)]
 
@@ -294,7 +309,7 @@ class _Call:
         """Return the chunk's queries, scaled: cheaper than scaling the scores."""
         return chunk.of_queries(self.query_BHMLE) * self.settings.scale
 
-    def scores(self, chunk: _Chunk, query_BHMLE: Tensor, keys: Keys, buffer: Tensor) -> Tensor:
+    def scores(self, chunk: _Chunk, query_BHMLE: Tensor, keys: KeyStates, buffer: Tensor) -> Tensor:
         """Write the scores of a chunk to `buffer`, and return them as (B, H, C, K)."""
         n_rows, n_slots = chunk.allowed_BHCK.shape[2:]
         scores_BHCK = part_of(buffer, (*query_BHMLE.shape[:2], n_rows, n_slots))
@@ -303,6 +318,8 @@ class _Call:
         if distances is not None:
             of_heads = Distances(distances.slopes_H[chunk.heads], distances.n_prefix)
             first = chunk.blocks.start * self.layout.stride
-            positions_BHCK = some(self.layout.key_positions(chunk.blocks), chunk.batch, chunk.heads)
+            positions_BHCK = sliced(
+                self.layout.key_positions(chunk.blocks), chunk.batch, chunk.heads
+            )
             scores_BHCK.copy_(of_heads.biased(scores_BHCK, first, positions_BHCK))
         return scores_BHCK

@@ -2,15 +2,22 @@
 
 Positions are split into blocks of `stride`. Scores have shape (B, H, N, K), where K counts slots
 of a layout, not keys: each query has slots for the keys it may attend to and some more, which are
-masked. With a stride near sqrt(N), K is of that order too, and time and memory grow as
-N · sqrt(N).
+masked. Memory and time grow as N · K; with a stride near sqrt(N) and few keys for every query, K is
+near sqrt(N) too.
 
-The slots have up to three parts: for the blocks around the query's, for its column, and for keys
-that every query sees. In each, groups of queries share their keys, so its scores are one matrix
-product per group.
+The slots of a query are of three kinds: one part for each block near its own, one for its column,
+and one for the keys that every query sees. With a stride of 4, a window of 4 and causality, the
+slots of query 9 (block 2, column 1) have these keys:
+
+    near: 4 5 6 7 | 8 9 10 11    column: 1 5 9
+
+Of these 4, 10 and 11 are masked, and 5 and 9 in the column, as they have a slot already.
+
+In each part, groups of queries share their keys (those of a block, of a column, or all queries), so
+that the scores are one matrix product per group.
 
 Axes: B batch, H heads, N positions, M blocks, L positions of a block (the stride), K slots, E head
-width, G groups of queries, R queries of a group.
+width, X any width, G groups of queries, R queries of a group.
 """
 
 from __future__ import annotations
@@ -23,66 +30,67 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.ops.attention.pattern_rule import BLOCK, COLUMN, NO_WINDOW, Rule, per_head
+from headwise.ops.attention.pattern_rule import COLUMN, NO_WINDOW, Rule, per_head
 from headwise.ops.attention.triton_blocks import PatternTiles, pattern_tiles
 
-EVERY = "every"  # all queries are one group; others are `BLOCK` and `COLUMN`
+NEAR, EVERY = "near", "every"  # kinds of parts, beside `COLUMN`
 
 
-class Keys(NamedTuple):
-    """States of the keys, or gradients of them, as the parts of a layout read them.
+class KeyStates(NamedTuple):
+    """States of the keys, their gradients or their positions, as the parts of a layout read them.
 
     Attributes:
-        blocks_BHMLX: of all blocks, with zeros for `n_around` more before and after them.
+        blocks_BHMLX: of all blocks, and of `n_around` more without keys before and after them.
         every_BHKX: of the keys for every query; any state in empty slots.
     """
 
     blocks_BHMLX: Tensor
     every_BHKX: Tensor
 
-    def some(self, batch: slice, heads: slice = slice(None)) -> Keys:
-        """Return those of some heads of some sentences, if they differ."""
-        return Keys(*(some(states, batch, heads) for states in self))
+    def sliced(self, batch: slice, heads: slice = slice(None)) -> KeyStates:
+        """Return those of some heads of some sentences; see `sliced`."""
+        return KeyStates(*(sliced(states, batch, heads) for states in self))
 
 
 class Part(NamedTuple):
     """Some of the slots of the queries of some blocks, and the keys in them.
 
     Attributes:
-        groups: which queries share their keys: those of a `BLOCK`, of a `COLUMN`, or `EVERY`.
-        keys: which of `Keys.blocks_BHMLX`, or of `Keys.every_BHKX`.
+        kind: `NEAR` (a block at one distance: the queries of a block are a group), `COLUMN` (those
+            of a column are) or `EVERY` (all are).
+        span: which of `KeyStates.blocks_BHMLX`, or of `KeyStates.every_BHKX`.
         n_slots: K.
     """
 
-    groups: str
-    keys: slice
+    kind: str
+    span: slice
     n_slots: int
 
-    def of(self, keys: Keys) -> Tensor:
+    def keys(self, states: KeyStates) -> Tensor:
         """Return a view of the states of the keys of each group, (B, H, G, K, X)."""
-        if self.groups == EVERY:
-            return keys.every_BHKX[:, :, None, self.keys]
-        return self.grouped(keys.blocks_BHMLX[:, :, self.keys])
+        if self.kind == EVERY:
+            return states.every_BHKX[:, :, None, self.span]
+        return self.grouped(states.blocks_BHMLX[:, :, self.span])
 
     def grouped(self, states_BHMLX: Tensor) -> Tensor:
-        """Return a view of states of queries, or of their slots, by group: (B, H, G, R, X)."""
-        if self.groups == EVERY:
+        """Return states in blocks by group (B, H, G, R, X); a view if blocks are contiguous."""
+        if self.kind == EVERY:
             return states_BHMLX.flatten(2, 3)[:, :, None]
-        return states_BHMLX.transpose(2, 3) if self.groups == COLUMN else states_BHMLX
+        return states_BHMLX.transpose(2, 3) if self.kind == COLUMN else states_BHMLX
 
-    def in_order(self, grouped_BHGRX: Tensor) -> Tensor:
-        """Return what `grouped` has grouped by position, (B, H, M · L, X)."""
-        if self.groups == COLUMN:
+    def by_position(self, grouped_BHGRX: Tensor) -> Tensor:
+        """Return the result of `grouped` by position, (B, H, M · L, X)."""
+        if self.kind == COLUMN:
             grouped_BHGRX = grouped_BHGRX.transpose(2, 3)
         return grouped_BHGRX.flatten(2, 3)
 
-    def in_slots(self, keys: Keys) -> Tensor:
+    def in_slots(self, numbers: KeyStates) -> Tensor:
         """Return numbers of the keys in the slots of each query, broadcastable to (B, H, M, L, K).
 
         Args:
-            keys: one number each, X = 1.
+            numbers: of the keys, X = 1.
         """
-        return self.of(keys)[..., 0].unsqueeze(-3 if self.groups == COLUMN else -2)
+        return self.keys(numbers)[..., 0].unsqueeze(-3 if self.kind == COLUMN else -2)
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,7 @@ class BlockLayout:
 
     @property
     def _has_near(self) -> bool:
+        """Whether a query has near parts: for a window, or for itself or its block by label."""
         return max(self.rule.windows) != NO_WINDOW or set(self.rule.labels) != {COLUMN}
 
     def parts(self, blocks: range) -> list[Part]:
@@ -142,9 +151,9 @@ class BlockLayout:
         rule, stride, n_around, parts = self.rule, self.stride, self.n_around, []
         n_key_blocks = blocks.stop if self.causal else self.n_blocks
         if self._has_near:
-            for first in range(n_around + 1 if self.causal else 2 * n_around + 1):
-                keys = slice(blocks.start + first, blocks.stop + first)
-                parts.append(Part(BLOCK, keys, stride))
+            for shift in range(n_around + 1 if self.causal else 2 * n_around + 1):
+                span = slice(blocks.start + shift, blocks.stop + shift)
+                parts.append(Part(NEAR, span, stride))
         if COLUMN in rule.labels:
             parts.append(Part(COLUMN, slice(n_around, n_around + n_key_blocks), n_key_blocks))
         n_every = min(n_key_blocks, rule.every_blocks or n_key_blocks) * min(rule.n_every, stride)
@@ -152,15 +161,15 @@ class BlockLayout:
             parts.append(Part(EVERY, slice(n_every), n_every))
         return parts
 
-    def keys(self, states_BHNX: Tensor) -> Keys:
-        """Return states of all positions as those of keys."""
+    def key_states(self, states_BHNX: Tensor) -> KeyStates:
+        """Return states of all positions, of all sentences, as those of keys."""
         width, index_BHK = states_BHNX.shape[3], self._every_BHK.clamp(max=self.n_positions - 1)
         n_batch, n_heads = (max(states_BHNX.shape[i], index_BHK.shape[i]) for i in (0, 1))
         index_BHKX = index_BHK[..., None].expand(n_batch, n_heads, -1, width)
         every_BHKX = states_BHNX.expand(n_batch, n_heads, -1, -1).gather(2, index_BHKX)
-        return Keys(in_blocks(states_BHNX, self.stride, self.n_around), every_BHKX)
+        return KeyStates(in_blocks(states_BHNX, self.stride, self.n_around), every_BHKX)
 
-    def total(self, sums: Keys) -> Tensor:
+    def total(self, sums: KeyStates) -> Tensor:
         """Return sums over keys by position (B, H, N, X); changes them."""
         first = self.n_around * self.stride
         total_BHNX = sums.blocks_BHMLX.flatten(2, 3)[:, :, first : first + self.n_positions]
@@ -169,16 +178,16 @@ class BlockLayout:
         return total_BHNX.scatter_add_(2, index_BHKX, sums.every_BHKX)
 
     @functools.cached_property
-    def positions(self) -> Keys:
-        """Positions of the keys, int64, X = 1; below 0 or from N on where there is none."""
+    def positions(self) -> KeyStates:
+        """The positions of the keys, int64, X = 1; below 0 or from N on where there are none."""
         n_around, n_blocks, stride = self.n_around, self.n_blocks, self.stride
         span = -n_around * stride, (n_blocks + n_around) * stride
         positions = torch.arange(*span, device=self.key_lengths_B.device)
-        return Keys(positions.view(1, 1, -1, stride, 1), self._every_BHK[..., None])
+        return KeyStates(positions.view(1, 1, -1, stride, 1), self._every_BHK[..., None])
 
     @functools.cached_property
     def _every_BHK(self) -> Tensor:
-        """The positions of the keys for every query, as many of each block, else N."""
+        """The positions of the keys for every query: `n_every` slots a block, N in empty ones."""
         every_BHN = self.rule.every_BHN
         if every_BHN is None:
             return self.key_lengths_B.new_zeros(1, 1, 0, dtype=torch.int64)
@@ -204,35 +213,36 @@ class BlockLayout:
         is in several slots of a query is allowed in the first part that has it.
         """
         rule, causal, stride, masks = self.rule, self.causal, self.stride, []
-        lengths_B1111 = some(self.key_lengths_B.view(-1, 1, 1, 1, 1), batch)
+        lengths_B1111 = sliced(self.key_lengths_B.view(-1, 1, 1, 1, 1), batch)
         last, device = self.n_positions - 1, lengths_B1111.device
         blocks_M11 = torch.arange(blocks.start, blocks.stop, device=device)[:, None, None]
         queries = blocks_M11 * stride + torch.arange(stride, device=device)[:, None]
-        positions = self.positions.some(batch)
+        positions, documents, of_queries = self.positions.sliced(batch), None, None
+        if self.segments_BN is not None:
+            documents = self.key_states(self.segments_BN[:, None, :, None]).sliced(batch)
+            of_queries = self.segments_BN[batch, queries.clamp(max=last)][:, None]
         for part in self.parts(blocks):
-            keys = part.in_slots(positions)
-            if part.groups == BLOCK:  # equal for all blocks
+            keys, is_near = part.in_slots(positions), part.kind == NEAR
+            if is_near:  # equal for all blocks
                 first, of_first = queries[:1], keys[0, 0, :1]
                 allowed, is_before = rule.related(first, of_first), of_first <= first
             else:
                 ahead = torch.div(keys[..., :1, :], stride, rounding_mode="floor") - blocks_M11
-                allowed, is_before = ahead.new_ones((), dtype=torch.bool), ahead <= 0
-                is_far = ahead.abs() > self.n_around
-            if part.groups == COLUMN:
+                # of the query's own block, at most the query itself remains: the others are near
+                allowed, is_before = lengths_B1111.new_ones((), dtype=torch.bool), ahead <= 0
+            if part.kind == COLUMN:
                 is_column = tuple(label == COLUMN for label in rule.labels)
                 allowed = per_head(is_column, torch.bool, device).view(-1, 1, 1, 1)
-            elif part.groups == EVERY and COLUMN in rule.labels:
+            elif part.kind == EVERY and COLUMN in rule.labels:  # those of its column are there
                 allowed, is_before = keys % stride != queries % stride, keys <= queries
-            if rule.every_BHN is not None and part.groups != EVERY:
-                allowed = allowed | some(rule.every_BHN, batch)[..., keys[0, 0].clamp(0, last)]
+            if rule.every_BHN is not None and part.kind != EVERY:
+                allowed = allowed | sliced(rule.every_BHN, batch)[..., keys[0, 0].clamp(0, last)]
             allowed = allowed & (keys >= 0) & (keys < lengths_B1111)
             if causal:
                 allowed = allowed & is_before
-            if self._has_near and part.groups != BLOCK:
-                allowed = allowed & is_far
-            if self.segments_BN is not None:
-                documents = self.keys(self.segments_BN[batch, None, :, None])
-                of_queries = self.segments_BN[batch, queries.clamp(max=last)][:, None]
+            if self._has_near and not is_near:  # near keys are in the near parts
+                allowed = allowed & (ahead.abs() > self.n_around)
+            if documents is not None:
                 allowed = allowed & (part.in_slots(documents) == of_queries)
             masks.append(allowed.expand(-1, -1, len(blocks), stride, -1))
         return concatenated(masks).flatten(2, 3)
@@ -262,24 +272,24 @@ class BlockLayout:
         Below 0 or from N on in empty slots.
         """
         keys = [part.in_slots(self.positions) for part in self.parts(blocks)]
-        keys = [some.expand(-1, -1, len(blocks), self.stride, -1) for some in keys]
+        keys = [x.expand(-1, -1, len(blocks), self.stride, -1) for x in keys]
         return concatenated(keys).flatten(2, 3)
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
         """Return scores (B, H, N, K)."""
-        query_BHMLE, keys = in_blocks(query_BHNE, self.stride), self.keys(key_BHNE)
+        query_BHMLE, keys = in_blocks(query_BHNE, self.stride), self.key_states(key_BHNE)
         scores = [
-            part.in_order(part.grouped(query_BHMLE) @ part.of(keys).mT)
+            part.by_position(part.grouped(query_BHMLE) @ part.keys(keys).mT)
             for part in self.parts(self.all_blocks)
         ]
         return torch.cat(scores, -1)[:, :, : self.n_positions]
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
         """Return the context (B, H, N, E)."""
-        parts, values = self.parts(self.all_blocks), self.keys(value_BHNE)
+        parts, values = self.parts(self.all_blocks), self.key_states(value_BHNE)
         slots = slots_of_parts(parts, in_blocks(weights_BHNK, self.stride))
         contexts = [
-            part.in_order(weights_BHGRK @ part.of(values))
+            part.by_position(weights_BHGRK @ part.keys(values))
             for part, weights_BHGRK in zip(parts, slots, strict=True)
         ]
         return functools.reduce(torch.add, contexts)[:, :, : self.n_positions]
@@ -312,7 +322,7 @@ def concatenated(masks: list[Tensor]) -> Tensor:
     return torch.cat([mask.expand(batch, heads, -1, -1, -1) for mask in masks], dim=-1)
 
 
-def some(values_BH: Tensor, batch: slice, heads: slice = slice(None)) -> Tensor:
-    """Return the values of some sentences and heads, (B or 1, H or 1, ...)."""
+def sliced(values_BH: Tensor, batch: slice, heads: slice = slice(None)) -> Tensor:
+    """Return the values (B or 1, H or 1, ...) of some sentences and heads; axes of 1 stay."""
     values_BH = values_BH[batch] if values_BH.shape[0] > 1 else values_BH
     return values_BH[:, heads] if values_BH.shape[1] > 1 else values_BH

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.compilation import constant_in_graphs, is_for_export
+from headwise.compilation import constant_in_graphs, is_for_export, is_traced
 from headwise.ops import library
-from headwise.ops import register as operators
 from headwise.ops.attention import cpu_few
 from headwise.ops.attention import triton as triton_attention
 from headwise.ops.cpp import build, call
@@ -78,14 +77,9 @@ def losses(scores_NV: Tensor, alpha: float) -> Choice:
     return _row_kernel(scores_NV, POWERS.get(alpha, Power.ANY))
 
 
-def _is_traced() -> bool:
-    """Return whether torch.compile, an export or torch.func traces this call."""
-    return torch.compiler.is_compiling() or is_for_export() or operators.is_transformed()
-
-
 def dropout(values: Tensor) -> Choice:
     """Return the kernel of dropout: C++ or torch."""
-    if _is_traced():
+    if is_traced():
         return Choice(TORCH, "torch.compile generates dropout, torch.func transforms it")
     return cpp_or_torch(values)
 
@@ -155,7 +149,7 @@ def sparse_attention(
     heads, device, dtype = (query_BHNE, query_BHNE, value_BHNE), query_BHNE.device, query_BHNE.dtype
 
     def choices() -> Iterator[Case]:
-        yield _is_traced(), WEIGHTS, "a pattern under torch.compile, export or torch.func"
+        yield is_traced(), WEIGHTS, "a pattern under torch.compile, export or torch.func"
         if call.supports(query_BHNE):
             yield from _if_right(WEIGHTS, CPP)
         if device.type == "cpu" and not triton_device.is_interpreted():

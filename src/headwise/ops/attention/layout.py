@@ -237,14 +237,14 @@ class BlockLayout:
                 allowed, is_before = keys % stride != queries % stride, keys <= queries
             if rule.every_BHN is not None and part.kind != EVERY:
                 allowed = allowed | sliced(rule.every_BHN, batch)[..., keys[0, 0].clamp(0, last)]
-            allowed = allowed & (keys >= 0) & (keys < lengths_B1111)
+            exists = (keys >= 0) & (keys < lengths_B1111)  # for all heads
             if causal:
-                allowed = allowed & is_before
+                exists = exists & is_before
             if self._has_near and not is_near:  # near keys are in the near parts
-                allowed = allowed & (ahead.abs() > self.n_around)
+                exists = exists & (ahead.abs() > self.n_around)
             if documents is not None:
-                allowed = allowed & (part.in_slots(documents) == of_queries)
-            masks.append(allowed.expand(-1, -1, len(blocks), stride, -1))
+                exists = exists & (part.in_slots(documents) == of_queries)
+            masks.append((allowed & exists).expand(-1, -1, len(blocks), stride, -1))
         return concatenated(masks).flatten(2, 3)
 
     def tiles(self, block: int) -> PatternTiles:

@@ -1,4 +1,4 @@
-"""Operators: what attention, maps and losses compute, and who computes it.
+"""Operators: what attention, maps and losses compute, and the kernels for it.
 
 A folder per operator. `naive.py`, in three of them, is the equation of the papers: read it first.
 `reference.py` is the mathematics in plain torch, with gradients. `operator.py` is what the rest of

@@ -1,7 +1,7 @@
 """The choice of kernel and its reason: a function per family with several kernels.
 
-All criteria are here: device, dtype, missing compilers, failed checks, few queries, patterns, an α
-per query, and speed. For torch's dispatcher, an operator is the same on every device.
+All criteria for kernels are here: device, dtype, missing compilers, failed checks, few queries,
+patterns, an α per query, and speed. For torch, an operator is the same on every device.
 
 A built library is checked before its first use (`check.py`), also while a graph is traced. One
 whose results differ is off in this process: the reference computes instead, with one warning.

@@ -1,10 +1,11 @@
-"""Attention in plain torch, which runs where no kernel takes a call (`headwise.ops.dispatch`).
+"""Attention that forms weights: where no kernel computes it without (`headwise.ops.dispatch`).
 
     scores  z = scale · q kᵀ - slope |i - j|               (`scores`)
-    weights p = α-entmax(z) over the visible keys          (`weights`; `maps/reference.py`)
+    weights p = α-entmax(z) over the visible keys          (`weights`)
     context     (p · kept) v                               (`context`)
 
-`kept` is dropout: 0 for a dropped weight, else 1 / (1 - rate).
+`kept` is dropout: 0 for a dropped weight, else 1 / (1 - rate). Products are torch's; weights are of
+`maps/operator.py`, by a kernel or by `maps/reference.py`, plain torch.
 Axes: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
 

@@ -72,7 +72,7 @@ def gradients(
     fixed = None if isinstance(alpha, Tensor) else alpha
     if fixed == 1:
         return p * (grad - (p * grad).sum(-1, keepdim=True)), None
-    differentiate = functools.partial(_differentiate, fixed=fixed, with_alpha=with_alpha)
+    differentiate = functools.partial(_gradients_of_rows, fixed=fixed, with_alpha=with_alpha)
     grad_RK, *rest = _in_chunks(differentiate, p, grad, _beta_of(alpha, p))
     return grad_RK.view(p.shape), rest[0].view(*p.shape[:-1], 1) if with_alpha else None
 
@@ -149,7 +149,7 @@ def _start(gap_RK: Tensor, beta_R1: Tensor, last_R1: Tensor) -> Tensor:
     return shift_R1
 
 
-def _differentiate(
+def _gradients_of_rows(
     p_RK: Tensor, grad_RK: Tensor, beta_R1: Tensor, fixed: float | None, with_alpha: bool
 ) -> tuple[Tensor, ...]:
     tiny = torch.finfo(p_RK.dtype).tiny

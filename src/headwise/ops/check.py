@@ -171,10 +171,11 @@ def _up(values: Tensor) -> Tensor:
     return values.detach().to("cpu", torch.float64)
 
 
-def _causal(n_queries: int, n: int, lengths_B: Tensor, causal: bool = True) -> Tensor:
-    """Return which keys the last queries of `n` positions see, bool (B, 1, Q, K)."""
-    keys, last = arange(n), arange(n - n_queries, n) if causal else arange(n, n + n_queries)
-    return (keys < lengths_B.view(-1, 1, 1, 1)) & (keys <= last[:, None])
+def _mask(visible: Visible, n_queries: int, n: int, device: torch.device) -> Tensor:
+    """Return which of `n` keys the queries see, bool, on a CPU."""
+    mask = visible.dense(n_queries, n, device)
+    assert mask is not None
+    return mask.cpu()
 
 
 def _maps(small: _Small) -> Pairs:
@@ -205,8 +206,8 @@ def _attention(small: _Small) -> Pairs:
         offset, lengths = n - N_QUERIES, torch.tensor([n, n - N_QUERIES + 1])
         causal = small.is_cpp or (n == 40) == (rate > 0)
         queries, keys = arange(offset, n)[:, None], arange(n)
-        mask = _causal(N_QUERIES, n, lengths, causal)
         visible = Visible(lengths.to(small.device), causal, query_offset=offset)
+        mask = _mask(visible, N_QUERIES, n, small.device)
         if small.is_cpp and not rate:  # a dense mask, and a query without a key
             mask = mask & (keys % 5 != 3) & (queries != n - 9)
             visible = Visible(query_offset=offset, mask=mask)
@@ -217,9 +218,8 @@ def _attention(small: _Small) -> Pairs:
         documents = keys[None] // (n * 4 // 7)  # the longer ones fill blocks
         visible = Visible(causal=True, segments_BN=documents, mask=is_seen_B11K)
         visible = visible.with_mask(n, n, small.device) if small.is_cpp else visible
-        dense = visible.dense(n, n, small.device)
-        assert dense is not None
-        yield from _compare(small, visible, dense.cpu(), 0.0, n_key_heads=1)
+        mask = _mask(visible, n, n, small.device)
+        yield from _compare(small, visible, mask, 0.0, n_key_heads=1)
 
 
 def _attend(small: _Small, heads: Heads, rate: float, keys: Visible | BlockLayout) -> Tensor:
@@ -321,8 +321,8 @@ def _sparse(small: _Small) -> Pairs:
     for window, rate in ((70, 0.0), (5, RATE)):  # without and with keys of later queries
         rule = Rule(16, (window, NO_WINDOW), (COLUMN, BLOCK), every_BHN, n_every=1)
         layout = BlockLayout(rule, n, rate == 0.0, lengths)
-        exact = replace(rule, every_BHN=every_BHN.cpu()).dense(positions, n)
-        mask = exact & _causal(n, n, lengths.cpu(), layout.causal)
+        mask = replace(rule, every_BHN=every_BHN.cpu()).dense(positions, n)
+        mask = mask & _mask(Visible(lengths, layout.causal), n, n, small.device)
         yield from _compare(small, layout, mask, rate)
 
 
@@ -333,7 +333,7 @@ def _few(small: _Small) -> Pairs:
     settings = (small.power, visible, scale, small.distances)
     with torch.no_grad():
         context = cpu_few.attention_of_few(q, k, v, small.alpha, *settings)
-    mask = _causal(3, n, lengths)
+    mask = _mask(visible, 3, n, small.device)
     alpha = small.exact_alpha(small.alpha)
     z = _scores(_up(q), _up(k), scale, small)
     p = exact_maps.weights(z, alpha, mask)

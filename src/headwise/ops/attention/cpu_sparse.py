@@ -142,11 +142,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key, value, and α (or empty)."""
     call, layout = _Call(query, alpha, settings), settings.layout
-    grad_BHMLE, keys, values = (
-        call.in_blocks(grad),
-        layout.key_states(key),
-        layout.key_states(value),
-    )
+    grad_BHMLE = call.in_blocks(grad)
+    keys, values = layout.key_states(key), layout.key_states(value)
     shape = call.query_BHMLE.shape
     grad_q_BHMLE = query.new_empty(shape)
     grad_k, grad_v = (
@@ -274,11 +271,11 @@ class _Call:
     def chunks(self) -> Iterator[_Chunk]:
         """Yield chunks of at most `CHUNK_SCORES` scores, or of one block."""
         n_batch, n_heads, n_blocks, stride, _ = self.query_BHMLE.shape
-        of_head = self.step * self.block_scores  # if a chunk has all blocks
-        step_h = 1 if self.step < n_blocks else max(1, min(n_heads, CHUNK_SCORES // of_head))
+        step, of_head = self.step, self.step * self.block_scores  # if a chunk has all blocks
+        step_h = 1 if step < n_blocks else max(1, min(n_heads, CHUNK_SCORES // of_head))
         step_b = 1 if step_h < n_heads else max(1, CHUNK_SCORES // (of_head * n_heads))
         for batch in steps(n_batch, step_b):
-            for few in steps(n_blocks, self.step):
+            for few in steps(n_blocks, step):
                 blocks = range(few.start, few.stop)
                 parts, allowed_BHCK = self.layout.parts(blocks), self.layout.allowed(blocks, batch)
                 for heads in steps(n_heads, step_h):

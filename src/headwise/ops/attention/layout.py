@@ -163,9 +163,9 @@ class BlockLayout:
 
     def key_states(self, states_BHNX: Tensor) -> KeyStates:
         """Return states of all positions, of all sentences, as those of keys."""
-        width, index_BHK = states_BHNX.shape[3], self._every_BHK.clamp(max=self.n_positions - 1)
-        n_batch, n_heads = (max(states_BHNX.shape[i], index_BHK.shape[i]) for i in (0, 1))
-        index_BHKX = index_BHK[..., None].expand(n_batch, n_heads, -1, width)
+        index_BHK1, width = self._every_index_BHK1, states_BHNX.shape[3]
+        n_batch, n_heads = (max(states_BHNX.shape[i], index_BHK1.shape[i]) for i in (0, 1))
+        index_BHKX = index_BHK1.expand(n_batch, n_heads, -1, width)
         every_BHKX = states_BHNX.expand(n_batch, n_heads, -1, -1).gather(2, index_BHKX)
         return KeyStates(in_blocks(states_BHNX, self.stride, self.n_around), every_BHKX)
 
@@ -173,8 +173,7 @@ class BlockLayout:
         """Return sums over keys by position (B, H, N, X); changes them."""
         first = self.n_around * self.stride
         total_BHNX = sums.blocks_BHMLX.flatten(2, 3)[:, :, first : first + self.n_positions]
-        index_BHKX = self._every_BHK.clamp(max=self.n_positions - 1)[..., None]
-        index_BHKX = index_BHKX.expand_as(sums.every_BHKX)
+        index_BHKX = self._every_index_BHK1.expand_as(sums.every_BHKX)
         return total_BHNX.scatter_add_(2, index_BHKX, sums.every_BHKX)
 
     @functools.cached_property
@@ -206,6 +205,17 @@ class BlockLayout:
         positions = torch.where(every_BHML.gather(-1, order), starts_M1 + order, self.n_positions)
         return positions.flatten(2)
 
+    @functools.cached_property
+    def _every_index_BHK1(self) -> Tensor:
+        """The same positions as an index: of any key in empty slots."""
+        return self._every_BHK.clamp(max=self.n_positions - 1)[..., None]
+
+    @functools.cached_property
+    def _documents(self) -> KeyStates:
+        """The documents of the keys, X = 1."""
+        assert self.segments_BN is not None
+        return self.key_states(self.segments_BN[:, None, :, None])
+
     def allowed(self, blocks: range, batch: slice = slice(None)) -> Tensor:
         """Return which slots of the queries of some blocks are allowed, of some sentences.
 
@@ -217,10 +227,7 @@ class BlockLayout:
         last, device = self.n_positions - 1, lengths_B1111.device
         blocks_M11 = torch.arange(blocks.start, blocks.stop, device=device)[:, None, None]
         queries = blocks_M11 * stride + torch.arange(stride, device=device)[:, None]
-        positions, documents, of_queries = self.positions.sliced(batch), None, None
-        if self.segments_BN is not None:
-            documents = self.key_states(self.segments_BN[:, None, :, None]).sliced(batch)
-            of_queries = self.segments_BN[batch, queries.clamp(max=last)][:, None]
+        positions = self.positions.sliced(batch)
         for part in self.parts(blocks):
             keys, is_near = part.in_slots(positions), part.kind == NEAR
             if is_near:  # equal for all blocks
@@ -242,8 +249,10 @@ class BlockLayout:
                 exists = exists & is_before
             if self._has_near and not is_near:  # near keys are in the near parts
                 exists = exists & (ahead.abs() > self.n_around)
-            if documents is not None:
-                exists = exists & (part.in_slots(documents) == of_queries)
+            if self.segments_BN is not None:
+                of_keys = part.in_slots(self._documents.sliced(batch))
+                of_queries = self.segments_BN[batch, queries.clamp(max=last)][:, None]
+                exists = exists & (of_keys == of_queries)
             masks.append((allowed & exists).expand(-1, -1, len(blocks), stride, -1))
         return concatenated(masks).flatten(2, 3)
 

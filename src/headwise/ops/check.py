@@ -172,10 +172,10 @@ def _up(values: Tensor) -> Tensor:
 
 
 def _mask(visible: Visible, n_queries: int, n: int, device: torch.device) -> Tensor:
-    """Return which of `n` keys the queries see, bool, on a CPU."""
+    """Return which of `n` keys the queries see, bool (B or 1, 1, Q, K), on a CPU."""
     mask = visible.dense(n_queries, n, device)
     assert mask is not None
-    return mask.cpu()
+    return mask.expand(-1, -1, n_queries, n).cpu()
 
 
 def _maps(small: _Small) -> Pairs:
